@@ -1,0 +1,98 @@
+# `make` alone lists what there is. Works with GNU make 3.81 and later, which is what macOS has.
+
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+LOCKER  := build/lock-tool
+WORKERS ?= 2
+ARGS    ?=
+
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS)
+PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Exit status 0 for a Python that requirements.lock covers.
+COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check verify bench contracts schema lock format clean reset-data
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV); ARGS='-x -k lease' is handed on."
+
+up: $(STAMP) ## run everything on an embedded PostgreSQL
+	@$(BIN)/aftercommit up $(ARGS)
+
+# One run where DATABASE_URL names the server, or where ARGS names the tests. Otherwise the whole suite on the
+# newest PostgreSQL, then what depends on the server on the oldest one that the embedded package brings; there,
+# finding no test (pytest's status 5) is a failure unless ARGS did the choosing.
+test: $(STAMP) ## run the tests: all on PostgreSQL 18, then tests/postgres and tests/contracts on 16
+ifneq ($(strip $(DATABASE_URL)$(filter tests%,$(ARGS))),)
+	$(PYTEST) $(ARGS)
+else
+	AFTERCOMMIT_TEST_POSTGRES=18 $(PYTEST) $(ARGS)
+	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts $(ARGS) $(if $(strip $(ARGS)),|| test $$? -eq 5)
+endif
+
+check: $(STAMP) ## lint, formatting, types, layers, golden schema, contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.schema --check
+	$(BIN)/python -m tools.contracts
+
+verify: test check ## test and check
+
+bench: $(STAMP) ## measure the drain beside its floor
+	$(BIN)/python -m bench.drain $(ARGS)
+
+contracts: $(STAMP) ## print each contract row with the tests that prove it
+	@$(BIN)/python -m tools.contracts $(ARGS)
+
+schema: $(STAMP) ## write the golden schema again from the migrations
+	$(BIN)/python -m tools.schema $(ARGS)
+
+format: $(STAMP) ## sort imports, apply safe fixes, format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+# Keeps the pins that still fit; `make lock ARGS=--upgrade` takes the newest of everything.
+lock: ## write requirements.lock again from pyproject.toml
+	@test -x $(LOCKER)/bin/uv || { $(PYTHON) -m venv $(LOCKER) && \
+	    $(LOCKER)/bin/python -m pip --disable-pip-version-check --quiet install 'uv>=0.9'; }
+	$(LOCKER)/bin/uv pip compile pyproject.toml --output-file requirements.lock --quiet $(ARGS) \
+	    --universal --fork-strategy fewest --python-version 3.11 --all-extras --group dev --generate-hashes \
+	    --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+
+clean: ## remove caches and build output; the environment and the data stay
+	@echo "removing build dist .coverage .*_cache .hypothesis and every __pycache__"
+	@rm -rf build dist .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@echo "kept: $(VENV), and the data in .aftercommit (make reset-data removes that)"
+
+reset-data: ## remove the embedded database and all that is in it
+	@for file in $$(find .aftercommit -name postmaster.pid 2>/dev/null); do \
+	    pid=$$(head -n 1 $$file); \
+	    if kill -0 $$pid 2>/dev/null; then \
+	        echo "A PostgreSQL server (process $$pid) still runs on this data. Stop it first." >&2; exit 1; \
+	    fi; \
+	done
+	@echo "removing .aftercommit"
+	@rm -rf .aftercommit
+
+# Built again when the lock or the metadata changes. The build backend comes from the lock too, so nothing is
+# fetched without a hash.
+$(STAMP): requirements.lock pyproject.toml
+	@test -x $(BIN)/python || { \
+	    command -v $(PYTHON) >/dev/null || { echo "There is no '$(PYTHON)'. Set PYTHON=..." >&2; exit 1; }; \
+	    $(PYTHON) -c '$(COVERED)' || { echo "aftercommit needs Python 3.11 to 3.14;" \
+	        "'$(PYTHON)' is $$($(PYTHON) --version 2>&1). Set PYTHON=..." >&2; exit 1; }; \
+	    echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c '$(COVERED)' || { echo "aftercommit needs Python 3.11 to 3.14; $(VENV) has" \
+	    "$$($(BIN)/python --version 2>&1). Remove $(VENV) and set PYTHON=..." >&2; exit 1; }
+	@echo "installing requirements.lock into $(VENV)"
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,75 @@
+"""How long to wait before the next attempt. Pure: a policy maps an attempt and its error to seconds or to giving up."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aftercommit.errors import DeclarationError
+
+
+class Backoff(Protocol):
+    """Seconds until the next attempt after `attempt` failed ones (1 is the first), or None to give up at once."""
+
+    def __call__(self, attempt: int, error: BaseException) -> float | None:
+        """The delay in seconds, or None for "do not try again"."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """`base * factor**(attempt-1)`, at most `maximum`, spread downwards by `jitter` (0.5 = between 50 % and 100 %)."""
+
+    base: float = 1.0
+    factor: float = 2.0
+    maximum: float = 300.0
+    jitter: float = 0.5
+    random: Callable[[], float] = field(default=random.random, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that would never wait or never end."""
+        if self.base <= 0 or self.factor < 1 or self.maximum < self.base or not 0 <= self.jitter <= 1:
+            raise DeclarationError(
+                f"{self!r} is not a usable backoff: needs base > 0, factor >= 1, maximum >= base, 0 <= jitter <= 1"
+            )
+
+    def __call__(self, attempt: int, error: BaseException) -> float | None:
+        """The jittered exponential delay; never gives up by itself."""
+        exponent = min(attempt - 1, 64)
+        delay = min(self.maximum, self.base * self.factor**exponent)
+        return delay * (1 - self.jitter * self.random())
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same delay every time."""
+
+    seconds: float
+
+    def __call__(self, attempt: int, error: BaseException) -> float | None:
+        """The constant delay."""
+        return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Give up at once: the first failure is final."""
+
+    def __call__(self, attempt: int, error: BaseException) -> float | None:
+        """None, always."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ByError:
+    """Another policy per class of error; the most specific class wins, `otherwise` is for the rest."""
+
+    policies: Mapping[type[BaseException], Backoff]
+    otherwise: Backoff = field(default_factory=Exponential)
+
+    def __call__(self, attempt: int, error: BaseException) -> float | None:
+        """The delay of the policy declared for the nearest ancestor of the error's class."""
+        for ancestor in type(error).__mro__:
+            if ancestor in self.policies:
+                return self.policies[ancestor](attempt, error)
+        return self.otherwise(attempt, error)

@@ -1,0 +1,106 @@
+"""A consumer's name is its identity. Here names are registered, and renames, doubles and strangers are found out."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRenamed
+from aftercommit.outbox.declaration import Outbox
+from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+
+
+@dataclass(frozen=True, slots=True)
+class KnownConsumer:
+    """A consumer as the database knows it."""
+
+    name: str
+    position: int
+    paused: bool
+    declared_by: str
+    worker: str | None
+    alive: bool
+    updated_at: datetime
+
+
+async def known_consumers(connection: psycopg.AsyncConnection[Any], shape: Shape) -> list[KnownConsumer]:
+    """All consumers that have a checkpoint."""
+    rows = await (await connection.execute(Statements(shape)["consumers"])).fetchall()
+    return [KnownConsumer(*row) for row in rows]
+
+
+async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, consumer: Consumer) -> None:
+    """Make sure the consumer has a checkpoint, and that it is nobody else's."""
+    known = {each.name: each for each in await known_consumers(connection, outbox.shape)}
+    mine = known.get(consumer.name)
+    if mine is not None:
+        _refuse_double(mine, consumer)
+        return
+    if consumer.start is None:
+        _refuse_rename(known, outbox, consumer)
+    position = 0
+    if consumer.start == "latest":
+        row = await (await connection.execute(Statements(outbox.shape)["head"])).fetchone()
+        position = int(row[0]) if row else 0
+    parameters = {"name": consumer.name, "position": position, "declared_by": consumer.declared_by}
+    await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
+
+
+async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, paused: bool) -> None:
+    """Pause or resume a consumer."""
+    row = await (await connection.execute(Statements(shape)["pause"], {"name": name, "paused": paused})).fetchone()
+    if row is None:
+        raise await _unknown(connection, shape, name)
+
+
+async def rename(connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str) -> None:
+    """Give a checkpoint, its inbox and its dead letters a new name."""
+    await _require_idle(connection, shape, old)
+    try:
+        await connection.execute(Statements(shape)["rename_consumer"], {"old": old, "new": new})
+    except psycopg.errors.UniqueViolation as problem:
+        raise ConsumerNameTaken(
+            f"consumer {new!r} has a checkpoint already: forget it first with `aftercommit consumers forget {new}`"
+        ) from problem
+
+
+async def forget(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> None:
+    """Remove a checkpoint that no program uses any more."""
+    await _require_idle(connection, shape, name)
+    await connection.execute(Statements(shape)["forget_consumer"], {"name": name})
+
+
+async def _require_idle(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> None:
+    for each in await known_consumers(connection, shape):
+        if each.name == name:
+            if each.alive:
+                raise ConsumerNameTaken(f"consumer {name!r} is at work ({each.worker}): stop that worker first")
+            return
+    raise await _unknown(connection, shape, name)
+
+
+async def _unknown(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> AftercommitError:
+    names = ", ".join(each.name for each in await known_consumers(connection, shape)) or "none"
+    return AftercommitError(f"consumer {name!r} has no checkpoint: known consumers are {names}")
+
+
+def _refuse_double(mine: KnownConsumer, consumer: Consumer) -> None:
+    if mine.alive and mine.declared_by != consumer.declared_by:
+        raise ConsumerNameTaken(
+            f"consumer {consumer.name!r} is at work as {mine.declared_by} ({mine.worker}), this program declares it as "
+            f"{consumer.declared_by}: two consumers with one name would each get half of the events; choose another name"
+        )
+
+
+def _refuse_rename(known: dict[str, KnownConsumer], outbox: Outbox, consumer: Consumer) -> None:
+    orphans = [each for each in known.values() if each.name not in outbox.consumers and not each.alive]
+    if orphans:
+        orphan = orphans[0]
+        raise ConsumerRenamed(
+            f"consumer {consumer.name!r} has no checkpoint, while {orphan.name!r} (position {orphan.position}) is no longer "
+            f"declared. Renamed? `aftercommit consumers rename {orphan.name} {consumer.name}`. Really new? Declare it with "
+            f"start='earliest' or start='latest'. Old one gone? `aftercommit consumers forget {orphan.name}`"
+        )

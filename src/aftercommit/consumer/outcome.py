@@ -1,0 +1,87 @@
+"""What a handler may answer: a closed set of values. None means done; an exception means "try again by the policy"."""
+
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from aftercommit.backoff import Backoff
+from aftercommit.errors import AftercommitError, UnreadableEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Handled. The same as returning nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Not now: undo what was written and try again, `after` so many seconds (by the consumer's policy when None)."""
+
+    after: float | None = None
+    reason: str = "the handler asked for a retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Never: undo what was written and set the event aside as a dead letter at once."""
+
+    reason: str
+
+
+Outcome = Done | Retry | Park
+
+
+class HandlerAskedForRetry(AftercommitError):
+    """The handler returned Retry(…)."""
+
+
+class HandlerParked(AftercommitError):
+    """The handler returned Park(…)."""
+
+
+class UnknownOutcome(AftercommitError):
+    """The handler returned something that is not an outcome."""
+
+
+class Failed(Exception):
+    """One attempt that did not succeed: the error to record, and whether and when to try again."""
+
+    def __init__(self, error: BaseException, *, permanent: bool = False, retry_after: float | None = None) -> None:
+        """What went wrong, whether trying again can help, and when."""
+        super().__init__(str(error))
+        self.error = error
+        self.permanent = permanent
+        self.retry_after = retry_after
+
+
+def judge(answer: Any) -> None:
+    """Raise Failed unless the handler's answer means that the event is done."""
+    if answer is None:
+        return
+    if not isinstance(answer, Done | Retry | Park):
+        raise Failed(
+            UnknownOutcome(f"a handler returned {answer!r:.100}: return None, Done(), Retry(after=…) or Park(reason)"),
+            permanent=True,
+        )
+    match answer:
+        case Done():
+            return
+        case Retry(after, reason):
+            raise Failed(HandlerAskedForRetry(reason), retry_after=after)
+        case Park(reason):
+            raise Failed(HandlerParked(reason), permanent=True)
+        case _:
+            assert_never(answer)
+
+
+def failed(error: BaseException) -> Failed:
+    """An exception of a handler as a failed attempt."""
+    if isinstance(error, Failed):
+        return error
+    return Failed(error, permanent=isinstance(error, UnreadableEvent))
+
+
+def next_delay(failure: Failed, attempts: int, retry_count: int, backoff: Backoff) -> float | None:
+    """Seconds until the next of `retry_count + 1` attempts, or None when this was the last."""
+    if failure.permanent or attempts > retry_count:
+        return None
+    return failure.retry_after if failure.retry_after is not None else backoff(attempts, failure.error)

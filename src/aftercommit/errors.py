@@ -1,0 +1,144 @@
+"""Every error that aftercommit raises, in one tree.
+
+    AftercommitError
+    ├── DeclarationError           the code declares something that cannot work
+    │   └── DuplicateDeclaration   a name is declared twice
+    ├── ContractViolation          an event is refused before anything is written
+    │   ├── UnknownEventType
+    │   ├── InvalidPayload
+    │   ├── PayloadTooLarge
+    │   ├── InvalidEnvelope
+    │   └── ScopeViolation
+    ├── NotInTransaction           publish was called outside a transaction
+    ├── UnsupportedConnection      publish got something that is not a connection it knows
+    ├── UnreadableEvent            a recorded event cannot be turned into its type here
+    │   └── NewerSchemaVersion
+    ├── DatabaseError
+    │   ├── DatabaseUnavailable
+    │   ├── MissingPrivilege
+    │   ├── SchemaNotMigrated
+    │   ├── SchemaTooNew
+    │   └── SchemaDrift
+    ├── LeaseLost                  somebody else took over; nothing was written
+    ├── TransportUnavailable       the destination as a whole is down; no attempt is spent
+    ├── HandlerTimeout
+    ├── ConsumerNameTaken
+    ├── ConsumerRenamed
+    ├── EmbeddedPostgresError
+    └── MissingExtra               an optional dependency is not installed
+
+A message says what was wrong, with the value, and what to do about it.
+"""
+
+
+class AftercommitError(Exception):
+    """Base of everything raised by aftercommit."""
+
+
+class DeclarationError(AftercommitError):
+    """A declaration (event type, scope, consumer, view, setting) cannot work as written."""
+
+
+class DuplicateDeclaration(DeclarationError):
+    """A name was declared twice, so one of the two would never be reached."""
+
+
+class ContractViolation(AftercommitError):
+    """An event breaks its contract and was refused before anything was written."""
+
+
+class UnknownEventType(ContractViolation):
+    """The event's type was never declared on this outbox."""
+
+
+class InvalidPayload(ContractViolation):
+    """The payload is not what its event type promises; `field` names the place."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class PayloadTooLarge(ContractViolation):
+    """The encoded payload is over the outbox's size limit."""
+
+
+class InvalidEnvelope(ContractViolation):
+    """A part of the envelope (name, time, id, correlation) is malformed or too long."""
+
+
+class ScopeViolation(ContractViolation):
+    """A declared scope value is missing, mistyped or not declared."""
+
+
+class NotInTransaction(AftercommitError):
+    """Publishing outside a transaction would break the promise, so it was refused."""
+
+
+class UnsupportedConnection(AftercommitError):
+    """The object given to publish is not a connection or session that aftercommit knows."""
+
+
+class UnreadableEvent(AftercommitError):
+    """A recorded event cannot be read by this process; it is parked, never dropped."""
+
+
+class NewerSchemaVersion(UnreadableEvent):
+    """The event was written by newer code than this process runs."""
+
+
+class DatabaseError(AftercommitError):
+    """The database cannot be used as it is."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """No connection could be made."""
+
+
+class MissingPrivilege(DatabaseError):
+    """The database user may not do what is needed."""
+
+
+class SchemaNotMigrated(DatabaseError):
+    """The tables are missing or older than this code."""
+
+
+class SchemaTooNew(DatabaseError):
+    """The tables were migrated by newer code than this."""
+
+
+class SchemaDrift(DatabaseError):
+    """The tables differ from what this code and its declarations say."""
+
+
+class LeaseLost(AftercommitError):
+    """The lease was taken over by somebody else, and the write was refused by the fence."""
+
+
+class TransportUnavailable(AftercommitError):
+    """The destination as a whole cannot be reached; events wait and no attempt is spent."""
+
+
+class HandlerTimeout(AftercommitError):
+    """A handler did not finish within its declared time."""
+
+
+class ConsumerNameTaken(AftercommitError):
+    """Another program is alive under this consumer name."""
+
+
+class ConsumerRenamed(AftercommitError):
+    """A consumer has no checkpoint while another checkpoint has lost its consumer."""
+
+
+class EmbeddedPostgresError(AftercommitError):
+    """The embedded PostgreSQL could not be started, reached or stopped."""
+
+
+class MissingExtra(AftercommitError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, extra: str, module: str) -> None:
+        super().__init__(f"{module!r} is not installed: pip install 'aftercommit[{extra}]'")
+        self.extra = extra
+        self.module = module

@@ -1,0 +1,268 @@
+"""Payloads to JSON bytes and back, for the kinds of payload class that a team may already have.
+
+Encoding validates: what is stored is what the declared type can read back, or the event is refused. No base class
+is asked for, and nothing here knows of envelopes or of SQL.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol, is_typeddict
+
+import msgspec
+
+from aftercommit.errors import DeclarationError, InvalidPayload, MissingExtra, UnreadableEvent
+from aftercommit.event import json_rules
+from aftercommit.event.json_rules import dotted
+
+_PLACE = re.compile(r" - at (?:`key` in )?`([^`]+)`$")
+_MISSING_FIELD = re.compile(r"required field `(.+?)`")
+
+
+class Codec(Protocol):
+    """Turns payloads of one type into JSON bytes and back."""
+
+    fields: frozenset[str] | None
+
+    def build(self, fields: Mapping[str, Any]) -> Any:
+        """A payload from its fields."""
+        ...
+
+    def encode(self, payload: Any) -> bytes:
+        """The payload as JSON, or InvalidPayload."""
+        ...
+
+    def decode(self, data: bytes) -> Any:
+        """The payload back from JSON, or UnreadableEvent."""
+        ...
+
+    def json_schema(self) -> dict[str, Any]:
+        """JSON Schema of the payload."""
+        ...
+
+
+def codec_for(payload_class: type[Any] | None, schema: Mapping[str, Any] | None) -> Codec:
+    """The codec for a dataclass, Struct, pydantic model or TypedDict, or for dicts under a JSON Schema."""
+    if payload_class is None or payload_class is dict:
+        return DictCodec(schema)
+    if schema is not None:
+        raise DeclarationError(
+            f"{payload_class!r} already has types: give a payload class or a schema, not both"
+        )
+    if hasattr(payload_class, "model_validate_json"):
+        return PydanticCodec(payload_class)
+    if dataclasses.is_dataclass(payload_class) or is_typeddict(payload_class) or _is_struct(payload_class):
+        return MsgspecCodec(payload_class)
+    raise DeclarationError(
+        f"{payload_class!r} cannot be a payload: use a dataclass, msgspec.Struct, pydantic model, TypedDict, "
+        "or a dict with schema={...}"
+    )
+
+
+def _is_struct(payload_class: Any) -> bool:
+    return isinstance(payload_class, type) and issubclass(payload_class, msgspec.Struct)
+
+
+def _encoded(payload: Any) -> bytes:
+    try:
+        return json_rules.ENCODER.encode(payload)
+    except RecursionError:
+        raise InvalidPayload(
+            "the payload is nested too deeply or contains itself: flatten it", field="$"
+        ) from None
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as problem:
+        json_rules.check(payload, typed=True)
+        raise InvalidPayload(f"the payload is not JSON: {problem}", field="$") from problem
+
+
+def _refuse_nul(data: bytes) -> None:
+    # A cheap scan of the bytes first: the walk is only taken when an escape (or a backslash before one) is there.
+    if b"\\u0000" in data:
+        json_rules.check(msgspec.json.decode(data), typed=False)
+
+
+def _invalid(problem: Exception, name: str) -> InvalidPayload:
+    text = str(problem)
+    place = _PLACE.search(text)
+    missing = _MISSING_FIELD.search(text)
+    field = place.group(1) if place else "$"
+    if missing:
+        field = f"{field}.{missing.group(1)}"
+    return InvalidPayload(f"{name}: {text}", field=field)
+
+
+def _unreadable(name: str, problem: Exception) -> NoReturn:
+    raise UnreadableEvent(f"{name} cannot be read: {problem}") from problem
+
+
+class MsgspecCodec:
+    """Dataclasses, msgspec Structs and TypedDicts."""
+
+    def __init__(self, payload_class: type[Any]) -> None:
+        """Prepare the decoder for the class once."""
+        self.payload_class = payload_class
+        try:
+            self._decoder = msgspec.json.Decoder(payload_class)
+            info: Any = msgspec.inspect.type_info(payload_class)
+        except (TypeError, NameError) as problem:
+            raise DeclarationError(
+                f"{payload_class.__name__} cannot be read back from JSON: {problem}"
+            ) from problem
+        self._careful = json_rules.may_lose(payload_class)
+        self.fields: frozenset[str] | None = frozenset(field.name for field in info.fields)
+
+    def build(self, fields: Mapping[str, Any]) -> Any:
+        """The payload object from its fields."""
+        try:
+            return self.payload_class(**fields)
+        except (TypeError, ValueError) as problem:
+            raise InvalidPayload(f"{self.payload_class.__name__}: {problem}", field="$") from problem
+
+    def encode(self, payload: Any) -> bytes:
+        """JSON bytes that decode to the declared type."""
+        if self._careful:
+            json_rules.check(payload, typed=True)
+        data = _encoded(payload)
+        if not self._careful and b"null" in data:
+            # NaN and Infinity have become null, and a field that may be None would take that.
+            json_rules.check(payload, typed=True)
+        _refuse_nul(data)
+        try:
+            self._decoder.decode(data)
+        except msgspec.DecodeError as problem:
+            raise _invalid(problem, self.payload_class.__name__) from problem
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        """The typed payload."""
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            _unreadable(self.payload_class.__name__, problem)
+
+    def json_schema(self) -> dict[str, Any]:
+        """JSON Schema derived from the annotations."""
+        return msgspec.json.schema(self.payload_class)
+
+
+class PydanticCodec:
+    """Pydantic models (version 2)."""
+
+    def __init__(self, payload_class: Any) -> None:
+        """Remember the model; pydantic is imported by the user already."""
+        self.payload_class = payload_class
+        self.fields: frozenset[str] | None = frozenset(payload_class.model_fields)
+
+    def build(self, fields: Mapping[str, Any]) -> Any:
+        """The model from its fields, validated by pydantic."""
+        try:
+            return self.payload_class(**fields)
+        except ValueError as problem:
+            raise self._refused(problem) from problem
+
+    def encode(self, payload: Any) -> bytes:
+        """JSON bytes that validate as the model again (a model may have been changed after validation)."""
+        model = self.build(payload) if isinstance(payload, Mapping) else payload
+        if not isinstance(model, self.payload_class):
+            raise InvalidPayload(
+                f"the payload is {payload!r:.80} ({type(payload).__name__}), not {self.payload_class.__name__}",
+                field="$",
+            )
+        json_rules.check(model, typed=True)
+        try:
+            # The names on the wire are the aliases, because those are what validation reads.
+            data: bytes = model.model_dump_json(by_alias=True, warnings=False).encode()
+            self.payload_class.model_validate_json(data)
+        except ValueError as problem:
+            raise self._refused(problem) from problem
+        _refuse_nul(data)
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        """The validated model."""
+        try:
+            return self.payload_class.model_validate_json(data)
+        except ValueError as problem:
+            _unreadable(self.payload_class.__name__, problem)
+
+    def json_schema(self) -> dict[str, Any]:
+        """JSON Schema made by pydantic."""
+        schema: dict[str, Any] = self.payload_class.model_json_schema()
+        return schema
+
+    def _refused(self, problem: ValueError) -> InvalidPayload:
+        errors = getattr(problem, "errors", None)
+        first = errors()[0] if callable(errors) else {"loc": (), "msg": str(problem)}
+        field = dotted(first["loc"])
+        return InvalidPayload(f"{self.payload_class.__name__}: {first['msg']} - at `{field}`", field=field)
+
+
+class DictCodec:
+    """Plain dicts, checked against a JSON Schema when one is given."""
+
+    def __init__(self, schema: Mapping[str, Any] | None) -> None:
+        """Check the schema itself, so that a typo in it is found at declaration."""
+        self.schema = dict(schema) if schema is not None else None
+        self.fields: frozenset[str] | None = None
+        self._check = _SchemaCheck(self.schema) if self.schema is not None else None
+
+    def build(self, fields: Mapping[str, Any]) -> Any:
+        """The fields as a dict."""
+        return dict(fields)
+
+    def encode(self, payload: Any) -> bytes:
+        """JSON bytes of the dict, if it satisfies the schema."""
+        if not isinstance(payload, Mapping):
+            raise InvalidPayload(f"the payload must be a dict, not {type(payload).__name__}", field="$")
+        json_rules.check(payload, typed=False)
+        data = _encoded(payload)
+        _refuse_nul(data)
+        if self._check is not None:
+            # What was encoded is what is validated: UUIDs, datetimes and the like are strings by now.
+            self._check.refuse(msgspec.json.decode(data))
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        """The dict."""
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            _unreadable("the payload", problem)
+
+    def json_schema(self) -> dict[str, Any]:
+        """The declared schema, or "any object"."""
+        return self.schema if self.schema is not None else {"type": "object"}
+
+
+class _SchemaCheck:
+    """A JSON Schema ready to be used on many payloads."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        try:
+            import jsonschema
+            from referencing import Registry
+            from referencing.exceptions import Unresolvable
+        except ImportError:
+            raise MissingExtra("jsonschema", "jsonschema") from None
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except jsonschema.SchemaError as problem:
+            raise DeclarationError(f"the JSON Schema is not valid: {problem.message}") from problem
+        # An empty registry: a schema that points elsewhere must not make publish fetch it from the network.
+        self._validator: Any = jsonschema.Draft202012Validator(schema, registry=Registry())
+        self._unresolvable = Unresolvable
+
+    def refuse(self, instance: Any) -> None:
+        """Raise for the first thing that the schema does not allow."""
+        try:
+            problem = next(self._validator.iter_errors(instance), None)
+        except self._unresolvable as missing:
+            raise DeclarationError(
+                f"the JSON Schema refers to {missing.ref!r}, which is not inside it: copy that part into $defs"
+            ) from missing
+        if problem is None:
+            return
+        field = dotted(problem.absolute_path)
+        if problem.validator == "required":
+            field += "." + next(name for name in problem.validator_value if name not in problem.instance)
+        raise InvalidPayload(f"{problem.message:.500} - at `{field}`", field=field)

@@ -1,0 +1,56 @@
+"""Which story an event belongs to, and what caused it: carried by context, so that nobody passes it on by hand."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from uuid import UUID
+
+from aftercommit.errors import InvalidEnvelope
+from aftercommit.event.json_rules import is_storable
+
+MAX_CORRELATION_LENGTH = 255
+
+_correlation: ContextVar[str | None] = ContextVar("aftercommit_correlation", default=None)
+_causation: ContextVar[UUID | None] = ContextVar("aftercommit_causation", default=None)
+
+
+def current_correlation() -> str | None:
+    """The correlation id of the context, if one was set."""
+    return _correlation.get()
+
+
+def current_causation() -> UUID | None:
+    """The id of the event being handled in this context, if any."""
+    return _causation.get()
+
+
+def checked_correlation(value: str) -> str:
+    """The value itself, if it can be stored as a correlation id."""
+    if not is_storable(value, MAX_CORRELATION_LENGTH):
+        raise InvalidEnvelope(
+            f"correlation id {value!r:.80} cannot be stored: give a string of 1 to {MAX_CORRELATION_LENGTH} "
+            "characters without NUL or lone surrogates"
+        )
+    return str.__str__(value)
+
+
+@contextmanager
+def correlation(correlation_id: str) -> Iterator[None]:
+    """Everything published inside carries this correlation id."""
+    token = _correlation.set(checked_correlation(correlation_id))
+    try:
+        yield
+    finally:
+        _correlation.reset(token)
+
+
+@contextmanager
+def caused_by(event_id: UUID, correlation_id: str) -> Iterator[None]:
+    """Everything published inside belongs to the same story and names this event as its cause."""
+    correlation_token = _correlation.set(correlation_id)
+    causation_token = _causation.set(event_id)
+    try:
+        yield
+    finally:
+        _causation.reset(causation_token)
+        _correlation.reset(correlation_token)

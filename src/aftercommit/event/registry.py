@@ -1,0 +1,101 @@
+"""All event types that an outbox knows, by name and by payload class. Refuses duplicates and strangers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from aftercommit.errors import DeclarationError, DuplicateDeclaration, UnknownEventType, UnreadableEvent
+from aftercommit.event.definition import EventType, Upcaster
+from aftercommit.event.envelope import Draft, Event, Record
+
+
+class Registry:
+    """The declared event types of one outbox."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._by_name: dict[str, EventType] = {}
+        self._by_class: dict[type[Any], EventType] = {}
+
+    def __iter__(self) -> Iterator[EventType]:
+        """Event types in the order of their declaration."""
+        return iter(self._by_name.values())
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a type of this name is declared."""
+        return name in self._by_name
+
+    def add(self, event_type: EventType) -> EventType:
+        """Declare a type; a name or a payload class can be declared once."""
+        if event_type.name in self._by_name:
+            raise DuplicateDeclaration(
+                f"event type {event_type.name!r} is declared twice: names are for ever, choose another"
+            )
+        payload_class = event_type.payload_class
+        if payload_class is not None and payload_class is not dict:
+            taken = self._by_class.get(payload_class)
+            if taken is not None:
+                raise DuplicateDeclaration(
+                    f"{payload_class.__name__} is already the payload of {taken.name!r}: "
+                    "publishing it would be ambiguous, give each event type a class of its own"
+                )
+            self._by_class[payload_class] = event_type
+        self._by_name[event_type.name] = event_type
+        return event_type
+
+    def add_upcaster(self, name: str, from_version: int, upcaster: Upcaster) -> None:
+        """Declare how payloads of one version become the next."""
+        event_type = self.named(name)
+        if not 1 <= from_version < event_type.version:
+            raise DeclarationError(
+                f"{name!r} is at version {event_type.version}: an upcaster from version {from_version} leads nowhere"
+            )
+        if from_version in event_type.upcasters:
+            raise DuplicateDeclaration(f"{name!r} already has an upcaster from version {from_version}")
+        event_type.upcasters[from_version] = upcaster
+
+    def named(self, name: str) -> EventType:
+        """The type of this name."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise UnknownEventType(
+                f"event type {name!r} is not declared on this outbox: {self._known()}"
+            ) from None
+
+    def resolve(self, reference: EventType | type[Any] | str) -> EventType:
+        """The type meant by its declaration, its payload class or its name."""
+        if isinstance(reference, EventType):
+            return self.named(reference.name)
+        if isinstance(reference, str):
+            return self.named(reference)
+        try:
+            return self._by_class[reference]
+        except KeyError:
+            raise UnknownEventType(
+                f"{reference!r} is not the payload of a declared event type: {self._known()}"
+            ) from None
+
+    def draft(self, event: Any) -> tuple[EventType, Draft]:
+        """What the caller wants to publish (a payload object or a draft), with its type."""
+        if isinstance(event, Draft):
+            return self.named(event.type_name), event
+        event_type = self._by_class.get(type(event))
+        if event_type is None:
+            raise UnknownEventType(
+                f"{event!r:.120} ({type(event).__name__}) is not a declared event: {self._known()}; "
+                "a dict needs its type, e.g. OrderPlaced(order_id=…) or event_type.draft({…})"
+            )
+        return event_type, Draft(type_name=event_type.name, payload=event)
+
+    def read(self, record: Record, attempt: int = 1) -> Event[Any]:
+        """A stored record as a typed event."""
+        event_type = self._by_name.get(record.event_type)
+        if event_type is None:
+            raise UnreadableEvent(
+                f"event type {record.event_type!r} of {record.event_id} is not declared here: {self._known()}"
+            )
+        return event_type.read(record, attempt)
+
+    def _known(self) -> str:
+        names = ", ".join(sorted(self._by_name)) or "none yet"
+        return f"declared types are {names:.300}"

@@ -1,0 +1,30 @@
+"""asyncpg, a connection of its own or one borrowed from its pool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from aftercommit.outbox.publisher import AsyncPublisher, Rows
+
+
+def find(connection: Any) -> AsyncPublisher | None:
+    """The adapter for an asyncpg connection; a pool is not a connection."""
+    return Asyncpg(connection) if hasattr(connection, "is_in_transaction") else None
+
+
+class Asyncpg(AsyncPublisher):
+    """An asyncpg connection."""
+
+    style = "asyncpg"
+
+    def __init__(self, connection: Any) -> None:
+        """The caller's connection (asyncpg ships no types)."""
+        self._connection = connection
+
+    async def in_transaction(self) -> bool:
+        """asyncpg commits every statement by itself unless a transaction was started."""
+        return bool(self._connection.is_in_transaction())
+
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Prepared and cached by asyncpg."""
+        rows: Rows = await self._connection.fetch(statement, *parameters)
+        return rows

@@ -1,0 +1,40 @@
+"""Django: `django.db.connection` or `connections["alias"]`, inside `transaction.atomic()`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from aftercommit.errors import UnsupportedConnection
+from aftercommit.outbox.publisher import Rows, SyncPublisher
+
+
+def find(connection: Any) -> SyncPublisher | None:
+    """The adapter for a Django database connection."""
+    if not hasattr(connection, "in_atomic_block"):
+        return None
+    if connection.vendor != "postgresql":
+        raise UnsupportedConnection(
+            f"the Django database {connection.alias!r} is {connection.vendor}: aftercommit needs PostgreSQL; pass "
+            "connections['alias'] of the PostgreSQL database"
+        )
+    return Django(connection)
+
+
+class Django(SyncPublisher):
+    """A Django connection."""
+
+    style = "text"
+
+    def __init__(self, connection: Any) -> None:
+        """The caller's connection wrapper."""
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        """Inside atomic(), or with Django's autocommit switched off."""
+        return bool(self._connection.in_atomic_block or not self._connection.get_autocommit())
+
+    def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Through Django's cursor, so that its wrappers and logging see it."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            rows: Rows = cursor.fetchall()
+            return rows

@@ -1,0 +1,64 @@
+"""psycopg 3, blocking and asyncio."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from aftercommit.outbox.publisher import AsyncPublisher, Rows, SyncPublisher
+
+_TUPLES = psycopg.rows.tuple_row
+
+
+def find(connection: Any) -> SyncPublisher | AsyncPublisher | None:
+    """The adapter for a psycopg connection."""
+    if isinstance(connection, psycopg.AsyncConnection):
+        return AsyncPsycopg(connection)
+    if isinstance(connection, psycopg.Connection):
+        return Psycopg(connection)
+    return None
+
+
+def _in_transaction(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    # Without autocommit psycopg opens the transaction with the first statement, ours included.
+    return not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE
+
+
+class Psycopg(SyncPublisher):
+    """A blocking psycopg connection."""
+
+    style = "psycopg"
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        """The caller's connection."""
+        self._connection = connection
+
+    def in_transaction(self) -> bool:
+        """False in autocommit mode with no transaction open."""
+        return _in_transaction(self._connection)
+
+    def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """On a cursor of our own, so that the caller's row factory does not matter."""
+        with psycopg.Cursor(self._connection, row_factory=_TUPLES) as cursor:
+            return cursor.execute(statement.encode(), parameters).fetchall()
+
+
+class AsyncPsycopg(AsyncPublisher):
+    """An asyncio psycopg connection."""
+
+    style = "psycopg"
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """The caller's connection."""
+        self._connection = connection
+
+    async def in_transaction(self) -> bool:
+        """False in autocommit mode with no transaction open."""
+        return _in_transaction(self._connection)
+
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """On a cursor of our own, so that the caller's row factory does not matter."""
+        async with psycopg.AsyncCursor(self._connection, row_factory=_TUPLES) as cursor:
+            await cursor.execute(statement.encode(), parameters)
+            return await cursor.fetchall()

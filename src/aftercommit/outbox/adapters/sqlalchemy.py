@@ -1,0 +1,72 @@
+"""SQLAlchemy 2: Session, scoped_session, Connection, AsyncSession, AsyncConnection, over psycopg, asyncpg or psycopg2.
+
+The statement goes to the driver as it is (`exec_driver_sql`), in the transaction that the session or connection has.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from aftercommit.outbox.insert import Style
+from aftercommit.outbox.publisher import AsyncPublisher, Rows, SyncPublisher, style_of_driver
+
+
+def find(connection: Any) -> SyncPublisher | AsyncPublisher | None:
+    """The adapter for a SQLAlchemy session or connection."""
+    if isinstance(connection, scoped_session | async_scoped_session):
+        connection = connection()
+    if isinstance(connection, AsyncSession | AsyncConnection):
+        return AsyncSqlalchemy(connection)
+    if isinstance(connection, Session | Connection):
+        return Sqlalchemy(connection)
+    return None
+
+
+def _is_autocommit(connection: Connection) -> bool:
+    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+
+
+class Sqlalchemy(SyncPublisher):
+    """A Session or Connection."""
+
+    def __init__(self, target: Session | Connection) -> None:
+        """The caller's session or connection; the driver decides how placeholders look."""
+        bind = target.get_bind() if isinstance(target, Session) else target
+        self.style: Style = style_of_driver(bind.dialect.driver)
+        self._target = target
+
+    def _connection(self) -> Connection:
+        return self._target.connection() if isinstance(self._target, Session) else self._target
+
+    def in_transaction(self) -> bool:
+        """True unless the connection was set to AUTOCOMMIT: SQLAlchemy begins with the first statement."""
+        return not _is_autocommit(self._connection())
+
+    def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Straight to the driver."""
+        return self._connection().exec_driver_sql(statement, tuple(parameters)).fetchall()
+
+
+class AsyncSqlalchemy(AsyncPublisher):
+    """An AsyncSession or AsyncConnection."""
+
+    def __init__(self, target: AsyncSession | AsyncConnection) -> None:
+        """The caller's session or connection; the driver decides how placeholders look."""
+        bind = target.get_bind() if isinstance(target, AsyncSession) else target
+        self.style: Style = style_of_driver(bind.dialect.driver)
+        self._target = target
+
+    async def _connection(self) -> AsyncConnection:
+        return await self._target.connection() if isinstance(self._target, AsyncSession) else self._target
+
+    async def in_transaction(self) -> bool:
+        """True unless the connection was set to AUTOCOMMIT: SQLAlchemy begins with the first statement."""
+        return not await (await self._connection()).run_sync(_is_autocommit)
+
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Straight to the driver."""
+        result = await (await self._connection()).exec_driver_sql(statement, tuple(parameters))
+        return result.fetchall()

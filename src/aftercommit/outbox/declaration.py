@@ -1,0 +1,227 @@
+"""The Outbox: one declaration that publishers, relays and consumers share. Holds no connection and starts nothing."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from aftercommit.backoff import Backoff, Exponential
+from aftercommit.errors import DeclarationError, DuplicateDeclaration
+from aftercommit.event.definition import EventType, Key, Upcaster, define
+from aftercommit.event.registry import Registry
+from aftercommit.outbox.adapters import publisher_for
+from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
+from aftercommit.outbox.insert import Inserter, Receipt, checked_key
+from aftercommit.outbox.publisher import AsyncPublisher
+from aftercommit.postgres.shape import DeclaredView, Shape
+from aftercommit.telemetry import Meter, say
+
+if TYPE_CHECKING:
+    from aftercommit.outbox.adapters import AsyncTarget, SyncTarget
+
+Payload = TypeVar("Payload", bound=type[Any])
+logger = logging.getLogger("aftercommit.outbox")
+
+
+class Outbox:
+    """Events of one service, in one PostgreSQL schema.
+
+    `scope` names the values without which no event may be written or read (`{"tenant_id": str}`). `ordering` says
+    whether events behind a failed one of the same aggregate go on (`relaxed`) or wait (`strict`). `numbered` lists
+    aggregate types whose events get a gapless number of their own. `indexed` lists columns by which pending events are
+    looked up; `views` show events under a document's own names.
+    """
+
+    def __init__(
+        self,
+        schema: str = "aftercommit",
+        *,
+        scope: Mapping[str, type[Any]] | None = None,
+        ordering: Ordering = "relaxed",
+        max_attempts: int = 10,
+        backoff: Backoff | None = None,
+        max_payload_bytes: int = 1 << 20,
+        numbered: Sequence[str] = (),
+        indexed: Sequence[str] = (),
+        views: Sequence[DeclaredView] = (),
+    ) -> None:
+        """Declare; nothing is connected or created."""
+        if ordering not in ("relaxed", "strict"):
+            raise DeclarationError(f"ordering {ordering!r} must be 'relaxed' or 'strict'")
+        if max_attempts < 1 or max_payload_bytes < 2:
+            raise DeclarationError(
+                f"max_attempts={max_attempts} and max_payload_bytes={max_payload_bytes} must be positive"
+            )
+        self.shape = Shape(schema, dict(scope or {}), tuple(indexed), tuple(views))
+        self.ordering: Ordering = ordering
+        self.max_attempts = max_attempts
+        self.backoff: Backoff = backoff or Exponential()
+        self.numbered = tuple(numbered)
+        self.registry = Registry()
+        self.consumers: dict[str, Consumer] = {}
+        self.meter = Meter(schema)
+        self._inserter = Inserter(self.shape, self.registry, max_payload_bytes)
+
+    @property
+    def schema(self) -> str:
+        """The PostgreSQL schema of this outbox."""
+        return self.shape.schema
+
+    def event(
+        self,
+        name: str,
+        *,
+        version: int = 1,
+        aggregate: str | None = None,
+        key: Key | None = None,
+        required: Sequence[str] = (),
+    ) -> Callable[[Payload], Payload]:
+        """Declare the decorated payload class (dataclass, msgspec.Struct, pydantic model) as an event type."""
+
+        def declare(payload_class: Payload) -> Payload:
+            self.declare(
+                name, payload_class, version=version, aggregate=aggregate, key=key, required=required
+            )
+            return payload_class
+
+        return declare
+
+    def declare(
+        self,
+        name: str,
+        payload_class: type[Any] | None = None,
+        *,
+        version: int = 1,
+        aggregate: str | None = None,
+        key: Key | None = None,
+        required: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> EventType:
+        """Declare an event type; without a class its payload is a dict, checked against a JSON Schema if one is given."""
+        return self.registry.add(
+            define(
+                name,
+                payload_class,
+                version=version,
+                aggregate=aggregate,
+                key=key,
+                required=tuple(required),
+                schema=schema,
+            )
+        )
+
+    def upcast(self, event: Reference, *, from_version: int) -> Callable[[Upcaster], Upcaster]:
+        """Declare how a payload of `from_version` becomes the next version; used wherever events are read."""
+
+        def register(upcaster: Upcaster) -> Upcaster:
+            self.registry.add_upcaster(self.registry.resolve(event).name, from_version, upcaster)
+            return upcaster
+
+        return register
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        retry_count: int = 3,
+        backoff: Backoff | None = None,
+        timeout: float = 30.0,
+        concurrency: int = 1,
+        ordering: Ordering = "relaxed",
+        inbox: bool = True,
+        start: Literal["earliest", "latest"] | None = None,
+    ) -> Consumer:
+        """Declare a consumer. Its name is its identity: checkpoint, inbox and dead letters are kept under it."""
+        if name in self.consumers:
+            raise DuplicateDeclaration(
+                f"consumer {name!r} is declared twice: two consumers with one name would share an inbox"
+            )
+        consumer = Consumer(
+            name,
+            self.registry,
+            retry_count=retry_count,
+            timeout=timeout,
+            concurrency=concurrency,
+            ordering=ordering,
+            inbox=inbox,
+            start=start,
+        )
+        if backoff is not None:
+            consumer.backoff = backoff
+        self.consumers[name] = consumer
+        return consumer
+
+    def on(self, *events: Reference, consumer: str, batch: bool = False) -> Callable[[Function], Function]:
+        """Declare a handler; the consumer is declared with its defaults when it is new."""
+        declared = self.consumers.get(consumer) or self.consumer(consumer)
+        return declared.on(*events, batch=batch)
+
+    @overload
+    def publish(
+        self,
+        connection: "SyncTarget",
+        events: Any,
+        *,
+        idempotency_key: str | None = None,
+        outside_transaction: bool = False,
+        **scope: Any,
+    ) -> Receipt: ...
+
+    @overload
+    def publish(
+        self,
+        connection: "AsyncTarget",
+        events: Any,
+        *,
+        idempotency_key: str | None = None,
+        outside_transaction: bool = False,
+        **scope: Any,
+    ) -> Awaitable[Receipt]: ...
+
+    def publish(
+        self,
+        connection: Any,
+        events: Any,
+        *,
+        idempotency_key: str | None = None,
+        outside_transaction: bool = False,
+        **scope: Any,
+    ) -> Receipt | Awaitable[Receipt]:
+        """Write one event or a list of events in the caller's transaction; scope values are given by name.
+
+        `connection` is a psycopg, asyncpg, SQLAlchemy or Django connection or session; an async one makes this
+        awaitable. The transaction is neither opened, committed nor rolled back here. Outside a transaction the call is
+        refused, unless `outside_transaction=True` says that the event stands alone. With an `idempotency_key` a
+        second publish under the same key writes nothing and returns the first ids.
+        """
+        listed = list(events) if isinstance(events, list | tuple) else [events]
+        if idempotency_key is not None:
+            checked_key(idempotency_key)
+        rows = self._inserter.rows(listed, scope)
+        publisher = publisher_for(connection)
+        if not rows:
+            return _nothing_published() if isinstance(publisher, AsyncPublisher) else Receipt(())
+        script = self._inserter.script(rows, publisher.style, idempotency_key)
+        if isinstance(publisher, AsyncPublisher):
+            return self._enqueued_async(publisher.run(script, outside_transaction), rows)
+        return self._enqueued(publisher.run(script, outside_transaction), rows)
+
+    async def _enqueued_async(self, running: Awaitable[Receipt], rows: Sequence[tuple[Any, ...]]) -> Receipt:
+        return self._enqueued(await running, rows)
+
+    def _enqueued(self, receipt: Receipt, rows: Sequence[tuple[Any, ...]]) -> Receipt:
+        if not receipt.duplicate and logger.isEnabledFor(logging.INFO):
+            say(
+                logger,
+                logging.INFO,
+                "outbox_enqueued",
+                outbox=self.schema,
+                count=len(rows),
+                event_id=str(rows[0][0]),
+                event_type=rows[0][3],
+                correlation_id=rows[0][6],
+            )
+        return receipt
+
+
+async def _nothing_published() -> Receipt:
+    return Receipt(())

@@ -1,0 +1,266 @@
+"""Builds the statements of a publish. Pure: no connection is touched, and contracts are checked before SQL exists."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from psycopg import sql
+
+from aftercommit.clock import utc_now
+from aftercommit.errors import ContractViolation, InvalidEnvelope, PayloadTooLarge, ScopeViolation
+from aftercommit.event.correlation import checked_correlation, current_causation, current_correlation
+from aftercommit.event.definition import NO_AGGREGATE, EventType
+from aftercommit.event.envelope import Draft
+from aftercommit.event.identity import uuid7
+from aftercommit.event.json_rules import is_storable
+from aftercommit.event.registry import Registry
+from aftercommit.postgres.shape import SCOPE_TYPES, Shape
+from aftercommit.postgres.statements import Statements
+
+Style = Literal["psycopg", "asyncpg", "text"]
+Script = Generator[tuple[str, Sequence[Any]], Sequence[Sequence[Any]], "Receipt"]
+
+MAX_AGGREGATE_ID = 255
+MAX_KEY = 255
+MAX_SCOPE = 255
+
+_COLUMNS = (
+    ("id", "uuid"),
+    ("aggregate_type", "varchar"),
+    ("aggregate_id", "varchar"),
+    ("event_type", "varchar"),
+    ("schema_version", "smallint"),
+    ("occurred_at", "timestamptz"),
+    ("correlation_id", "varchar"),
+    ("causation_id", "uuid"),
+    ("payload", "json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a publish wrote: the ids in the order of the events; `duplicate` when the key was known already."""
+
+    event_ids: tuple[UUID, ...]
+    duplicate: bool = False
+
+    @property
+    def event_id(self) -> UUID:
+        """The id of the only event."""
+        if len(self.event_ids) != 1:
+            raise ValueError(f"{len(self.event_ids)} events were published: use event_ids")
+        return self.event_ids[0]
+
+
+class Inserter:
+    """Makes rows of events and statements of rows, for one outbox."""
+
+    def __init__(self, shape: Shape, registry: Registry, max_payload_bytes: int) -> None:
+        """Statements are rendered on first use, once per driver style."""
+        self._shape = shape
+        self._registry = registry
+        self._max_payload_bytes = max_payload_bytes
+        self._statements = Statements(shape)
+        self._cache: dict[tuple[str, Style], str] = {}
+        self._types = [*_COLUMNS, *((name, _array_type(kind)) for name, kind in shape.scope.items())]
+
+    def rows(self, events: Sequence[Any], scope: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """A row per event, all contracts checked; in a list, a violation's message names the event's index."""
+        rows: list[tuple[Any, ...]] = []
+        seen: set[UUID] = set()
+        for index, event in enumerate(events):
+            try:
+                row = self._row(event, scope)
+                if row[0] in seen:
+                    raise InvalidEnvelope(f"event_id {row[0]} is given to two events: leave it out, or choose another")
+            except ContractViolation as problem:
+                if len(events) > 1:
+                    problem.args = (f"event {index} of {len(events)}: {problem}", *problem.args[1:])
+                raise
+            seen.add(row[0])
+            rows.append(row)
+        return rows
+
+    def script(self, rows: Sequence[tuple[Any, ...]], style: Style, key: str | None) -> Script:
+        """The statements to run, as a conversation: yields SQL and parameters, is sent rows."""
+        ids = tuple(row[0] for row in rows)
+        if key is None:
+            kind = "publish_one" if len(rows) == 1 else "publish_many"
+            yield self._statement(kind, style), _parameters(rows, style)
+            return Receipt(ids)
+        parameters = [
+            *_adapted([key, list(ids)], style),
+            *_parameters(rows, style, always_arrays=True),
+        ]
+        while True:
+            answer = yield self._statement("publish_once", style), parameters
+            if answer[0][0] == 1:
+                return Receipt(ids)
+            found = yield self._statement("find_key", style), [key]
+            # A key that retention removed between the two statements is free again.
+            if found:
+                return Receipt(tuple(UUID(str(event_id)) for event_id in _listed(found[0][0])), duplicate=True)
+
+    def _row(self, event: Any, scope: Mapping[str, Any]) -> tuple[Any, ...]:
+        event_type, draft = self._registry.draft(event)
+        payload = event_type.encode(draft.payload)
+        if len(payload) > self._max_payload_bytes:
+            raise PayloadTooLarge(
+                f"{event_type.name}: the payload is {len(payload):,} bytes, the limit is "
+                f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, or raise "
+                "Outbox(max_payload_bytes=…)"
+            )
+        event_id = _identifier("event_id", draft.event_id) or uuid7()
+        return (
+            event_id,
+            event_type.aggregate or NO_AGGREGATE,
+            _aggregate_id(event_type, draft, event_id),
+            event_type.name,
+            event_type.version,
+            _occurred_at(draft.occurred_at),
+            _correlation(draft, event_id),
+            _identifier("causation_id", draft.causation_id) or current_causation(),
+            payload.decode(),
+            *self._scope({**scope, **draft.scope}),
+        )
+
+    def _scope(self, given: Mapping[str, Any]) -> list[Any]:
+        declared = self._shape.scope
+        for name in given:
+            if name not in declared:
+                raise ScopeViolation(
+                    f"{name!r} is not a scope of this outbox: declared are {list(declared) or 'none'}"
+                )
+        return [_scope_value(name, kind, given.get(name)) for name, kind in declared.items()]
+
+    def _statement(self, kind: str, style: Style) -> str:
+        cached = self._cache.get((kind, style))
+        if cached is None:
+            cached = self._cache[kind, style] = self._rendered(kind, style)
+        return cached
+
+    def _rendered(self, kind: str, style: Style) -> str:
+        channel = sql.Literal(self._shape.publish_channel)
+        if kind == "find_key":
+            return self._statements.render(kind, key=_placeholder(1, "varchar", style))
+        first = 3 if kind == "publish_once" else 1
+        suffix = "" if kind == "publish_one" else "[]"
+        values = sql.SQL(", ").join(
+            _placeholder(first + index, kind_of, style, suffix) for index, (_, kind_of) in enumerate(self._types)
+        )
+        if kind != "publish_once":
+            return self._statements.render(kind, values=values, channel=channel)
+        return self._statements.render(
+            kind,
+            values=values,
+            channel=channel,
+            key=_placeholder(1, "varchar", style),
+            ids=_placeholder(2, "uuid", style, "[]"),
+        )
+
+
+def checked_key(key: str) -> str:
+    """The idempotency key itself, if it can be stored."""
+    if not is_storable(key, MAX_KEY):
+        raise InvalidEnvelope(
+            f"idempotency key {key!r:.80} is not usable: 1 to {MAX_KEY} characters, no NUL or lone surrogate"
+        )
+    return str.__str__(key)
+
+
+def _array_type(kind: type[Any]) -> str:
+    return SCOPE_TYPES[kind].partition("(")[0]
+
+
+def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.SQL:
+    if style == "asyncpg":
+        # As text, because applications like to install a json codec of their own, which would encode it again.
+        first_cast = f"::text{array}" if kind == "json" else ""
+        mark = f"${number}{first_cast}"
+    else:
+        # Arrays go to psycopg in binary: in text form the same publish of many events is six times slower.
+        mark = "%b" if style == "psycopg" and array else "%s"
+    return sql.SQL(f"{mark}::{kind}{array}")  # type: ignore[arg-type,unused-ignore]
+
+
+def _parameters(rows: Sequence[tuple[Any, ...]], style: Style, *, always_arrays: bool = False) -> list[Any]:
+    if len(rows) == 1 and not always_arrays:
+        return _adapted(list(rows[0]), style)
+    return _adapted([list(column) for column in zip(*rows, strict=True)], style)
+
+
+def _adapted(values: list[Any], style: Style) -> list[Any]:
+    return values if style != "text" else [_as_text(value) for value in values]
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_text(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, UUID) else value
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    # Some drivers hand an array of a type they do not know back as its text.
+    return value.strip("{}").split(",") if isinstance(value, str) else list(value)
+
+
+def _identifier(name: str, given: Any) -> UUID | None:
+    if given is None or isinstance(given, UUID):
+        return given
+    raise InvalidEnvelope(f"{name} {given!r:.80} is not a uuid.UUID: give UUID(…)")
+
+
+def _aggregate_id(event_type: EventType, draft: Draft, event_id: UUID) -> str:
+    chosen = draft.aggregate_id if draft.aggregate_id is not None else event_type.aggregate_id_of(draft.payload)
+    if chosen is None:
+        if event_type.aggregate is not None:
+            raise InvalidEnvelope(
+                f"{event_type.name} belongs to an aggregate {event_type.aggregate!r} but has no id for it: "
+                "declare key=… or publish draft(…, aggregate_id=…)"
+            )
+        return str(event_id)
+    if not is_storable(chosen, MAX_AGGREGATE_ID):
+        raise InvalidEnvelope(
+            f"aggregate id {chosen!r:.80} of {event_type.name} is not usable: a string of 1 to {MAX_AGGREGATE_ID} "
+            "characters, no NUL or lone surrogate"
+        )
+    return str.__str__(chosen)
+
+
+def _occurred_at(given: datetime | None) -> datetime:
+    if given is None:
+        return utc_now()
+    if not isinstance(given, datetime) or given.tzinfo is None or given.utcoffset() is None:
+        raise InvalidEnvelope(
+            f"occurred_at {given!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)"
+        )
+    return given
+
+
+def _correlation(draft: Draft, event_id: UUID) -> str:
+    if draft.correlation_id is not None:
+        return checked_correlation(draft.correlation_id)
+    return current_correlation() or str(event_id)
+
+
+def _scope_value(name: str, kind: type[Any], value: Any) -> Any:
+    if value is None or value == "":
+        raise ScopeViolation(f"scope {name!r} is missing: publish(…, {name}=…) is required on this outbox")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ScopeViolation(f"scope {name!r} must be {kind.__name__}, got {value!r:.80} ({type(value).__name__})")
+    if isinstance(value, str):
+        if not is_storable(value, MAX_SCOPE):
+            raise ScopeViolation(
+                f"scope {name!r} is {value!r:.80}: at most {MAX_SCOPE} characters, no NUL or lone surrogate"
+            )
+        # A subclass (an enumeration, markup) may look different to a driver than the text that it is.
+        return str.__str__(value)
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise ScopeViolation(f"scope {name!r} is {value}: it must fit a 64-bit integer")
+        return int(value)
+    return value

@@ -1,0 +1,1 @@
+"""The ground: tables, migrations and every SQL statement. Knows nothing of transports, handlers or HTTP."""

@@ -1,0 +1,93 @@
+"""One LISTEN connection per process, shared by everybody who wants to be woken. An optimisation, never a guarantee:
+every reader polls as well, and where notifications cannot arrive (a transaction pooler) this finds out and says so."""
+
+import asyncio
+import logging
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.resilience import DatabaseService, close_quietly
+from aftercommit.service import Probe
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.listener")
+
+PROVING_SECONDS = 2.0
+
+
+class Listener(DatabaseService):
+    """Wakes asyncio events when their channel is notified; `working` says whether notifications really arrive."""
+
+    name = "listener"
+
+    def __init__(self, database: Database, probe: Probe | None = None) -> None:
+        """Not connected; channels are added with `subscribe` before the start."""
+        super().__init__(probe)
+        self._database = database
+        self._events: dict[str, list[asyncio.Event]] = {}
+        self._proof = f"aftercommit_proof_{uuid4().hex[:16]}"
+        self.working = False
+
+    def subscribe(self, channel: str) -> asyncio.Event:
+        """An event that is set at each notification of the channel. Call before the listener is started."""
+        event = asyncio.Event()
+        self._events.setdefault(channel, []).append(event)
+        return event
+
+    def wake_all(self) -> None:
+        """Everybody looks for themselves: after a reconnect notifications may have been missed."""
+        for events in self._events.values():
+            for event in events:
+                event.set()
+
+    async def session(self) -> None:
+        """Listen until stopped; a pooler that swallows notifications ends the attempt for good."""
+        connection = await self._database.connect(listen=True)
+        try:
+            for channel in [*self._events, self._proof]:
+                await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+            if not await self._proved(connection):
+                say(logger, logging.WARNING, "notifications_do_not_arrive", remedy="give a direct listen_dsn; polling meanwhile")
+                await self.stopping.wait()
+                return
+            self.session_is_up()
+            self.working = True
+            self.wake_all()
+            await self.reach("listener.working")
+            await self._listen(connection)
+        finally:
+            self.working = False
+            await close_quietly(connection)
+
+    async def _proved(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        # Through a transaction pooler LISTEN succeeds and nothing ever arrives: send ourselves one over another connection.
+        sender = await self._database.connect()
+        try:
+            await sender.execute("select pg_notify(%s, '')", (self._proof,))
+        finally:
+            await close_quietly(sender)
+        async for notification in connection.notifies(timeout=PROVING_SECONDS):
+            if notification.channel == self._proof:
+                return True
+        return False
+
+    async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        hearing = asyncio.create_task(self._hear(connection))
+        stopping = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait({hearing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                hearing.result()
+        finally:
+            hearing.cancel()
+            stopping.cancel()
+            await asyncio.gather(hearing, stopping, return_exceptions=True)
+
+    async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        async for notification in connection.notifies():
+            for event in self._events.get(notification.channel, ()):
+                event.set()

@@ -1,0 +1,248 @@
+-- name: head
+-- The tip of the log.
+select position, ts, epoch from {schema}.head
+
+-- name: read_log
+-- A page of the log by position. The log is gapless, so a page is a range; types narrow it, bytes bound its memory.
+select position, ts, stream_seq, id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
+       correlation_id, causation_id, payload, retry_count, created_at {scope_names}
+from (
+    select position, ts, stream_seq, id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
+           correlation_id, causation_id, payload, retry_count, created_at,
+           sum(pg_column_size(payload)) over (order by position) - pg_column_size(payload) as bytes_before {scope_names}
+    from {schema}.log
+    where position > %(after)s and position <= %(upto)s
+      and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
+) page
+where bytes_before < %(max_bytes)s
+order by position
+
+-- name: first_position
+-- The first position that is still kept.
+select min(position) from {schema}.log
+
+-- name: register_consumer
+-- A consumer seen for the first time starts where it was declared to start.
+insert into {schema}.consumer (name, position, declared_by) values (%(name)s, %(position)s, %(declared_by)s)
+on conflict (name) do nothing
+
+-- name: consumers
+-- Every consumer with its checkpoint and whether somebody holds it.
+select name, position, paused, declared_by, worker, coalesce(leased_until > clock_timestamp(), false) as alive, updated_at
+from {schema}.consumer order by name
+
+-- name: take_consumer
+-- The lease of a consumer: ours, free, or run out. Whoever works under it right now holds the row, so it is skipped, not stolen.
+with open as (
+    select name, worker is not null and token is distinct from %(token)s as died
+    from {schema}.consumer
+    where name = %(name)s and (token is null or token = %(token)s or leased_until < clock_timestamp())
+    for update skip locked
+)
+update {schema}.consumer
+set worker = %(worker)s, token = %(token)s, declared_by = %(declared_by)s,
+    leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+from open where consumer.name = open.name
+returning consumer.position, consumer.paused, open.died
+
+-- name: release_consumer
+-- Hand the consumer over to a standby at once.
+with freed as (
+    update {schema}.consumer set worker = null, token = null, leased_until = null
+    where name = %(name)s and token = %(token)s
+    returning 1
+)
+select pg_notify(%(channel)s, 'consumer') from (select count(*) from freed) done
+
+-- name: begin_slice
+-- Opens a slice in the handler's transaction: the fence and the checkpoint in one row, then the inbox.
+-- An event whose inbox row exists is not returned and so not handled; a concurrent duplicate waits here and then skips.
+with fence as (
+    update {schema}.consumer
+    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+    where name = %(consumer)s and token = %(token)s
+    returning 1
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, %(consumer)s from unnest(%(ids)b::uuid[]) as event_id, fence
+    order by event_id
+    on conflict do nothing
+    returning event_id
+)
+select (select count(*) from fence), (select array_agg(event_id) from inbox)
+
+-- name: begin_slice_without_inbox
+-- The same where the checkpoint alone says what was handled.
+with fence as (
+    update {schema}.consumer
+    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+    where name = %(consumer)s and token = %(token)s
+    returning 1
+)
+select (select count(*) from fence), null
+
+-- name: begin_shared_slice
+-- One of several slices at work at once: the fence is shared, the checkpoint moves when all of them have committed.
+with fence as (
+    select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, %(consumer)s from unnest(%(ids)b::uuid[]) as event_id, fence
+    order by event_id
+    on conflict do nothing
+    returning event_id
+)
+select (select count(*) from fence), (select array_agg(event_id) from inbox)
+
+-- name: begin_unfenced_slice
+-- For the bus: the relay's lane leases are the fence, the inbox alone says what was handled.
+with inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, %(consumer)s from unnest(%(ids)b::uuid[]) as event_id
+    order by event_id
+    on conflict do nothing
+    returning event_id
+)
+select 1, (select array_agg(event_id) from inbox)
+
+-- name: move_checkpoint
+-- Past events that need no transaction of their own.
+update {schema}.consumer
+set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+where name = %(consumer)s and token = %(token)s
+returning position
+
+-- name: suspect
+-- After a takeover from a worker that died: the attempt is counted before the event is handled.
+update {schema}.consumer
+set suspect_attempts = case when suspect_position = %(position)s then suspect_attempts + 1 else 1 end,
+    suspect_position = %(position)s
+where name = %(consumer)s and token = %(token)s
+returning suspect_attempts
+
+-- name: record_failures
+-- Events this consumer could not take: a dead letter each, and the checkpoint moves past them, in one fenced statement.
+with fence as (
+    update {schema}.consumer
+    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+    where name = %(consumer)s and token = %(token)s
+    returning 1
+),
+failure as (
+    select *
+    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
+        as f (position, status, error, error_class, delay, attempt)
+),
+letters as (
+    insert into {schema}.dead_letter_events as letter (
+        event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
+        correlation_id, causation_id, payload, seq, position, created_at, error, error_class, attempts, next_retry_at, history {scope_names}
+    )
+    select log.id, %(consumer)s, failure.status, log.event_type, log.schema_version, log.aggregate_type, log.aggregate_id,
+           log.occurred_at, log.correlation_id, log.causation_id, log.payload, log.seq, log.position, log.created_at,
+           failure.error, failure.error_class, failure.attempt, clock_timestamp() + make_interval(secs => failure.delay),
+           case when failure.attempt = 0 then '[]'::jsonb else
+               jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class)) end
+           {log_scope}
+    from failure join {schema}.log on log.position = failure.position, fence
+    on conflict (event_id, consumer_name) do update
+    set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
+        attempts = letter.attempts + excluded.attempts, next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
+        history = letter.history || excluded.history
+    returning 1
+)
+select (select count(*) from fence), (select count(*) from letters)
+
+-- name: due_letters
+-- Dead letters of this consumer whose wait is over.
+select position, last_seen_at as ts, null::bigint as stream_seq, event_id as id, seq, 0::smallint as lane, event_type, schema_version,
+       aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, attempts as retry_count, created_at {scope_names}
+from {schema}.dead_letter_events
+where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= clock_timestamp()
+order by next_retry_at
+limit %(limit)s
+
+-- name: next_letter
+-- Seconds until the next dead letter of this consumer falls due.
+select extract(epoch from min(next_retry_at) - clock_timestamp())::float8
+from {schema}.dead_letter_events
+where consumer_name = %(consumer)s and status = 'retrying'
+
+-- name: resolve_letter
+-- The retry succeeded, in the handler's transaction; the next one waiting behind it (strict ordering) falls due now.
+with resolved as (
+    update {schema}.dead_letter_events
+    set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
+    where event_id = %(event_id)s and consumer_name = %(consumer)s
+    returning consumer_name, aggregate_type, aggregate_id
+),
+next as (
+    select waiting.event_id
+    from {schema}.dead_letter_events waiting join resolved using (consumer_name, aggregate_type, aggregate_id)
+    where waiting.status = 'waiting'
+    order by waiting.seq
+    limit 1
+)
+update {schema}.dead_letter_events letter
+set status = 'retrying', next_retry_at = clock_timestamp()
+from next
+where letter.event_id = next.event_id and letter.consumer_name = %(consumer)s
+
+-- name: fail_letter
+-- Another attempt failed: wait longer, or park.
+with fence as (
+    select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
+)
+update {schema}.dead_letter_events letter
+set status = case when %(delay)s::float8 is null then 'parked' else 'retrying' end,
+    next_retry_at = clock_timestamp() + make_interval(secs => %(delay)s::float8),
+    attempts = attempts + 1, error = %(error)s, error_class = %(error_class)s, last_seen_at = clock_timestamp(),
+    history = (case when jsonb_array_length(history) >= 50 then history - 0 else history end)
+        || jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(%(error)s, 500), 'error_class', %(error_class)s))
+from fence
+where event_id = %(event_id)s and consumer_name = %(consumer)s and status = 'retrying'
+returning 1
+
+-- name: blocked_aggregates
+-- Strict ordering: aggregates of this page that have an open dead letter with this consumer.
+select distinct letter.aggregate_type, letter.aggregate_id
+from {schema}.dead_letter_events letter
+join unnest(%(types)s::text[], %(ids)s::text[]) as page (aggregate_type, aggregate_id) using (aggregate_type, aggregate_id)
+where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked')
+
+-- name: pause
+-- Pause or resume a consumer; a running worker notices within a heartbeat.
+update {schema}.consumer set paused = %(paused)s where name = %(name)s returning name
+
+-- name: rename_consumer
+-- Give a checkpoint, its inbox and its dead letters a new name, while nobody works under the old one.
+with renamed as (
+    update {schema}.consumer set name = %(new)s
+    where name = %(old)s and (leased_until is null or leased_until < clock_timestamp())
+    returning 1
+),
+inbox as (
+    update {schema}.processed_events set consumer_name = %(new)s from renamed where consumer_name = %(old)s
+),
+letters as (
+    update {schema}.dead_letter_events set consumer_name = %(new)s from renamed where consumer_name = %(old)s
+)
+select count(*) from renamed
+
+-- name: forget_consumer
+-- Remove a checkpoint that no program uses any more, with its inbox.
+with forgotten as (
+    delete from {schema}.consumer
+    where name = %(name)s and (leased_until is null or leased_until < clock_timestamp())
+    returning 1
+),
+inbox as (
+    delete from {schema}.processed_events using forgotten where consumer_name = %(name)s
+)
+select count(*) from forgotten

@@ -1,0 +1,35 @@
+-- name: publish_one
+-- One event in the caller's transaction; the doorbell rings at its commit, and only while a relay is listening.
+with published as (
+    insert into {schema}.outbox (id, aggregate_type, aggregate_id, event_type, schema_version, occurred_at, correlation_id, causation_id, payload {scope_names})
+    values ({values})
+)
+select pg_notify({channel}, '') from {schema}.relay where listening limit 1
+
+-- name: publish_many
+-- Many events in one statement, in the given order.
+with published as (
+    insert into {schema}.outbox (id, aggregate_type, aggregate_id, event_type, schema_version, occurred_at, correlation_id, causation_id, payload {scope_names})
+    select * from unnest({values})
+)
+select pg_notify({channel}, '') from {schema}.relay where listening limit 1
+
+-- name: publish_once
+-- With an idempotency key: nothing is written when the key is known. A concurrent holder of the key is waited for.
+with fresh as (
+    insert into {schema}.published_key (key, event_ids) values ({key}, {ids})
+    on conflict (key) do nothing
+    returning key
+),
+published as (
+    insert into {schema}.outbox (id, aggregate_type, aggregate_id, event_type, schema_version, occurred_at, correlation_id, causation_id, payload {scope_names})
+    select event.* from unnest({values}) as event, fresh
+),
+rung as (
+    select pg_notify({channel}, '') from {schema}.relay, fresh where listening limit 1
+)
+select (select count(*) from fresh), (select count(*) from rung)
+
+-- name: find_key
+-- The events that the first publish under this key wrote.
+select event_ids from {schema}.published_key where key = {key}

@@ -1,0 +1,247 @@
+-- name: due_fresh
+-- Committed events of these lanes that were never tried, in the order in which their writers drew seq. Nothing is locked.
+select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at
+from {schema}.outbox o
+where o.status = 'pending' and o.next_retry_at is null
+  and o.seq > %(watermark)s and o.lane = any(%(lanes)s)
+order by o.seq
+limit %(limit)s
+
+-- name: due_fresh_strict
+-- The same for strict ordering: an aggregate with an event that failed or waits for its retry is passed over.
+select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at
+from {schema}.outbox o
+where o.status = 'pending' and o.next_retry_at is null
+  and o.seq > %(watermark)s and o.lane = any(%(lanes)s)
+  and not exists (
+      select from {schema}.outbox held
+      where held.aggregate_type = o.aggregate_type and held.aggregate_id = o.aggregate_id and held.seq < o.seq
+        and (held.status = 'failed' or held.next_retry_at is not null)
+  )
+order by o.seq
+limit %(limit)s
+
+-- name: due_retries
+-- Events whose wait is over, longest due first.
+select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at
+from {schema}.outbox o
+where o.status = 'pending' and o.next_retry_at <= clock_timestamp() and o.lane = any(%(lanes)s)
+order by o.next_retry_at
+limit %(limit)s
+
+-- name: due_retries_strict
+-- The same for strict ordering: only the first held event of an aggregate may go.
+select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at
+from {schema}.outbox o
+where o.status = 'pending' and o.next_retry_at <= clock_timestamp() and o.lane = any(%(lanes)s)
+  and not exists (
+      select from {schema}.outbox held
+      where held.aggregate_type = o.aggregate_type and held.aggregate_id = o.aggregate_id and held.seq < o.seq
+        and (held.status = 'failed' or held.next_retry_at is not null)
+  )
+order by o.next_retry_at
+limit %(limit)s
+
+-- name: load_due
+-- Envelope and payload of due events, for transports that carry them; a batch of large payloads is cut before it is loaded.
+with due as (
+    {due}
+)
+select id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id,
+       payload, retry_count, created_at {scope_names}
+from (
+    select o.*, sum(pg_column_size(o.payload)) over (order by o.seq) - pg_column_size(o.payload) as bytes_before
+    from due join {schema}.outbox o on o.id = due.id
+) sized
+where bytes_before < %(max_bytes)s
+order by seq
+
+-- name: next_retry
+-- Seconds until the next retry of these lanes falls due.
+select extract(epoch from min(o.next_retry_at) - clock_timestamp())::float8
+from {schema}.outbox o
+where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(lanes)s)
+
+-- name: append
+-- The heart: delivered events leave the outbox and enter the log, if and only if this relay still holds their lanes.
+-- fence   locks the lanes' leases (in lane order, or it would deadlock with a takeover) and counts those with our token
+-- moved   takes the delivered rows out of the outbox
+-- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
+with fence as (
+    select count(*) as held
+    from (
+        select from {schema}.lane
+        where lane = any(%(lanes)s) and token = %(token)s
+        order by lane
+        for share
+    ) mine
+),
+moved as (
+    delete from {schema}.outbox using fence
+    where id = any(%(ids)b) and fence.held = %(lane_count)s
+    returning outbox.*
+),
+tip as (
+    update {schema}.head
+    set position = position + (select count(*) from moved), ts = greatest(ts, clock_timestamp())
+    returning position, ts
+),
+appended as (
+    insert into {schema}.log (
+        position, ts, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
+        correlation_id, causation_id, payload, retry_count, created_at {scope_names}
+    )
+    select tip.position - count(*) over () + row_number() over (order by moved.seq), tip.ts,
+           moved.id, moved.seq, moved.lane, moved.aggregate_type, moved.aggregate_id, moved.event_type,
+           moved.schema_version, moved.occurred_at, moved.correlation_id, moved.causation_id, moved.payload,
+           moved.retry_count, moved.created_at {moved_scope}
+    from moved, tip
+    returning 1
+)
+select fence.held, (select count(*) from appended) as appended, tip.position, tip.ts,
+       pg_notify(%(channel)s, tip.position::text)
+from fence, tip
+
+-- name: append_numbered
+-- The same, and aggregates of the declared types get a gapless number of their own (stream_seq).
+with fence as (
+    select count(*) as held
+    from (
+        select from {schema}.lane
+        where lane = any(%(lanes)s) and token = %(token)s
+        order by lane
+        for share
+    ) mine
+),
+moved as (
+    delete from {schema}.outbox using fence
+    where id = any(%(ids)b) and fence.held = %(lane_count)s
+    returning outbox.*
+),
+tip as (
+    update {schema}.head
+    set position = position + (select count(*) from moved), ts = greatest(ts, clock_timestamp())
+    returning position, ts
+),
+streams as (
+    insert into {schema}.stream as stream (aggregate_type, aggregate_id, seq, ts)
+    select moved.aggregate_type, moved.aggregate_id, count(*), tip.ts
+    from moved, tip
+    where moved.aggregate_type = any(%(numbered)s)
+    group by moved.aggregate_type, moved.aggregate_id, tip.ts
+    on conflict (aggregate_type, aggregate_id) do update set seq = stream.seq + excluded.seq, ts = excluded.ts
+    returning aggregate_type, aggregate_id, seq
+),
+appended as (
+    insert into {schema}.log (
+        position, ts, stream_seq, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
+        correlation_id, causation_id, payload, retry_count, created_at {scope_names}
+    )
+    select tip.position - count(*) over () + row_number() over (order by moved.seq), tip.ts,
+           streams.seq - count(*) over same_aggregate + row_number() over (same_aggregate order by moved.seq),
+           moved.id, moved.seq, moved.lane, moved.aggregate_type, moved.aggregate_id, moved.event_type,
+           moved.schema_version, moved.occurred_at, moved.correlation_id, moved.causation_id, moved.payload,
+           moved.retry_count, moved.created_at {moved_scope}
+    from tip, moved
+    left join streams on streams.aggregate_type = moved.aggregate_type and streams.aggregate_id = moved.aggregate_id
+    window same_aggregate as (partition by moved.aggregate_type, moved.aggregate_id)
+    returning 1
+)
+select fence.held, (select count(*) from appended) as appended, tip.position, tip.ts,
+       pg_notify(%(channel)s, tip.position::text)
+from fence, tip
+
+-- name: count_attempts
+-- After a takeover from a relay that died: the attempt is counted before delivery, so that an event that kills the process ends.
+with fence as (
+    select count(*) as held
+    from (
+        select from {schema}.lane
+        where lane = any(%(lanes)s) and token = %(token)s
+        order by lane
+        for share
+    ) mine
+)
+update {schema}.outbox o
+set retry_count = o.retry_count + 1
+from fence
+where o.id = %(id)s and o.status = 'pending' and fence.held = %(lane_count)s
+returning o.retry_count
+
+-- name: settle_failures
+-- Failed deliveries wait for their retry, or end as failed; each leaves or updates its dead letter, with its history.
+with fence as (
+    select count(*) as held
+    from (
+        select from {schema}.lane
+        where lane = any(%(lanes)s) and token = %(token)s
+        order by lane
+        for share
+    ) mine
+),
+failure as (
+    select *
+    from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(counts)s::integer[])
+        as f (id, consumer_name, error, error_class, delay, counted)
+),
+decided as (
+    select distinct on (id) id, error, delay, counted from failure order by id, delay nulls first
+),
+settled as (
+    update {schema}.outbox o
+    set retry_count = o.retry_count + decided.counted,
+        status = case when decided.delay is null then 'failed' else 'pending' end,
+        next_retry_at = clock_timestamp() + make_interval(secs => decided.delay),
+        last_error = decided.error
+    from decided, fence
+    where o.id = decided.id and o.status = 'pending' and fence.held = %(lane_count)s
+    returning o.*
+),
+letters as (
+    insert into {schema}.dead_letter_events as letter (
+        event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
+        correlation_id, causation_id, payload, seq, created_at, error, error_class, attempts, next_retry_at, history {scope_names}
+    )
+    select settled.id, failure.consumer_name, case when settled.status = 'failed' then 'parked' else 'retrying' end,
+           settled.event_type, settled.schema_version, settled.aggregate_type, settled.aggregate_id, settled.occurred_at,
+           settled.correlation_id, settled.causation_id, settled.payload, settled.seq, settled.created_at,
+           failure.error, failure.error_class, 1, settled.next_retry_at,
+           jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class)) {settled_scope}
+    from settled join failure on failure.id = settled.id
+    on conflict (event_id, consumer_name) do update
+    set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
+        attempts = letter.attempts + 1, next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
+        history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
+    returning 1
+)
+select fence.held, (select count(*) from settled) as settled, (select count(*) from letters) as letters
+from fence
+
+-- name: resolve_letters
+-- Events that failed before and are published now: their dead letters are resolved.
+update {schema}.dead_letter_events
+set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
+where event_id = any(%(ids)b) and status in ('retrying', 'parked')
+
+-- name: lowest_fresh
+-- Strict ordering: the lowest event that was never tried, blocked or not.
+select min(seq) from {schema}.outbox
+where status = 'pending' and next_retry_at is null and seq > %(watermark)s and lane = any(%(lanes)s)
+
+-- name: last_seq
+-- The highest seq drawn so far, by committed and by open transactions alike.
+select last_value from {schema}.outbox_seq_seq
+
+-- name: open_writers
+-- Transactions that have written to the outbox and have not ended. The lock is taken before seq is drawn and held to the end.
+select coalesce(array_agg(distinct virtualtransaction), '{{}}')
+from pg_locks
+where locktype = 'relation' and mode = 'RowExclusiveLock' and granted
+  and database = (select oid from pg_database where datname = current_database())
+  and relation = %(outbox)s::regclass and pid is distinct from pg_backend_pid()
+
+-- name: backlog
+-- How many events wait and since when, for the gauges.
+select count(*), coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0)::float8
+from {schema}.outbox
+where status = 'pending'

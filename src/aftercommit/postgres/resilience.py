@@ -1,0 +1,72 @@
+"""A service that survives its database: it works in sessions, and when the database goes away it waits and begins anew."""
+
+import asyncio
+import logging
+from abc import abstractmethod
+
+import psycopg
+import psycopg_pool
+
+from aftercommit.backoff import Exponential
+from aftercommit.errors import DatabaseUnavailable
+from aftercommit.service import Probe, Service
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.database")
+
+LOST = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable, psycopg_pool.PoolTimeout)
+
+
+class DatabaseService(Service):
+    """Runs `session` again and again; an outage is said once and retried with backoff."""
+
+    def __init__(self, probe: Probe | None = None, *, backoff: Exponential | None = None) -> None:
+        """Not started."""
+        super().__init__(probe)
+        self._reconnect = backoff or Exponential(base=0.1, maximum=5.0)
+        self._failures = 0
+
+    @abstractmethod
+    async def session(self) -> None:
+        """Connect and work until stopping or until the database is lost."""
+
+    def session_is_up(self) -> None:
+        """The session works: the next outage is news again."""
+        if self._failures:
+            say(logger, logging.INFO, "database_is_back", service=self.name, attempts=self._failures)
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Sessions until stopped; only what cannot mend itself is raised."""
+        while not self.stopping.is_set():
+            try:
+                await self.session()
+            except LOST as problem:
+                await self._outage(problem)
+            except BaseExceptionGroup as group:
+                lost, rest = group.split(LOST)
+                if rest is not None or lost is None:
+                    raise _single(rest or group) from None
+                await self._outage(_single(lost))
+
+    async def _outage(self, problem: BaseException) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            say(logger, logging.WARNING, "database_is_unavailable", service=self.name, error=str(problem).strip())
+        await self.reach("database.lost", error=problem)
+        await self.pause(self._reconnect(self._failures, problem) or 0.0)
+
+
+def _single(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+async def close_quietly(connection: psycopg.AsyncConnection[object] | None) -> None:
+    """Close a connection that may be broken already, even while being cancelled."""
+    if connection is not None and not connection.closed:
+        try:
+            await asyncio.shield(connection.close())
+        except psycopg.Error as problem:
+            say(logger, logging.DEBUG, "connection_close_failed", error=str(problem))

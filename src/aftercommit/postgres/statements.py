@@ -1,0 +1,70 @@
+"""Loads the SQL files once and renders them for one outbox: its schema and its scope columns. Never builds SQL by hand elsewhere."""
+
+import re
+from functools import cache
+from importlib.resources import files
+
+from psycopg import sql
+
+from aftercommit.postgres.shape import Shape
+
+_NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@cache
+def _texts() -> dict[str, str]:
+    """Every query of every file by its name."""
+    found: dict[str, str] = {}
+    for path in sorted(files(__package__).joinpath("queries").iterdir(), key=lambda path: path.name):
+        parts = _NAMED.split(path.read_text())
+        for name, text in zip(parts[1::2], parts[2::2], strict=True):
+            if name in found:
+                raise AssertionError(f"query {name!r} stands twice in the SQL files")
+            found[name] = text.strip()
+    return found
+
+
+def scope_list(shape: Shape, alias: str = "") -> sql.Composable:
+    """`, "a", "b"` for the scope columns, each behind an optional alias; nothing when no scope is declared."""
+    prefix = f"{alias}." if alias else ""
+    parts = [sql.SQL(", " + prefix) + sql.Identifier(name) for name in shape.scope]  # type: ignore[arg-type]
+    return sql.Composed(parts)
+
+
+class Statements:
+    """The queries of one outbox, ready to execute."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Nothing is rendered until it is asked for."""
+        self.shape = shape
+        self._rendered: dict[str, bytes] = {}
+
+    def __getitem__(self, name: str) -> bytes:
+        """The query of this name, as psycopg takes it."""
+        rendered = self._rendered.get(name)
+        if rendered is None:
+            rendered = self._rendered[name] = self.render(name).encode()
+        return rendered
+
+    def composed(self, outer: str, inner: str) -> bytes:
+        """A query that wraps another one."""
+        name = f"{outer}({inner})"
+        rendered = self._rendered.get(name)
+        if rendered is None:
+            wrapped = sql.SQL(self.render(inner))  # type: ignore[arg-type]
+            rendered = self._rendered[name] = self.render(outer, due=wrapped).encode()
+        return rendered
+
+    def render(self, name: str, **parts: sql.Composable) -> str:
+        """The text of a query with its schema, scope columns and any further parts in place."""
+        shape = self.shape
+        composed = sql.SQL(_texts()[name]).format(  # type: ignore[arg-type]
+            schema=sql.Identifier(shape.schema),
+            scope=scope_list(shape, "o"),
+            scope_names=scope_list(shape),
+            moved_scope=scope_list(shape, "moved"),
+            settled_scope=scope_list(shape, "settled"),
+            log_scope=scope_list(shape, "log"),
+            **parts,
+        )
+        return composed.as_string()

@@ -1,0 +1,291 @@
+"""One carrier: reads due events of its lanes, has the transport deliver them, settles the outcome. A relay runs several.
+
+No transaction is open and no row is locked while the transport works; what makes this safe is the fence in `settle`.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+
+from aftercommit.errors import AftercommitError, LeaseLost, TransportUnavailable
+from aftercommit.event.envelope import Record
+from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.records import outbox_record
+from aftercommit.postgres.resilience import LOST
+from aftercommit.postgres.statements import Statements
+from aftercommit.relay import plan
+from aftercommit.relay.plan import Due, Marks, Watermark
+from aftercommit.relay.settle import Settlement
+from aftercommit.service import Probe
+from aftercommit.telemetry import say
+from aftercommit.transport import RELAY_NAME, Failure, Transport
+
+logger = logging.getLogger("aftercommit.relay")
+
+MAX_BATCH_BYTES = 8 << 20
+RETRY_LOOK = 1.0
+
+
+class DeliveryNeverFinished(AftercommitError):
+    """Delivery of this event was begun again and again, and each time the process died before it ended."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Events read together, and what is known about their outcome."""
+
+    events: Sequence[Due | Record]
+    fresh: Sequence[int] = ()
+    resolved: int = 0
+    counted: bool = False
+
+    @property
+    def lanes(self) -> set[int]:
+        """The lanes whose leases this batch depends on."""
+        return {event.lane for event in self.events}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the transport said about a batch."""
+
+    delivered: list[Due | Record]
+    failures: list[Failure]
+
+
+class Carrier:
+    """The hands of a relay for some of its lanes, on a connection of its own."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        transport: Transport,
+        settlement: Settlement,
+        marks: Marks,
+        *,
+        batch_size: int,
+        probe: Probe | None = None,
+    ) -> None:
+        """Nothing read yet."""
+        self._outbox = outbox
+        self._transport = transport
+        self._settlement = settlement
+        self._marks = marks
+        self._batch_size = batch_size
+        self._probe = probe
+        self._statements = Statements(outbox.shape)
+        self._watermark = Watermark()
+        self._look_for_retries_at = 0.0
+        self._strict = outbox.ordering == "strict"
+        self._carries = transport.capabilities.carries
+
+    async def read(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], limit: int | None = None) -> Batch:
+        """Due events of these lanes: first those whose retry is due (at most half a batch), then untried ones, by seq."""
+        limit = limit or self._batch_size
+        # Taken before the read: a transaction that ends between the two is resolved, but not in what was read.
+        resolved = self._marks.resolved
+        watermark = self._watermark.for_lanes(lanes)
+        parameters = {"lanes": sorted(lanes), "watermark": watermark, "max_bytes": MAX_BATCH_BYTES}
+        retries: list[Due | Record] = []
+        if time.monotonic() >= self._look_for_retries_at:
+            retries = await self._query(connection, "due_retries", {**parameters, "limit": max(1, limit // 2)})
+            if len(retries) < max(1, limit // 2):
+                self._look_for_retries_at = time.monotonic() + RETRY_LOOK
+        fresh = await self._query(connection, "due_fresh", {**parameters, "limit": limit - len(retries)})
+        await self._reach("relay.read", count=len(retries) + len(fresh))
+        events = sorted([*retries, *fresh], key=lambda event: event.seq)
+        return Batch(events, [event.seq for event in fresh], resolved)
+
+    async def carry(self, connection: psycopg.AsyncConnection[Any], batch: Batch) -> int:
+        """Deliver and settle a batch; returns how many events were dealt with."""
+        outcome = await self.deliver(batch)
+        return await self.settle(connection, batch, outcome)
+
+    async def carry_suspects(self, connection: psycopg.AsyncConnection[Any], batch: Batch) -> None:
+        """One event at a time, each attempt counted before it is made: one of them may have killed our predecessor."""
+        for event in batch.events:
+            event_id = _id(event)
+            attempts = await self._settlement.count_attempt(connection, event_id, event.lane)
+            if attempts is None:
+                raise LeaseLost(f"lane {event.lane} was taken over, or event {event_id} is gone")
+            single = Batch([_with_attempts(event, attempts)], counted=True)
+            await self._reach("relay.counted", attempts=attempts)
+            if attempts > self._outbox.max_attempts:
+                error = DeliveryNeverFinished(
+                    f"delivery was begun {attempts - 1} times and the process died each time; fix what kills it, then retry"
+                )
+                outcome = Outcome([], [Failure(event_id, error, permanent=True)])
+            else:
+                outcome = await self.deliver(single)
+            await self.settle(connection, single, outcome)
+
+    async def deliver(self, batch: Batch) -> Outcome:
+        """Hand the batch to the transport, without any transaction open."""
+        await self._reach("relay.deliver", count=len(batch.events))
+        if not self._carries:
+            return Outcome(list(batch.events), [])
+        records = [event for event in batch.events if isinstance(event, Record)]
+        outcome = await (self._deliver_strictly(records) if self._strict else self._deliver_all(records))
+        await self._reach("relay.delivered", count=len(outcome.delivered), failures=len(outcome.failures))
+        return outcome
+
+    async def settle(self, connection: psycopg.AsyncConnection[Any], batch: Batch, outcome: Outcome) -> int:
+        """Write the outcome, fenced. What is neither delivered nor failed stays in the outbox untouched."""
+        done: set[UUID] = set()
+        if outcome.delivered:
+            await self._append(connection, outcome.delivered)
+            done.update(_id(event) for event in outcome.delivered)
+        if outcome.failures:
+            await self._record_failures(connection, batch, outcome.failures)
+            done.update(failure.event_id for failure in outcome.failures)
+        await self._move_watermark(connection, batch, done)
+        return len(done)
+
+    async def seconds_to_next_retry(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> float | None:
+        """How long until a waiting event falls due."""
+        row = await (await connection.execute(self._statements["next_retry"], {"lanes": sorted(lanes)})).fetchone()
+        seconds: float | None = row[0] if row else None
+        if seconds is not None:
+            self._look_for_retries_at = min(self._look_for_retries_at, time.monotonic() + max(0.0, seconds))
+        return seconds
+
+    async def _query(self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> list[Any]:
+        if parameters["limit"] <= 0:
+            return []
+        name = f"{name}_strict" if self._strict else name
+        if not self._carries:
+            rows = await (await connection.execute(self._statements[name], parameters)).fetchall()
+            return [Due(*row) for row in rows]
+        loading = self._statements.composed("load_due", name)
+        cursor = await connection.execute(loading, parameters)
+        return [outbox_record(row, self._outbox.shape) for row in await cursor.fetchall()]
+
+    async def _deliver_all(self, records: list[Record]) -> Outcome:
+        try:
+            failures = list(await self._transport.deliver(records))
+        except (TransportUnavailable, *LOST):
+            raise
+        except Exception as error:  # noqa: BLE001 - a transport's bug must not stop the relay; find out which event it is about
+            if len(records) > 1:
+                return await self._deliver_singly(records)
+            failures = [Failure(record.event_id, error) for record in records]
+        failed = {failure.event_id for failure in failures}
+        return Outcome([record for record in records if record.event_id not in failed], failures)
+
+    async def _deliver_singly(self, records: list[Record]) -> Outcome:
+        whole = Outcome([], [])
+        for record in records:
+            one = await self._deliver_all([record])
+            whole.delivered += one.delivered
+            whole.failures += one.failures
+        return whole
+
+    async def _deliver_strictly(self, records: list[Record]) -> Outcome:
+        whole = Outcome([], [])
+        blocked: set[tuple[str, str]] = set()
+        for batch in plan.rounds(records):
+            going = [record for record in batch if record.aggregate not in blocked]
+            if not going:
+                continue
+            one = await self._deliver_all(going)
+            whole.delivered += one.delivered
+            whole.failures += one.failures
+            failed = {failure.event_id for failure in one.failures}
+            blocked.update(record.aggregate for record in going if record.event_id in failed)
+        return whole
+
+    async def _append(self, connection: psycopg.AsyncConnection[Any], events: Sequence[Due | Record]) -> None:
+        lanes = {event.lane for event in events}
+        appended = await self._settlement.append(connection, [_id(event) for event in events], lanes)
+        await self._reach("relay.appended", count=appended.count, position=appended.position)
+        retried = [_id(event) for event in events if event.retry_count > 0]
+        if retried:
+            await self._settlement.resolve_letters(connection, retried)
+        now = appended.ts
+        self._outbox.meter.on_published(
+            (event.event_type, max(0.0, (now - event.created_at).total_seconds() * 1000)) for event in events
+        )
+        if logger.isEnabledFor(logging.INFO):
+            say(
+                logger,
+                logging.INFO,
+                "outbox_publish_succeeded",
+                outbox=self._outbox.schema,
+                transport=self._transport.name,
+                count=appended.count,
+                position=appended.position,
+                event_id=str(_id(events[0])),
+                event_ids=[str(_id(event)) for event in events[:20]],
+            )
+
+    async def _record_failures(
+        self, connection: psycopg.AsyncConnection[Any], batch: Batch, failures: Sequence[Failure]
+    ) -> None:
+        events = {_id(event): event for event in batch.events}
+        verdicts = [
+            plan.judge(
+                failure,
+                events[failure.event_id].retry_count,
+                already_counted=batch.counted,
+                backoff=self._outbox.backoff,
+                max_attempts=self._outbox.max_attempts,
+            )
+            for failure in failures
+        ]
+        lanes = {events[verdict.event_id].lane for verdict in verdicts}
+        await self._settlement.record_failures(connection, verdicts, lanes)
+        for verdict in verdicts:
+            event = events[verdict.event_id]
+            self._tell_failure(verdict, event)
+            if verdict.delay is not None:
+                self._look_for_retries_at = min(self._look_for_retries_at, time.monotonic() + verdict.delay)
+        await self._reach("relay.failed", count=len(verdicts))
+
+    def _tell_failure(self, verdict: plan.Verdict, event: Due | Record) -> None:
+        fields = {
+            "outbox": self._outbox.schema,
+            "transport": self._transport.name,
+            "event_id": str(verdict.event_id),
+            "event_type": event.event_type,
+            "consumer": verdict.consumer,
+            "attempt": event.retry_count + verdict.counted,
+            "error": verdict.error,
+            "error_class": verdict.error_class,
+        }
+        self._outbox.meter.on_failed(event.event_type, verdict.error_class)
+        say(logger, logging.WARNING, "outbox_publish_failed", retry_in=verdict.delay, **fields)
+        if verdict.delay is None:
+            self._outbox.meter.on_parked(RELAY_NAME)
+            say(logger, logging.ERROR, "outbox_dead_lettered", **fields)
+
+    async def _move_watermark(self, connection: psycopg.AsyncConnection[Any], batch: Batch, done: set[UUID]) -> None:
+        if batch.counted:
+            return
+        if self._strict:
+            # Events blocked behind a failed one are not read, but they are still there: ask for the lowest of all.
+            parameters = {"watermark": self._watermark.value, "lanes": sorted(self._watermark.lanes)}
+            row = await (await connection.execute(self._statements["lowest_fresh"], parameters)).fetchone()
+            self._watermark.nothing_below(row[0] if row else None, batch.resolved)
+            return
+        unsettled = [event.seq for event in batch.events if _id(event) not in done]
+        self._watermark.settled(batch.fresh, unsettled, batch.resolved)
+
+    async def _reach(self, point: str, **detail: Any) -> None:
+        if self._probe is not None:
+            await self._probe(point, detail)
+
+
+def _id(event: Due | Record) -> UUID:
+    return event.id if isinstance(event, Due) else event.event_id
+
+
+def _with_attempts(event: Due | Record, attempts: int) -> Due | Record:
+    if isinstance(event, Due):
+        return event
+    return msgspec.structs.replace(event, retry_count=attempts)

@@ -1,0 +1,72 @@
+"""When to sleep and when publishers must ring: a NOTIFY in every transaction would cost them half their throughput.
+
+Publishers ring only while a relay says that it listens. The relay says so when it has run out of work, and takes it
+back when work comes in bulk. A transaction that published before the relay said so will not ring; it is found by its
+lock on the outbox table, and while such a transaction is open the relay looks for itself at short intervals.
+"""
+
+import asyncio
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from aftercommit.postgres.listen import Listener
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+from aftercommit.relay.lanes import Lanes
+
+POLL = 1.0
+POLL_WITHOUT_LISTENER = 0.05
+SHORTEST_LOOK = 0.01
+LONGEST_LOOK = 0.1
+BUSY_BATCH = 64
+BUSY_STREAK = 16
+
+
+class Doorbell:
+    """Decides how long an idle carrier may wait for the bell."""
+
+    def __init__(self, shape: Shape, lanes: Lanes, listener: Listener | None) -> None:
+        """Awake."""
+        self._statements = Statements(shape)
+        self._outbox = sql.Identifier(shape.schema, "outbox").as_string()
+        self._lanes = lanes
+        self._listener = listener
+        self._unheard: set[str] = set()
+        self._look = SHORTEST_LOOK
+        self._streak = 0
+        self.rung = listener.subscribe(shape.publish_channel) if listener is not None else asyncio.Event()
+
+    async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:
+        """A batch was carried: when work comes in bulk, publishers need not ring."""
+        self._streak += 1
+        if count >= BUSY_BATCH or self._streak >= BUSY_STREAK:
+            await self._lanes.set_listening(connection, False)
+
+    async def ran_dry(self, connection: psycopg.AsyncConnection[Any]) -> float:
+        """Nothing was due. Seconds to wait for the bell; 0 means to look once more at once."""
+        self._streak = 0
+        if self._listener is None or not self._listener.working:
+            return POLL_WITHOUT_LISTENER
+        if not self._lanes.listening:
+            await self._lanes.set_listening(connection, True)
+            self._unheard = await self.open_writers(connection)
+            self._look = SHORTEST_LOOK
+            return 0.0
+        if self._unheard:
+            self._unheard &= await self.open_writers(connection)
+            self._look = min(LONGEST_LOOK, self._look * 1.5)
+            return self._look if self._unheard else 0.0
+        return POLL
+
+    async def open_writers(self, connection: psycopg.AsyncConnection[Any]) -> set[str]:
+        """Transactions that have published and have not ended."""
+        cursor = await connection.execute(self._statements["open_writers"], {"outbox": self._outbox})
+        row = await cursor.fetchone()
+        return set(row[0]) if row else set()
+
+    async def last_seq(self, connection: psycopg.AsyncConnection[Any]) -> int:
+        """The last seq that anybody drew."""
+        row = await (await connection.execute(self._statements["last_seq"])).fetchone()
+        return int(row[0]) if row else 0

@@ -1,0 +1,229 @@
+"""The relay: holds lanes, runs carriers on them, keeps itself and the figures up to date. Starts, stops, survives."""
+
+import asyncio
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from aftercommit.backoff import Exponential
+from aftercommit.errors import DeclarationError, LeaseLost, TransportUnavailable
+from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.database import Database, privilege, require_schema
+from aftercommit.postgres.listen import Listener
+from aftercommit.postgres.resilience import DatabaseService, close_quietly
+from aftercommit.postgres.statements import Statements
+from aftercommit.relay.carrier import Carrier
+from aftercommit.relay.doorbell import Doorbell
+from aftercommit.relay.lanes import Lanes
+from aftercommit.relay.plan import Marks
+from aftercommit.relay.settle import Settlement
+from aftercommit.relay.sweeper import Sweeper
+from aftercommit.service import Probe, wait_for_any
+from aftercommit.telemetry import say
+from aftercommit.transport import Transport
+
+logger = logging.getLogger("aftercommit.relay")
+
+MARK_INTERVAL = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """How a relay works. `lease` bounds the time until another takes over after a crash; `carriers` work side by side."""
+
+    batch_size: int = 1000
+    carriers: int = 1
+    lease: float = 5.0
+    drain_seconds: float = 10.0
+    gauge_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that could not work."""
+        if self.batch_size < 1 or not 1 <= self.carriers <= 64 or self.lease <= 0 or self.drain_seconds < 0:
+            raise DeclarationError(f"{self!r}: batch_size >= 1, 1 <= carriers <= 64, lease > 0 and drain_seconds >= 0 are needed")
+
+
+class Relay(DatabaseService):
+    """Carries events of one outbox to one transport and into the log."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        database: Database,
+        transport: Transport,
+        *,
+        settings: RelaySettings | None = None,
+        listener: Listener | None = None,
+        name: str | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        """Not started. A listener shared with other services is used when given; without one the relay polls."""
+        super().__init__(probe)
+        self.name = name or f"relay {socket.gethostname()}:{os.getpid()}"
+        self.outbox = outbox
+        self.settings = settings or RelaySettings()
+        self._database = database
+        self._transport = transport
+        self._statements = Statements(outbox.shape)
+        self.lanes = Lanes(outbox.shape, self.name, self.settings.lease)
+        self._doorbell = Doorbell(outbox.shape, self.lanes, listener)
+        self._marks = Marks()
+        self._settlement = Settlement(outbox, self.lanes.token)
+        self._outage = Exponential(base=0.2, maximum=30.0)
+        self._outages = 0
+        self._ticked = asyncio.Event()
+
+    def carrier(self) -> Carrier:
+        """A new carrier of this relay."""
+        return Carrier(
+            self.outbox,
+            self._transport,
+            self._settlement,
+            self._marks,
+            batch_size=self.settings.batch_size,
+            probe=self._probe,
+        )
+
+    async def run(self) -> None:
+        """Open the transport, work in sessions, close it."""
+        await self._open_transport()
+        try:
+            await super().run()
+        finally:
+            await self._transport.close()
+
+    async def session(self) -> None:
+        """One life of the database connections: control and carriers together, until stopped or lost."""
+        control = await self._database.connect()
+        self._marks.forget()
+        self.lanes.forget()
+        try:
+            await require_schema(control, self.outbox.shape)
+            await self.lanes.tick(control)
+            self.session_is_up()
+            await self.reach("relay.ready", lanes=len(self.lanes.held))
+            await self._work(control)
+            await self.lanes.release_all(control)
+            await self.reach("relay.stopped")
+        except psycopg.errors.InsufficientPrivilege as problem:
+            raise privilege(control.info.user, self.outbox.shape, problem) from problem
+        finally:
+            self.lanes.forget()
+            await close_quietly(control)
+
+    async def _work(self, control: psycopg.AsyncConnection[Any]) -> None:
+        sweeper = Sweeper(self.outbox.shape, self._database)
+        async with asyncio.TaskGroup() as group:
+            carriers = [group.create_task(self._carrier_loop(number)) for number in range(self.settings.carriers)]
+            background = [
+                group.create_task(self._control_loop(control)),
+                group.create_task(self._gauge_loop()),
+                group.create_task(sweeper.keep(self.stopping)),
+            ]
+            await self._until_drained(carriers)
+            for task in background:
+                task.cancel()
+
+    async def _until_drained(self, carriers: list[asyncio.Task[None]]) -> None:
+        await self.stopping.wait()
+        done, late = await asyncio.wait(carriers, timeout=self.settings.drain_seconds)
+        for carrier in late:
+            say(logger, logging.WARNING, "relay_drain_timed_out", relay=self.name, seconds=self.settings.drain_seconds)
+            carrier.cancel()
+
+    async def _control_loop(self, control: psycopg.AsyncConnection[Any]) -> None:
+        next_tick = asyncio.get_running_loop().time() + self.settings.lease / 3
+        while True:
+            now = asyncio.get_running_loop().time()
+            if now >= next_tick or not self.lanes.are_valid:
+                await self.lanes.tick(control)
+                next_tick = now + self.settings.lease / 3
+            last_seq = await self._doorbell.last_seq(control)
+            self._marks.observe(last_seq, await self._doorbell.open_writers(control))
+            await wait_for_any(min(MARK_INTERVAL, self.settings.lease / 3), self._ticked)
+            if self._ticked.is_set():
+                self._ticked.clear()
+                next_tick = 0.0
+
+    async def _gauge_loop(self) -> None:
+        connection = await self._database.connect()
+        try:
+            while True:
+                row = await (await connection.execute(self._statements["backlog"])).fetchone()
+                if row is not None:
+                    self.outbox.meter.on_backlog(*row)
+                await self.reach("relay.measured")
+                await asyncio.sleep(self.settings.gauge_seconds)
+        finally:
+            await close_quietly(connection)
+
+    async def _carrier_loop(self, number: int) -> None:
+        connection = await self._database.connect()
+        carrier = self.carrier()
+        try:
+            while not self.stopping.is_set():
+                lanes = {lane for lane in self.lanes.held if lane % self.settings.carriers == number}
+                if not lanes or not self.lanes.are_valid:
+                    await self._wait_for_lanes()
+                    continue
+                try:
+                    await self._turn(connection, carrier, lanes)
+                except TransportUnavailable as problem:
+                    await self._wait_for_transport(problem)
+                except LeaseLost as problem:
+                    say(logger, logging.WARNING, "relay_lease_lost", relay=self.name, error=str(problem))
+                    await self.reach("relay.fenced")
+                    self._ticked.set()
+                    await self._wait_for_lanes()
+        finally:
+            await close_quietly(connection)
+
+    async def _turn(self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, lanes: set[int]) -> None:
+        suspects = lanes & self.lanes.suspect if self._transport.capabilities.carries else set()
+        if suspects:
+            batch = await carrier.read(connection, suspects)
+            await carrier.carry_suspects(connection, batch)
+            self.lanes.suspect -= suspects
+            return
+        batch = await carrier.read(connection, lanes)
+        if batch.events:
+            await carrier.carry(connection, batch)
+            self._transport_is_back()
+            await self._doorbell.worked(connection, len(batch.events))
+            return
+        await self.reach("relay.idle")
+        seconds = await self._doorbell.ran_dry(connection)
+        if seconds > 0:
+            due_in = await carrier.seconds_to_next_retry(connection, lanes)
+            seconds = seconds if due_in is None else max(0.001, min(seconds, due_in))
+            await self.pause(seconds, self._doorbell.rung, self.lanes.changed)
+
+    async def _wait_for_lanes(self) -> None:
+        await self.pause(self.settings.lease / 3, self.lanes.changed, self._doorbell.rung)
+        self._ticked.set()
+        await asyncio.sleep(0)
+
+    async def _open_transport(self) -> None:
+        while not self.stopping.is_set():
+            try:
+                await self._transport.open()
+                self._transport_is_back()
+                return
+            except TransportUnavailable as problem:
+                await self._wait_for_transport(problem)
+
+    async def _wait_for_transport(self, problem: TransportUnavailable) -> None:
+        self._outages += 1
+        if self._outages == 1:
+            say(logger, logging.WARNING, "transport_is_unavailable", transport=self._transport.name, error=str(problem))
+        await self.reach("relay.outage", outages=self._outages)
+        await self.pause(self._outage(self._outages, problem) or 0.0)
+
+    def _transport_is_back(self) -> None:
+        if self._outages:
+            say(logger, logging.INFO, "transport_is_back", transport=self._transport.name, attempts=self._outages)
+        self._outages = 0

@@ -1,0 +1,90 @@
+"""One start/stop protocol for everything that runs in the background, and the probe by which tests watch it work."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+Result = TypeVar("Result")
+Probe = Callable[[str, dict[str, Any]], Awaitable[None]]
+
+
+class Service(ABC):
+    """Something that runs until it is told to stop.
+
+    A probe, when one is given, is awaited at named points ("relay.delivered"); it may wait there, or raise. In
+    production there is none and a point costs a comparison.
+    """
+
+    name: str = "service"
+
+    def __init__(self, probe: Probe | None = None) -> None:
+        """Not started."""
+        self._probe = probe
+        self._task: asyncio.Task[None] | None = None
+        self.stopping = asyncio.Event()
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Work until `stopping` is set, then finish cleanly."""
+
+    async def start(self) -> Self:
+        """Run in the background."""
+        self.stopping.clear()
+        self._task = asyncio.create_task(self.run(), name=self.name)
+        return self
+
+    async def stop(self) -> None:
+        """Finish what is under way and end; errors of the run surface here."""
+        self.stopping.set()
+        if self._task is not None:
+            await self._task
+
+    async def wait(self) -> None:
+        """Until the service ends by itself or by `stop`."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def reach(self, point: str, **detail: Any) -> None:
+        """A named point of the work, for tests to wait at or to break."""
+        if self._probe is not None:
+            await self._probe(point, detail)
+
+    async def pause(self, seconds: float, *wakers: asyncio.Event) -> None:
+        """Wait until the time is up, the service is stopping, or one of the events is set (they are cleared)."""
+        await wait_for_any(seconds, self.stopping, *wakers)
+        for waker in wakers:
+            waker.clear()
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        await self.stop()
+
+
+async def wait_for_any(seconds: float, *events: asyncio.Event) -> None:
+    """Until one of the events is set or the time is up."""
+    if seconds <= 0 or any(event.is_set() for event in events):
+        await asyncio.sleep(0)
+        return
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def finish_all(work: Iterable[Awaitable[Result]]) -> list[Result]:
+    """All results; an error is raised only when everybody has finished, so that nobody works on unseen."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

@@ -1,0 +1,230 @@
+"""A PostgreSQL for tests: databases cloned from a template in milliseconds, on your server or our own.
+
+    with PostgresServerForTests.from_environment() as server:
+        server.template("orders", prepare=create_my_tables)
+        dsn = server.clone("orders")
+
+Never touches a database that it did not create.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Final, LiteralString, Self
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from aftercommit.errors import DatabaseError, DatabaseUnavailable, MissingPrivilege
+from aftercommit.postgres.embedded import DEFAULT_VERSION, EmbeddedPostgres
+from aftercommit.postgres.folder_lock import FolderLock
+from aftercommit.postgres.postmaster import find_postmaster, kill_postmaster
+
+# Nothing here has to outlive the run, so nothing waits for the disk. Autovacuum stays on, as in production.
+SETTINGS_FOR_TESTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "fsync": "off",
+        "synchronous_commit": "off",
+        "full_page_writes": "off",
+        "max_connections": "200",
+        "shared_buffers": "64MB",
+    }
+)
+_FOLDER_PREFIX: Final = "aftercommit-test-"
+
+
+class PostgresServerForTests:
+    """A server whose databases belong to one test run.
+
+    With `dsn` it is your server, whose user needs CREATEDB; without, an embedded one in a temporary folder.
+    Each pytest-xdist worker can have its own: an embedded server takes less than a second to start, and on a
+    shared one the names of the databases never meet.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        version: int = DEFAULT_VERSION,
+        settings: Mapping[str, str] = SETTINGS_FOR_TESTS,
+    ) -> None:
+        self._external_dsn = dsn
+        self._version = version
+        self._settings = settings
+        self._embedded: EmbeddedPostgres | None = None
+        self._templates: dict[str, str] = {}
+        self._created: set[str] = set()
+        self._run = secrets.token_hex(4)
+        self._counter = 0
+
+    @classmethod
+    def from_environment(cls, *, version: int = DEFAULT_VERSION) -> Self:
+        """The server of `DATABASE_URL` when that is set, an embedded one otherwise."""
+        return cls(os.environ.get("DATABASE_URL") or None, version=version)
+
+    @property
+    def embedded(self) -> EmbeddedPostgres | None:
+        """The embedded server, for tests that restart or kill it; None on a server of yours."""
+        return self._embedded
+
+    @property
+    def dsn(self) -> str:
+        """The connection URI that databases are created through."""
+        if self._external_dsn is not None:
+            return self._external_dsn
+        return self._running().dsn
+
+    def start(self) -> None:
+        """Start the embedded server, or check that the given one lets us create databases."""
+        if self._external_dsn is not None:
+            self._check_may_create_databases()
+        elif self._embedded is None:
+            _remove_abandoned_servers()
+            folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
+            self._embedded = EmbeddedPostgres(folder, version=self._version, settings=self._settings)
+            self._embedded.start()
+
+    def stop(self) -> None:
+        """Remove every database that was created, and the embedded server with its folder."""
+        if self._embedded is not None:
+            self._embedded.stop("immediate")
+            shutil.rmtree(self._embedded.cluster.folder)
+            self._embedded = None
+        else:
+            for database in sorted(self._created):
+                self._drop_database(database)
+        self._created.clear()
+        self._templates.clear()
+
+    def template(self, name: str, prepare: Callable[[str], None]) -> str:
+        """Make a template database once per run: `prepare` gets its connection URI. Returns the name."""
+        if name in self._templates:
+            return name
+        database = self._create_database("create database {}")
+        try:
+            prepare(self._dsn_for(database))
+        except BaseException:
+            self._drop_database(database)
+            raise
+        # A session that `prepare` left open (a pool that is still closing) would make every clone fail.
+        self._execute("alter database {} with allow_connections false", database)
+        with self._connect() as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = %s", [database]
+            )
+        self._templates[name] = database
+        return name
+
+    def clone(self, template: str) -> str:
+        """A new database, equal to the template; returns its connection URI."""
+        if template not in self._templates:
+            known = ", ".join(sorted(self._templates)) or "none"
+            raise DatabaseError(f"no template {template!r} (there are: {known}): make it with template()")
+        database = self._create_database("create database {} template {}", self._templates[template])
+        return self._dsn_for(database)
+
+    def drop(self, dsn: str) -> None:
+        """Remove a cloned database, ending the sessions in it."""
+        database = str(conninfo_to_dict(dsn).get("dbname"))
+        if database not in self._created:
+            raise DatabaseError(f"database {database!r} was not created by this test run and is not dropped")
+        self._drop_database(database)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _running(self) -> EmbeddedPostgres:
+        if self._embedded is None:
+            raise DatabaseError("the server for tests is not started: call start() first")
+        return self._embedded
+
+    def _dsn_for(self, database: str) -> str:
+        if self._external_dsn is not None:
+            return with_database(self._external_dsn, database)
+        return self._running().dsn_for(database)
+
+    def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
+        try:
+            return psycopg.connect(self.dsn, autocommit=True)
+        except psycopg.OperationalError as problem:
+            raise DatabaseUnavailable(
+                f"the server for tests does not answer: {problem}. Start it, or unset DATABASE_URL to use an "
+                "embedded one"
+            ) from problem
+
+    def _execute(self, statement: LiteralString, *databases: str) -> None:
+        with self._connect() as connection:
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, databases)))
+
+    def _create_database(self, statement: LiteralString, *templates: str) -> str:
+        self._counter += 1
+        database = f"test_{self._run}_{self._counter}"
+        self._execute(statement, database, *templates)
+        self._created.add(database)
+        return database
+
+    def _drop_database(self, database: str) -> None:
+        self._execute("drop database if exists {} with (force)", database)
+        self._created.discard(database)
+
+    def _check_may_create_databases(self) -> None:
+        with self._connect() as connection:
+            row = connection.execute(
+                "select current_user, rolcreatedb or rolsuper from pg_roles where rolname = current_user"
+            ).fetchone()
+        if row is None or not row[1]:
+            user = "the user" if row is None else f"user {row[0]!r}"
+            raise MissingPrivilege(
+                f"{user} of the server for tests may not create databases: ALTER ROLE … CREATEDB, or unset "
+                "DATABASE_URL to use an embedded one"
+            )
+
+
+def with_database(dsn: str, database: str) -> str:
+    """The same server and user, another database; always a URI, which every driver takes."""
+    options = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    options.pop("dbname", None)
+    user, password = options.pop("user", None), options.pop("password", None)
+    credentials = "" if user is None else quote(user, safe="")
+    if password is not None:
+        credentials += f":{quote(password, safe='')}"
+    at = f"{credentials}@" if credentials else ""
+    query = f"?{urlencode(options, quote_via=quote, safe='/')}" if options else ""
+    return f"postgresql://{at}/{quote(database, safe='')}{query}"
+
+
+def _remove_abandoned_servers() -> None:
+    """End the servers of test runs that were killed; a folder's lock tells whether its run still lives."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        # Folders of other users, and those that another run is removing just now.
+        with contextlib.suppress(OSError):
+            _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    lock = FolderLock(folder / "lock", "removal")
+    # A folder without the file is one that is just being made.
+    if not lock.path.exists() or not lock.acquire():
+        return
+    try:
+        for data_folder in folder.glob("postgres-*"):
+            server = find_postmaster(data_folder)
+            if server is not None:
+                kill_postmaster(server.pid, timeout=10)
+                shutil.rmtree(server.socket_folder)
+        shutil.rmtree(folder)
+    finally:
+        lock.release()

@@ -1,0 +1,97 @@
+"""Puts the parts together for one process: a listener, a relay, workers. What the CLI and small programs start."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal
+
+from aftercommit.consumer import Dispatcher, LogWorker, WorkerSettings
+from aftercommit.errors import DeclarationError
+from aftercommit.outbox import Outbox
+from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.listen import Listener
+from aftercommit.relay import Relay, RelaySettings
+from aftercommit.service import Probe, Service, finish_all
+from aftercommit.transport import Transport
+from aftercommit.transports import BusTransport, LogTransport
+
+TransportName = Literal["log", "bus"]
+BUS_CARRIERS = 4
+
+
+class Engine(Service):
+    """Everything of one outbox that runs in this process; ends when it is stopped or when one part fails for good."""
+
+    name = "engine"
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        database: Database,
+        *,
+        relay: bool = True,
+        workers: bool | Sequence[str] = True,
+        transport: TransportName | Transport = "log",
+        relay_settings: RelaySettings | None = None,
+        worker_settings: WorkerSettings | None = None,
+        listen: bool = True,
+        probe: Probe | None = None,
+    ) -> None:
+        """A relay, and workers for all consumers of the outbox (or those named). With the bus the relay runs the handlers."""
+        super().__init__(probe)
+        self.outbox = outbox
+        self.listener = Listener(database, probe) if listen else None
+        self.relay: Relay | None = None
+        self.workers: list[LogWorker] = []
+        if relay:
+            carried = _transport(transport, outbox, database)
+            settings = relay_settings or RelaySettings(carriers=BUS_CARRIERS if carried.capabilities.carries else 1)
+            self.relay = Relay(outbox, database, carried, settings=settings, listener=self.listener, probe=probe)
+        if transport != "bus" and workers is not False:
+            self.workers = [
+                LogWorker(outbox, consumer, database, settings=worker_settings, listener=self.listener, probe=probe)
+                for consumer in _chosen(outbox, workers)
+            ]
+
+    @property
+    def services(self) -> list[Service]:
+        """The parts, in the order in which they start."""
+        parts: list[Service | None] = [self.listener, self.relay, *self.workers]
+        return [part for part in parts if part is not None]
+
+    async def run(self) -> None:
+        """Start everything, wait, stop everything; the first error of a part is raised."""
+        parts = self.services
+        for part in parts:
+            await part.start()
+        waits = {asyncio.create_task(part.wait()) for part in parts}
+        stopping = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait({stopping, *waits}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            for wait in waits:
+                wait.cancel()
+            # The listener goes last: hand-overs are announced through the database, but wake-ups come through it.
+            await finish_all(part.stop() for part in parts[1:] if self.listener is not None)
+            await finish_all(part.stop() for part in (parts[:1] if self.listener is not None else parts))
+
+
+def _transport(chosen: TransportName | Transport, outbox: Outbox, database: Database) -> Transport:
+    if chosen == "log":
+        return LogTransport()
+    if chosen == "bus":
+        return BusTransport(Dispatcher(outbox, database))
+    if isinstance(chosen, str):
+        raise DeclarationError(f"transport {chosen!r} is not known: use 'log', 'bus' or a Transport object")
+    return chosen
+
+
+def _chosen(outbox: Outbox, workers: bool | Sequence[str]) -> list[Consumer]:
+    if workers is True:
+        return list(outbox.consumers.values())
+    names = list(workers) if not isinstance(workers, bool) else []
+    for name in names:
+        if name not in outbox.consumers:
+            raise DeclarationError(f"consumer {name!r} is not declared: declared are {', '.join(outbox.consumers) or 'none'}")
+    return [outbox.consumers[name] for name in names]

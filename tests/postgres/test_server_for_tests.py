@@ -1,0 +1,147 @@
+"""The PostgreSQL that our tests and users' tests run on: templates, clones, and nothing left behind."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from aftercommit.errors import DatabaseError, DatabaseUnavailable, MissingPrivilege
+from aftercommit.testing.postgres import PostgresServerForTests, with_database
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServerForTests]:
+    """A server of this module's own, which it may give users and templates."""
+    with PostgresServerForTests() as started:
+        yield started
+
+
+def run(dsn: str, statement: str) -> list[tuple[object, ...]]:
+    with closing(psycopg.connect(dsn, autocommit=True)) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def databases(server: PostgresServerForTests) -> set[object]:
+    return {name for (name,) in run(server.dsn, "select datname from pg_database")}
+
+
+def test_each_test_gets_an_empty_database_of_its_own(database: str) -> None:
+    assert run(database, "select count(*) from pg_tables where schemaname = 'public'") == [(0,)]
+
+
+def test_clones_equal_their_template_and_are_apart_from_each_other(server: PostgresServerForTests) -> None:
+    prepared: list[str] = []
+
+    def prepare(dsn: str) -> None:
+        prepared.append(dsn)
+        run(dsn, "create table orders as select 1 as number")
+
+    for _ in range(2):
+        assert server.template("orders", prepare) == "orders"
+    first, second = server.clone("orders"), server.clone("orders")
+    run(first, "insert into orders values (2)")
+    assert len(run(first, "table orders")) == 2
+    assert len(run(second, "table orders")) == 1
+    assert len(prepared) == 1
+
+
+def test_a_session_left_open_in_the_template_does_not_block_clones(server: PostgresServerForTests) -> None:
+    left_open: list[psycopg.Connection] = []
+    server.template("busy", lambda dsn: left_open.append(psycopg.connect(dsn)))
+    assert run(server.clone("busy"), "select 1") == [(1,)]
+    left_open[0].close()
+
+
+def test_a_template_that_fails_to_be_prepared_leaves_nothing(server: PostgresServerForTests) -> None:
+    before = databases(server)
+
+    def prepare(dsn: str) -> None:
+        run(dsn, "create tables")
+
+    with pytest.raises(psycopg.errors.SyntaxError):
+        server.template("broken", prepare)
+    assert databases(server) == before
+    with pytest.raises(DatabaseError, match="no template 'broken'"):
+        server.clone("broken")
+
+
+def test_drop_ends_open_sessions_and_spares_what_it_did_not_create(server: PostgresServerForTests) -> None:
+    dsn = server.clone(server.template("empty", lambda dsn: None))
+    with closing(psycopg.connect(dsn)):
+        server.drop(dsn)
+    assert conninfo_to_dict(dsn)["dbname"] not in databases(server)
+    with pytest.raises(DatabaseError, match="'postgres' was not created by this test run"):
+        server.drop(server.dsn)
+
+
+def test_a_given_server_needs_createdb_and_is_left_as_it_was(server: PostgresServerForTests) -> None:
+    run(server.dsn, "create role tester login")
+    dsn = server.dsn.replace("postgres@", "tester@")
+    with pytest.raises(MissingPrivilege, match=r"'tester'.*may not create databases: ALTER ROLE"):
+        PostgresServerForTests(dsn).start()
+    run(server.dsn, "alter role tester createdb")
+    before = databases(server)
+    with PostgresServerForTests(dsn) as given, PostgresServerForTests(dsn) as beside:
+        assert given.embedded is None
+        for one in (given, beside):
+            clone = one.clone(one.template("orders", lambda dsn: None))
+            assert run(clone, "select current_user") == [("tester",)]
+        assert len(databases(server) - before) == 4
+    assert databases(server) == before
+
+
+def test_a_server_that_does_not_answer_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnavailable, match="unset DATABASE_URL"):
+        PostgresServerForTests(f"host={tmp_path}").start()
+
+
+def test_the_environment_chooses_the_server(
+    server: PostgresServerForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", server.dsn)
+    with PostgresServerForTests.from_environment() as given:
+        assert (given.dsn, given.embedded) == (server.dsn, None)
+
+
+def test_the_server_of_a_killed_test_run_is_removed_by_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = """
+        import os, signal
+        from aftercommit.testing.postgres import PostgresServerForTests
+        PostgresServerForTests().start()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    (abandoned,) = tmp_path.glob("aftercommit-test-*")
+    with PostgresServerForTests(), PostgresServerForTests():
+        assert not abandoned.exists()
+        assert len(list(tmp_path.glob("aftercommit-test-*"))) == 2, "those of living runs stay"
+    assert not list(tmp_path.glob("aftercommit-test-*"))
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "host=db.example port=6432 user=me dbname=mine password='p@ss/w%rd'",
+        "postgresql://me:p%40ss%2Fw%25rd@db.example:6432/mine",
+        "postgresql:///mine?host=/run/my%20sockets",
+        "dbname=mine",
+    ],
+)
+def test_another_database_keeps_all_other_parts_of_the_address(dsn: str) -> None:
+    changed = with_database(dsn, "another one")
+    assert changed.startswith("postgresql://")
+    assert conninfo_to_dict(changed) == {**conninfo_to_dict(dsn), "dbname": "another one"}
