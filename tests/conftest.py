@@ -4,9 +4,12 @@ import os
 import shutil
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
+from aftercommit.postgres import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
+from tests.shop import Shop, shop_outbox
 
 # Where the name of the Debian package is not the program's own.
 DEBIAN_PACKAGES = {
@@ -54,3 +57,17 @@ def database(postgres_server: PostgresServerForTests) -> Iterator[str]:
 
 def _leave_empty(dsn: str) -> None:
     """An empty database needs no preparation."""
+
+
+@pytest.fixture
+def shop(postgres_server: PostgresServerForTests) -> Iterator[Shop]:
+    """A shop with a migrated database of its own."""
+    dsn = postgres_server.clone(postgres_server.template("shop", prepare=_migrate_shop))
+    yield Shop(dsn)
+    postgres_server.drop(dsn)
+
+
+def _migrate_shop(dsn: str) -> None:
+    """The shop's schema, made once per session."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        migrate.up(connection, shop_outbox().shape)

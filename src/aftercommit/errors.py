@@ -15,6 +15,7 @@
     │   └── NewerSchemaVersion
     ├── DatabaseError
     │   ├── DatabaseUnavailable
+    │   ├── DatabaseRefused
     │   ├── MissingPrivilege
     │   ├── SchemaNotMigrated
     │   ├── SchemaTooNew
@@ -92,7 +93,11 @@ class DatabaseError(AftercommitError):
 
 
 class DatabaseUnavailable(DatabaseError):
-    """No connection could be made."""
+    """No connection could be made; it may be possible later."""
+
+
+class DatabaseRefused(DatabaseError):
+    """The server refuses this user, password, database or setting; waiting does not help."""
 
 
 class MissingPrivilege(DatabaseError):

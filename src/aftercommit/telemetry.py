@@ -4,7 +4,6 @@ Every line is an ordinary `logging` record whose message is the event's name and
 formatter works; `JsonFormatter` writes one JSON object per line.
 """
 
-import bisect
 import json
 import logging
 import threading
@@ -13,11 +12,30 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-LATENCY_BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0, 60000.0)
+LATENCY_BUCKETS_MS = (
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    25.0,
+    50.0,
+    100.0,
+    250.0,
+    500.0,
+    1000.0,
+    2500.0,
+    5000.0,
+    10000.0,
+    60000.0,
+)
 
 logging.getLogger("aftercommit").addHandler(logging.NullHandler())
 
-_STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+_STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+}
 
 
 def say(logger: logging.Logger, level: int, name: str, **fields: Any) -> None:
@@ -44,7 +62,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class Histogram:
-    """Counts per bucket, cheap enough to feed per event."""
+    """Counts per bucket, fed in bulk: PostgreSQL sorts a batch into buckets, not Python."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -54,10 +72,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect.bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, bucket: int, count: int, total: float) -> None:
+        """Count several values of one bucket."""
+        self.counts[bucket] += count
+        self.total += total
 
 
 class Meter:
@@ -72,17 +90,18 @@ class Meter:
         self.latency_ms: dict[str, Histogram] = defaultdict(Histogram)
         self.pending = 0
         self.oldest_pending_seconds = 0.0
+        self.backlog_is_known = False
         self.parked: dict[str, int] = defaultdict(int)
         self.consumed: dict[tuple[str, str], int] = defaultdict(int)
         self.consumer_position: dict[str, int] = {}
         self.head_position = 0
 
-    def on_published(self, deliveries: Iterable[tuple[str, float]]) -> None:
-        """Events that entered the log: type and milliseconds since they were written."""
+    def on_published(self, latency: Iterable[tuple[str, int, int, float]]) -> None:
+        """Events that entered the log: by type and latency bucket, how many and how many milliseconds in all."""
         with self._lock:
-            for event_type, milliseconds in deliveries:
-                self.published[event_type] += 1
-                self.latency_ms[event_type].observe(milliseconds)
+            for event_type, bucket, events, milliseconds in latency:
+                self.published[event_type] += events
+                self.latency_ms[event_type].add(bucket, events, milliseconds)
 
     def on_failed(self, event_type: str, error_class: str) -> None:
         """One failed delivery attempt."""
@@ -98,6 +117,7 @@ class Meter:
         """What waits in the outbox, sampled."""
         with self._lock:
             self.pending, self.oldest_pending_seconds = pending, oldest_seconds
+            self.backlog_is_known = True
 
     def on_consumed(self, consumer: str, outcome: str, count: int = 1) -> None:
         """Events a consumer is through with: done, skipped, failed or parked."""

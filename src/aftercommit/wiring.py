@@ -37,7 +37,7 @@ class Engine(Service):
         listen: bool = True,
         probe: Probe | None = None,
     ) -> None:
-        """A relay, and workers for all consumers of the outbox (or those named). With the bus the relay runs the handlers."""
+        """A relay, and workers for all consumers of the outbox (or those named); with the bus the relay runs handlers."""
         super().__init__(probe)
         self.outbox = outbox
         self.listener = Listener(database, probe) if listen else None
@@ -93,5 +93,7 @@ def _chosen(outbox: Outbox, workers: bool | Sequence[str]) -> list[Consumer]:
     names = list(workers) if not isinstance(workers, bool) else []
     for name in names:
         if name not in outbox.consumers:
-            raise DeclarationError(f"consumer {name!r} is not declared: declared are {', '.join(outbox.consumers) or 'none'}")
+            raise DeclarationError(
+                f"consumer {name!r} is not declared: declared are {', '.join(outbox.consumers) or 'none'}"
+            )
     return [outbox.consumers[name] for name in names]

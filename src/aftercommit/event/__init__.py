@@ -1,1 +1,1 @@
-"""What happened: event types, their payloads, the envelope around them. No IO, no SQL, no idea of who listens."""
+"""What happened: event types, their payloads, the envelope around them. No IO, no SQL, no listeners."""

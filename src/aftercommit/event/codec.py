@@ -1,7 +1,7 @@
 """Payloads to JSON bytes and back, for the kinds of payload class that a team may already have.
 
-Encoding validates: what is stored is what the declared type can read back, or the event is refused. No base class
-is asked for, and nothing here knows of envelopes or of SQL.
+Encoding validates: what is stored is what the declared type can read back, or the event is refused. No base
+class is asked for, and nothing here knows of envelopes or of SQL.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ def _encoded(payload: Any) -> bytes:
 
 
 def _refuse_nul(data: bytes) -> None:
-    # A cheap scan of the bytes first: the walk is only taken when an escape (or a backslash before one) is there.
+    # A cheap scan of the bytes first: the walk is taken only where an escape, or its look-alike, is seen.
     if b"\\u0000" in data:
         json_rules.check(msgspec.json.decode(data), typed=False)
 
@@ -165,7 +165,7 @@ class PydanticCodec:
         model = self.build(payload) if isinstance(payload, Mapping) else payload
         if not isinstance(model, self.payload_class):
             raise InvalidPayload(
-                f"the payload is {payload!r:.80} ({type(payload).__name__}), not {self.payload_class.__name__}",
+                f"the payload is {payload!r:.80}, which is not a {self.payload_class.__name__}",
                 field="$",
             )
         json_rules.check(model, typed=True)
@@ -258,7 +258,7 @@ class _SchemaCheck:
             problem = next(self._validator.iter_errors(instance), None)
         except self._unresolvable as missing:
             raise DeclarationError(
-                f"the JSON Schema refers to {missing.ref!r}, which is not inside it: copy that part into $defs"
+                f"the JSON Schema names {missing.ref!r}, which is outside of it: copy that part into $defs"
             ) from missing
         if problem is None:
             return

@@ -1,4 +1,4 @@
-"""Which story an event belongs to, and what caused it: carried by context, so that nobody passes it on by hand."""
+"""Which story an event belongs to, and what caused it: carried by context, never passed on by hand."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

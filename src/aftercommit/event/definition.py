@@ -1,6 +1,6 @@
 """An event type: its stable name, version, aggregate, required fields and payload class.
 
-The name is what is stored, so that renaming or moving the class changes nothing. Nothing here is written or sent.
+The name is what is stored, so renaming or moving the class changes nothing. Nothing is written or sent here.
 """
 
 import re
@@ -142,11 +142,11 @@ class EventType:
             return self.codec.decode(json_rules.ENCODER.encode(lifted))
         except (TypeError, ValueError, NotImplementedError) as problem:
             raise UnreadableEvent(
-                f"the upcasters of {self.name} made something of {record.event_id} that is not JSON: {problem}"
+                f"the upcasters of {self.name} made of {record.event_id} what is not JSON: {problem}"
             ) from problem
 
     def _lifted(self, record: Record) -> dict[str, Any]:
-        payload: Any = DictCodec(None).decode(record.payload)
+        payload: dict[str, Any] = DictCodec(None).decode(record.payload)
         for version in range(record.schema_version, self.version):
             upcaster = self.upcasters.get(version)
             if upcaster is None:
@@ -158,7 +158,8 @@ class EventType:
                 payload = upcaster(payload)
             except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as problem:
                 raise UnreadableEvent(
-                    f"the upcaster of {self.name} from version {version} failed on {record.event_id}: {problem!r}"
+                    f"the upcaster of {self.name} from version {version} failed on {record.event_id}: "
+                    f"{problem!r}"
                 ) from problem
             if not isinstance(payload, dict):
                 raise UnreadableEvent(

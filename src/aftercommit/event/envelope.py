@@ -1,4 +1,4 @@
-"""The envelope: what is known about every event, whatever its type: as a draft, as it is stored, as it is read."""
+"""The envelope: what is known about every event whatever its type, as a draft, as stored and as read."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ PayloadT = TypeVar("PayloadT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """An event about to be published, parts of its envelope set by hand. What is None is filled in at publish."""
+    """An event about to be published; what is None in its envelope is filled in at publish."""
 
     type_name: str
     payload: Any

@@ -1,4 +1,4 @@
-"""Event ids: UUIDv7 (RFC 9562), so that ids sort nearly in the order they were made and indexes stay compact."""
+"""Event ids: UUIDv7 (RFC 9562), which sort nearly in the order they were made, so indexes stay compact."""
 
 import os
 import time

@@ -1,8 +1,8 @@
 """What may stand in a payload so that PostgreSQL, every client and every language read back what was written.
 
-Encoders are lenient in ways that lose data: NaN becomes null, a set becomes a list in no order, a naive datetime
-loses its meaning, NUL and lone surrogates break jsonb. This room finds such values and names the place. It knows
-values, never event types or envelopes.
+Encoders are lenient in ways that lose data: NaN becomes null, a set becomes a list in no order, a naive
+datetime loses its meaning, NUL and lone surrogates break jsonb. This room finds such values and names the
+place. It knows values, never event types or envelopes.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ Finding = tuple[str, list[str | int]]
 
 
 def _plain(value: Any) -> Any:
-    """A pydantic model as a dict; a subclass (marked-up string, numpy float, pendulum datetime) as its plain base."""
+    """A pydantic model as a dict; a subclass (marked-up string, numpy float) as its plain base."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -101,7 +101,7 @@ def dotted(parts: Iterable[str | int]) -> str:
 
 
 def _find(value: Any, typed: bool, depth: int) -> Finding | None:
-    """The first value under this one that JSON cannot carry. The way to it is put together on the way back only."""
+    """The first value from here on that JSON cannot carry; the way to it is put together on the way back."""
     problem = _problem(value, typed)
     if problem is not None:
         return problem, []
@@ -128,7 +128,8 @@ def _problem(value: Any, typed: bool) -> str | None:
         )
     if isinstance(value, datetime | time):
         if value.tzinfo is None:
-            return f"is the naive {type(value).__name__} {value.isoformat()}: attach a time zone, e.g. tzinfo=UTC"
+            kind = type(value).__name__
+            return f"is the naive {kind} {value.isoformat()}: attach a time zone, e.g. tzinfo=UTC"
     elif isinstance(value, set | frozenset):
         return "is a set, which has no order and no JSON form: use a sorted list"
     elif isinstance(value, bytes | bytearray | memoryview) and not typed:
@@ -162,13 +163,13 @@ def _raw_problem(raw: msgspec.Raw) -> str | None:
 
 
 def _leaf_problem(value: Any) -> str | None:
-    # Asking the encoder keeps this list from going stale. Recursion cannot happen: containers never come here.
+    # The encoder itself is asked, so that no list here goes stale. Containers never come here.
     if isinstance(value, int) and value.bit_length() < 64:
         return None
     try:
         ENCODER.encode(value)
     except (TypeError, ValueError, OverflowError, NotImplementedError):
-        return f"is {value!r:.80} ({type(value).__name__}), which has no JSON form: convert it first"
+        return f"is of type {type(value).__name__} and has no JSON form: convert it first"
     return None
 
 
@@ -207,7 +208,7 @@ def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
 
 
 def may_lose(payload_type: Any) -> bool:
-    """Whether values of this type can encode without complaint and read back as something else, or not end."""
+    """Whether values of this type can encode in silence and read back as something else, or never end."""
     try:
         return _any_lossy(inspect.type_info(payload_type), ())
     except TypeError:

@@ -47,7 +47,8 @@ class Registry:
         event_type = self.named(name)
         if not 1 <= from_version < event_type.version:
             raise DeclarationError(
-                f"{name!r} is at version {event_type.version}: an upcaster from version {from_version} leads nowhere"
+                f"{name!r} is at version {event_type.version}: an upcaster from version {from_version} leads "
+                "nowhere"
             )
         if from_version in event_type.upcasters:
             raise DuplicateDeclaration(f"{name!r} already has an upcaster from version {from_version}")

@@ -1,4 +1,4 @@
-"""The Outbox: one declaration that publishers, relays and consumers share. Holds no connection and starts nothing."""
+"""The Outbox: what publishers, relays and consumers share. A declaration: no connection, nothing started."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from aftercommit.outbox.adapters import AsyncTarget, SyncTarget
 
 Payload = TypeVar("Payload", bound=type[Any])
+_PUBLISH_ARGUMENTS = frozenset({"self", "connection", "events", "idempotency_key", "outside_transaction"})
 logger = logging.getLogger("aftercommit.outbox")
 
 
 class Outbox:
     """Events of one service, in one PostgreSQL schema.
 
-    `scope` names the values without which no event may be written or read (`{"tenant_id": str}`). `ordering` says
-    whether events behind a failed one of the same aggregate go on (`relaxed`) or wait (`strict`). `numbered` lists
-    aggregate types whose events get a gapless number of their own. `indexed` lists columns by which pending events are
-    looked up; `views` show events under a document's own names.
+    `scope` names the values without which no event may be written or read (`{"tenant_id": str}`). `ordering`
+    says whether events behind a failed one of the same aggregate go on (`relaxed`) or wait (`strict`).
+    `numbered` lists aggregate types whose events get a gapless number of their own. `indexed` lists columns
+    by which pending events are looked up; `views` show events under a document's own names.
     """
 
     def __init__(
@@ -51,6 +52,12 @@ class Outbox:
             raise DeclarationError(
                 f"max_attempts={max_attempts} and max_payload_bytes={max_payload_bytes} must be positive"
             )
+        for option, names in (("numbered", numbered), ("indexed", indexed)):
+            if isinstance(names, str):
+                raise DeclarationError(f"{option}={names!r} is one string: give a list, [{names!r}]")
+        for name in scope or ():
+            if name in _PUBLISH_ARGUMENTS:
+                raise DeclarationError(f"scope name {name!r} is an argument of publish: choose another name")
         self.shape = Shape(schema, dict(scope or {}), tuple(indexed), tuple(views))
         self.ordering: Ordering = ordering
         self.max_attempts = max_attempts
@@ -75,7 +82,7 @@ class Outbox:
         key: Key | None = None,
         required: Sequence[str] = (),
     ) -> Callable[[Payload], Payload]:
-        """Declare the decorated payload class (dataclass, msgspec.Struct, pydantic model) as an event type."""
+        """Declare the decorated dataclass, msgspec.Struct or pydantic model as an event type's payload."""
 
         def declare(payload_class: Payload) -> Payload:
             self.declare(
@@ -96,7 +103,7 @@ class Outbox:
         required: Sequence[str] = (),
         schema: Mapping[str, Any] | None = None,
     ) -> EventType:
-        """Declare an event type; without a class its payload is a dict, checked against a JSON Schema if one is given."""
+        """Declare an event type; without a class its payload is a dict, checked against `schema` if given."""
         return self.registry.add(
             define(
                 name,
@@ -104,7 +111,7 @@ class Outbox:
                 version=version,
                 aggregate=aggregate,
                 key=key,
-                required=tuple(required),
+                required=required,
                 schema=schema,
             )
         )
@@ -130,7 +137,7 @@ class Outbox:
         inbox: bool = True,
         start: Literal["earliest", "latest"] | None = None,
     ) -> Consumer:
-        """Declare a consumer. Its name is its identity: checkpoint, inbox and dead letters are kept under it."""
+        """Declare a consumer. Its checkpoint, inbox and dead letters are kept under its name."""
         if name in self.consumers:
             raise DuplicateDeclaration(
                 f"consumer {name!r} is declared twice: two consumers with one name would share an inbox"
@@ -152,6 +159,9 @@ class Outbox:
 
     def on(self, *events: Reference, consumer: str, batch: bool = False) -> Callable[[Function], Function]:
         """Declare a handler; the consumer is declared with its defaults when it is new."""
+        for event in events:
+            # Before the consumer: a typo must not leave one behind that has no handler.
+            self.registry.resolve(event)
         declared = self.consumers.get(consumer) or self.consumer(consumer)
         return declared.on(*events, batch=batch)
 
@@ -188,14 +198,14 @@ class Outbox:
     ) -> Receipt | Awaitable[Receipt]:
         """Write one event or a list of events in the caller's transaction; scope values are given by name.
 
-        `connection` is a psycopg, asyncpg, SQLAlchemy or Django connection or session; an async one makes this
-        awaitable. The transaction is neither opened, committed nor rolled back here. Outside a transaction the call is
-        refused, unless `outside_transaction=True` says that the event stands alone. With an `idempotency_key` a
-        second publish under the same key writes nothing and returns the first ids.
+        `connection` is a psycopg, asyncpg, SQLAlchemy or Django connection or session; an async one makes
+        this awaitable. The transaction is neither opened, committed nor rolled back here. Outside a
+        transaction the call is refused, unless `outside_transaction=True` says that the event stands alone.
+        With an `idempotency_key`, a second publish under it writes nothing and returns the first ids.
         """
         listed = list(events) if isinstance(events, list | tuple) else [events]
         if idempotency_key is not None:
-            checked_key(idempotency_key)
+            idempotency_key = checked_key(idempotency_key)
         rows = self._inserter.rows(listed, scope)
         publisher = publisher_for(connection)
         if not rows:

@@ -1,5 +1,6 @@
-"""Who handles what: consumers and their handlers as declarations. Running them is the consumer room's work."""
+"""Who handles what: consumers and their handlers as declarations. Nothing is run here."""
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -55,7 +56,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         """Refuse settings that could not work."""
-        if not _CONSUMER_NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not _CONSUMER_NAME.fullmatch(self.name):
             raise DeclarationError(
                 f"consumer name {self.name!r:.120} is not usable: 1 to 100 of letters, digits and _ . : / -"
             )
@@ -69,7 +70,12 @@ class Consumer:
             )
         if not self.inbox and self.concurrency > 1:
             raise DeclarationError(
-                f"consumer {self.name!r}: without an inbox only the checkpoint says what was handled, so concurrency must be 1"
+                f"consumer {self.name!r}: without an inbox only the checkpoint says what was handled, "
+                "so concurrency must be 1"
+            )
+        if self.start not in (None, "earliest", "latest"):
+            raise DeclarationError(
+                f"consumer {self.name!r}: start {self.start!r} must be 'earliest' or 'latest'"
             )
 
     @property
@@ -85,8 +91,9 @@ class Consumer:
     @property
     def declared_by(self) -> str:
         """Where the first handler lives; tells two programs under one name apart."""
-        function = self.handlers[0].function
-        return f"{function.__module__}.{function.__qualname__}"
+        if not self.handlers:
+            raise DeclarationError(f"consumer {self.name!r} has no handler: declare one with on(…)")
+        return _name(self.handlers[0].function)
 
     def on(
         self,
@@ -94,7 +101,7 @@ class Consumer:
         can_handle: Callable[[Event[Any]], bool] | None = None,
         batch: bool = False,
     ) -> Callable[[Function], Function]:
-        """Declare a handler: `async def handle(event)`, or `handle(event, connection)` to write in its transaction.
+        """Declare a handler: `handle(event)`, or `handle(event, connection)` to write in its transaction.
 
         Without event types, `can_handle` alone decides. With `batch=True` the handler gets a list of events.
         """
@@ -121,31 +128,55 @@ class Consumer:
             if (overlap or overlap is None) and unconditional:
                 shared = ", ".join(sorted(overlap)) if overlap else "any type"
                 raise DuplicateDeclaration(
-                    f"consumer {self.name!r} already has a handler for {shared} ({other.function.__qualname__}): "
-                    "one event has one inbox row per consumer, so give the second handler a consumer name of its own"
+                    f"consumer {self.name!r} already has a handler for {shared} ({_name(other.function)}): "
+                    "one event has one inbox row per consumer, so give the second handler its own consumer"
                 )
-        is_async = inspect.iscoroutinefunction(function)
+        takes_transaction = _takes_transaction(function, self.name)
+        is_async = _is_async(function, self.name)
         if self.is_async is not None and self.is_async != is_async:
             raise DeclarationError(
                 f"consumer {self.name!r} mixes async and sync handlers, which cannot share a transaction: "
-                f"move {function.__qualname__} to a consumer of its own"
+                f"move {_name(function)} to a consumer of its own"
             )
         self.is_async = is_async
-        self.handlers.append(
-            Handler(function, types, condition, batch, _takes_transaction(function, self.name))
+        self.handlers.append(Handler(function, types, condition, batch, takes_transaction))
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """How a function is called in messages; a partial speaks of what it wraps, an object of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _is_async(function: Callable[..., Any], consumer: str) -> bool:
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    candidates = (function, called)
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in candidates):
+        raise DeclarationError(
+            f"handler {_name(function)} of consumer {consumer!r} has a yield, so a call would run nothing: "
+            "write it as a plain function"
         )
+    return any(inspect.iscoroutinefunction(one) for one in candidates)
 
 
 def _takes_transaction(function: Callable[..., Any], consumer: str) -> bool:
-    positional = [
+    if not callable(function):
+        raise DeclarationError(
+            f"handler {function!r} of consumer {consumer!r} cannot be called: give a function"
+        )
+    needed = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and parameter.default is parameter.empty
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    if len(positional) not in (1, 2):
+    by_name = [parameter.name for parameter in needed if parameter.kind == parameter.KEYWORD_ONLY]
+    if by_name or len(needed) not in (1, 2):
+        named = f" ({', '.join(by_name)} by keyword alone)" if by_name else ""
         raise DeclarationError(
-            f"handler {function.__qualname__} of consumer {consumer!r} takes {len(positional)} arguments: "
+            f"handler {_name(function)} of consumer {consumer!r} needs {len(needed)} arguments{named}: "
             "it must take the event, or the event and the connection"
         )
-    return len(positional) == 2
+    return len(needed) == 2

@@ -1,4 +1,4 @@
-"""Builds the statements of a publish. Pure: no connection is touched, and contracts are checked before SQL exists."""
+"""Builds the statements of a publish. Pure: touches no connection, checks all contracts before SQL exists."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a publish wrote: the ids in the order of the events; `duplicate` when the key was known already."""
+    """What a publish wrote: ids in the order of the events; `duplicate` when the key was known already."""
 
     event_ids: tuple[UUID, ...]
     duplicate: bool = False
@@ -67,14 +67,16 @@ class Inserter:
         self._types = [*_COLUMNS, *((name, _array_type(kind)) for name, kind in shape.scope.items())]
 
     def rows(self, events: Sequence[Any], scope: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """A row per event, all contracts checked; in a list, a violation's message names the event's index."""
+        """A row per event, all contracts checked; in a list, a violation names the event's index."""
         rows: list[tuple[Any, ...]] = []
         seen: set[UUID] = set()
         for index, event in enumerate(events):
             try:
                 row = self._row(event, scope)
                 if row[0] in seen:
-                    raise InvalidEnvelope(f"event_id {row[0]} is given to two events: leave it out, or choose another")
+                    raise InvalidEnvelope(
+                        f"event_id {row[0]} is given to two events: leave it out, or choose another"
+                    )
             except ContractViolation as problem:
                 if len(events) > 1:
                     problem.args = (f"event {index} of {len(events)}: {problem}", *problem.args[1:])
@@ -101,7 +103,9 @@ class Inserter:
             found = yield self._statement("find_key", style), [key]
             # A key that retention removed between the two statements is free again.
             if found:
-                return Receipt(tuple(UUID(str(event_id)) for event_id in _listed(found[0][0])), duplicate=True)
+                return Receipt(
+                    tuple(UUID(str(event_id)) for event_id in _listed(found[0][0])), duplicate=True
+                )
 
     def _row(self, event: Any, scope: Mapping[str, Any]) -> tuple[Any, ...]:
         event_type, draft = self._registry.draft(event)
@@ -109,8 +113,8 @@ class Inserter:
         if len(payload) > self._max_payload_bytes:
             raise PayloadTooLarge(
                 f"{event_type.name}: the payload is {len(payload):,} bytes, the limit is "
-                f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, or raise "
-                "Outbox(max_payload_bytes=…)"
+                f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, "
+                "or raise Outbox(max_payload_bytes=…)"
             )
         event_id = _identifier("event_id", draft.event_id) or uuid7()
         return (
@@ -148,7 +152,8 @@ class Inserter:
         first = 3 if kind == "publish_once" else 1
         suffix = "" if kind == "publish_one" else "[]"
         values = sql.SQL(", ").join(
-            _placeholder(first + index, kind_of, style, suffix) for index, (_, kind_of) in enumerate(self._types)
+            _placeholder(first + index, kind_of, style, suffix)
+            for index, (_, kind_of) in enumerate(self._types)
         )
         if kind != "publish_once":
             return self._statements.render(kind, values=values, channel=channel)
@@ -176,13 +181,13 @@ def _array_type(kind: type[Any]) -> str:
 
 def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.SQL:
     if style == "asyncpg":
-        # As text, because applications like to install a json codec of their own, which would encode it again.
+        # As text: applications like to install a json codec of their own, which would encode it again.
         first_cast = f"::text{array}" if kind == "json" else ""
         mark = f"${number}{first_cast}"
     else:
         # Arrays go to psycopg in binary: in text form the same publish of many events is six times slower.
         mark = "%b" if style == "psycopg" and array else "%s"
-    return sql.SQL(f"{mark}::{kind}{array}")  # type: ignore[arg-type,unused-ignore]
+    return sql.SQL(f"{mark}::{kind}{array}")
 
 
 def _parameters(rows: Sequence[tuple[Any, ...]], style: Style, *, always_arrays: bool = False) -> list[Any]:
@@ -200,7 +205,8 @@ def _as_text(value: Any) -> Any:
         return [_as_text(item) for item in value]
     if isinstance(value, datetime):
         return value.isoformat()
-    return str(value) if isinstance(value, UUID) else value
+    # A number too: written into the statement, the cast binds tighter than its minus, and the lowest one breaks.
+    return str(value) if isinstance(value, UUID | int) else value
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -215,7 +221,9 @@ def _identifier(name: str, given: Any) -> UUID | None:
 
 
 def _aggregate_id(event_type: EventType, draft: Draft, event_id: UUID) -> str:
-    chosen = draft.aggregate_id if draft.aggregate_id is not None else event_type.aggregate_id_of(draft.payload)
+    chosen = (
+        draft.aggregate_id if draft.aggregate_id is not None else event_type.aggregate_id_of(draft.payload)
+    )
     if chosen is None:
         if event_type.aggregate is not None:
             raise InvalidEnvelope(
@@ -225,8 +233,8 @@ def _aggregate_id(event_type: EventType, draft: Draft, event_id: UUID) -> str:
         return str(event_id)
     if not is_storable(chosen, MAX_AGGREGATE_ID):
         raise InvalidEnvelope(
-            f"aggregate id {chosen!r:.80} of {event_type.name} is not usable: a string of 1 to {MAX_AGGREGATE_ID} "
-            "characters, no NUL or lone surrogate"
+            f"aggregate id {chosen!r:.80} of {event_type.name} is not usable: a string of 1 to "
+            f"{MAX_AGGREGATE_ID} characters, no NUL or lone surrogate"
         )
     return str.__str__(chosen)
 
@@ -251,7 +259,9 @@ def _scope_value(name: str, kind: type[Any], value: Any) -> Any:
     if value is None or value == "":
         raise ScopeViolation(f"scope {name!r} is missing: publish(…, {name}=…) is required on this outbox")
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ScopeViolation(f"scope {name!r} must be {kind.__name__}, got {value!r:.80} ({type(value).__name__})")
+        raise ScopeViolation(
+            f"scope {name!r} must be {kind.__name__}, got {value!r:.80} ({type(value).__name__})"
+        )
     if isinstance(value, str):
         if not is_storable(value, MAX_SCOPE):
             raise ScopeViolation(
@@ -261,6 +271,6 @@ def _scope_value(name: str, kind: type[Any], value: Any) -> Any:
         return str.__str__(value)
     if isinstance(value, int):
         if not -(2**63) <= value < 2**63:
-            raise ScopeViolation(f"scope {name!r} is {value}: it must fit a 64-bit integer")
+            raise ScopeViolation(f"scope {name!r} is {hex(value):.40}: it must fit a signed 64-bit integer")
         return int(value)
     return value

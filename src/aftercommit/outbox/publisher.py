@@ -1,4 +1,4 @@
-"""Runs the statements of a publish on somebody's connection. The two halves, sync and async, are a few lines each."""
+"""Runs the statements of a publish on the caller's connection, in a blocking half and an async one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -83,5 +83,5 @@ def style_of_driver(driver: str) -> Style:
         return styles[driver]
     except KeyError:
         raise UnsupportedConnection(
-            f"the driver {driver!r} is not supported: use psycopg (postgresql+psycopg://), asyncpg or psycopg2 on PostgreSQL"
+            f"the driver {driver!r} is not supported: use psycopg (postgresql+psycopg:), asyncpg or psycopg2"
         ) from None

@@ -1,8 +1,9 @@
-"""How our own processes reach PostgreSQL: connections that work behind any pooler, and errors that say what to do.
+"""How our own processes reach PostgreSQL: connections that work behind any pooler, errors with a remedy.
 
 No session state is used except by the optional LISTEN connection, so PgBouncer in transaction mode is fine.
 """
 
+import re
 from typing import Any
 
 import psycopg
@@ -11,11 +12,35 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from aftercommit.errors import DatabaseUnavailable, MissingPrivilege, SchemaNotMigrated, SchemaTooNew
+from aftercommit.errors import (
+    DatabaseError,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    MissingPrivilege,
+    SchemaNotMigrated,
+    SchemaTooNew,
+)
 from aftercommit.postgres.migrate import migrations
 from aftercommit.postgres.shape import Shape
 
-_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+# What a DSN may say otherwise: a dead peer is noticed within half a minute.
+_DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+_NO_DATABASE_URL = "it should look like postgresql://user:password@host:5432/name"
+# Waiting does not mend these. libpq keeps no SQLSTATE of a connection that failed, so the words have to do; a
+# server that speaks another language is taken for unreachable, which is the harmless mistake.
+_REFUSALS = re.compile(
+    r'authentication failed|no password supplied|(?:role|database) "[^"]*" does not exist'
+    r"|is not permitted to log in|no pg_hba\.conf entry|pg_hba\.conf rejects"
+    r"|invalid (?:\S+ )?value|invalid port number|bad value for|could not match \d+"
+)
+_NO_RIGHT_TO_CONNECT = "permission denied for database"
+_FAILED = (psycopg.OperationalError, psycopg.ProgrammingError)
 
 
 class RawJson(Loader):
@@ -33,13 +58,7 @@ class Database:
         """Check the DSN's form; nothing is connected."""
         self.dsn = _checked(dsn)
         self.listen_dsn = _checked(listen_dsn) if listen_dsn is not None else self.dsn
-        self._parameters: dict[str, Any] = {
-            "application_name": application_name,
-            "connect_timeout": 10,
-            # Server-side prepared statements do not survive transaction pooling; our statements are large and few.
-            "prepare_threshold": None,
-            **_KEEPALIVE,
-        }
+        self._application_name = application_name
 
     @property
     def safe_dsn(self) -> str:
@@ -47,33 +66,41 @@ class Database:
         return safe(self.dsn)
 
     async def connect(self, *, autocommit: bool = True, listen: bool = False) -> psycopg.AsyncConnection[Any]:
-        """A new asyncio connection, or DatabaseUnavailable."""
+        """A new asyncio connection; DatabaseUnavailable when waiting may help, otherwise DatabaseRefused."""
         dsn = self.listen_dsn if listen else self.dsn
         try:
-            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit, **self._parameters)
-        except psycopg.OperationalError as problem:
-            raise unavailable(dsn, problem) from problem
+            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit, **self._parameters(dsn))
+        except _FAILED as problem:
+            raise not_connected(dsn, problem) from problem
         connection.adapters.register_loader("json", RawJson)
         return connection
 
     def connect_sync(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
-        """A new blocking connection, or DatabaseUnavailable."""
+        """A new blocking connection, with the same errors."""
         try:
-            return psycopg.Connection.connect(self.dsn, autocommit=autocommit, **self._parameters)
-        except psycopg.OperationalError as problem:
-            raise unavailable(self.dsn, problem) from problem
+            return psycopg.Connection.connect(self.dsn, autocommit=autocommit, **self._parameters(self.dsn))
+        except _FAILED as problem:
+            raise not_connected(self.dsn, problem) from problem
 
     def pool(self, size: int) -> "AsyncConnectionPool[psycopg.AsyncConnection[Any]]":
         """A pool of asyncio connections for handlers, not opened yet."""
-        return AsyncConnectionPool(
-            self.dsn, min_size=1, max_size=size, open=False, kwargs={**self._parameters, "autocommit": False}, timeout=30.0
-        )
+        return AsyncConnectionPool(self.dsn, min_size=1, max_size=size, open=False, kwargs=self._pooled(), timeout=30.0)
 
     def pool_sync(self, size: int) -> "ConnectionPool[psycopg.Connection[Any]]":
         """A pool of blocking connections for sync handlers, not opened yet."""
-        return ConnectionPool(
-            self.dsn, min_size=1, max_size=size, open=False, kwargs={**self._parameters, "autocommit": False}, timeout=30.0
-        )
+        return ConnectionPool(self.dsn, min_size=1, max_size=size, open=False, kwargs=self._pooled(), timeout=30.0)
+
+    def _parameters(self, dsn: str) -> dict[str, Any]:
+        given = conninfo.conninfo_to_dict(dsn)
+        defaults = {"application_name": self._application_name, **_DEFAULTS}
+        return {
+            # Server-side prepared statements do not survive transaction pooling; ours are large and few.
+            "prepare_threshold": None,
+            **{name: value for name, value in defaults.items() if name not in given},
+        }
+
+    def _pooled(self) -> dict[str, Any]:
+        return {**self._parameters(self.dsn), "autocommit": False}
 
 
 async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape) -> None:
@@ -84,49 +111,70 @@ async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape)
         row = await (await connection.execute(query)).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as problem:
         raise SchemaNotMigrated(
-            f"schema {shape.schema!r} does not exist in database {connection.info.dbname!r}: run `aftercommit migrate up`"
+            f"schema {shape.schema!r} does not exist in database {connection.info.dbname!r}: "
+            "run `aftercommit migrate up`"
         ) from problem
     except psycopg.errors.InsufficientPrivilege as problem:
         raise privilege(connection.info.user, shape, problem) from problem
     version = row[0] if row else None
     if version is None or version < newest.version:
         raise SchemaNotMigrated(
-            f"schema {shape.schema!r} is at migration {version or 0}, this code needs {newest.version}: run `aftercommit migrate up`"
+            f"schema {shape.schema!r} is at migration {version or 0}, this code needs {newest.version}: "
+            "run `aftercommit migrate up`"
         )
     if version > newest.version:
         raise SchemaTooNew(
-            f"schema {shape.schema!r} is at migration {version}, this code knows up to {newest.version}: deploy the newer aftercommit"
+            f"schema {shape.schema!r} is at migration {version}, this code knows up to {newest.version}: "
+            "deploy the newer aftercommit"
         )
 
 
 def privilege(user: str, shape: Shape, problem: psycopg.Error) -> MissingPrivilege:
     """The error for a database user that may not do its work."""
     return MissingPrivilege(
-        f"database user {user!r} lacks a privilege in schema {shape.schema!r}: {problem.diag.message_primary or problem}. "
-        f"`aftercommit migrate grants {user}` prints what to grant"
+        f"database user {user!r} lacks a privilege in schema {shape.schema!r}: "
+        f"{problem.diag.message_primary or problem}. `aftercommit migrate grants {user}` prints what to grant"
     )
 
 
 def safe(dsn: str) -> str:
-    """A DSN without its password."""
+    """A DSN without its passwords."""
     parts = conninfo.conninfo_to_dict(dsn)
-    parts.pop("password", None)
-    return conninfo.make_conninfo("", **{key: value for key, value in parts.items() if value is not None})
+    shown = {name: value for name, value in parts.items() if value is not None and "password" not in name}
+    return conninfo.make_conninfo("", **shown)
 
 
-def unavailable(dsn: str, problem: psycopg.Error) -> DatabaseUnavailable:
-    """The error for a database that does not answer."""
+def not_connected(dsn: str, problem: psycopg.Error) -> DatabaseError:
+    """The error for a connection that could not be made, by whether waiting can help."""
+    said = " ".join(str(problem).split())
+    if problem.sqlstate == "42501" or _NO_RIGHT_TO_CONNECT in said:
+        return MissingPrivilege(
+            f"cannot connect to PostgreSQL at {safe(dsn)}: {said}. Grant the user CONNECT on the database"
+        )
+    if _is_refusal(problem, said):
+        return DatabaseRefused(
+            f"PostgreSQL at {safe(dsn)} refuses the connection: {said}. Check user, password and database "
+            "name in DATABASE_URL (or --dsn)"
+        )
     return DatabaseUnavailable(
-        f"cannot connect to PostgreSQL at {safe(dsn)}: {str(problem).strip()}. Check DATABASE_URL and that the server is running"
+        f"cannot connect to PostgreSQL at {safe(dsn)}: {said}. Check DATABASE_URL (or --dsn) and that the "
+        "server is running"
     )
+
+
+def _is_refusal(problem: psycopg.Error, said: str) -> bool:
+    if problem.sqlstate is not None:
+        return problem.sqlstate.startswith("28") or problem.sqlstate == "3D000"
+    return isinstance(problem, psycopg.ProgrammingError) or _REFUSALS.search(said) is not None
 
 
 def _checked(dsn: str) -> str:
     try:
         conninfo.conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError as problem:
-        shown = dsn.partition("@")[2] or "the given value"
-        raise DatabaseUnavailable(
-            f"the database URL ({shown:.60}) cannot be read: {problem}; it should look like postgresql://user:password@host:5432/name"
-        ) from None
+    except psycopg.ProgrammingError:
+        # What libpq says about it quotes the parts it could not read, and the password may be among them.
+        shown = dsn.rpartition("@")[2] if "@" in dsn else "the given value"
+        driver = re.match(r"(\w+)\+\w+://", dsn)
+        remedy = f"leave out the driver and begin with {driver[1]}://" if driver else _NO_DATABASE_URL
+        raise DatabaseRefused(f"the database URL ({shown:.60}) cannot be read: {remedy}") from None
     return dsn

@@ -1,7 +1,12 @@
-"""What an outbox declares on top of the numbered migrations: scope columns, indexes, views, and the log's first partitions."""
+"""What an outbox declares on top of the numbered migrations: scope columns, indexes, views, the partition
+maker.
 
-import hashlib
-from collections.abc import Iterator
+Each piece is a statement that acts only where it is missing. A scope column that cannot be added or taken
+away without a decision about existing events is never forced: the error says what to run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -9,224 +14,168 @@ from psycopg import sql
 
 from aftercommit.errors import SchemaDrift
 from aftercommit.postgres import partitions
-from aftercommit.postgres.shape import SCOPE_TYPES, VIEW_COLUMNS, DeclaredView, Shape
+from aftercommit.postgres.blocks import name_literal, unless, without_purpose
+from aftercommit.postgres.catalog import SCOPED_TABLES, Catalog, asking, read
+from aftercommit.postgres.shape import SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.postgres.views import views
 
-SCOPED_TABLES = ("outbox", "log", "dead_letter_events")
-_NAME_OF_TYPE = {"varchar(255)": "character varying", "bigint": "bigint", "uuid": "uuid"}
-_BASE_COLUMNS = frozenset(
-    "id seq lane aggregate_type aggregate_id event_type schema_version occurred_at correlation_id causation_id payload status "
-    "retry_count next_retry_at created_at last_error".split()
+# A value for events from before the scope was declared; the reader of the message puts their own in its
+# place.
+_PLACEHOLDERS = {
+    "varchar(255)": "'unassigned'",
+    "bigint": "0",
+    "uuid": "'00000000-0000-0000-0000-000000000000'",
+}
+_CATALOG_TYPES = {"varchar(255)": "character varying(255)"}
+OUTBOX_COLUMNS = frozenset(
+    "id seq lane aggregate_type aggregate_id event_type schema_version occurred_at correlation_id "
+    "causation_id payload "
+    "status retry_count next_retry_at created_at last_error".split()
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One thing that the declaration adds, the statements that add it, and how to tell that it is there."""
+
+    name: str
+    statements: tuple[str, ...]
+    is_in: Callable[[Catalog], bool]
+    scope: str | None = None
+
+
+def pieces(shape: Shape) -> Iterator[Piece]:
+    """Everything that this declaration adds, in the order in which it can be added."""
+    yield from (_scope_piece(shape, name) for name in shape.scope)
+    yield from _index_pieces(shape)
+    for view in views(shape):
+        yield Piece(
+            f"view {view.name}",
+            (view.statement,),
+            lambda catalog, view=view: catalog.relation_comments.get(view.name) == view.stamp,  # type: ignore[misc]
+        )
+    stamp, statement = partitions.definition(shape)
+    yield Piece(
+        "function make_partitions",
+        (statement,),
+        lambda catalog: catalog.function_comments.get("make_partitions") == stamp,
+    )
+
+
+def missing(shape: Shape, catalog: Catalog) -> list[Piece]:
+    """The pieces that are not there, or not as declared."""
+    return [piece for piece in pieces(shape) if not piece.is_in(catalog)]
+
+
+def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
+    """What stands against the declaration and cannot be put right without a decision, with what to do."""
+    found = []
+    for (table, name), column in catalog.columns.items():
+        if table == "outbox" and name not in OUTBOX_COLUMNS and name not in shape.scope:
+            found.append(
+                f"{shape.schema}.outbox has the column {name!r} ({column.type}), which is not declared: "
+                f"declare "
+                f"scope={{{name!r}: …}}, or choose another schema for this outbox"
+            )
+        elif table in SCOPED_TABLES and name in shape.scope:
+            found.extend(_column_conflicts(shape, catalog, table, name))
+    return found
+
+
 def apply(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
-    """Bring columns, indexes, views and partitions up to the declaration; returns what was done, in words."""
+    """Bring the schema up to the declaration, in the caller's transaction; returns in words what was done."""
+    catalog = read(asking(connection), shape)
+    if found := conflicts(shape, catalog):
+        raise SchemaDrift("; ".join(found))
     done = []
-    _refuse_other_scope(connection, shape)
-    for name in _missing_scope(connection, shape):
-        _refuse_scope_on_data(connection, shape, name)
-        for table in SCOPED_TABLES:
-            connection.execute(_scope_column(shape, table, name))
-        done.append(f"added scope column {name}")
-    for statement in _indexes(shape):
-        connection.execute(statement)
-    for view_name, definition, extras in views(shape):
-        if _view_stamp(connection, shape, view_name) != _stamp(definition, extras):
-            for statement in _replace_view(shape, view_name, definition, extras):
-                connection.execute(statement)
-            done.append(f"made view {view_name}")
-    made = partitions.ensure(connection, shape)
-    done.extend(f"made partition {name}" for name in made)
+    for piece in missing(shape, catalog):
+        if piece.scope is not None:
+            _refuse_scope_on_data(connection, shape, catalog, piece.scope)
+        for statement in piece.statements:
+            connection.execute(statement.encode())
+        done.append(f"made {piece.name}")
     return done
 
 
-def differences(connection: psycopg.Connection[Any], shape: Shape) -> Iterator[str]:
-    """How the database differs from the declaration, one phrase each."""
-    existing = _scope_columns(connection, shape)
-    for name in shape.scope:
-        if name not in existing:
-            yield f"scope column {name!r} is missing"
-    try:
-        _refuse_other_scope(connection, shape)
-    except SchemaDrift as problem:
-        yield str(problem)
-    for view_name, definition, extras in views(shape):
-        if _view_stamp(connection, shape, view_name) != _stamp(definition, extras):
-            yield f"view {view_name!r} is missing or differs"
+def _column_conflicts(shape: Shape, catalog: Catalog, table: str, name: str) -> Iterator[str]:
+    column = catalog.columns[table, name]
+    declared = SCOPE_TYPES[shape.scope[name]]
+    if column.type != _CATALOG_TYPES.get(declared, declared):
+        yield (
+            f"scope column {name!r} of {shape.schema}.{table} is {column.type}, but scope={{{name!r}: "
+            f"{shape.scope[name].__name__}}} means {declared}: declare the type that it has, or "
+            "choose another schema"
+        )
+    if not column.not_null:
+        alter = sql.SQL("alter table {} alter column {} set not null").format(
+            sql.Identifier(shape.schema, table), sql.Identifier(name)
+        )
+        yield f"scope column {name!r} of {shape.schema}.{table} may be null: run {alter.as_string()}"
 
 
-def script(shape: Shape) -> Iterator[str]:
-    """The declaration as plain SQL for a new database."""
-    for name in shape.scope:
-        for table in SCOPED_TABLES:
-            yield _scope_column(shape, table, name).as_string()
-    for statement in _indexes(shape):
-        yield statement.as_string()
-    for view_name, definition, extras in views(shape):
-        for statement in _replace_view(shape, view_name, definition, extras):
-            yield statement.as_string()
-    yield from partitions.script(shape)
+def _scope_piece(shape: Shape, name: str) -> Piece:
+    def is_in(catalog: Catalog) -> bool:
+        return all((table, name) in catalog.columns for table in SCOPED_TABLES)
+
+    statements = tuple(_add_scope_column(shape, table, name) for table in SCOPED_TABLES)
+    return Piece(f"scope column {name}", statements, is_in, scope=name)
 
 
-def views(shape: Shape) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Name, definition and further statements of each view; a declared view may take the place of a canonical one."""
+def _add_scope_column(shape: Shape, table: str, name: str) -> str:
     statements = Statements(shape)
-    declared_names = {view.name for view in shape.views}
-    if "event_outbox" not in declared_names:
-        yield "event_outbox", statements.render("view_event_outbox"), ()
-    if "event_log" not in declared_names:
-        yield "event_log", statements.render("view_event_log"), ()
-    for view in shape.views:
-        definition = statements.render(
-            "view_declared",
-            pending_columns=_view_columns(shape, view),
-            published_columns=_view_columns(shape, view),
-        )
-        yield view.name, definition, _write_statements(statements, view) if view.writable else ()
-
-
-def _scope_column(shape: Shape, table: str, name: str) -> sql.SQL:
-    text = Statements(shape).render(
-        "add_scope_column",
-        table=sql.Identifier(table),
-        column=sql.Identifier(name),
-        type=sql.SQL(SCOPE_TYPES[shape.scope[name]]),  # type: ignore[arg-type]
+    condition = statements.render(
+        "has_column", table_name=name_literal(shape.schema, table), column_name=sql.Literal(name)
     )
-    return sql.SQL(text)  # type: ignore[arg-type]
+    return unless(
+        shape, condition, statements.render("add_scope_column", **_column_parts(shape, table, name))
+    )
 
 
-def _indexes(shape: Shape) -> Iterator[sql.SQL]:
+def _column_parts(shape: Shape, table: str, name: str) -> dict[str, sql.Composable]:
+    return {
+        "table": sql.Identifier(table),
+        "column": sql.Identifier(name),
+        "type": sql.SQL(SCOPE_TYPES[shape.scope[name]]),
+    }
+
+
+def _index_pieces(shape: Shape) -> Iterator[Piece]:
+    wanted = [("index_log_scope", f"log_scope_{name}", name) for name in shape.scope]
+    wanted += [("index_outbox_column", f"outbox_by_{name}", name) for name in shape.indexed]
     statements = Statements(shape)
-    for name in shape.scope:
-        yield sql.SQL(  # type: ignore[arg-type]
-            statements.render("index_log_scope", index=sql.Identifier(f"log_scope_{name}"[:63]), column=sql.Identifier(name))
+    for query, index, column in wanted:
+        creation = statements.render(query, index=sql.Identifier(index), column=sql.Identifier(column))
+        condition = statements.render("has_relation", relation=name_literal(shape.schema, index))
+        yield Piece(
+            f"index {index}",
+            (unless(shape, condition, creation),),
+            lambda catalog, index=index: index in catalog.kinds,  # type: ignore[misc]
         )
-    for name in shape.indexed:
-        yield sql.SQL(  # type: ignore[arg-type]
-            statements.render("index_outbox_column", index=sql.Identifier(f"outbox_by_{name}"[:63]), column=sql.Identifier(name))
-        )
 
 
-def _scope_columns(connection: psycopg.Connection[Any], shape: Shape) -> dict[str, str]:
-    rows = connection.execute(
-        "select column_name, data_type from information_schema.columns where table_schema = %s and table_name = 'outbox'",
-        (shape.schema,),
-    )
-    return {name: data_type for name, data_type in rows if name not in _BASE_COLUMNS}
-
-
-def _missing_scope(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
-    existing = _scope_columns(connection, shape)
-    return [name for name in shape.scope if name not in existing]
-
-
-def _refuse_other_scope(connection: psycopg.Connection[Any], shape: Shape) -> None:
-    for name, data_type in _scope_columns(connection, shape).items():
-        if name not in shape.scope:
+def _refuse_scope_on_data(
+    connection: psycopg.Connection[Any], shape: Shape, catalog: Catalog, name: str
+) -> None:
+    lacking = [table for table in SCOPED_TABLES if (table, name) not in catalog.columns]
+    ask = asking(connection)
+    for table in lacking:
+        if ask(Statements(shape).render("has_rows", table=sql.Identifier(table)), {})[0][0]:
             raise SchemaDrift(
-                f"outbox {shape.schema!r} has the scope column {name!r}, which is not declared: declare scope={{{name!r}: …}}, "
-                "or choose another schema for this outbox"
-            )
-        wanted = _NAME_OF_TYPE[SCOPE_TYPES[shape.scope[name]]]
-        if wanted != data_type:
-            raise SchemaDrift(f"scope column {name!r} is {data_type} in schema {shape.schema!r} but declared as {wanted}")
-
-
-def _refuse_scope_on_data(connection: psycopg.Connection[Any], shape: Shape, name: str) -> None:
-    for table in SCOPED_TABLES:
-        query = sql.SQL("select exists (select from {}.{})").format(sql.Identifier(shape.schema), sql.Identifier(table))
-        row = connection.execute(query).fetchone()
-        if row and row[0]:
-            remedy = _scope_column(shape, table, name).as_string()
-            raise SchemaDrift(
-                f"scope column {name!r} cannot be added: {shape.schema}.{table} has events without a value for it. "
-                f"Decide what they belong to and run, for each of {', '.join(SCOPED_TABLES)}: {remedy} default '…'; "
-                f"then drop the default"
+                f"scope column {name!r} cannot be added: {shape.schema}.{table} has events without a value "
+                f"for it. "
+                f"Decide whom they belong to, put that in place of "
+                f"{_PLACEHOLDERS[SCOPE_TYPES[shape.scope[name]]]} and run:\n{_remedy(shape, lacking, name)}\n"
+                "Then run `aftercommit migrate up` again"
             )
 
 
-def _view_columns(shape: Shape, view: DeclaredView) -> sql.Composable:
-    columns = []
-    for shown, canonical in view.columns.items():
-        columns.append(_expression(shape, view, canonical) + sql.SQL(" as ") + sql.Identifier(shown))
-    return sql.SQL(", ").join(columns)
-
-
-def _expression(shape: Shape, view: DeclaredView, canonical: str) -> sql.Composable:
-    if canonical in shape.scope:
-        return sql.Identifier(canonical)
-    if canonical == "payload":
-        return _envelope(shape) if view.envelope else sql.SQL("payload::jsonb")
-    if canonical == "status" and view.statuses:
-        cases = [sql.SQL(" when {} then {}").format(state, word) for state, word in view.statuses.items()]
-        return sql.SQL("case status{} else status end").format(sql.Composed(cases))
-    return sql.SQL(VIEW_COLUMNS[canonical])  # type: ignore[arg-type]
-
-
-def _envelope(shape: Shape) -> sql.Composable:
-    scope = [sql.SQL(", {}, {}").format(name, sql.Identifier(name)) for name in shape.scope]
-    return sql.SQL(
-        "jsonb_build_object('event_id', id, 'occurred_at', "
-        "to_char(occurred_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'), 'correlation_id', correlation_id{}, "
-        "'schema_version', schema_version, 'payload', payload::jsonb)"
-    ).format(sql.Composed(scope))
-
-
-def _write_statements(statements: Statements, view: DeclaredView) -> tuple[str, ...]:
-    shape = statements.shape
-    shown = {canonical: name for name, canonical in view.columns.items()}
-    event_id = shown.get("event_id") or shown.get("event_id_text") or shown.get("id") or shown.get("id_text")
-    if event_id is None or "payload" not in shown or "event_type" not in shown:
-        raise SchemaDrift(f"view {view.name!r} cannot be writable: it must show an event id, event_type and payload")
-    function = sql.Identifier(f"insert_into_{view.name}"[:63])
-
-    def new(column: str) -> sql.Composable:
-        return sql.SQL("new.") + sql.Identifier(column)
-
-    pending_word = sql.Literal(view.statuses.get("pending", "pending"))
-    body = statements.render(
-        "function_insert_event",
-        function=function,
-        event_id=new(event_id) + sql.SQL("::uuid"),
-        payload=sql.SQL("to_jsonb(") + new(shown["payload"]) + sql.SQL(")"),
-        status=sql.SQL("coalesce({}, {})").format(new(shown["status"]), pending_word) if "status" in shown else pending_word,
-        pending_word=pending_word,
-        event_type=new(shown["event_type"]),
-        channel=sql.Literal(shape.publish_channel),
-        original_scope=sql.Composed([sql.SQL(", original.") + sql.Identifier(name) for name in shape.scope]),
-        given_scope=sql.Composed([_given_scope(shape, name, shown) for name in shape.scope]),
-    )
-    trigger = statements.render(
-        "trigger_insert_event",
-        trigger=sql.Identifier(f"insert_into_{view.name}"[:63]),
-        view=sql.Identifier(view.name),
-        function=function,
-    )
-    return body, trigger
-
-
-def _given_scope(shape: Shape, name: str, shown: dict[str, str]) -> sql.Composable:
-    if name in shown:
-        return sql.SQL(", new.") + sql.Identifier(shown[name])
-    cast = sql.SQL(SCOPE_TYPES[shape.scope[name]])  # type: ignore[arg-type]
-    return sql.SQL(", (given ->> {})::{}").format(name, cast)
-
-
-def _stamp(definition: str, extras: tuple[str, ...]) -> str:
-    return "aftercommit:" + hashlib.sha256("\n".join([definition, *extras]).encode()).hexdigest()[:16]
-
-
-def _view_stamp(connection: psycopg.Connection[Any], shape: Shape, name: str) -> str | None:
-    identifier = sql.Identifier(shape.schema, name).as_string()
-    row = connection.execute("select obj_description(to_regclass(%s), 'pg_class')", (identifier,)).fetchone()
-    return row[0] if row else None
-
-
-def _replace_view(shape: Shape, name: str, definition: str, extras: tuple[str, ...]) -> Iterator[sql.Composable]:
-    view = sql.Identifier(shape.schema, name)
-    yield sql.SQL("drop view if exists {}").format(view)
-    yield sql.SQL("create view {} as {}").format(view, sql.SQL(definition))  # type: ignore[arg-type]
-    for statement in extras:
-        yield sql.SQL(statement)  # type: ignore[arg-type]
-    yield sql.SQL("comment on view {} is {}").format(view, _stamp(definition, extras))
+def _remedy(shape: Shape, tables: Sequence[str], name: str) -> str:
+    value = sql.SQL(_PLACEHOLDERS[SCOPE_TYPES[shape.scope[name]]])
+    fills = [
+        without_purpose(
+            Statements(shape).render("fill_scope_column", **_column_parts(shape, table, name), value=value)
+        )
+        for table in tables
+    ]
+    return "\n".join(["begin;", *fills, "commit;"])

@@ -51,7 +51,12 @@ class Listener(DatabaseService):
             for channel in [*self._events, self._proof]:
                 await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
             if not await self._proved(connection):
-                say(logger, logging.WARNING, "notifications_do_not_arrive", remedy="give a direct listen_dsn; polling meanwhile")
+                say(
+                    logger,
+                    logging.WARNING,
+                    "notifications_do_not_arrive",
+                    remedy="give a direct listen_dsn; polling meanwhile",
+                )
                 await self.stopping.wait()
                 return
             self.session_is_up()
@@ -64,7 +69,7 @@ class Listener(DatabaseService):
             await close_quietly(connection)
 
     async def _proved(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        # Through a transaction pooler LISTEN succeeds and nothing ever arrives: send ourselves one over another connection.
+        # Through a transaction pooler LISTEN succeeds and nothing ever arrives: so we send ourselves something.
         sender = await self._database.connect()
         try:
             await sender.execute("select pg_notify(%s, '')", (self._proof,))

@@ -1,9 +1,13 @@
 """Partitions of the log: made ahead of the tip, dropped whole by retention. Neither ever blocks a writer.
 
-A partition covers a fixed range of positions, so its bounds follow from its number and two programs make the same one.
+A partition covers a fixed range of positions, so its bounds follow from its number and two programs make the
+same one.
 """
 
+import contextlib
+import logging
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,63 +16,83 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from aftercommit.errors import DatabaseError
+from aftercommit.errors import DatabaseError, DeclarationError, MissingPrivilege, SchemaNotMigrated
+from aftercommit.postgres.blocks import LOCK_CLASS, name_literal, quoted, unless
+from aftercommit.postgres.catalog import asking
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.postgres.views import stamp_of
+from aftercommit.telemetry import say
 
 POSITIONS_PER_PARTITION = 1_000_000
 AHEAD = 3
 
+logger = logging.getLogger("aftercommit.retention")
+
 _BOUNDS = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
+_CONDEMNED = "aftercommit: retention drops this"
+# Somebody is in the way, or somebody else is doing the same: the next run goes on.
+_LATER = (
+    psycopg.errors.QueryCanceled,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.UndefinedTable,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition: positions from `lower` up to but not including `upper`."""
+    """One partition: positions from `lower` up to but not including `upper`.
+
+    `detaching` when its detach was begun and not finished, `condemned` when retention has decided to drop it.
+    """
 
     name: str
     lower: int
     upper: int
     detaching: bool = False
-
-
-def planned(number: int) -> Partition:
-    """The partition of this number; the first holds positions 1 to a million."""
-    lower = number * POSITIONS_PER_PARTITION + 1
-    return Partition(f"log_{number:06d}", lower, lower + POSITIONS_PER_PARTITION)
-
-
-def needed(position: int) -> list[Partition]:
-    """The partitions that must exist while the tip is at this position."""
-    current = position // POSITIONS_PER_PARTITION
-    return [planned(number) for number in range(current, current + AHEAD)]
+    condemned: bool = False
 
 
 def existing(connection: psycopg.Connection[Any], shape: Shape) -> list[Partition]:
-    """The partitions of the log, lowest first."""
-    rows = connection.execute(Statements(shape)["partitions"], {"log": sql.Identifier(shape.schema, "log").as_string()})
+    """The partitions of the log, lowest positions first."""
+    parameters = {"log": _log_name(shape), "condemned": _CONDEMNED}
     found = []
-    for name, bounds, detaching in rows:
-        match = _BOUNDS.search(bounds or "")
-        if match:
-            found.append(Partition(name, int(match[1]), int(match[2]), bool(detaching)))
-    return found
+    for name, bounds, detaching, condemned in asking(connection)(
+        Statements(shape).render("partitions"), parameters
+    ):
+        if match := _BOUNDS.search(bounds or ""):
+            found.append(Partition(name, int(match[1]), int(match[2]), bool(detaching), condemned))
+    return sorted(found, key=lambda partition: partition.lower)
 
 
 def ensure(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
-    """Make the partitions ahead of the tip that are missing; returns their names."""
-    row = connection.execute(Statements(shape)["head"]).fetchone()
-    if row is None:
-        raise DatabaseError(f"{shape.schema}.head has no row: the schema is damaged, restore it from a backup")
-    present = {partition.name for partition in existing(connection, shape)}
-    made = []
-    for partition in needed(row[0]):
-        if partition.name not in present:
-            with connection.transaction():
-                for statement in _creation(shape, partition):
-                    connection.execute(statement.encode())
-            made.append(partition.name)
-    return made
+    """Make the partitions ahead of the tip that are missing; returns their names.
+
+    Safe from several programs at once, and for a role that may not create tables: the work is done by a
+    function of the schema's owner. Takes milliseconds and gives up after five seconds behind somebody's lock.
+    """
+    try:
+        with connection.transaction():
+            return [row[0] for row in asking(connection)(Statements(shape).render("make_partitions"), {})]
+    except psycopg.errors.InsufficientPrivilege as problem:
+        user = connection.info.user
+        raise MissingPrivilege(
+            f"user {user!r} may not make partitions in schema {shape.schema!r}: "
+            f"{problem.diag.message_primary}. "
+            f"`aftercommit migrate grants {user}` prints what to grant"
+        ) from problem
+    except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as problem:
+        raise SchemaNotMigrated(
+            f"schema {shape.schema!r} has no function make_partitions: run `aftercommit migrate up`"
+        ) from problem
+    except psycopg.errors.LockNotAvailable as problem:
+        raise DatabaseError(
+            f"partitions of {shape.schema}.log could not be made within five seconds: a migration runs, or a "
+            f"session "
+            "holds a lock on the log. Nothing is lost while partitions are left; try again"
+        ) from problem
 
 
 def drop_before(
@@ -77,40 +101,147 @@ def drop_before(
     *,
     older_than: datetime,
     force: bool = False,
+    patience: float = 10.0,
 ) -> list[str]:
-    """Drop whole partitions whose newest event is older; one that a consumer has yet to read stays unless forced.
+    """Drop whole partitions whose newest event is older, lowest first; returns the names of those that are
+    gone.
 
-    The connection must be in autocommit mode: a partition is detached concurrently, which cannot be part of a transaction.
+    Stops at the first partition that is not full or that a consumer has yet to read (unless forced), so no
+    gap is left in what remains. Readers are waited for up to `patience` seconds, and writers not at all; what
+    could not be finished is left to the next run. The connection must be in autocommit mode and belong to the
+    schema's owner: a partition is detached concurrently, which cannot be part of a transaction.
     """
     if not connection.autocommit:
-        raise DatabaseError("retention needs a connection in autocommit mode: psycopg.connect(…, autocommit=True)")
+        raise DatabaseError(
+            "retention needs a connection in autocommit mode: psycopg.connect(…, autocommit=True)"
+        )
+    if older_than.tzinfo is None:
+        raise DeclarationError(
+            f"older_than={older_than!r} has no time zone: use datetime.now(UTC) - timedelta(…)"
+        )
+    try:
+        return list(_dropped(connection, shape, older_than, force, patience))
+    except psycopg.errors.InsufficientPrivilege as problem:
+        raise MissingPrivilege(
+            f"user {connection.info.user!r} may not drop partitions of schema {shape.schema!r}: "
+            f"{problem.diag.message_primary}. Run retention as the owner of the schema"
+        ) from problem
+
+
+def definition(shape: Shape) -> tuple[str, str]:
+    """The stamp of the function that makes partitions, and the statement that defines it where it is not
+    current.
+    """
     statements = Statements(shape)
-    dropped = []
-    for partition in existing(connection, shape):
-        name = sql.Identifier(partition.name)
-        newest = connection.execute(statements.render("last_of_partition", partition=name).encode()).fetchone()
-        is_full = newest is not None and newest[0] == partition.upper - 1
-        if newest is None or not is_full or newest[1] >= older_than:
-            break
-        if not force and connection.execute(statements["lagging_consumers"], {"position": newest[0]}).fetchone():
-            break
-        step = "finish_detach" if partition.detaching else "detach_partition"
-        connection.execute(statements.render(step, partition=name).encode())
-        connection.execute(statements.render("drop_partition", partition=name).encode())
-        dropped.append(partition.name)
-    return dropped
-
-
-def script(shape: Shape) -> Iterator[str]:
-    """The first partitions as plain SQL."""
-    for partition in needed(0):
-        yield from _creation(shape, partition)
-
-
-def _creation(shape: Shape, partition: Partition) -> Iterator[str]:
-    statements = Statements(shape)
-    name = sql.Identifier(partition.name)
-    yield statements.render("create_partition", partition=name)
-    yield statements.render(
-        "attach_partition", partition=name, lower=sql.Literal(partition.lower), upper=sql.Literal(partition.upper)
+    body = statements.render(
+        "make_partitions_body",
+        size=sql.Literal(POSITIONS_PER_PARTITION),
+        ahead=sql.Literal(AHEAD),
+        lock_class=sql.Literal(LOCK_CLASS),
+        schema_name=sql.Literal(shape.schema),
+        log_name=name_literal(shape.schema, "log"),
+        quoted_schema=name_literal(shape.schema),
     )
+    stamp = stamp_of(body)
+    function_name = sql.Literal(sql.Identifier(shape.schema, "make_partitions").as_string() + "()")
+    condition = statements.render("has_function", function_name=function_name, stamp=sql.Literal(stamp))
+    action = statements.render("define_make_partitions", body=quoted(body), stamp=sql.Literal(stamp))
+    return stamp, unless(shape, condition, action)
+
+
+def _log_name(shape: Shape) -> str:
+    return sql.Identifier(shape.schema, "log").as_string()
+
+
+def _dropped(
+    connection: psycopg.Connection[Any], shape: Shape, older_than: datetime, force: bool, patience: float
+) -> Iterator[str]:
+    run = _Run(connection, shape, patience)
+    parameters = {"schema": shape.schema, "condemned": _CONDEMNED}
+    for (name,) in asking(connection)(Statements(shape).render("condemned_tables"), parameters):
+        if run.all_of(name, "drop_partition"):
+            yield name
+    for partition in existing(connection, shape):
+        if partition.condemned:
+            steps = ["finish_detach" if partition.detaching else "detach_partition", "drop_partition"]
+        elif obstacle := run.answer(partition.name, lambda: _obstacle(connection, shape, partition, older_than, force)):  # noqa: B023
+            run.explain(partition.name, obstacle)
+            return
+        yield partition.name
+
+
+def _obstacle(
+    connection: psycopg.Connection[Any], shape: Shape, partition: Partition, older_than: datetime, force: bool
+) -> str | None:
+    """Why this partition stays, or None when it may go."""
+    if partition.detaching:
+        return "somebody else is detaching it"
+    statements, ask = Statements(shape), asking(connection)
+    newest = ask(statements.render("last_of_partition", partition=sql.Identifier(partition.name)), {})
+    if not newest or newest[0][0] != partition.upper - 1:
+        return "it is not full"
+    position, ts = newest[0]
+    if ts >= older_than:
+        return "its newest event is not old enough"
+    lagging = ask(statements.render("lagging_consumers"), {"position": position})
+    if lagging and not force:
+        return f"consumer {lagging[0][0]!r} has read up to {lagging[0][1]} only"
+    return None
+
+
+def _detach(connection: psycopg.Connection[Any], shape: Shape, partition: Partition, patience: float) -> bool:
+    """Waits until nobody can see the partition any more; False when that took too long."""
+    step = "finish_detach" if partition.detaching else "detach_partition"
+    try:
+        with _cancelled_after(connection, patience):
+            _execute(connection, shape, step, partition.name)
+    except _LATER as problem:
+        _explain(shape, partition.name, f"it could not be detached: {problem.diag.message_primary}")
+        return False
+    return True
+
+
+def _drop(connection: psycopg.Connection[Any], shape: Shape, name: str, patience: float) -> bool:
+    try:
+        with _cancelled_after(connection, patience):
+            _execute(connection, shape, "drop_partition", name)
+    except _LATER as problem:
+        _explain(shape, name, f"it could not be dropped: {problem.diag.message_primary}")
+        return False
+    return True
+
+
+def _execute(
+    connection: psycopg.Connection[Any], shape: Shape, query: str, partition: str, **parts: sql.Composable
+) -> None:
+    text = Statements(shape).render(query, partition=sql.Identifier(partition), **parts)
+    connection.execute(text.encode())
+
+
+def _explain(shape: Shape, partition: str, reason: str) -> None:
+    say(
+        logger, logging.INFO, "log_retention_stopped", outbox=shape.schema, partition=partition, reason=reason
+    )
+
+
+@contextlib.contextmanager
+def _cancelled_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Cancels what runs when the time is over.
+
+    A timeout setting would not do: DETACH … CONCURRENTLY cannot run in a transaction, and a setting of the
+    session would reach other clients through a pooler.
+    """
+
+    def cancel() -> None:
+        # A connection that is gone has nothing left to cancel.
+        with contextlib.suppress(psycopg.OperationalError):
+            connection.cancel_safe()
+
+    timer = threading.Timer(seconds, cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()

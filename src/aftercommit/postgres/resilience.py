@@ -1,4 +1,4 @@
-"""A service that survives its database: it works in sessions, and when the database goes away it waits and begins anew."""
+"""A service that survives its database: it works in sessions, and after an outage it begins anew."""
 
 import asyncio
 import logging
@@ -14,7 +14,15 @@ from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.database")
 
-LOST = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable, psycopg_pool.PoolTimeout)
+# Each of these passes by itself; a standby, for one, refuses to write until it is promoted. A refusal (wrong
+# password, no such database) is not among them: it ends the service, because waiting would only hide it.
+LOST = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+    DatabaseUnavailable,
+    psycopg_pool.PoolTimeout,
+)
 
 
 class DatabaseService(Service):
@@ -52,7 +60,8 @@ class DatabaseService(Service):
     async def _outage(self, problem: BaseException) -> None:
         self._failures += 1
         if self._failures == 1:
-            say(logger, logging.WARNING, "database_is_unavailable", service=self.name, error=str(problem).strip())
+            error = " ".join(str(problem).split())
+            say(logger, logging.WARNING, "database_is_unavailable", service=self.name, error=error)
         await self.reach("database.lost", error=problem)
         await self.pause(self._reconnect(self._failures, problem) or 0.0)
 

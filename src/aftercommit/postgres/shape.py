@@ -1,4 +1,7 @@
-"""What an outbox looks like in the database: its schema, scope columns, extra indexes and declared views. Pure data."""
+"""What an outbox looks like in the database: its schema, scope columns, extra indexes and declared views.
+
+Pure data, checked when it is declared; nothing is connected here.
+"""
 
 import re
 from collections.abc import Mapping
@@ -9,22 +12,35 @@ from uuid import UUID
 from aftercommit.errors import DeclarationError
 
 MAX_IDENTIFIER = 63
+# Index names are made of a scope name and a prefix of ten characters, and must stay apart.
+MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
 SCOPE_TYPES: Mapping[type[Any], str] = {str: "varchar(255)", int: "bigint", UUID: "uuid"}
+ENGINE_TABLES = frozenset(
+    "migration head outbox log stream relay lane published_key consumer processed_events "
+    "dead_letter_events".split()
+)
+PARTITION_NAME = re.compile(r"log_\d{6,}")
+# Columns of our tables and names inside our queries, parameters of publish(), and what PostgreSQL keeps for
+# itself.
 RESERVED = frozenset(
-    "id seq lane position ts stream_seq aggregate_type aggregate_id event_type schema_version occurred_at correlation_id "
-    "causation_id payload status retry_count next_retry_at created_at published_at last_error event_id consumer_name "
-    "error error_class attempts first_seen_at last_seen_at history idempotency_key events event connection".split()
+    "id seq lane position ts stream_seq aggregate_type aggregate_id event_type schema_version occurred_at "
+    "correlation_id causation_id payload status retry_count next_retry_at created_at published_at last_error "
+    "event_id consumer_name error error_class attempts first_seen_at last_seen_at history bytes_before rank "
+    "idempotency_key outside_transaction events event connection self "
+    "tableoid ctid xmin xmax cmin cmax".split()
 )
 _COLUMN = re.compile(r"[a-z][a-z0-9_]*")
+_STATES = frozenset({"pending", "published", "failed"})
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredView:
     """Every event with its status under a document's own names.
 
-    `columns` maps the view's column names to canonical ones (see `VIEW_COLUMNS`); `statuses` maps canonical states
-    (`pending`, `published`, `failed`) to the document's words. `envelope=True` shows the payload wrapped in its
-    envelope. A `writable` view accepts INSERT of pending events, as the document's own SQL does it.
+    `columns` maps the view's column names to canonical ones (see `VIEW_COLUMNS`) or to scope columns;
+    `statuses` maps canonical states (`pending`, `published`, `failed`) to the document's words.
+    `envelope=True` shows the payload wrapped in its envelope. A `writable` view accepts INSERT of pending
+    events, as the document's own SQL does it: a known event is replayed, a new one is published.
     """
 
     name: str
@@ -55,6 +71,7 @@ VIEW_COLUMNS: Mapping[str, str] = {
     "published_at": "published_at",
     "last_error": "last_error",
 }
+ID_COLUMNS = ("event_id", "event_id_text", "id", "id_text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +93,13 @@ class Shape:
         for name in self.indexed:
             if name not in self.scope and name != "aggregate_id":
                 raise DeclarationError(f"indexed={name!r} is not a scope column nor aggregate_id")
+        names = [view.name for view in self.views]
         for view in self.views:
             _check_view(view, self.scope)
+            if names.count(view.name) > 1:
+                raise DeclarationError(
+                    f"view {view.name!r} is declared twice: give one of the two another name"
+                )
 
     @property
     def publish_channel(self) -> str:
@@ -91,21 +113,27 @@ class Shape:
 
 
 def checked_identifier(name: str, what: str) -> str:
-    """The name itself, if PostgreSQL keeps all of it."""
-    if not isinstance(name, str) or not name or "\x00" in name or "%" in name or len(name.encode()) > MAX_IDENTIFIER:
-        raise DeclarationError(f"{what} name {name!r:.100} is not usable: 1 to {MAX_IDENTIFIER} bytes, no NUL, no %")
+    """The name itself, if PostgreSQL keeps all of it and no driver takes a part of it for a placeholder."""
+    usable = isinstance(name, str) and name and "\x00" not in name and "%" not in name
+    if not usable or len(name.encode()) > MAX_IDENTIFIER:
+        raise DeclarationError(
+            f"{what} name {name!r:.100} is not usable: 1 to {MAX_IDENTIFIER} bytes, no NUL, no %"
+        )
     return name
 
 
 def _channel(prefix: str, schema: str) -> str:
-    # Channels share the identifier limit; two long schema names with the same head merely wake each other's relays.
+    # Channels share the identifier limit; long schema names with the same head merely wake each other's
+    # relays.
     return (prefix + schema).encode()[:MAX_IDENTIFIER].decode(errors="ignore")
 
 
 def _check_scope(name: str, python_type: type[Any]) -> None:
-    if not _COLUMN.fullmatch(name) or len(name) > MAX_IDENTIFIER or name in RESERVED:
+    if not _COLUMN.fullmatch(name) or len(name) > MAX_SCOPE_NAME or name in RESERVED:
         raise DeclarationError(
-            f"scope name {name!r} is not usable: lower-case letters, digits and _, not one of the envelope's own names"
+            f"scope name {name!r:.100} is not usable: at most {MAX_SCOPE_NAME} lower-case letters, digits "
+            f"and _, "
+            "and not a name that the envelope, publish() or PostgreSQL uses itself"
         )
     if python_type not in SCOPE_TYPES:
         raise DeclarationError(f"scope {name!r} has type {python_type!r}: use str, int or uuid.UUID")
@@ -113,10 +141,27 @@ def _check_scope(name: str, python_type: type[Any]) -> None:
 
 def _check_view(view: DeclaredView, scope: Mapping[str, type[Any]]) -> None:
     checked_identifier(view.name, "view")
-    unknown = set(view.statuses) - {"pending", "published", "failed"}
-    if unknown:
-        raise DeclarationError(f"view {view.name!r} renames unknown states {sorted(unknown)}")
+    if view.name in ENGINE_TABLES or PARTITION_NAME.fullmatch(view.name):
+        raise DeclarationError(f"view {view.name!r} would take the place of a table of the outbox: rename it")
+    if not view.columns:
+        raise DeclarationError(f"view {view.name!r} shows no columns: map at least one in columns={{…}}")
+    if unknown := set(view.statuses) - _STATES:
+        raise DeclarationError(
+            f"view {view.name!r} renames unknown states {sorted(unknown)}: there are {sorted(_STATES)}"
+        )
+    for word in view.statuses.values():
+        if not isinstance(word, str) or not word or "\x00" in word or "%" in word:
+            raise DeclarationError(f"view {view.name!r} has the state {word!r}: use text without NUL and %")
     for column, canonical in view.columns.items():
         checked_identifier(column, f"column of view {view.name!r}")
         if canonical not in VIEW_COLUMNS and canonical not in scope:
-            raise DeclarationError(f"view {view.name!r}: {column!r} shows {canonical!r}, which is not a column of an event")
+            raise DeclarationError(
+                f"view {view.name!r}: {column!r} shows {canonical!r}, which is not a column of an event. "
+                f"There are: "
+                f"{', '.join([*VIEW_COLUMNS, *scope])}"
+            )
+    shown = set(view.columns.values())
+    if view.writable and not ({"event_type", "payload"} <= shown and shown.intersection(ID_COLUMNS)):
+        raise DeclarationError(
+            f"view {view.name!r} cannot be writable: it must show an event id, event_type and payload"
+        )

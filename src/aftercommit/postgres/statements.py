@@ -1,4 +1,4 @@
-"""Loads the SQL files once and renders them for one outbox: its schema and its scope columns. Never builds SQL by hand elsewhere."""
+"""Loads the SQL files once and renders them for one outbox: its schema, its scope columns. No SQL is built elsewhere."""
 
 import re
 from functools import cache
@@ -27,7 +27,7 @@ def _texts() -> dict[str, str]:
 def scope_list(shape: Shape, alias: str = "") -> sql.Composable:
     """`, "a", "b"` for the scope columns, each behind an optional alias; nothing when no scope is declared."""
     prefix = f"{alias}." if alias else ""
-    parts = [sql.SQL(", " + prefix) + sql.Identifier(name) for name in shape.scope]  # type: ignore[arg-type]
+    parts = [sql.SQL(", " + prefix) + sql.Identifier(name) for name in shape.scope]
     return sql.Composed(parts)
 
 
@@ -46,19 +46,14 @@ class Statements:
             rendered = self._rendered[name] = self.render(name).encode()
         return rendered
 
-    def composed(self, outer: str, inner: str) -> bytes:
-        """A query that wraps another one."""
-        name = f"{outer}({inner})"
-        rendered = self._rendered.get(name)
-        if rendered is None:
-            wrapped = sql.SQL(self.render(inner))  # type: ignore[arg-type]
-            rendered = self._rendered[name] = self.render(outer, due=wrapped).encode()
-        return rendered
+    def part(self, name: str, **parts: sql.Composable) -> sql.SQL:
+        """A query as a part of another one."""
+        return sql.SQL(self.render(name, **parts))
 
     def render(self, name: str, **parts: sql.Composable) -> str:
         """The text of a query with its schema, scope columns and any further parts in place."""
         shape = self.shape
-        composed = sql.SQL(_texts()[name]).format(  # type: ignore[arg-type]
+        composed = sql.SQL(_texts()[name]).format(
             schema=sql.Identifier(shape.schema),
             scope=scope_list(shape, "o"),
             scope_names=scope_list(shape),

@@ -1,4 +1,4 @@
-"""One carrier: reads due events of its lanes, has the transport deliver them, settles the outcome. A relay runs several.
+"""One carrier: reads due events of its lanes, has the transport deliver them, settles the outcome.
 
 No transaction is open and no row is locked while the transport works; what makes this safe is the fence in `settle`.
 """
@@ -21,7 +21,7 @@ from aftercommit.postgres.resilience import LOST
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay import plan
 from aftercommit.relay.plan import Due, Marks, Watermark
-from aftercommit.relay.settle import Settlement
+from aftercommit.relay.settle import Appended, Settlement
 from aftercommit.service import Probe
 from aftercommit.telemetry import say
 from aftercommit.transport import RELAY_NAME, Failure, Transport
@@ -84,9 +84,15 @@ class Carrier:
         self._look_for_retries_at = 0.0
         self._strict = outbox.ordering == "strict"
         self._carries = transport.capabilities.carries
+        self._loading = {
+            name: self._statements.render("load_due", due=self._statements.part(name)).encode()
+            for name in ("due_fresh", "due_fresh_strict", "due_retries", "due_retries_strict")
+        }
 
-    async def read(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], limit: int | None = None) -> Batch:
-        """Due events of these lanes: first those whose retry is due (at most half a batch), then untried ones, by seq."""
+    async def read(
+        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], limit: int | None = None
+    ) -> Batch:
+        """Due events of these lanes by seq: those whose retry is due (at most half a batch), and untried ones."""
         limit = limit or self._batch_size
         # Taken before the read: a transaction that ends between the two is resolved, but not in what was read.
         resolved = self._marks.resolved
@@ -101,6 +107,22 @@ class Carrier:
         await self._reach("relay.read", count=len(retries) + len(fresh))
         events = sorted([*retries, *fresh], key=lambda event: event.seq)
         return Batch(events, [event.seq for event in fresh], resolved)
+
+    async def sweep(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> int:
+        """Where there is nothing to carry: untried events go from the outbox to the log in one statement."""
+        resolved = self._marks.resolved
+        watermark = self._watermark.for_lanes(lanes)
+        appended = await self._settlement.append_due(connection, lanes, watermark, self._batch_size)
+        if appended.count:
+            await self._tell_appended(appended)
+        if appended.last_seq is not None:
+            self._watermark.settled([appended.last_seq], (), resolved)
+        return appended.count
+
+    @property
+    def can_sweep(self) -> bool:
+        """Whether reading, delivering and appending may be one statement now: not when retries are to be looked for."""
+        return not self._carries and not self._strict and time.monotonic() < self._look_for_retries_at
 
     async def carry(self, connection: psycopg.AsyncConnection[Any], batch: Batch) -> int:
         """Deliver and settle a batch; returns how many events were dealt with."""
@@ -118,7 +140,7 @@ class Carrier:
             await self._reach("relay.counted", attempts=attempts)
             if attempts > self._outbox.max_attempts:
                 error = DeliveryNeverFinished(
-                    f"delivery was begun {attempts - 1} times and the process died each time; fix what kills it, then retry"
+                    f"delivery was begun {attempts - 1} times and the process died each time: fix the cause, then retry"
                 )
                 outcome = Outcome([], [Failure(event_id, error, permanent=True)])
             else:
@@ -147,7 +169,9 @@ class Carrier:
         await self._move_watermark(connection, batch, done)
         return len(done)
 
-    async def seconds_to_next_retry(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> float | None:
+    async def seconds_to_next_retry(
+        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]
+    ) -> float | None:
         """How long until a waiting event falls due."""
         row = await (await connection.execute(self._statements["next_retry"], {"lanes": sorted(lanes)})).fetchone()
         seconds: float | None = row[0] if row else None
@@ -155,15 +179,16 @@ class Carrier:
             self._look_for_retries_at = min(self._look_for_retries_at, time.monotonic() + max(0.0, seconds))
         return seconds
 
-    async def _query(self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> list[Any]:
+    async def _query(
+        self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]
+    ) -> list[Any]:
         if parameters["limit"] <= 0:
             return []
         name = f"{name}_strict" if self._strict else name
         if not self._carries:
             rows = await (await connection.execute(self._statements[name], parameters)).fetchall()
             return [Due(*row) for row in rows]
-        loading = self._statements.composed("load_due", name)
-        cursor = await connection.execute(loading, parameters)
+        cursor = await connection.execute(self._loading[name], parameters)
         return [outbox_record(row, self._outbox.shape) for row in await cursor.fetchall()]
 
     async def _deliver_all(self, records: list[Record]) -> Outcome:
@@ -171,7 +196,7 @@ class Carrier:
             failures = list(await self._transport.deliver(records))
         except (TransportUnavailable, *LOST):
             raise
-        except Exception as error:  # noqa: BLE001 - a transport's bug must not stop the relay; find out which event it is about
+        except Exception as error:  # noqa: BLE001 - a transport's bug must not stop the relay
             if len(records) > 1:
                 return await self._deliver_singly(records)
             failures = [Failure(record.event_id, error) for record in records]
@@ -203,15 +228,15 @@ class Carrier:
     async def _append(self, connection: psycopg.AsyncConnection[Any], events: Sequence[Due | Record]) -> None:
         lanes = {event.lane for event in events}
         appended = await self._settlement.append(connection, [_id(event) for event in events], lanes)
-        await self._reach("relay.appended", count=appended.count, position=appended.position)
         retried = [_id(event) for event in events if event.retry_count > 0]
         if retried:
             await self._settlement.resolve_letters(connection, retried)
-        now = appended.ts
-        self._outbox.meter.on_published(
-            (event.event_type, max(0.0, (now - event.created_at).total_seconds() * 1000)) for event in events
-        )
-        if logger.isEnabledFor(logging.INFO):
+        await self._tell_appended(appended)
+
+    async def _tell_appended(self, appended: Appended) -> None:
+        await self._reach("relay.appended", count=appended.count, position=appended.position)
+        self._outbox.meter.on_published(appended.latency)
+        if appended.ids:
             say(
                 logger,
                 logging.INFO,
@@ -220,8 +245,8 @@ class Carrier:
                 transport=self._transport.name,
                 count=appended.count,
                 position=appended.position,
-                event_id=str(_id(events[0])),
-                event_ids=[str(_id(event)) for event in events[:20]],
+                event_id=str(appended.ids[0]),
+                event_ids=[str(event_id) for event_id in appended.ids],
             )
 
     async def _record_failures(

@@ -55,7 +55,9 @@ class Lanes:
             await self._release(connection, surplus)
             held.difference_update(surplus)
         elif len(held) < share:
-            taken = await connection.execute(self._statements["take_lanes"], {**parameters, "wanted": share - len(held)})
+            taken = await connection.execute(
+                self._statements["take_lanes"], {**parameters, "wanted": share - len(held)}
+            )
             for lane, died in await taken.fetchall():
                 held.add(lane)
                 if died:

@@ -33,7 +33,7 @@ MARK_INTERVAL = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """How a relay works. `lease` bounds the time until another takes over after a crash; `carriers` work side by side."""
+    """How a relay works: `lease` bounds the takeover after a crash, `carriers` work side by side."""
 
     batch_size: int = 1000
     carriers: int = 1
@@ -44,7 +44,9 @@ class RelaySettings:
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
         if self.batch_size < 1 or not 1 <= self.carriers <= 64 or self.lease <= 0 or self.drain_seconds < 0:
-            raise DeclarationError(f"{self!r}: batch_size >= 1, 1 <= carriers <= 64, lease > 0 and drain_seconds >= 0 are needed")
+            raise DeclarationError(
+                f"{self!r}: batch_size >= 1, 1 <= carriers <= 64, lease > 0 and drain_seconds >= 0 are needed"
+            )
 
 
 class Relay(DatabaseService):
@@ -73,7 +75,7 @@ class Relay(DatabaseService):
         self._doorbell = Doorbell(outbox.shape, self.lanes, listener)
         self._marks = Marks()
         self._settlement = Settlement(outbox, self.lanes.token)
-        self._outage = Exponential(base=0.2, maximum=30.0)
+        self._transport_backoff = Exponential(base=0.2, maximum=30.0)
         self._outages = 0
         self._ticked = asyncio.Event()
 
@@ -130,9 +132,15 @@ class Relay(DatabaseService):
 
     async def _until_drained(self, carriers: list[asyncio.Task[None]]) -> None:
         await self.stopping.wait()
-        done, late = await asyncio.wait(carriers, timeout=self.settings.drain_seconds)
+        _, late = await asyncio.wait(carriers, timeout=self.settings.drain_seconds)
         for carrier in late:
-            say(logger, logging.WARNING, "relay_drain_timed_out", relay=self.name, seconds=self.settings.drain_seconds)
+            say(
+                logger,
+                logging.WARNING,
+                "relay_drain_timed_out",
+                relay=self.name,
+                seconds=self.settings.drain_seconds,
+            )
             carrier.cancel()
 
     async def _control_loop(self, control: psycopg.AsyncConnection[Any]) -> None:
@@ -189,11 +197,10 @@ class Relay(DatabaseService):
             await carrier.carry_suspects(connection, batch)
             self.lanes.suspect -= suspects
             return
-        batch = await carrier.read(connection, lanes)
-        if batch.events:
-            await carrier.carry(connection, batch)
+        carried = await self._carry_some(connection, carrier, lanes)
+        if carried:
             self._transport_is_back()
-            await self._doorbell.worked(connection, len(batch.events))
+            await self._doorbell.worked(connection, carried)
             return
         await self.reach("relay.idle")
         seconds = await self._doorbell.ran_dry(connection)
@@ -201,6 +208,16 @@ class Relay(DatabaseService):
             due_in = await carrier.seconds_to_next_retry(connection, lanes)
             seconds = seconds if due_in is None else max(0.001, min(seconds, due_in))
             await self.pause(seconds, self._doorbell.rung, self.lanes.changed)
+
+    async def _carry_some(self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, lanes: set[int]) -> int:
+        if carrier.can_sweep:
+            swept = await carrier.sweep(connection, lanes)
+            if swept:
+                return swept
+        batch = await carrier.read(connection, lanes)
+        if batch.events:
+            await carrier.carry(connection, batch)
+        return len(batch.events)
 
     async def _wait_for_lanes(self) -> None:
         await self.pause(self.settings.lease / 3, self.lanes.changed, self._doorbell.rung)
@@ -219,11 +236,23 @@ class Relay(DatabaseService):
     async def _wait_for_transport(self, problem: TransportUnavailable) -> None:
         self._outages += 1
         if self._outages == 1:
-            say(logger, logging.WARNING, "transport_is_unavailable", transport=self._transport.name, error=str(problem))
+            say(
+                logger,
+                logging.WARNING,
+                "transport_is_unavailable",
+                transport=self._transport.name,
+                error=str(problem),
+            )
         await self.reach("relay.outage", outages=self._outages)
-        await self.pause(self._outage(self._outages, problem) or 0.0)
+        await self.pause(self._transport_backoff(self._outages, problem) or 0.0)
 
     def _transport_is_back(self) -> None:
         if self._outages:
-            say(logger, logging.INFO, "transport_is_back", transport=self._transport.name, attempts=self._outages)
+            say(
+                logger,
+                logging.INFO,
+                "transport_is_back",
+                transport=self._transport.name,
+                attempts=self._outages,
+            )
         self._outages = 0

@@ -1,4 +1,4 @@
-"""The relay's decisions, without IO: what to do about a failure, which events may go together, where to start reading."""
+"""The relay's decisions, without IO: what to do about a failure, what may go together, where to start reading."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +48,14 @@ def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff:
     delay: float | None = None
     if not failure.permanent and attempts < max_attempts:
         delay = failure.retry_after if failure.retry_after is not None else backoff(attempts, failure.error)
-    return Verdict(failure.event_id, failure.consumer, storable_error(failure.error), type(failure.error).__name__, delay, counted)
+    return Verdict(
+        failure.event_id,
+        failure.consumer,
+        storable_error(failure.error),
+        type(failure.error).__name__,
+        delay,
+        counted,
+    )
 
 
 def rounds(records: Sequence[Record]) -> Iterator[list[Record]]:

@@ -1,5 +1,6 @@
 """The fenced writes that end a delivery: delivered events move into the log, failed ones wait or are parked."""
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,20 +8,27 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 
-from aftercommit.errors import LeaseLost
+from aftercommit.errors import DatabaseError, LeaseLost
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
+from aftercommit.telemetry import LATENCY_BUCKETS_MS
+
+logger = logging.getLogger("aftercommit.relay")
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What entered the log: how many, up to which position, when."""
+    """What entered the log: how many, up to which position and seq, when, and how long they had waited."""
 
     count: int
     position: int
     ts: datetime
+    last_seq: int | None
+    latency: Sequence[tuple[str, int, int, float]]
+    ids: Sequence[UUID]
 
 
 class Settlement:
@@ -32,17 +40,53 @@ class Settlement:
         self._token = token
         self._numbered = list(outbox.numbered)
         self._channel = outbox.shape.log_channel
+        self._append_given = self._append_statement("which_given")
+        self._append_due = self._append_statement("which_due", due=self._statements.part("due_fresh"))
+
+    def _append_statement(self, which: str, **parts: sql.Composable) -> bytes:
+        nothing = sql.SQL("")
+        numbered = bool(self._numbered)
+        return self._statements.render(
+            "append",
+            which=self._statements.part(which, **parts),
+            streams=self._statements.part("streams") if numbered else nothing,
+            stream_seq=self._statements.part("stream_seq") if numbered else sql.SQL("null::bigint"),
+            join_streams=self._statements.part("join_streams") if numbered else nothing,
+        ).encode()
 
     async def append(
         self, connection: psycopg.AsyncConnection[Any], ids: Sequence[UUID], lanes: Collection[int]
     ) -> Appended:
         """Move delivered events into the log."""
-        statement = self._statements["append_numbered" if self._numbered else "append"]
-        parameters = {**self._fence(lanes), "ids": list(ids), "numbered": self._numbered, "channel": self._channel}
+        return await self._append(connection, self._append_given, lanes, {"ids": list(ids)})
+
+    async def append_due(
+        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], watermark: int, limit: int
+    ) -> Appended:
+        """Move what is due into the log, in one statement: for a transport that has nothing to carry."""
+        return await self._append(connection, self._append_due, lanes, {"watermark": watermark, "limit": limit})
+
+    async def _append(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        statement: bytes,
+        lanes: Collection[int],
+        which: dict[str, Any],
+    ) -> Appended:
+        parameters = {
+            **self._fence(lanes),
+            **which,
+            "numbered": self._numbered,
+            "channel": self._channel,
+            "bounds": list(LATENCY_BUCKETS_MS),
+            "named": logger.isEnabledFor(logging.INFO),
+        }
         row = await (await connection.execute(statement, parameters)).fetchone()
-        held, count, position, ts = row[:4] if row else (0, 0, 0, None)
+        if row is None:
+            raise DatabaseError("the head of the log has no row: the schema is damaged, restore it from a backup")
+        held, count, position, ts, last_seq, latency, ids = row[:7]
         self._refuse_stale(held, lanes)
-        return Appended(count, position, ts)
+        return Appended(count, position, ts, last_seq, latency, ids or ())
 
     async def record_failures(
         self, connection: psycopg.AsyncConnection[Any], verdicts: Sequence[Verdict], lanes: Collection[int]
@@ -78,5 +122,5 @@ class Settlement:
     def _refuse_stale(self, held: int, lanes: Collection[int]) -> None:
         if held != len(lanes):
             raise LeaseLost(
-                f"{len(lanes) - held} of {len(lanes)} lanes were taken over by another relay: nothing of this batch was written"
+                f"{len(lanes) - held} of {len(lanes)} lanes were taken over by another relay: nothing was written"
             )

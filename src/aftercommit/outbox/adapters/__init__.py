@@ -1,4 +1,4 @@
-"""Finds the adapter for whatever connection or session the caller has, without importing libraries that are not in use."""
+"""Finds the adapter for the caller's connection or session. Imports no library that is not in use."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -46,6 +46,7 @@ def publisher_for(connection: Any) -> SyncPublisher | AsyncPublisher:
             if publisher is not None:
                 return publisher
     raise UnsupportedConnection(
-        f"cannot publish on {connection!r:.120} ({type(connection).__module__}.{type(connection).__qualname__}): give a psycopg "
-        "or asyncpg connection, a SQLAlchemy (Async)Session or (Async)Connection, or a Django database connection"
+        f"cannot publish on {connection!r:.120} "
+        f"({type(connection).__module__}.{type(connection).__qualname__}): give a psycopg or asyncpg "
+        "connection, a SQLAlchemy (Async)Session or (Async)Connection, or a Django database connection"
     )

@@ -13,8 +13,8 @@ def find(connection: Any) -> SyncPublisher | None:
         return None
     if connection.vendor != "postgresql":
         raise UnsupportedConnection(
-            f"the Django database {connection.alias!r} is {connection.vendor}: aftercommit needs PostgreSQL; pass "
-            "connections['alias'] of the PostgreSQL database"
+            f"the Django database {connection.alias!r} is {connection.vendor}: aftercommit needs PostgreSQL, "
+            "pass connections['alias'] of the PostgreSQL database"
         )
     return Django(connection)
 

@@ -1,6 +1,6 @@
-"""SQLAlchemy 2: Session, scoped_session, Connection, AsyncSession, AsyncConnection, over psycopg, asyncpg or psycopg2.
+"""SQLAlchemy 2: Session, scoped_session, Connection and their async kin, over psycopg, asyncpg or psycopg2.
 
-The statement goes to the driver as it is (`exec_driver_sql`), in the transaction that the session or connection has.
+The statement goes to the driver as it is (`exec_driver_sql`), in the transaction that the caller has.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,16 @@ def _is_autocommit(connection: Connection) -> bool:
     return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
 
 
+def _flush(session: Session) -> None:
+    """Write what the session still holds back, as its own queries do.
+
+    The order of an aggregate's events is the order in which their writers held its row: an event written
+    before its row is touched could overtake another. A listener that publishes is inside a flush already.
+    """
+    if session.autoflush and not session._flushing:
+        session.flush()
+
+
 class Sqlalchemy(SyncPublisher):
     """A Session or Connection."""
 
@@ -46,7 +56,9 @@ class Sqlalchemy(SyncPublisher):
         return not _is_autocommit(self._connection())
 
     def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """Straight to the driver."""
+        """Straight to the driver, after what the session has yet to write."""
+        if isinstance(self._target, Session):
+            _flush(self._target)
         return self._connection().exec_driver_sql(statement, tuple(parameters)).fetchall()
 
 
@@ -67,6 +79,8 @@ class AsyncSqlalchemy(AsyncPublisher):
         return not await (await self._connection()).run_sync(_is_autocommit)
 
     async def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """Straight to the driver."""
+        """Straight to the driver, after what the session has yet to write."""
+        if isinstance(self._target, AsyncSession):
+            await self._target.run_sync(_flush)
         result = await (await self._connection()).exec_driver_sql(statement, tuple(parameters))
         return result.fetchall()

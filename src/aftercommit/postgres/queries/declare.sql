@@ -91,7 +91,7 @@ end
 begin
     if not exists (select from {schema}.migration where version = {version}) then
         {text}
-        insert into {schema}.migration (version, name, checksum) values ({version}, {name}, {checksum});
+        insert into {schema}.migration (version, name, checksum) values ({version}, {migration_name}, {checksum});
     elsif exists (select from {schema}.migration where version = {version} and checksum <> {checksum}) then
         raise exception using errcode = 'object_not_in_prerequisite_state',
             message = 'migration {version} was applied with another checksum than ' || {checksum} || ': one of the two files is not ours';
@@ -229,7 +229,7 @@ begin
     end if;
     insert into {schema}.outbox as kept (id, {columns})
     values (replay.incoming, {values})
-    on conflict (id) do update set status = 'pending', retry_count = 1, next_retry_at = clock_timestamp()
+    on conflict (id) do update set status = 'pending', retry_count = 0, next_retry_at = clock_timestamp()
     where kept.status = 'failed' or kept.next_retry_at is not null;
     perform pg_notify({channel}, '') from {schema}.relay where listening limit 1;
     return new;

@@ -65,8 +65,9 @@ where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(la
 -- name: append
 -- The heart: delivered events leave the outbox and enter the log, if and only if this relay still holds their lanes.
 -- fence   locks the lanes' leases (in lane order, or it would deadlock with a takeover) and counts those with our token
--- moved   takes the delivered rows out of the outbox
+-- moved   takes the rows out of the outbox
 -- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
+-- latency counts the moved rows by type and by the time since they were written, for the metrics
 with fence as (
     select count(*) as held
     from (
@@ -78,51 +79,50 @@ with fence as (
 ),
 moved as (
     delete from {schema}.outbox using fence
-    where id = any(%(ids)b) and fence.held = %(lane_count)s
+    where {which} and fence.held = %(lane_count)s
     returning outbox.*
 ),
 tip as (
     update {schema}.head
     set position = position + (select count(*) from moved), ts = greatest(ts, clock_timestamp())
     returning position, ts
-),
+), {streams}
 appended as (
     insert into {schema}.log (
-        position, ts, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
+        position, ts, stream_seq, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
         correlation_id, causation_id, payload, retry_count, created_at {scope_names}
     )
-    select tip.position - count(*) over () + row_number() over (order by moved.seq), tip.ts,
+    select tip.position - count(*) over () + row_number() over (order by moved.seq), tip.ts, {stream_seq},
            moved.id, moved.seq, moved.lane, moved.aggregate_type, moved.aggregate_id, moved.event_type,
            moved.schema_version, moved.occurred_at, moved.correlation_id, moved.causation_id, moved.payload,
            moved.retry_count, moved.created_at {moved_scope}
-    from moved, tip
+    from tip, moved {join_streams}
     returning 1
+),
+latency as (
+    select event_type, width_bucket(ms, %(bounds)s::float8[]) as bucket, count(*) as events, sum(ms) as total
+    from (
+        select event_type, greatest(0, extract(epoch from tip.ts - created_at) * 1000)::float8 as ms from moved, tip
+    ) written
+    group by event_type, bucket
 )
 select fence.held, (select count(*) from appended) as appended, tip.position, tip.ts,
+       (select max(seq) from moved) as last_seq,
+       (select coalesce(jsonb_agg(jsonb_build_array(event_type, bucket, events, total)), '[]') from latency) as latency,
+       case when %(named)s then (select array_agg(id) from (select id from moved order by seq limit 20) first) end as ids,
        pg_notify(%(channel)s, tip.position::text)
 from fence, tip
 
--- name: append_numbered
--- The same, and aggregates of the declared types get a gapless number of their own (stream_seq).
-with fence as (
-    select count(*) as held
-    from (
-        select from {schema}.lane
-        where lane = any(%(lanes)s) and token = %(token)s
-        order by lane
-        for share
-    ) mine
-),
-moved as (
-    delete from {schema}.outbox using fence
-    where id = any(%(ids)b) and fence.held = %(lane_count)s
-    returning outbox.*
-),
-tip as (
-    update {schema}.head
-    set position = position + (select count(*) from moved), ts = greatest(ts, clock_timestamp())
-    returning position, ts
-),
+-- name: which_given
+-- These events, which a transport has accepted.
+outbox.id = any(%(ids)b)
+
+-- name: which_due
+-- Whatever is due: for the log transport reading, delivering and appending are one statement.
+outbox.id = any(array(select due.id from ({due}) due))
+
+-- name: streams
+-- Aggregates of the declared types get a gapless number of their own (stream_seq).
 streams as (
     insert into {schema}.stream as stream (aggregate_type, aggregate_id, seq, ts)
     select moved.aggregate_type, moved.aggregate_id, count(*), tip.ts
@@ -132,24 +132,15 @@ streams as (
     on conflict (aggregate_type, aggregate_id) do update set seq = stream.seq + excluded.seq, ts = excluded.ts
     returning aggregate_type, aggregate_id, seq
 ),
-appended as (
-    insert into {schema}.log (
-        position, ts, stream_seq, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
-        correlation_id, causation_id, payload, retry_count, created_at {scope_names}
-    )
-    select tip.position - count(*) over () + row_number() over (order by moved.seq), tip.ts,
-           streams.seq - count(*) over same_aggregate + row_number() over (same_aggregate order by moved.seq),
-           moved.id, moved.seq, moved.lane, moved.aggregate_type, moved.aggregate_id, moved.event_type,
-           moved.schema_version, moved.occurred_at, moved.correlation_id, moved.causation_id, moved.payload,
-           moved.retry_count, moved.created_at {moved_scope}
-    from tip, moved
-    left join streams on streams.aggregate_type = moved.aggregate_type and streams.aggregate_id = moved.aggregate_id
-    window same_aggregate as (partition by moved.aggregate_type, moved.aggregate_id)
-    returning 1
-)
-select fence.held, (select count(*) from appended) as appended, tip.position, tip.ts,
-       pg_notify(%(channel)s, tip.position::text)
-from fence, tip
+
+-- name: stream_seq
+-- The number within the stream: the stream's new head, counted back.
+streams.seq - count(*) over (partition by moved.aggregate_type, moved.aggregate_id)
+    + row_number() over (partition by moved.aggregate_type, moved.aggregate_id order by moved.seq)
+
+-- name: join_streams
+-- Events of other types have no number.
+left join streams on streams.aggregate_type = moved.aggregate_type and streams.aggregate_id = moved.aggregate_id
 
 -- name: count_attempts
 -- After a takeover from a relay that died: the attempt is counted before delivery, so that an event that kills the process ends.

@@ -1,0 +1,61 @@
+"""What a schema holds right now, read from PostgreSQL's catalogs: that needs no privilege on tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+
+SCOPED_TABLES = ("outbox", "log", "dead_letter_events")
+
+# A query with %(name)s parameters, and its rows: what any driver can do.
+Ask = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The type of a column as SQL writes it, and whether it refuses null."""
+
+    type: str
+    not_null: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Tables, columns, views, indexes and functions of one schema; comments tell what is ours."""
+
+    columns: Mapping[tuple[str, str], Column]
+    kinds: Mapping[str, str]
+    relation_comments: Mapping[str, str | None]
+    function_comments: Mapping[str, str | None]
+
+
+def asking(connection: psycopg.Connection[Any]) -> Ask:
+    """Questions on a psycopg connection, whatever row and cursor factories it has."""
+
+    def ask(query: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            return cursor.execute(query.encode(), parameters).fetchall()
+
+    return ask
+
+
+def read(ask: Ask, shape: Shape) -> Catalog:
+    """The catalog of the shape's schema; everything is empty when the schema does not exist."""
+    statements = Statements(shape)
+    schema = {"schema": shape.schema}
+    tables = {**schema, "tables": [*SCOPED_TABLES, "migration"]}
+    relations = ask(statements.render("catalog_relations"), schema)
+    return Catalog(
+        columns={
+            (table, column): Column(type_name, not_null)
+            for table, column, type_name, not_null in ask(statements.render("catalog_columns"), tables)
+        },
+        kinds={name: kind for name, kind, _ in relations},
+        relation_comments={name: comment for name, _, comment in relations},
+        function_comments=dict(ask(statements.render("catalog_functions"), schema)),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,588 @@
+-- Written by `make schema` from the migrations. Never edited, never executed: the diff is for reviewers.
+
+-- Name: aftercommit; Type: SCHEMA; Schema: -; Owner: -
+
+CREATE SCHEMA aftercommit;
+
+-- Name: make_partitions(); Type: FUNCTION; Schema: aftercommit; Owner: -
+
+CREATE FUNCTION aftercommit.make_partitions() RETURNS SETOF text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
+    AS $$
+-- The partition of the tip and the next ones. Each is made beside the log first: attaching takes a lock that neither
+-- writers nor readers notice, while CREATE TABLE … PARTITION OF would wait for all of them.
+declare
+    number bigint;
+    partition_name text;
+begin
+    for number in
+        select head.position / 1000000 + step from "aftercommit".head, generate_series(0, 3 - 1) step
+    loop
+        partition_name := 'log_' || lpad(number::text, greatest(6, length(number::text)), '0');
+        continue when exists (select from pg_inherits join pg_class on pg_class.oid = inhrelid
+                              where inhparent = '"aftercommit"."log"'::regclass and relname = partition_name);
+        perform pg_advisory_xact_lock(1634104419, hashtext('aftercommit'));
+        -- Somebody else may have made it while we waited.
+        continue when exists (select from pg_inherits join pg_class on pg_class.oid = inhrelid
+                              where inhparent = '"aftercommit"."log"'::regclass and relname = partition_name);
+        execute 'create table ' || '"aftercommit"' || '.' || partition_name
+            || ' (like ' || '"aftercommit"."log"' || ' including defaults including constraints)';
+        execute 'alter table ' || '"aftercommit"."log"' || ' attach partition ' || '"aftercommit"' || '.' || partition_name
+            || ' for values from (' || number * 1000000 + 1 || ') to (' || (number + 1) * 1000000 + 1 || ')';
+        return next partition_name;
+    end loop;
+end
+$$;
+
+-- Name: FUNCTION make_partitions(); Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON FUNCTION aftercommit.make_partitions() IS 'aftercommit:e9e3d57620f0fafd';
+
+-- Name: consumer; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.consumer (
+    name character varying(100) NOT NULL,
+    "position" bigint NOT NULL,
+    declared_by text NOT NULL,
+    paused boolean DEFAULT false NOT NULL,
+    worker text,
+    token uuid,
+    leased_until timestamp with time zone,
+    suspect_position bigint,
+    suspect_attempts integer DEFAULT 0 NOT NULL,
+    updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT consumer_is_held_or_free CHECK ((((worker IS NULL) = (token IS NULL)) AND ((worker IS NULL) = (leased_until IS NULL)))),
+    CONSTRAINT consumer_position_is_not_negative CHECK (("position" >= 0)),
+    CONSTRAINT consumer_suspect_is_counted CHECK (((suspect_position IS NULL) = (suspect_attempts = 0)))
+)
+WITH (fillfactor='50');
+
+-- Name: TABLE consumer; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.consumer IS 'Checkpoint, lease and pause flag of every consumer of the log.';
+
+-- Name: dead_letter_events; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.dead_letter_events (
+    event_id uuid NOT NULL,
+    consumer_name character varying(100) NOT NULL,
+    status character varying(20) NOT NULL,
+    event_type character varying(100) NOT NULL,
+    schema_version smallint NOT NULL,
+    aggregate_type character varying(50) NOT NULL,
+    aggregate_id character varying(255) NOT NULL,
+    occurred_at timestamp with time zone NOT NULL,
+    correlation_id character varying(255) NOT NULL,
+    causation_id uuid,
+    payload json NOT NULL,
+    seq bigint NOT NULL,
+    "position" bigint,
+    created_at timestamp with time zone NOT NULL,
+    error text NOT NULL,
+    error_class text NOT NULL,
+    attempts integer NOT NULL,
+    first_seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    last_seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    next_retry_at timestamp with time zone,
+    history jsonb DEFAULT '[]'::jsonb NOT NULL,
+    CONSTRAINT dead_letter_attempts_are_not_negative CHECK ((attempts >= 0)),
+    CONSTRAINT dead_letter_history_is_a_list CHECK ((jsonb_typeof(history) = 'array'::text)),
+    CONSTRAINT dead_letter_retry_has_a_time CHECK ((((status)::text = 'retrying'::text) = (next_retry_at IS NOT NULL))),
+    CONSTRAINT dead_letter_status_is_known CHECK (((status)::text = ANY ((ARRAY['retrying'::character varying, 'waiting'::character varying, 'parked'::character varying, 'resolved'::character varying, 'discarded'::character varying])::text[]))),
+    CONSTRAINT dead_letter_was_seen_in_order CHECK ((last_seen_at >= first_seen_at))
+);
+
+-- Name: TABLE dead_letter_events; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.dead_letter_events IS 'Events that a consumer (or, under the name @relay, a transport) could not take: retrying, waiting behind one that is, or parked.';
+
+-- Name: log; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.log (
+    "position" bigint NOT NULL,
+    ts timestamp with time zone NOT NULL,
+    stream_seq bigint,
+    id uuid NOT NULL,
+    seq bigint NOT NULL,
+    lane smallint NOT NULL,
+    aggregate_type character varying(50) NOT NULL,
+    aggregate_id character varying(255) NOT NULL,
+    event_type character varying(100) NOT NULL,
+    schema_version smallint NOT NULL,
+    occurred_at timestamp with time zone NOT NULL,
+    correlation_id character varying(255) NOT NULL,
+    causation_id uuid,
+    payload json NOT NULL,
+    retry_count integer NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    CONSTRAINT log_position_is_positive CHECK (("position" > 0))
+)
+PARTITION BY RANGE ("position");
+
+-- Name: TABLE log; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.log IS 'What was published: gapless, immutable, totally ordered by position. Retention drops partitions and never deletes rows.';
+
+-- Name: event_log; Type: VIEW; Schema: aftercommit; Owner: -
+
+CREATE VIEW aftercommit.event_log AS
+ SELECT "position",
+    ts,
+    id AS event_id,
+    aggregate_type,
+    aggregate_id,
+    stream_seq,
+    event_type,
+    schema_version,
+    occurred_at,
+    correlation_id,
+    causation_id,
+    (payload)::jsonb AS payload,
+    retry_count,
+    created_at,
+    ts AS published_at
+   FROM aftercommit.log;
+
+-- Name: VIEW event_log; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON VIEW aftercommit.event_log IS 'aftercommit:e7b48826c8c3c9cb';
+
+-- Name: outbox; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.outbox (
+    id uuid NOT NULL,
+    seq bigint NOT NULL,
+    lane smallint GENERATED ALWAYS AS (((hashtextextended((((aggregate_type)::text || '/'::text) || (aggregate_id)::text), (0)::bigint) & (63)::bigint))::smallint) STORED NOT NULL,
+    aggregate_type character varying(50) NOT NULL,
+    aggregate_id character varying(255) NOT NULL,
+    event_type character varying(100) NOT NULL,
+    schema_version smallint DEFAULT 1 NOT NULL,
+    occurred_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    correlation_id character varying(255) NOT NULL,
+    causation_id uuid,
+    payload json NOT NULL,
+    status character varying(20) DEFAULT 'pending'::character varying NOT NULL,
+    retry_count integer DEFAULT 0 NOT NULL,
+    next_retry_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    last_error text,
+    CONSTRAINT outbox_failed_has_error_and_no_retry CHECK ((((status)::text <> 'failed'::text) OR ((next_retry_at IS NULL) AND (last_error IS NOT NULL) AND (retry_count > 0)))),
+    CONSTRAINT outbox_names_are_not_empty CHECK ((((aggregate_type)::text <> ''::text) AND ((aggregate_id)::text <> ''::text) AND ((event_type)::text <> ''::text) AND ((correlation_id)::text <> ''::text))),
+    CONSTRAINT outbox_retry_count_is_not_negative CHECK ((retry_count >= 0)),
+    CONSTRAINT outbox_schema_version_is_positive CHECK ((schema_version >= 1)),
+    CONSTRAINT outbox_status_is_known CHECK (((status)::text = ANY ((ARRAY['pending'::character varying, 'failed'::character varying])::text[])))
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_insert_scale_factor='0.2');
+
+-- Name: TABLE outbox; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.outbox IS 'The queue: committed events that are not in the log yet. seq is drawn by the INSERT, while the writer holds its aggregate''s lock.';
+
+-- Name: event_outbox; Type: VIEW; Schema: aftercommit; Owner: -
+
+CREATE VIEW aftercommit.event_outbox AS
+ SELECT outbox.id,
+    outbox.aggregate_type,
+    outbox.aggregate_id,
+    outbox.event_type,
+    outbox.schema_version,
+    outbox.occurred_at,
+    outbox.correlation_id,
+    outbox.causation_id,
+    (outbox.payload)::jsonb AS payload,
+    outbox.status,
+    outbox.retry_count,
+    outbox.next_retry_at,
+    outbox.created_at,
+    NULL::timestamp with time zone AS published_at,
+    outbox.last_error,
+    outbox.seq,
+    NULL::bigint AS "position"
+   FROM aftercommit.outbox
+UNION ALL
+ SELECT log.id,
+    log.aggregate_type,
+    log.aggregate_id,
+    log.event_type,
+    log.schema_version,
+    log.occurred_at,
+    log.correlation_id,
+    log.causation_id,
+    (log.payload)::jsonb AS payload,
+    'published'::character varying(20) AS status,
+    log.retry_count,
+    NULL::timestamp with time zone AS next_retry_at,
+    log.created_at,
+    log.ts AS published_at,
+    NULL::text AS last_error,
+    log.seq,
+    log."position"
+   FROM aftercommit.log;
+
+-- Name: VIEW event_outbox; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON VIEW aftercommit.event_outbox IS 'aftercommit:08597fd85780d775';
+
+-- Name: head; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.head (
+    only_row boolean DEFAULT true NOT NULL,
+    "position" bigint DEFAULT 0 NOT NULL,
+    ts timestamp with time zone DEFAULT now() NOT NULL,
+    epoch uuid DEFAULT gen_random_uuid() NOT NULL,
+    CONSTRAINT head_is_one_row CHECK (only_row),
+    CONSTRAINT head_position_is_not_negative CHECK (("position" >= 0))
+)
+WITH (fillfactor='10');
+
+-- Name: TABLE head; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.head IS 'The tip of the log. Its row lock makes log order equal commit order. epoch changes on restore or failover.';
+
+-- Name: lane; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.lane (
+    lane smallint NOT NULL,
+    relay uuid,
+    token uuid,
+    leased_until timestamp with time zone,
+    CONSTRAINT lane_is_held_or_free CHECK ((((relay IS NULL) = (token IS NULL)) AND ((relay IS NULL) = (leased_until IS NULL)))),
+    CONSTRAINT lane_is_in_range CHECK (((lane >= 0) AND (lane <= 63)))
+)
+WITH (fillfactor='50');
+
+-- Name: TABLE lane; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.lane IS 'Who carries which events: aggregates hash to 64 lanes, a relay leases lanes, the token fences its writes.';
+
+-- Name: log_000000; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.log_000000 (
+    "position" bigint CONSTRAINT log_position_not_null NOT NULL,
+    ts timestamp with time zone CONSTRAINT log_ts_not_null NOT NULL,
+    stream_seq bigint,
+    id uuid CONSTRAINT log_id_not_null NOT NULL,
+    seq bigint CONSTRAINT log_seq_not_null NOT NULL,
+    lane smallint CONSTRAINT log_lane_not_null NOT NULL,
+    aggregate_type character varying(50) CONSTRAINT log_aggregate_type_not_null NOT NULL,
+    aggregate_id character varying(255) CONSTRAINT log_aggregate_id_not_null NOT NULL,
+    event_type character varying(100) CONSTRAINT log_event_type_not_null NOT NULL,
+    schema_version smallint CONSTRAINT log_schema_version_not_null NOT NULL,
+    occurred_at timestamp with time zone CONSTRAINT log_occurred_at_not_null NOT NULL,
+    correlation_id character varying(255) CONSTRAINT log_correlation_id_not_null NOT NULL,
+    causation_id uuid,
+    payload json CONSTRAINT log_payload_not_null NOT NULL,
+    retry_count integer CONSTRAINT log_retry_count_not_null NOT NULL,
+    created_at timestamp with time zone CONSTRAINT log_created_at_not_null NOT NULL,
+    CONSTRAINT log_position_is_positive CHECK (("position" > 0))
+);
+
+-- Name: log_000001; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.log_000001 (
+    "position" bigint CONSTRAINT log_position_not_null NOT NULL,
+    ts timestamp with time zone CONSTRAINT log_ts_not_null NOT NULL,
+    stream_seq bigint,
+    id uuid CONSTRAINT log_id_not_null NOT NULL,
+    seq bigint CONSTRAINT log_seq_not_null NOT NULL,
+    lane smallint CONSTRAINT log_lane_not_null NOT NULL,
+    aggregate_type character varying(50) CONSTRAINT log_aggregate_type_not_null NOT NULL,
+    aggregate_id character varying(255) CONSTRAINT log_aggregate_id_not_null NOT NULL,
+    event_type character varying(100) CONSTRAINT log_event_type_not_null NOT NULL,
+    schema_version smallint CONSTRAINT log_schema_version_not_null NOT NULL,
+    occurred_at timestamp with time zone CONSTRAINT log_occurred_at_not_null NOT NULL,
+    correlation_id character varying(255) CONSTRAINT log_correlation_id_not_null NOT NULL,
+    causation_id uuid,
+    payload json CONSTRAINT log_payload_not_null NOT NULL,
+    retry_count integer CONSTRAINT log_retry_count_not_null NOT NULL,
+    created_at timestamp with time zone CONSTRAINT log_created_at_not_null NOT NULL,
+    CONSTRAINT log_position_is_positive CHECK (("position" > 0))
+);
+
+-- Name: log_000002; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.log_000002 (
+    "position" bigint CONSTRAINT log_position_not_null NOT NULL,
+    ts timestamp with time zone CONSTRAINT log_ts_not_null NOT NULL,
+    stream_seq bigint,
+    id uuid CONSTRAINT log_id_not_null NOT NULL,
+    seq bigint CONSTRAINT log_seq_not_null NOT NULL,
+    lane smallint CONSTRAINT log_lane_not_null NOT NULL,
+    aggregate_type character varying(50) CONSTRAINT log_aggregate_type_not_null NOT NULL,
+    aggregate_id character varying(255) CONSTRAINT log_aggregate_id_not_null NOT NULL,
+    event_type character varying(100) CONSTRAINT log_event_type_not_null NOT NULL,
+    schema_version smallint CONSTRAINT log_schema_version_not_null NOT NULL,
+    occurred_at timestamp with time zone CONSTRAINT log_occurred_at_not_null NOT NULL,
+    correlation_id character varying(255) CONSTRAINT log_correlation_id_not_null NOT NULL,
+    causation_id uuid,
+    payload json CONSTRAINT log_payload_not_null NOT NULL,
+    retry_count integer CONSTRAINT log_retry_count_not_null NOT NULL,
+    created_at timestamp with time zone CONSTRAINT log_created_at_not_null NOT NULL,
+    CONSTRAINT log_position_is_positive CHECK (("position" > 0))
+);
+
+-- Name: migration; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.migration (
+    version integer NOT NULL,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+-- Name: TABLE migration; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.migration IS 'Which migrations this schema has had, and the checksum of each.';
+
+-- Name: outbox_seq_seq; Type: SEQUENCE; Schema: aftercommit; Owner: -
+
+ALTER TABLE aftercommit.outbox ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME aftercommit.outbox_seq_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: processed_events; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.processed_events (
+    event_id uuid NOT NULL,
+    consumer_name character varying(100) NOT NULL,
+    processed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+-- Name: TABLE processed_events; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.processed_events IS 'The inbox: written in the handler''s transaction, so that an event has its effects once per consumer.';
+
+-- Name: published_key; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.published_key (
+    key character varying(255) NOT NULL,
+    event_ids uuid[] NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT published_key_names_events CHECK ((cardinality(event_ids) > 0))
+);
+
+-- Name: TABLE published_key; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.published_key IS 'Idempotency keys given at publish: the same key again publishes nothing and returns the first ids.';
+
+-- Name: relay; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.relay (
+    id uuid NOT NULL,
+    name text NOT NULL,
+    listening boolean DEFAULT false NOT NULL,
+    seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+)
+WITH (fillfactor='50');
+
+-- Name: TABLE relay; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.relay IS 'Live relays. A publisher rings the doorbell (NOTIFY) only while one of them is listening.';
+
+-- Name: stream; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.stream (
+    aggregate_type character varying(50) NOT NULL,
+    aggregate_id character varying(255) NOT NULL,
+    seq bigint NOT NULL,
+    ts timestamp with time zone NOT NULL,
+    CONSTRAINT stream_seq_is_positive CHECK ((seq > 0))
+)
+WITH (fillfactor='50');
+
+-- Name: TABLE stream; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.stream IS 'The last stream_seq of each aggregate whose type is declared numbered.';
+
+-- Name: log_000000; Type: TABLE ATTACH; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.log ATTACH PARTITION aftercommit.log_000000 FOR VALUES FROM ('1') TO ('1000001');
+
+-- Name: log_000001; Type: TABLE ATTACH; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.log ATTACH PARTITION aftercommit.log_000001 FOR VALUES FROM ('1000001') TO ('2000001');
+
+-- Name: log_000002; Type: TABLE ATTACH; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.log ATTACH PARTITION aftercommit.log_000002 FOR VALUES FROM ('2000001') TO ('3000001');
+
+-- Name: consumer consumer_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.consumer
+    ADD CONSTRAINT consumer_pkey PRIMARY KEY (name);
+
+-- Name: dead_letter_events dead_letter_events_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.dead_letter_events
+    ADD CONSTRAINT dead_letter_events_pkey PRIMARY KEY (event_id, consumer_name);
+
+-- Name: head head_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.head
+    ADD CONSTRAINT head_pkey PRIMARY KEY (only_row);
+
+-- Name: lane lane_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.lane
+    ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);
+
+-- Name: log log_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.log
+    ADD CONSTRAINT log_pkey PRIMARY KEY ("position");
+
+-- Name: log_000000 log_000000_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.log_000000
+    ADD CONSTRAINT log_000000_pkey PRIMARY KEY ("position");
+
+-- Name: log_000001 log_000001_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.log_000001
+    ADD CONSTRAINT log_000001_pkey PRIMARY KEY ("position");
+
+-- Name: log_000002 log_000002_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.log_000002
+    ADD CONSTRAINT log_000002_pkey PRIMARY KEY ("position");
+
+-- Name: migration migration_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.migration
+    ADD CONSTRAINT migration_pkey PRIMARY KEY (version);
+
+-- Name: outbox outbox_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.outbox
+    ADD CONSTRAINT outbox_pkey PRIMARY KEY (id);
+
+-- Name: processed_events processed_events_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.processed_events
+    ADD CONSTRAINT processed_events_pkey PRIMARY KEY (event_id, consumer_name);
+
+-- Name: published_key published_key_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.published_key
+    ADD CONSTRAINT published_key_pkey PRIMARY KEY (key);
+
+-- Name: relay relay_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.relay
+    ADD CONSTRAINT relay_pkey PRIMARY KEY (id);
+
+-- Name: stream stream_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.stream
+    ADD CONSTRAINT stream_pkey PRIMARY KEY (aggregate_type, aggregate_id);
+
+-- Name: dead_letter_age; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX dead_letter_age ON aftercommit.dead_letter_events USING brin (last_seen_at);
+
+-- Name: dead_letter_due; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX dead_letter_due ON aftercommit.dead_letter_events USING btree (consumer_name, next_retry_at) WHERE ((status)::text = 'retrying'::text);
+
+-- Name: dead_letter_open; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX dead_letter_open ON aftercommit.dead_letter_events USING btree (consumer_name, aggregate_type, aggregate_id, seq) WHERE ((status)::text = ANY ((ARRAY['retrying'::character varying, 'waiting'::character varying, 'parked'::character varying])::text[]));
+
+-- Name: log_aggregate; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_aggregate ON ONLY aftercommit.log USING btree (aggregate_id, "position");
+
+-- Name: log_000000_aggregate_id_position_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000000_aggregate_id_position_idx ON aftercommit.log_000000 USING btree (aggregate_id, "position");
+
+-- Name: log_event; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_event ON ONLY aftercommit.log USING btree (id);
+
+-- Name: log_000000_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000000_id_idx ON aftercommit.log_000000 USING btree (id);
+
+-- Name: log_000001_aggregate_id_position_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000001_aggregate_id_position_idx ON aftercommit.log_000001 USING btree (aggregate_id, "position");
+
+-- Name: log_000001_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000001_id_idx ON aftercommit.log_000001 USING btree (id);
+
+-- Name: log_000002_aggregate_id_position_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000002_aggregate_id_position_idx ON aftercommit.log_000002 USING btree (aggregate_id, "position");
+
+-- Name: log_000002_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000002_id_idx ON aftercommit.log_000002 USING btree (id);
+
+-- Name: outbox_failed; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX outbox_failed ON aftercommit.outbox USING btree (seq) WHERE ((status)::text = 'failed'::text);
+
+-- Name: outbox_fresh; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX outbox_fresh ON aftercommit.outbox USING btree (seq) WHERE (((status)::text = 'pending'::text) AND (next_retry_at IS NULL));
+
+-- Name: outbox_held; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX outbox_held ON aftercommit.outbox USING btree (aggregate_type, aggregate_id, seq) WHERE (((status)::text = 'failed'::text) OR (next_retry_at IS NOT NULL));
+
+-- Name: outbox_retries; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX outbox_retries ON aftercommit.outbox USING btree (next_retry_at) WHERE (((status)::text = 'pending'::text) AND (next_retry_at IS NOT NULL));
+
+-- Name: processed_events_age; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX processed_events_age ON aftercommit.processed_events USING brin (processed_at);
+
+-- Name: published_key_age; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX published_key_age ON aftercommit.published_key USING brin (created_at);
+
+-- Name: log_000000_aggregate_id_position_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000000_aggregate_id_position_idx;
+
+-- Name: log_000000_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_event ATTACH PARTITION aftercommit.log_000000_id_idx;
+
+-- Name: log_000000_pkey; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_pkey ATTACH PARTITION aftercommit.log_000000_pkey;
+
+-- Name: log_000001_aggregate_id_position_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000001_aggregate_id_position_idx;
+
+-- Name: log_000001_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_event ATTACH PARTITION aftercommit.log_000001_id_idx;
+
+-- Name: log_000001_pkey; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_pkey ATTACH PARTITION aftercommit.log_000001_pkey;
+
+-- Name: log_000002_aggregate_id_position_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000002_aggregate_id_position_idx;
+
+-- Name: log_000002_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_event ATTACH PARTITION aftercommit.log_000002_id_idx;
+
+-- Name: log_000002_pkey; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_pkey ATTACH PARTITION aftercommit.log_000002_pkey;

@@ -1,0 +1,324 @@
+"""The promises of publish as tests that every kind of connection has to pass, that of your own adapter too.
+
+    class MyDriver(PublishHarness): ...        # or AsyncPublishHarness: open, begin, commit, rollback, …
+
+    class TestMyDriver(PublishSuite):
+        harness = MyDriver
+
+Needs pytest, and a fixture `publish_database` that returns the URI of a database on which `prepare` was
+called; it may serve many tests, one after another. To see values in failures, conftest.py says
+`pytest.register_assert_rewrite("aftercommit.testing.outbox_suite")` before it imports this.
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta, timezone
+from typing import ClassVar
+from uuid import uuid4
+
+from aftercommit.errors import InvalidPayload, NotInTransaction, PayloadTooLarge, ScopeViolation
+from aftercommit.event.correlation import correlation
+from aftercommit.event.identity import uuid7
+from aftercommit.outbox import Receipt
+from aftercommit.testing.publish_harness import AsyncPublishHarness, PublishHarness
+from aftercommit.testing.publish_stage import (
+    AWKWARD,
+    DEADLINE,
+    LIMIT,
+    NOTE_TAKEN,
+    OUTBOX,
+    SCOPE,
+    OrderPlaced,
+    Stage,
+    case,
+    orders,
+    prepare,
+    publish,
+    refused,
+    sized,
+)
+
+__all__ = ["AsyncPublishHarness", "PublishHarness", "PublishSuite", "prepare"]
+
+
+class PublishSuite:
+    """Subclass it as `Test…` and set `harness`."""
+
+    harness: ClassVar[type[PublishHarness] | type[AsyncPublishHarness]]
+
+    @case
+    async def test_a_committed_event_is_there_with_every_column(self, stage: Stage) -> None:
+        """Committed means published, in typed columns."""
+        caller = await stage.caller()
+        earliest = datetime.now(UTC)
+        await caller.begin()
+        receipt = await publish(caller, OrderPlaced("o-1", AWKWARD))
+        await caller.commit()
+        (row,) = stage.stored()
+        assert earliest <= row.pop("occurred_at") <= datetime.now(UTC)
+        assert earliest - timedelta(minutes=1) <= row.pop("created_at")
+        assert row.pop("seq") > 0
+        assert 0 <= row.pop("lane") < 64
+        assert row == {
+            "id": receipt.event_id,
+            "aggregate_type": "order",
+            "aggregate_id": "o-1",
+            "event_type": "suite.order_placed",
+            "schema_version": 3,
+            "correlation_id": str(receipt.event_id),
+            "causation_id": None,
+            "payload": {"order_id": "o-1", "note": AWKWARD},
+            "status": "pending",
+            "retry_count": 0,
+            "next_retry_at": None,
+            "last_error": None,
+            **SCOPE,
+        }
+
+    @case
+    async def test_parts_of_the_envelope_set_by_hand_are_kept(self, stage: Stage) -> None:
+        """In one event, and in one of several."""
+        caller = await stage.caller()
+        moment = datetime(2024, 2, 29, 23, 59, 59, 123456, timezone(timedelta(hours=5, minutes=45)))
+        own = {
+            "occurred_at": moment,
+            "correlation_id": AWKWARD,
+            "causation_id": uuid4(),
+            "aggregate_id": AWKWARD,
+        }
+        scope = {"tenant": "other", "account_id": 2**63 - 1, "owner_id": uuid4()}
+        drafts = [NOTE_TAKEN.draft({"n": n}, event_id=uuid7(), scope=scope, **own) for n in range(3)]  # type: ignore[arg-type]
+        await caller.begin()
+        await publish(caller, drafts[0])
+        await publish(caller, drafts[1:])
+        await caller.commit()
+        expected = own | scope
+        assert stage.ids() == [draft.event_id for draft in drafts]
+        assert all(row[name] == value for row in stage.stored() for name, value in expected.items())
+
+    @case
+    async def test_rollback_leaves_nothing(self, stage: Stage) -> None:
+        """Neither of one event nor of many."""
+        caller = await stage.caller()
+        await caller.begin()
+        await publish(caller, OrderPlaced("one"))
+        await publish(caller, orders("two", "three"))
+        await caller.rollback()
+        assert stage.stored() == []
+
+    @case
+    async def test_rollback_to_a_savepoint_undoes_the_inside_alone(self, stage: Stage) -> None:
+        """What was published before and after stays."""
+        caller = await stage.caller()
+        await caller.begin()
+        await publish(caller, OrderPlaced("before"))
+        await caller.savepoint()
+        await publish(caller, orders("inside", "inside too"))
+        await caller.rollback_to_savepoint()
+        await publish(caller, OrderPlaced("after"))
+        await caller.commit()
+        assert stage.notes() == ["before", "after"]
+
+    @case
+    async def test_a_released_savepoint_keeps_the_inside(self, stage: Stage) -> None:
+        """Until the transaction itself is rolled back."""
+        caller = await stage.caller()
+        for ending in (caller.commit, caller.rollback):
+            await caller.begin()
+            await caller.savepoint()
+            await publish(caller, OrderPlaced(ending.__name__))
+            await caller.release_savepoint()
+            await ending()
+        assert stage.notes() == ["commit"]
+
+    @case
+    async def test_the_callers_transaction_is_neither_committed_nor_rolled_back(self, stage: Stage) -> None:
+        """Rows and events become visible together, when the caller says so."""
+        caller = await stage.caller()
+        await caller.begin()
+        await caller.execute("insert into publish_suite.business values ('first')")
+        await publish(caller, OrderPlaced("one"))
+        await publish(caller, orders("two", "three"), idempotency_key="together")
+        await caller.execute("insert into publish_suite.business values ('last')")
+        assert (stage.stored(), stage.business()) == ([], [])
+        await caller.commit()
+        assert (stage.notes(), stage.business()) == (["one", "two", "three"], ["first", "last"])
+
+    @case
+    async def test_many_events_of_one_call_keep_their_order(self, stage: Stage) -> None:
+        """And the receipt names them in the same order."""
+        caller = await stage.caller()
+        names = [f"o-{number}" for number in range(500)]
+        await caller.begin()
+        receipt = await publish(caller, orders(*names))
+        await caller.commit()
+        assert stage.notes() == names
+        assert tuple(stage.ids()) == receipt.event_ids
+
+    @case
+    async def test_many_calls_keep_their_order(self, stage: Stage) -> None:
+        """Often enough for a driver to prepare the statement."""
+        caller = await stage.caller()
+        names = [f"o-{number}" for number in range(30)]
+        for name in names:
+            await caller.begin()
+            await publish(caller, OrderPlaced(name))
+            await publish(caller, orders(f"{name}a", f"{name}b"))
+            await caller.commit()
+        assert stage.notes() == [name + suffix for name in names for suffix in ("", "a", "b")]
+
+    @case
+    async def test_events_of_different_types_go_in_one_call(self, stage: Stage) -> None:
+        """With and without an aggregate, with and without a cause."""
+        caller = await stage.caller()
+        cause = uuid4()
+        await caller.begin()
+        receipt = await publish(
+            caller, [OrderPlaced("o"), NOTE_TAKEN(text="n"), NOTE_TAKEN.draft({}, causation_id=cause)]
+        )
+        await caller.commit()
+        rows = stage.stored()
+        assert [row["event_type"] for row in rows] == ["suite.order_placed", *["suite.note_taken"] * 2]
+        assert [row["aggregate_type"] for row in rows] == ["order", "event", "event"]
+        assert [row["aggregate_id"] for row in rows] == ["o", *map(str, receipt.event_ids[1:])]
+        assert [row["causation_id"] for row in rows] == [None, None, cause]
+        assert [row["payload"] for row in rows] == [{"order_id": "o", "note": ""}, {"text": "n"}, {}]
+
+    @case
+    async def test_no_events_are_nothing(self, stage: Stage) -> None:
+        """An empty list is a receipt for nothing."""
+        caller = await stage.caller()
+        await caller.begin()
+        assert await publish(caller, []) == Receipt(())
+        await caller.commit()
+        assert stage.stored() == []
+
+    @case
+    async def test_a_broken_contract_writes_nothing_and_leaves_the_transaction_usable(
+        self, stage: Stage
+    ) -> None:
+        """The database is not asked, so it has nothing to complain about."""
+        caller = await stage.caller()
+        await caller.begin()
+        await caller.execute("insert into publish_suite.business values ('kept')")
+        with refused(InvalidPayload, "event 1 of 2", "NUL"):
+            await publish(caller, orders("good", "bad\x00"))
+        with refused(ScopeViolation, "tenant"):
+            await publish(caller, OrderPlaced("o"), tenant=None)
+        with refused(PayloadTooLarge, "1,048,576", "1,048,577"):
+            await publish(caller, sized(LIMIT + 1), idempotency_key="too large")
+        await publish(caller, OrderPlaced("good"))
+        await caller.commit()
+        assert (stage.notes(), stage.business()) == (["good"], ["kept"])
+
+    @case
+    async def test_a_payload_may_be_as_large_as_the_limit(self, stage: Stage) -> None:
+        """One mebibyte, alone and among others."""
+        caller = await stage.caller()
+        await caller.begin()
+        await publish(caller, sized(LIMIT))
+        await publish(caller, [sized(LIMIT), OrderPlaced("small")])
+        await caller.commit()
+        query = "select length(payload::text) as size from publish_suite.outbox order by seq"
+        sizes = [row["size"] for row in stage.observer.execute(query)]
+        assert sizes == [LIMIT, LIMIT, len('{"order_id":"small","note":""}')]
+
+    @case
+    async def test_outside_a_transaction_publish_is_refused(self, stage: Stage) -> None:
+        """Nothing is written, also with an idempotency key."""
+        caller = await stage.caller_outside_transaction()
+        for options in ({}, {"idempotency_key": "alone"}):
+            with refused(NotInTransaction, "outside_transaction=True"):
+                await publish(caller, OrderPlaced("o"), **options)
+        assert stage.stored() == []
+
+    @case
+    async def test_outside_a_transaction_publish_works_when_told_so(self, stage: Stage) -> None:
+        """The event stands alone and is committed at once."""
+        caller = await stage.caller_outside_transaction()
+        await publish(caller, OrderPlaced("one"), outside_transaction=True)
+        await publish(caller, orders("two", "three"), outside_transaction=True, idempotency_key="alone")
+        assert stage.notes() == ["one", "two", "three"]
+
+    @case
+    async def test_a_second_publish_under_one_key_returns_the_first_ids(self, stage: Stage) -> None:
+        """In the same transaction and in a later one, for one event and for many."""
+        caller = await stage.caller()
+        for key, events in (("one", orders("1")), (AWKWARD, orders("2", "3", "4"))):
+            await caller.begin()
+            first = await publish(caller, events, idempotency_key=key)
+            again = await publish(caller, orders("again"), idempotency_key=key)
+            await caller.commit()
+            await caller.begin()
+            later = await publish(caller, orders("later", "still later"), idempotency_key=key)
+            await caller.commit()
+            assert (first.duplicate, again.duplicate, later.duplicate) == (False, True, True)
+            assert first.event_ids == again.event_ids == later.event_ids
+        assert stage.notes() == ["1", "2", "3", "4"]
+
+    @case
+    async def test_rollback_frees_the_key(self, stage: Stage) -> None:
+        """Of the transaction, and of a savepoint in it."""
+        caller = await stage.caller()
+        await caller.begin()
+        await publish(caller, OrderPlaced("rolled back"), idempotency_key="key")
+        await caller.rollback()
+        await caller.begin()
+        await caller.savepoint()
+        await publish(caller, OrderPlaced("rolled back too"), idempotency_key="key")
+        await caller.rollback_to_savepoint()
+        receipt = await publish(caller, OrderPlaced("kept"), idempotency_key="key")
+        await caller.commit()
+        assert receipt.duplicate is False
+        assert (stage.notes(), stage.ids()) == (["kept"], [receipt.event_id])
+
+    @case
+    async def test_a_concurrent_publish_under_one_key_waits_for_the_first(self, stage: Stage) -> None:
+        """If the first commits, the second gets its ids; if it rolls back, the second publishes."""
+        first, second = await stage.caller(), await stage.caller()
+        for key, ending in (("commits", first.commit), ("rolls back", first.rollback)):
+            await first.begin()
+            await second.begin()
+            earlier = await publish(first, orders("first", "pair"), idempotency_key=key)
+            waiting = asyncio.create_task(publish(second, OrderPlaced("second"), idempotency_key=key))
+            await stage.somebody_waits()
+            assert not waiting.done()
+            await ending()
+            later = await asyncio.wait_for(waiting, DEADLINE)
+            await second.commit()
+            assert later.duplicate is (key == "commits")
+            assert (later.event_ids == earlier.event_ids) is (key == "commits")
+        assert stage.notes() == ["first", "pair", "second"]
+
+    @case
+    async def test_the_correlation_id_of_the_context_is_stored(self, stage: Stage) -> None:
+        """In every event published inside, and in none outside."""
+        caller = await stage.caller()
+        await caller.begin()
+        with correlation(AWKWARD):
+            await publish(caller, OrderPlaced("one"))
+            await publish(caller, orders("two", "three"))
+        outside = await publish(caller, OrderPlaced("four"))
+        await caller.commit()
+        assert [row["correlation_id"] for row in stage.stored()] == [*[AWKWARD] * 3, str(outside.event_id)]
+
+    @case
+    async def test_a_listening_relay_is_woken_by_the_commit_alone(self, stage: Stage) -> None:
+        """And by each of the ways to publish."""
+        caller = await stage.caller()
+        stage.observer.execute(
+            "insert into publish_suite.relay (id, name, listening) values (gen_random_uuid(), 'suite', true)"
+        )
+        stage.observer.execute(f'listen "{OUTBOX.shape.publish_channel}"')
+        for events, options in (
+            (orders("1"), {}),
+            (orders("2", "3"), {}),
+            (orders("4"), {"idempotency_key": "k"}),
+        ):
+            await caller.begin()
+            await publish(caller, events, **options)
+            await caller.rollback()
+            await caller.begin()
+            await publish(caller, events, **options)
+            await caller.commit()
+            assert len(list(stage.observer.notifies(timeout=DEADLINE, stop_after=1))) == 1
+            assert list(stage.observer.notifies(timeout=0)) == []

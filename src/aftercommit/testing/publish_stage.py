@@ -1,0 +1,160 @@
+"""The stage of the publish suite: its events, its tables, the callers in a case, the observer beside them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from aftercommit.outbox import Outbox, Receipt
+from aftercommit.postgres import migrate
+from aftercommit.testing.publish_harness import AsyncPublishHarness, Caller, PublishHarness
+
+LIMIT = 1 << 20
+OUTBOX = Outbox(
+    "publish_suite", scope={"tenant": str, "account_id": int, "owner_id": UUID}, max_payload_bytes=LIMIT
+)
+OWNER = UUID("0192b3c4-0000-7000-8000-000000000001")
+SCOPE: dict[str, Any] = {"tenant": "Ærø ☃", "account_id": -(2**63), "owner_id": OWNER}
+DEADLINE = 30.0
+
+# Whatever a driver could take for a placeholder, an escape or the end of a literal.
+AWKWARD = "ünï ☃ 𝄞 \u2028 'single' \"double\" \\ \\u0041 %s %% %(name)s {} {schema} $1 :name ; -- \t\n"
+
+
+@OUTBOX.event("suite.order_placed", version=3, aggregate="order", key="order_id")
+@dataclass(frozen=True)
+class OrderPlaced:
+    """An event with an aggregate and a typed payload."""
+
+    order_id: str
+    note: str = ""
+
+
+NOTE_TAKEN = OUTBOX.declare("suite.note_taken")
+
+
+def prepare(dsn: str) -> None:
+    """Make the suite's tables in an empty database."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        migrate.up(connection, OUTBOX.shape)
+        connection.execute("create table publish_suite.business (note text not null)")
+
+
+class Stage:
+    """One case: its database, cleared of earlier cases, the callers in it, and an observer beside them."""
+
+    def __init__(self, dsn: str, harness: type[PublishHarness] | type[AsyncPublishHarness]) -> None:
+        """Connect the observer."""
+        self._dsn = dsn
+        self._harness = harness
+        self._callers: list[Caller] = []
+        self.observer = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
+        for table in ("outbox", "published_key", "relay", "business"):
+            self.observer.execute(f"delete from publish_suite.{table}")  # noqa: S608 - the names stand one line above
+
+    async def caller(self) -> Caller:
+        """Somebody who works in transactions, with none begun."""
+        caller = Caller(self._harness(self._dsn))
+        await caller.open()
+        self._callers.append(caller)
+        return caller
+
+    async def caller_outside_transaction(self) -> Caller:
+        """Somebody whose statements commit by themselves."""
+        caller = Caller(self._harness(self._dsn))
+        await caller.open_outside_transaction()
+        self._callers.append(caller)
+        return caller
+
+    def stored(self) -> list[dict[str, Any]]:
+        """The events that are committed, in the order of the outbox."""
+        return self.observer.execute("select * from publish_suite.outbox order by seq").fetchall()
+
+    def ids(self) -> list[UUID]:
+        """The ids of the events that are committed."""
+        return [row["id"] for row in self.stored()]
+
+    def notes(self) -> list[str]:
+        """The ids of orders of the events that are committed."""
+        return [row["aggregate_id"] for row in self.stored()]
+
+    def business(self) -> list[str]:
+        """The rows of the application's own that are committed."""
+        return [
+            row["note"]
+            for row in self.observer.execute("select note from publish_suite.business order by note")
+        ]
+
+    async def somebody_waits(self) -> None:
+        """Return when a session of this database waits for a lock."""
+        query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        async with asyncio.timeout(DEADLINE):
+            while not self.observer.execute(query).fetchall():  # noqa: ASYNC110 - a server does not call back
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Disconnect everybody."""
+        for caller in self._callers:
+            await caller.close()
+        self.observer.close()
+
+
+class Suite(Protocol):
+    """What a case asks of the class it stands in."""
+
+    @property
+    def harness(self) -> type[PublishHarness] | type[AsyncPublishHarness]:
+        """The kind of connection under test."""
+        ...
+
+
+Case = Callable[[Any, Stage], Awaitable[None]]
+
+
+def case(check: Case) -> Callable[[Suite, str], None]:
+    """Run a case in an event loop of its own, so that no plugin for asyncio is needed."""
+
+    async def staged(suite: Suite, dsn: str) -> None:
+        stage = Stage(dsn, suite.harness)
+        try:
+            await check(suite, stage)
+        finally:
+            await stage.close()
+
+    def run(self: Suite, publish_database: str) -> None:
+        asyncio.run(staged(self, publish_database))
+
+    run.__name__, run.__qualname__, run.__doc__ = check.__name__, check.__qualname__, check.__doc__
+    return run
+
+
+@contextmanager
+def refused(kind: type[Exception], *words: str) -> Iterator[None]:
+    """What is inside raises this error, whose message has these words."""
+    with pytest.raises(kind) as caught:
+        yield
+    for word in words:
+        assert word in str(caught.value)
+
+
+def orders(*names: str) -> list[OrderPlaced]:
+    """An event per name."""
+    return [OrderPlaced(name) for name in names]
+
+
+async def publish(caller: Caller, events: Any, **options: Any) -> Receipt:
+    """Publish with the suite's scope."""
+    return await caller.publish(OUTBOX, events, **{**SCOPE, **options})
+
+
+def sized(size: int) -> OrderPlaced:
+    """An event whose encoded payload has so many bytes."""
+    empty = len(msgspec.json.encode(OrderPlaced("sized")))
+    return OrderPlaced("sized", "x" * (size - empty))

@@ -1,0 +1,19 @@
+"""Fixtures of the tests against PostgreSQL."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from aftercommit.testing.postgres import PostgresServerForTests
+
+pytest.register_assert_rewrite("aftercommit.testing.outbox_suite")
+
+
+@pytest.fixture(scope="module")
+def publish_database(postgres_server: PostgresServerForTests) -> Iterator[str]:
+    """The connection URI of a database with the tables of the publish suite, shared by the tests of one file."""
+    from aftercommit.testing.outbox_suite import prepare
+
+    dsn = postgres_server.clone(postgres_server.template("publish suite", prepare=prepare))
+    yield dsn
+    postgres_server.drop(dsn)

@@ -1,0 +1,172 @@
+"""Publishing on psycopg 3 connections, blocking and asyncio, of one's own and from a pool."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from psycopg_pool import ConnectionPool
+
+from aftercommit.errors import NotInTransaction, UnsupportedConnection
+from aftercommit.testing.outbox_suite import AsyncPublishHarness, PublishHarness, PublishSuite
+from aftercommit.testing.publish_stage import OUTBOX, SCOPE, OrderPlaced
+
+
+class Psycopg(PublishHarness):
+    """The default mode: the first statement begins a transaction. Rows come as dicts, as many applications like."""
+
+    connection: psycopg.Connection[Any]
+
+    @property
+    def target(self) -> Any:
+        return self.connection
+
+    def open(self) -> None:
+        self.connection = psycopg.connect(self.dsn, row_factory=dict_row)
+
+    def open_outside_transaction(self) -> None:
+        self.connection = psycopg.connect(self.dsn, autocommit=True)
+
+    def begin(self) -> None:
+        """The first statement begins."""
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+    def rollback(self) -> None:
+        self.connection.rollback()
+
+    def savepoint(self) -> None:
+        self.connection.execute("savepoint here")
+
+    def release_savepoint(self) -> None:
+        self.connection.execute("release savepoint here")
+
+    def rollback_to_savepoint(self) -> None:
+        self.connection.execute("rollback to savepoint here")
+
+    def execute(self, statement: str) -> None:
+        self.connection.execute(statement.encode())
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class PsycopgTransactionBlocks(Psycopg):
+    """Autocommit with `transaction()` blocks, the nested ones being savepoints."""
+
+    def open(self) -> None:
+        self.connection = psycopg.connect(self.dsn, autocommit=True)
+        self.blocks: list[ExitStack] = []
+
+    def begin(self) -> None:
+        block = ExitStack()
+        block.enter_context(self.connection.transaction())
+        self.blocks.append(block)
+
+    def commit(self) -> None:
+        self.blocks.pop().close()
+
+    def rollback(self) -> None:
+        block = self.blocks.pop()
+        with block:
+            raise psycopg.Rollback
+
+    savepoint = begin
+    release_savepoint = commit
+    rollback_to_savepoint = rollback
+
+
+class AsyncPsycopg(AsyncPublishHarness):
+    connection: psycopg.AsyncConnection[Any]
+
+    @property
+    def target(self) -> Any:
+        return self.connection
+
+    async def open(self) -> None:
+        self.connection = await psycopg.AsyncConnection.connect(self.dsn, row_factory=dict_row)
+
+    async def open_outside_transaction(self) -> None:
+        self.connection = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
+
+    async def begin(self) -> None:
+        """The first statement begins."""
+
+    async def commit(self) -> None:
+        await self.connection.commit()
+
+    async def rollback(self) -> None:
+        await self.connection.rollback()
+
+    async def savepoint(self) -> None:
+        await self.connection.execute("savepoint here")
+
+    async def release_savepoint(self) -> None:
+        await self.connection.execute("release savepoint here")
+
+    async def rollback_to_savepoint(self) -> None:
+        await self.connection.execute("rollback to savepoint here")
+
+    async def execute(self, statement: str) -> None:
+        await self.connection.execute(statement.encode())
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
+class TestPsycopg(PublishSuite):
+    harness = Psycopg
+
+
+class TestPsycopgTransactionBlocks(PublishSuite):
+    harness = PsycopgTransactionBlocks
+
+
+class TestAsyncPsycopg(PublishSuite):
+    harness = AsyncPsycopg
+
+
+def count(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("select count(*) from publish_suite.outbox").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def test_a_pool_is_not_a_connection_and_one_borrowed_from_it_is(publish_database):
+    with ConnectionPool(publish_database, min_size=1, max_size=1) as pool:
+        with pytest.raises(UnsupportedConnection, match="ConnectionPool"):
+            OUTBOX.publish(pool, OrderPlaced("o"), **SCOPE)  # type: ignore[call-overload]
+        with pool.connection() as connection:
+            receipt = OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+
+    with psycopg.connect(publish_database) as connection:
+        assert connection.execute("select from publish_suite.outbox where id = %s", [receipt.event_id]).fetchall()
+
+
+def test_what_is_no_connection_at_all_is_refused_by_its_class(publish_database):
+    for stranger in (None, "postgresql://", object()):
+        with pytest.raises(UnsupportedConnection, match=type(stranger).__qualname__):
+            OUTBOX.publish(stranger, OrderPlaced("o"), **SCOPE)  # type: ignore[call-overload]
+
+
+def test_the_end_of_a_transaction_block_is_outside_again(publish_database):
+    before = count(publish_database)
+    with psycopg.connect(publish_database, autocommit=True) as connection:
+        with connection.transaction():
+            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+        with pytest.raises(NotInTransaction):
+            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+
+    assert count(publish_database) == before + 1
+
+
+def test_pipelines_and_client_side_binding_do_not_matter(publish_database):
+    before = count(publish_database)
+    with psycopg.connect(publish_database, cursor_factory=psycopg.ClientCursor) as connection:
+        with connection.pipeline():
+            OUTBOX.publish(connection, [OrderPlaced("one"), OrderPlaced("two")], **SCOPE)
+            OUTBOX.publish(connection, OrderPlaced("three"), idempotency_key="pipeline", **SCOPE)
+
+    assert count(publish_database) == before + 3

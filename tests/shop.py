@@ -1,0 +1,89 @@
+"""The sample service that tests publish from: a shop with tenants and orders."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from aftercommit.outbox import Outbox
+from aftercommit.postgres.database import Database
+from aftercommit.testing.signals import Signals
+
+SCHEMA = "shop"
+SCOPE: dict[str, type[Any]] = {"tenant_id": str}
+
+
+@dataclass(frozen=True)
+class OrderPlaced:
+    """An order was placed; `number` counts up within the order in tests about order."""
+
+    order_id: str
+    number: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class OrderPaid:
+    """An order was paid."""
+
+    order_id: str
+    amount: int
+
+
+def shop_outbox(**options: Any) -> Outbox:
+    """The shop's outbox, declared anew (consumers belong to the declaration)."""
+    outbox = Outbox(SCHEMA, scope=SCOPE, **options)
+    outbox.declare("order.placed", OrderPlaced, aggregate="order", key="order_id")
+    outbox.declare("order.paid", OrderPaid, aggregate="order", key="order_id")
+    return outbox
+
+
+@dataclass
+class Shop:
+    """A migrated database of the test's own, the outbox on it, and a look into its tables."""
+
+    dsn: str
+    outbox: Outbox = field(default_factory=shop_outbox)
+    signals: Signals = field(default_factory=Signals)
+
+    @property
+    def database(self) -> Database:
+        """How services connect."""
+        return Database(self.dsn)
+
+    def connect(self, *, autocommit: bool = False) -> psycopg.Connection[Any]:
+        """A connection for a writer."""
+        return psycopg.connect(self.dsn, autocommit=autocommit)
+
+    def publish(self, *events: Any, tenant_id: str = "acme") -> tuple[UUID, ...]:
+        """Publish and commit in a transaction of its own."""
+        with self.connect() as connection:
+            return self.outbox.publish(connection, list(events), tenant_id=tenant_id).event_ids
+
+    def place(self, order_id: str = "o-1", number: int = 0, **fields: Any) -> UUID:
+        """Publish one placed order."""
+        return self.publish(OrderPlaced(order_id, number, **fields))[0]
+
+    def rows(self, query: str, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a query with the shop's schema on the search path."""
+        with self.connect(autocommit=True) as connection:
+            connection.execute("set search_path to shop, public")
+            cursor = connection.execute(query.encode(), list(parameters) or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def value(self, query: str, parameters: Iterable[Any] = ()) -> Any:
+        """The first value of the first row."""
+        return self.rows(query, parameters)[0][0]
+
+    def log(self) -> list[tuple[int, str, int]]:
+        """The log: position, order id and the order's own number."""
+        return self.rows("select position, aggregate_id, (payload->>'number')::int from log order by position")
+
+    async def value_becomes(self, query: str, expected: Any, timeout: float = 20.0) -> None:
+        """Until a query has this value, for what no signal tells (another process's work)."""
+        async with asyncio.timeout(timeout):
+            while await asyncio.to_thread(self.value, query) != expected:  # noqa: ASYNC110 - nothing to wait on
+                await asyncio.sleep(0.01)
