@@ -1,8 +1,8 @@
 """The golden schema: what all migrations and the declaration of a plain outbox produce, as one readable file.
 
-Without arguments it writes `src/aftercommit/postgres/schema.sql` again; `--check` compares and prints the
-difference. The schema is made by the same `up()` that users call, on an embedded PostgreSQL 18, and dumped by
-that version's own pg_dump, so that the file depends on nothing but the migrations.
+Without arguments it writes `src/aftercommit/postgres/schema.sql` again; `--check` compares and prints the difference.
+The schema is made by the same `up()` that users call, on an embedded PostgreSQL 18, and dumped by that version's own
+pg_dump, so that the file depends on nothing but the migrations.
 """
 
 import argparse
@@ -26,9 +26,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "src" / "aftercommit" / "postgres
 HEADER = "-- Written by `make schema` from the migrations. Never executed; its diff is for reviewers.\n"
 
 # What a dump says about its own making: versions, session settings, a random key per run.
-NOISE = re.compile(
-    r"(-- Dumped |-- PostgreSQL database dump|\\(un)?restrict |SET |SELECT pg_catalog\.set_config)"
-)
+NOISE = re.compile(r"(-- Dumped |-- PostgreSQL database dump|\\(un)?restrict |SET |SELECT pg_catalog\.set_config)")
 
 
 def dump(dsn: str, schema: str) -> str:
@@ -59,13 +57,13 @@ def produced() -> str:
             return HEADER + "\n" + dump(server.dsn, Shape().schema)
 
 
-def difference(golden: Path = GOLDEN) -> str:
+def difference() -> str:
     """How the golden file differs from what the migrations make; empty when it does not."""
-    written = golden.read_text(encoding="utf-8") if golden.exists() else ""
+    written = GOLDEN.read_text(encoding="utf-8") if GOLDEN.exists() else ""
     lines = difflib.unified_diff(
         written.splitlines(keepends=True),
         produced().splitlines(keepends=True),
-        fromfile=golden.name,
+        fromfile=GOLDEN.name,
         tofile="what the migrations make",
     )
     return "".join(lines)
@@ -73,19 +71,15 @@ def difference(golden: Path = GOLDEN) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--check", action="store_true", help="compare instead of writing; status 1 when they differ"
-    )
+    parser.add_argument("--check", action="store_true", help="compare instead of writing; status 1 when they differ")
     if not parser.parse_args(arguments).check:
         GOLDEN.write_text(produced(), encoding="utf-8")
-        print(f"wrote {GOLDEN.relative_to(Path.cwd()) if GOLDEN.is_relative_to(Path.cwd()) else GOLDEN}")
+        print(f"wrote {GOLDEN}")
         return 0
     found = difference()
     if found:
         print(found)
-        print(
-            "The golden schema is not what the migrations make: run `make schema` and review the difference."
-        )
+        print("The golden schema is not what the migrations make: run `make schema` and review the difference.")
     return 1 if found else 0
 
 

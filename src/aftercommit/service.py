@@ -23,6 +23,7 @@ class Service(ABC):
         """Not started."""
         self._probe = probe
         self._task: asyncio.Task[None] | None = None
+        self._owner: asyncio.Task[Any] | None = None
         self.stopping = asyncio.Event()
 
     @abstractmethod
@@ -58,14 +59,29 @@ class Service(ABC):
             waker.clear()
 
     async def __aenter__(self) -> Self:
-        """Start."""
-        return await self.start()
+        """Start. If the service fails while the block runs, the block is cancelled and the failure raised."""
+        await self.start()
+        self._owner = asyncio.current_task()
+        if self._task is not None:
+            self._task.add_done_callback(self._cancel_owner)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop."""
+        """Stop; a failure of the service takes the place of the cancellation that it caused."""
+        owner, self._owner = self._owner, None
+        if self._failed() and owner is not None and isinstance(error, asyncio.CancelledError):
+            owner.uncancel()
         await self.stop()
+
+    def _failed(self) -> bool:
+        task = self._task
+        return task is not None and task.done() and not task.cancelled() and task.exception() is not None
+
+    def _cancel_owner(self, task: "asyncio.Task[None]") -> None:
+        if self._owner is not None and self._failed() and not self.stopping.is_set():
+            self._owner.cancel()
 
 
 async def wait_for_any(seconds: float, *events: asyncio.Event) -> None:
@@ -88,3 +104,15 @@ async def finish_all(work: Iterable[Awaitable[Result]]) -> list[Result]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def until_one_ends(*work: Awaitable[Any]) -> None:
+    """Until the first of them is over, whichever way; the others are given up. How it ended is not told here."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Looked at and dropped: asyncio complains about errors that nobody has seen.
+        await asyncio.gather(*tasks, return_exceptions=True)

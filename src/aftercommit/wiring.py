@@ -1,6 +1,5 @@
 """Puts the parts together for one process: a listener, a relay, workers. What the CLI and small programs start."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,7 +10,7 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings
-from aftercommit.service import Probe, Service, finish_all
+from aftercommit.service import Probe, Service, finish_all, until_one_ends
 from aftercommit.transport import Transport
 from aftercommit.transports import BusTransport, LogTransport
 
@@ -37,7 +36,7 @@ class Engine(Service):
         listen: bool = True,
         probe: Probe | None = None,
     ) -> None:
-        """A relay, and workers for all consumers of the outbox (or those named); with the bus the relay runs handlers."""
+        """A relay, and workers for all consumers of the outbox or those named; with the bus the relay runs handlers."""
         super().__init__(probe)
         self.outbox = outbox
         self.listener = Listener(database, probe) if listen else None
@@ -64,17 +63,15 @@ class Engine(Service):
         parts = self.services
         for part in parts:
             await part.start()
-        waits = {asyncio.create_task(part.wait()) for part in parts}
-        stopping = asyncio.create_task(self.stopping.wait())
         try:
-            await asyncio.wait({stopping, *waits}, return_when=asyncio.FIRST_COMPLETED)
+            await until_one_ends(self.stopping.wait(), *(part.wait() for part in parts))
         finally:
-            stopping.cancel()
-            for wait in waits:
-                wait.cancel()
             # The listener goes last: hand-overs are announced through the database, but wake-ups come through it.
-            await finish_all(part.stop() for part in parts[1:] if self.listener is not None)
-            await finish_all(part.stop() for part in (parts[:1] if self.listener is not None else parts))
+            try:
+                await finish_all(part.stop() for part in parts if part is not self.listener)
+            finally:
+                if self.listener is not None:
+                    await self.listener.stop()
 
 
 def _transport(chosen: TransportName | Transport, outbox: Outbox, database: Database) -> Transport:

@@ -1,6 +1,4 @@
-"""The engine by hand, for tests of the tables: publish, deliver and fail with the statements that the relay
-uses.
-"""
+"""The engine by hand, for tests of the tables: publish, deliver and fail with the statements that the relay uses."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +22,14 @@ MOVED = (
 )
 APPEND = sql.SQL("""
     with moved as (delete from {outbox} where id = any(%s) returning *),
-    tip as (update {head} set position = position + (select count(*) from moved), ts = clock_timestamp() returning *),
+    tip as (
+        update {head} set position = position + (select count(*) from moved), ts = clock_timestamp()
+        returning position, ts
+    ),
     appended as (
         insert into {log} (position, ts, {columns})
-        select tip.position - count(*) over () + row_number() over (order by seq), tip.ts, {columns} from moved, tip
+        select tip.position - count(*) over () + row_number() over (order by seq), tip.ts, {columns}
+        from moved, tip
         returning 1
     )
     select (select count(*) from appended), position from tip
@@ -77,9 +79,7 @@ class Engine:
         self.shape = shape or Shape()
         self.statements = Statements(self.shape)
         self.token = uuid4()
-        take = sql.SQL(
-            "update {} set relay = {}, token = {}, leased_until = clock_timestamp() + interval '1 hour'"
-        )
+        take = sql.SQL("update {} set relay = {}, token = {}, leased_until = clock_timestamp() + interval '1 hour'")
         connection.execute(take.format(sql.Identifier(self.shape.schema, "lane"), uuid4(), self.token))
 
     def publish(self, event_type: str = "thing.happened", payload: str = "{}", **columns: Any) -> UUID:
@@ -123,9 +123,7 @@ class Engine:
             "delays": [delay],
             "counts": [1],
         }
-        row = self.connection.execute(
-            self.statements["settle_failures"], {**self.fence, **failure}
-        ).fetchone()
+        row = self.connection.execute(self.statements["settle_failures"], {**self.fence, **failure}).fetchone()
         assert row is not None
         assert row[1] == 1
 

@@ -72,9 +72,7 @@ def test_an_empty_database_gets_all_tables_and_a_second_run_does_nothing(connect
     done = migrate.up(connection, Shape())
 
     assert done[0] == "applied 0001_engine"
-    tables = {
-        name for name in relations(connection, "aftercommit", "rp") if not PARTITION_NAME.fullmatch(name)
-    }
+    tables = {name for name in relations(connection, "aftercommit", "rp") if not PARTITION_NAME.fullmatch(name)}
     assert tables == ENGINE_TABLES
     assert relations(connection, "aftercommit", "v") == {"event_outbox", "event_log"}
     assert migrate.up(connection, Shape()) == []
@@ -123,9 +121,7 @@ def test_a_schema_name_that_postgresql_would_not_keep_is_refused(schema):
         Shape(schema)
 
 
-@pytest.mark.parametrize(
-    "name", ["Tenant", "1st", "", "x" * 54, "payload", "xmin", "outside_transaction", "ten-ant"]
-)
+@pytest.mark.parametrize("name", ["Tenant", "1st", "", "x" * 54, "payload", "xmin", "outside_transaction", "ten-ant"])
 def test_a_scope_name_that_cannot_be_a_column_is_refused(name):
     with pytest.raises(DeclarationError, match="scope name"):
         Shape(scope={name: str})
@@ -215,9 +211,7 @@ def test_a_migration_whose_backend_is_terminated_leaves_nothing_and_completes_la
             migrating = program.submit(run)
             wait_until(lambda: waits_for_a_lock(database, "victim"))
             with connected(database) as operator:
-                query = (
-                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'victim'"
-                )
+                query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'victim'"
                 operator.execute(query)
             with pytest.raises(DatabaseUnavailable, match="left nothing behind: run it again"):
                 migrating.result(timeout=30)
@@ -255,9 +249,7 @@ def test_a_changed_migration_is_drift(connection):
 
 def test_a_schema_migrated_by_newer_code_is_refused(connection):
     migrate.up(connection, Shape())
-    connection.execute(
-        "insert into aftercommit.migration (version, name, checksum) values (9999, 'future', 'x')"
-    )
+    connection.execute("insert into aftercommit.migration (version, name, checksum) values (9999, 'future', 'x')")
 
     for act in (migrate.up, migrate.status, migrate.check):
         with pytest.raises(SchemaTooNew, match=r"9999_future.*deploy the newer aftercommit"):
@@ -469,9 +461,7 @@ def test_a_scope_on_existing_events_needs_a_decision_and_the_message_is_the_way(
     engine.publish()
     shape = Shape(scope={"owner_id": kind})
 
-    with pytest.raises(
-        SchemaDrift, match=r"cannot be added: aftercommit.outbox has events without a value"
-    ) as refused:
+    with pytest.raises(SchemaDrift, match=r"cannot be added: aftercommit.outbox has events without a value") as refused:
         migrate.up(connection, shape)
 
     remedy = str(refused.value).partition("run:\n")[2].partition("\nThen run")[0]
@@ -483,13 +473,28 @@ def test_a_scope_on_existing_events_needs_a_decision_and_the_message_is_the_way(
         engine.publish()
 
 
+def test_an_event_that_commits_while_its_scope_is_being_added_is_told_of_like_the_others(database):
+    migrate_up(database)
+    with (
+        connected(database, autocommit=False) as writer,
+        connected(database, application_name="migrator") as connection,
+        ThreadPoolExecutor(1) as program,
+    ):
+        Engine(writer).publish()
+        shape = Shape(scope={"tenant_id": str})
+        migrating = program.submit(migrate.up, connection, shape, lock_timeout=60, patience=60)
+        wait_until(lambda: waits_for_a_lock(database, "migrator"))
+        writer.commit()
+
+        with pytest.raises(SchemaDrift, match=r"aftercommit.outbox has events without a value for it"):
+            migrating.result(timeout=30)
+
+
 def test_a_scope_of_another_type_is_drift(connection):
     migrate.up(connection, Shape(scope={"tenant_id": int}))
 
     for act in (migrate.up, migrate.check):
-        with pytest.raises(
-            SchemaDrift, match=r"'tenant_id' of aftercommit.outbox is bigint.*means varchar\(255\)"
-        ):
+        with pytest.raises(SchemaDrift, match=r"'tenant_id' of aftercommit.outbox is bigint.*means varchar\(255\)"):
             act(connection, Shape(scope={"tenant_id": str}))
 
 
@@ -497,9 +502,7 @@ def test_a_scope_that_may_be_null_is_drift(connection):
     migrate.up(connection, SCOPED)
     connection.execute("alter table scoped.log alter column shard drop not null")
 
-    with pytest.raises(
-        SchemaDrift, match=r'may be null: run (alter table "scoped"."log" .* set not null)'
-    ) as refused:
+    with pytest.raises(SchemaDrift, match=r'may be null: run (alter table "scoped"."log" .* set not null)') as refused:
         migrate.check(connection, SCOPED)
 
     connection.execute(str(refused.value).partition("run ")[2].encode())

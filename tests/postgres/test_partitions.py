@@ -117,12 +117,8 @@ def test_a_partition_has_the_columns_indexes_and_constraints_of_the_log(database
         connection.execute("update aftercommit.head set position = %s", [3 * SIZE])
         assert partitions.ensure(connection, shape)[-1] == "log_000005"
 
-        index_names = connection.execute(
-            "select indexname from pg_indexes where tablename = 'log_000005'"
-        ).fetchall()
-        log_indexes = connection.execute(
-            "select indexname from pg_indexes where tablename = 'log'"
-        ).fetchall()
+        index_names = connection.execute("select indexname from pg_indexes where tablename = 'log_000005'").fetchall()
+        log_indexes = connection.execute("select indexname from pg_indexes where tablename = 'log'").fetchall()
         assert len(index_names) == len(log_indexes)
         with pytest.raises(psycopg.errors.NotNullViolation):
             connection.execute("insert into aftercommit.log_000005 (position) values (51)")
@@ -199,9 +195,7 @@ def test_retention_drops_whole_partitions_and_leaves_no_gap(connection, caplog):
 def test_retention_keeps_what_is_not_old_enough(connection, caplog):
     caplog.set_level(logging.INFO, "aftercommit.retention")
     fill(connection, 3 * SIZE)
-    connection.execute(
-        "update aftercommit.log set ts = ts - interval '2 hours' where position < %s", [2 * SIZE]
-    )
+    connection.execute("update aftercommit.log set ts = ts - interval '2 hours' where position < %s", [2 * SIZE])
     an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
 
     # The last event of the second partition is new, so all of that partition stays.
@@ -243,7 +237,7 @@ def test_retention_beside_a_reader_blocks_no_writer_and_is_finished_by_the_next_
         position = fill(connection, SIZE)
         assert value(connection, "select max(position) from aftercommit.log") == position == 3 * SIZE
         assert dropping.result(timeout=30) == []
-        assert reasons(caplog)[0].startswith("it could not be detached: canceling statement")
+        assert reasons(caplog)[0].startswith("somebody is in the way: canceling statement")
         assert partitions.existing(connection, SHAPE)[0].detaching
 
         # Nothing is half gone: who reads now sees the log begin after the partition, and it goes on to the
@@ -281,9 +275,7 @@ def test_a_detach_that_somebody_else_began_is_left_to_them(small, caplog):
         reader.execute("select count(*) from aftercommit.log")
         connection.execute("set statement_timeout = '200ms'")
         with pytest.raises(psycopg.errors.QueryCanceled):
-            connection.execute(
-                "alter table aftercommit.log detach partition aftercommit.log_000000 concurrently"
-            )
+            connection.execute("alter table aftercommit.log detach partition aftercommit.log_000000 concurrently")
         connection.execute("reset statement_timeout")
 
         assert partitions.drop_before(connection, SHAPE, older_than=tomorrow()) == []
@@ -305,7 +297,7 @@ def test_two_retentions_at_once_drop_each_partition_once(small):
     with connected(small) as connection:
         dropped += partitions.drop_before(connection, SHAPE, older_than=tomorrow())
 
-        assert sorted(set(dropped)) == [f"log_00000{number}" for number in range(4)]
+        assert sorted(dropped) == [f"log_00000{number}" for number in range(4)]
         assert bounds(connection)[0][0] == 4 * SIZE + 1
 
 

@@ -164,9 +164,9 @@ def test_the_end_of_a_transaction_block_is_outside_again(publish_database):
 
 def test_pipelines_and_client_side_binding_do_not_matter(publish_database):
     before = count(publish_database)
-    with psycopg.connect(publish_database, cursor_factory=psycopg.ClientCursor) as connection:
-        with connection.pipeline():
-            OUTBOX.publish(connection, [OrderPlaced("one"), OrderPlaced("two")], **SCOPE)
-            OUTBOX.publish(connection, OrderPlaced("three"), idempotency_key="pipeline", **SCOPE)
+    connection = psycopg.connect(publish_database, cursor_factory=psycopg.ClientCursor)
+    with connection, connection.pipeline():
+        OUTBOX.publish(connection, [OrderPlaced("one"), OrderPlaced("two")], **SCOPE)
+        OUTBOX.publish(connection, OrderPlaced("three"), idempotency_key="pipeline", **SCOPE)
 
     assert count(publish_database) == before + 3

@@ -113,12 +113,11 @@ class TestPsycopg2Connection(PublishSuite):
 
 
 class Base(DeclarativeBase):
-    pass
+    metadata = sqlalchemy.MetaData(schema="publish_suite")
 
 
 class Business(Base):
     __tablename__ = "business"
-    __table_args__ = {"schema": "publish_suite"}
 
     note: Mapped[str] = mapped_column(primary_key=True)
 
@@ -133,7 +132,8 @@ def engine(publish_database):
 
 
 def written(session: Session) -> int:
-    return session.connection().execute(sqlalchemy.text("select count(*) from publish_suite.business")).scalar_one()
+    query = sqlalchemy.text("select count(*) from publish_suite.business")
+    return int(session.connection().execute(query).scalar_one())
 
 
 def test_what_the_session_has_yet_to_write_is_written_before_the_event(engine):
@@ -170,9 +170,10 @@ def test_a_flush_listener_may_publish(engine):
 
 
 def test_another_database_is_refused_by_name():
-    with sqlalchemy.create_engine("sqlite://").connect() as connection:
-        with pytest.raises(UnsupportedConnection, match="pysqlite"):
-            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+    sqlite = sqlalchemy.create_engine("sqlite://")
+    with sqlite.connect() as connection, pytest.raises(UnsupportedConnection, match="pysqlite"):
+        OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+    sqlite.dispose()
 
 
 def test_an_engine_is_not_a_connection(engine):

@@ -1,7 +1,7 @@
 """How long to wait before the next attempt."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftercommit.backoff import ByError, Constant, Exponential, Never
@@ -21,6 +21,7 @@ def test_jitter_only_ever_shortens_the_wait(random, wait):
     assert Exponential(base=8, jitter=0.5, random=lambda: random)(1, ERROR) == wait
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=1, max_value=10**9))
 def test_any_attempt_has_a_wait_within_bounds(attempt):
     wait = Exponential(base=0.5, factor=3, maximum=60, jitter=0.5)(attempt, ERROR)

@@ -60,16 +60,18 @@ def test_ordinary_names_are_taken(outbox, name):
     assert outbox.declare(name).name == name
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", ".a", "-a", "a\n", "ünï", "a\x00", "x" * 101, None, 5, "a;b", "@relay"])
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", ".a", "-a", "a\n", "ünï", "a\x00", "x" * 101, None, 5, "a;b", "@relay"]
+)
 def test_other_names_are_refused(outbox, name):
-    with pytest.raises(DeclarationError, match="event type .* is not usable: 1 to 100"):
+    with pytest.raises(DeclarationError, match=r"event type .* is not usable: 1 to 100"):
         outbox.declare(name)
 
 
 @pytest.mark.parametrize("aggregate", ["", "a b", "x" * 51])
 def test_names_of_aggregates_fit_their_column(outbox, aggregate):
     outbox.declare("fits", aggregate="x" * 50)
-    with pytest.raises(DeclarationError, match="aggregate type .* is not usable: 1 to 50"):
+    with pytest.raises(DeclarationError, match=r"aggregate type .* is not usable: 1 to 50"):
         outbox.declare("placed", aggregate=aggregate)
 
 
@@ -104,7 +106,7 @@ def test_one_string_of_required_fields_is_not_a_list_of_them(outbox):
 
 
 class Optional(msgspec.Struct):
-    node: str | None | msgspec.UnsetType = msgspec.UNSET
+    node: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_an_aggregates_id_that_is_none_is_refused(outbox, payload):
     by_name = outbox.declare("by_name", aggregate="order", key="id")
     by_function = outbox.declare("by_function", aggregate="order", key=lambda payload: payload["id"])
 
-    with pytest.raises(InvalidPayload, match="by_name has no aggregate id: id is .*str, int or UUID") as caught:
+    with pytest.raises(InvalidPayload, match=r"by_name has no aggregate id: id is .*str, int or UUID") as caught:
         by_name.aggregate_id_of(payload)
     assert caught.value.field == "$.id"
     with pytest.raises(InvalidPayload, match="by_function has no aggregate id: "):
@@ -321,5 +323,5 @@ def test_a_subclass_of_a_payload_is_another_class(outbox):
 def test_a_record_of_an_unknown_type_is_unreadable(outbox):
     outbox.declare("placed")
 
-    with pytest.raises(UnreadableEvent, match="'ordered' of .* is not declared here: declared types are placed"):
+    with pytest.raises(UnreadableEvent, match=r"'ordered' of .* is not declared here: declared types are placed"):
         outbox.registry.read(recorded("ordered", b"{}"))

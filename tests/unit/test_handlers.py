@@ -61,7 +61,7 @@ def test_ordinary_names_are_taken(outbox, name):
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "-a", "ünï", "a\x00", "x" * 101, RELAY_NAME, None, 5])
 def test_other_names_are_refused(outbox, name):
-    with pytest.raises(DeclarationError, match="consumer name .* is not usable"):
+    with pytest.raises(DeclarationError, match=r"consumer name .* is not usable"):
         outbox.consumer(name)
     assert outbox.consumers == {}
 
@@ -94,7 +94,12 @@ def test_settings_that_cannot_work_are_refused(outbox, settings):
 def test_settings_are_kept(outbox):
     consumer = outbox.consumer("index", retry_count=0, backoff=Constant(1), concurrency=4, start="latest")
 
-    assert (consumer.retry_count, consumer.backoff, consumer.concurrency, consumer.start) == (0, Constant(1), 4, "latest")
+    assert (consumer.retry_count, consumer.backoff, consumer.concurrency, consumer.start) == (
+        0,
+        Constant(1),
+        4,
+        "latest",
+    )
 
 
 # Which events a handler takes.
@@ -238,7 +243,7 @@ def test_methods_objects_and_partials_are_handlers_too(outbox, function, takes, 
 def test_async_and_sync_handlers_do_not_share_a_consumer(outbox):
     outbox.on("placed", consumer="index")(handle)
 
-    with pytest.raises(DeclarationError, match="mixes async and sync handlers.*handle_async"):
+    with pytest.raises(DeclarationError, match=r"mixes async and sync handlers.*handle_async"):
         outbox.on("paid", consumer="index")(handle_async)
     assert outbox.consumers["index"].is_async is False
 
@@ -278,7 +283,7 @@ def test_a_handler_with_a_yield_would_run_nothing_and_is_refused(outbox, functio
 
 
 def test_what_cannot_be_called_is_no_handler(outbox):
-    with pytest.raises(DeclarationError, match="'not a function'.*cannot be called"):
+    with pytest.raises(DeclarationError, match=r"'not a function'.*cannot be called"):
         outbox.on("placed", consumer="index")("not a function")
 
 
@@ -301,9 +306,9 @@ def test_a_consumer_without_a_handler_is_declared_by_nobody(outbox):
         ({"indexed": ["colour"]}, "not a scope column nor aggregate_id"),
         ({"scope": {"tenant": float}}, "use str, int or uuid.UUID"),
         ({"scope": {"Tenant": str}}, "not usable"),
-        ({"scope": {"payload": str}}, "envelope's own names"),
-        ({"scope": {"outside_transaction": str}}, "argument of publish"),
-        ({"scope": {"self": str}}, "argument of publish"),
+        ({"scope": {"payload": str}}, "'payload' is not usable"),
+        ({"scope": {"outside_transaction": str}}, "'outside_transaction' is not usable"),
+        ({"scope": {"self": str}}, "'self' is not usable"),
         ({"schema": ""}, "schema name '' is not usable"),
         ({"schema": "x" * 64}, "63 bytes"),
         ({"schema": "pg_mine"}, "belongs to PostgreSQL"),

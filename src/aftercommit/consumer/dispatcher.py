@@ -1,49 +1,64 @@
-"""Behind the bus: every event goes to the handlers that take it, each consumer with its own inbox and its own failures."""
+"""Behind the bus: every event goes to the consumers that take it, each with its own inbox and its own failures."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+
+import psycopg
 
 from aftercommit.consumer.outcome import Failed, next_delay
-from aftercommit.consumer.runner import Runner, by_aggregate
+from aftercommit.consumer.runner import Manner, Runner
 from aftercommit.consumer.slices import Item, Query, prepare
+from aftercommit.consumer.walk import by_aggregate
+from aftercommit.errors import DeclarationError, TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
+from aftercommit.postgres.resilience import LOST
 from aftercommit.service import finish_all
 from aftercommit.transport import Failure
 
+# A wait that a handler asks for is kept here while it is short; a longer one is the relay's to keep.
+SHORT_WAIT: Final = 5.0
+# On top of the handler's own time, before the server gives up a silent transaction.
+GRACE: Final = 5.0
+
 
 class Dispatcher:
-    """Gives each matching consumer `retry_count + 1` attempts at an event; what still fails is reported to the relay."""
+    """Gives each matching consumer `retry_count + 1` attempts at an event; what still fails the relay is told."""
 
     def __init__(self, outbox: Outbox, database: Database, consumers: Sequence[Consumer] | None = None) -> None:
         """For all consumers of the outbox, or for some of them."""
         chosen = list(consumers) if consumers is not None else list(outbox.consumers.values())
+        for consumer in chosen:
+            _require_fitting(consumer, outbox)
         self._runners = [Runner(outbox, consumer, database) for consumer in chosen]
         self._meter = outbox.meter
 
     async def open(self) -> None:
-        """Open the connections of every consumer."""
-        for runner in self._runners:
-            await runner.open()
+        """Connections are opened when there is work."""
 
     async def close(self) -> None:
-        """Close them."""
+        """Close the connections of every consumer."""
         for runner in self._runners:
             await runner.close()
 
     async def dispatch(self, records: Sequence[Record]) -> list[Failure]:
         """All consumers side by side; one that fails stops no other."""
-        results = await finish_all(self._consume(runner, records) for runner in self._runners)
+        try:
+            results = await finish_all(self._consume(runner, records) for runner in self._runners)
+        except LOST:
+            await self.close()
+            raise
+        except psycopg.Error as problem:
+            # Of our own statements, not of a handler: no event is to blame, so no attempt is spent.
+            raise TransportUnavailable(f"the inbox cannot be written: {str(problem).strip()}") from problem
         return [failure for failures in results for failure in failures]
 
     async def _consume(self, runner: Runner, records: Sequence[Record]) -> list[Failure]:
         consumer = runner.consumer
-        types = consumer.types
-        items = prepare(consumer, [record for record in records if types is None or record.event_type in types], attempt=1)
-        groups = by_aggregate(items, consumer.concurrency)
+        groups = by_aggregate(prepare(consumer, records, attempt=1), consumer.concurrency)
         failures = await finish_all(self._attempts(runner, group) for group in groups)
         return [failure for group in failures for failure in group]
 
@@ -53,13 +68,21 @@ class Dispatcher:
         failed = await self._attempt(runner, items)
         final: list[tuple[Item, Failed]] = []
         while failed:
-            delays = [next_delay(failure, attempt, consumer.retry_count, consumer.backoff) for _, failure in failed]
-            final += [pair for pair, delay in zip(failed, delays, strict=True) if delay is None]
-            again = [pair for pair, delay in zip(failed, delays, strict=True) if delay is not None]
-            if again:
-                await asyncio.sleep(max(delay for delay in delays if delay is not None))
+            again: list[Item] = []
+            wait = 0.0
+            for item, failure in failed:
+                delay = next_delay(failure, attempt, consumer.retry_count, consumer.backoff)
+                if delay is None or (failure.retry_after or 0.0) > SHORT_WAIT:
+                    final.append((item, failure))
+                else:
+                    again.append(item)
+                    wait = max(wait, delay)
+            if not again:
+                break
+            await asyncio.sleep(wait)
             attempt += 1
-            failed = await self._attempt(runner, prepare(consumer, [item.record for item, _ in again], attempt=attempt))
+            items = prepare(consumer, [item.record for item in again], attempt)
+            failed = await self._attempt(runner, items)
         self._meter.on_consumed(consumer.name, "failed", len(final))
         return [
             Failure(item.record.event_id, failure.error, consumer.name, failure.permanent, failure.retry_after)
@@ -69,16 +92,26 @@ class Dispatcher:
     async def _attempt(self, runner: Runner, items: Sequence[Item]) -> list[tuple[Item, Failed]]:
         failed: list[tuple[Item, Failed]] = []
 
-        async def remember(item: Item, failure: Failed) -> None:
+        async def remember(item: Item, failure: Failed, behind: list[Item]) -> None:
             failed.append((item, failure))
 
         def begin(segment: Sequence[Item]) -> Query:
             parameters: dict[str, Any] = {
                 "consumer": runner.consumer.name,
                 "ids": [item.record.event_id for item in segment],
+                "patience": runner.patience(GRACE),
             }
             return Query("begin_unfenced_slice", parameters)
 
-        if items:
-            await runner.run(items, begin, remember)
+        await runner.run(items, Manner(begin, remember))
         return failed
+
+
+def _require_fitting(consumer: Consumer, outbox: Outbox) -> None:
+    if not consumer.handlers:
+        raise DeclarationError(f"consumer {consumer.name!r} has no handlers: declare one with @consumer.on(…)")
+    if consumer.ordering == "strict" and outbox.ordering != "strict":
+        raise DeclarationError(
+            f"consumer {consumer.name!r} is declared with ordering='strict', but the bus keeps the order that the "
+            "outbox declares: declare Outbox(ordering='strict'), or let the consumer follow the log"
+        )

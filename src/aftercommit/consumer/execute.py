@@ -1,30 +1,41 @@
-"""Runs a slice's script on a connection: the asyncio half, and the blocking half in a thread of its own."""
+"""Runs a slice's script on a connection: the asyncio half here, the blocking half in a thread of its own."""
 
 import asyncio
-import contextvars
-import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
+from aftercommit.consumer.connections import Connections, restore
 from aftercommit.consumer.outcome import Failed, failed, judge
-from aftercommit.consumer.slices import Call, Query, Script, SliceFailed
+from aftercommit.consumer.slices import Call, Query, Script, SliceFailed, name_of
+from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout
 from aftercommit.event.correlation import caused_by
 from aftercommit.postgres.statements import Statements
-from aftercommit.telemetry import say
 
-logger = logging.getLogger("aftercommit.consumer")
-Result = TypeVar("Result")
+AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
+
+# The server ends sessions that wait too long inside a transaction; then it is the handler that waited.
+ENDED_BY_WAITING: Final = frozenset({"25P03", "25P04"})
 
 
 class SwallowedDatabaseError(AftercommitError):
     """A handler caught a database error and went on, in a transaction that PostgreSQL has already given up."""
+
+
+class MisusedConnection(AftercommitError):
+    """A handler closed its connection, or raised psycopg.Rollback through the transaction it was given."""
+
+
+class HandlerCancelled(AftercommitError):
+    """Something that the handler waited for was cancelled, and the handler let that out."""
+
+
+class ConnectionLost(DatabaseUnavailable):
+    """The connection broke while a slice was at work; what it wrote is undone."""
 
 
 class SliceExecutor:
@@ -35,121 +46,135 @@ class SliceExecutor:
         self._statements = statements
         self._timeout = timeout
 
-    async def run_async(self, pool: "AsyncConnectionPool[Any]", script: Script) -> int:
-        """One slice on a pooled asyncio connection."""
-        async with pool.connection() as connection:
-            last: Call | None = None
-            answer: Any = None
+    async def run_async(self, connections: Connections, script: Script) -> int:
+        """One slice on an asyncio connection."""
+        async with connections.lend() as connection:
+            restore(connection)
+            talk = _Conversation(script)
             try:
                 async with connection.transaction():
-                    while True:
-                        try:
-                            step = script.send(answer)
-                        except StopIteration as end:
-                            last, handled = None, int(end.value)
-                            break
-                        last = step if isinstance(step, Call) else None
-                        answer = await self._step_async(connection, step)
-                return handled
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is its event's failure
-                raise self._blame(error, last, connection.closed) from error
+                    while (step := talk.next_step()) is not None:
+                        talk.answer = await self._step_async(connection, step)
+            except Exception as error:
+                raise _blame(error, talk.step, connection) from error
+            return talk.handled
 
     async def _step_async(self, connection: psycopg.AsyncConnection[Any], step: Query | Call) -> Any:
         if isinstance(step, Query):
             cursor = await connection.execute(self._statements[step.name], step.parameters)
-            return await cursor.fetchone() if cursor.description is not None else None
+            row = await cursor.fetchone() if cursor.description is not None else None
+            if step.commits:
+                await connection.execute("commit")
+            return row
         with _story(step):
-            try:
-                async with asyncio.timeout(self._timeout):
-                    judge(await step.handler.function(*_arguments(step, connection)))
-            except TimeoutError as error:
-                raise HandlerTimeout(_too_long(step, self._timeout)) from error
-        _refuse_swallowed(connection.info.transaction_status)
-        return None
+            judge(await self._call_async(step, connection))
+        return _ended(connection)
 
-    async def run_sync(self, pool: "ConnectionPool[Any]", script: Script) -> int:
-        """One slice on a pooled blocking connection, in a thread; a handler that hangs loses its connection."""
-        watch = _Watch()
-        running = _in_thread(lambda: self._run_in_thread(pool, script, watch))
-        while True:
-            done, _ = await asyncio.wait({running}, timeout=self._timeout / 4)
-            if done:
-                return running.result()
-            overdue = watch.overdue(self._timeout)
-            if overdue is not None:
-                await asyncio.to_thread(watch.cut_off)
-                raise SliceFailed(Failed(HandlerTimeout(_too_long(overdue, self._timeout))), _index(overdue))
+    async def _call_async(self, call: Call, connection: psycopg.AsyncConnection[Any]) -> Any:
+        task = asyncio.current_task()
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                return await call.handler.function(*_arguments(call, connection))
+        except TimeoutError as error:
+            if limit.expired():
+                raise _too_long(call, self._timeout) from error
+            raise
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: it came out of something the handler waited for, and must not end the consumer.
+            raise HandlerCancelled(f"handler {name_of(call.handler)} waited for something cancelled") from error
+        except psycopg.Rollback as error:
+            raise _rolled_back(call) from error
 
-    def _run_in_thread(self, pool: "ConnectionPool[Any]", script: Script, watch: "_Watch") -> int:
-        with pool.connection() as connection:
+    async def run_sync(self, connections: Connections, script: Script) -> int:
+        """One slice on a blocking connection, in a thread; a handler that hangs loses its connection."""
+        watch = Watch()
+        running = in_thread(lambda: self._run_in_thread(connections, script, watch))
+        try:
+            while not (await asyncio.wait({running}, timeout=self._timeout / 4))[0]:
+                overdue = watch.give_up_after(self._timeout)
+                if overdue is not None:
+                    await _abandon(running, watch)
+                    raise SliceFailed(Failed(_too_long(overdue, self._timeout)), overdue.culprit)
+            return running.result()
+        except asyncio.CancelledError:
+            watch.give_up()
+            await _abandon(running, watch)
+            raise
+
+    def _run_in_thread(self, connections: Connections, script: Script, watch: Watch) -> int:
+        with connections.lend_sync() as connection:
+            restore(connection)
             watch.connection = connection
-            last: Call | None = None
-            answer: Any = None
+            talk = _Conversation(script)
             try:
                 with connection.transaction():
-                    while True:
-                        try:
-                            step = script.send(answer)
-                        except StopIteration as end:
-                            last, handled = None, int(end.value)
-                            watch.entered(None)
-                            break
-                        last = step if isinstance(step, Call) else None
-                        watch.entered(last)
-                        answer = self._step_sync(connection, step)
-                return handled
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is its event's failure
-                raise self._blame(error, last, connection.closed) from error
+                    while (step := talk.next_step()) is not None:
+                        watch.enter(step if isinstance(step, Call) else None)
+                        talk.answer = self._step_sync(connection, step)
+                    watch.enter(None)
+            except Exception as error:
+                raise _blame(error, talk.step, connection) from error
+            finally:
+                watch.leave()
+            return talk.handled
 
     def _step_sync(self, connection: psycopg.Connection[Any], step: Query | Call) -> Any:
         if isinstance(step, Query):
             cursor = connection.execute(self._statements[step.name], step.parameters)
-            return cursor.fetchone() if cursor.description is not None else None
+            row = cursor.fetchone() if cursor.description is not None else None
+            if step.commits:
+                connection.execute("commit")
+            return row
         with _story(step):
-            judge(step.handler.function(*_arguments(step, connection)))
-        _refuse_swallowed(connection.info.transaction_status)
-        return None
-
-    def _blame(self, error: Exception, call: Call | None, connection_lost: bool) -> Exception:
-        if connection_lost:
-            return DatabaseUnavailable(f"the connection was lost while a slice was at work: {error}")
-        if isinstance(error, AftercommitError) and call is None:
-            return error
-        if call is None:
-            # At the inbox or at COMMIT: with a deferred constraint any event of the slice may be the one.
-            return SliceFailed(failed(error), None)
-        return SliceFailed(failed(error), _index(call))
+            try:
+                judge(step.handler.function(*_arguments(step, connection)))
+            except psycopg.Rollback as error:
+                raise _rolled_back(step) from error
+        return _ended(connection)
 
 
-class _Watch:
-    """What a slice in a thread is doing, seen from outside."""
+async def _abandon(running: "asyncio.Future[int]", watch: Watch) -> None:
+    running.cancel()
+    await asyncio.to_thread(watch.cut_off)
 
-    def __init__(self) -> None:
-        self.connection: psycopg.Connection[Any] | None = None
-        self._call: Call | None = None
-        self._since = 0.0
-        self._loop = asyncio.get_running_loop()
 
-    def entered(self, call: Call | None) -> None:
-        self._call, self._since = call, self._loop.time()
+class _Conversation:
+    """A script and how far it has come, so that an error can be laid at the right door."""
 
-    def overdue(self, timeout: float) -> Call | None:
-        return self._call if self._call is not None and self._loop.time() - self._since > timeout else None
+    def __init__(self, script: Script) -> None:
+        self.step: Query | Call | None = None
+        self.answer: Any = None
+        self.handled = 0
+        self._script = script
 
-    def cut_off(self) -> None:
-        """End the transaction from outside: what the hanging handler wrote is gone, and it can write no more."""
-        if self.connection is None:
-            return
-        pid, dsn = self.connection.info.backend_pid, self.connection.info.dsn
-        password = self.connection.info.password
+    def next_step(self) -> Query | Call | None:
+        """What to do next, or None when only COMMIT is left."""
         try:
-            with psycopg.connect(dsn, password=password, autocommit=True, connect_timeout=5) as killer:
-                killer.execute("select pg_terminate_backend(%s)", (pid,))
-        except psycopg.Error as problem:
-            say(logger, logging.WARNING, "hanging_handler_not_cut_off", pid=pid, error=str(problem))
+            self.step = self._script.send(self.answer)
+        except StopIteration as end:
+            self.step, self.handled = None, int(end.value)
+        return self.step
 
 
-def _arguments(call: Call, connection: Any) -> Sequence[Any]:
+def _blame(error: Exception, step: Query | Call | None, connection: AnyConnection) -> Exception:
+    """Whose failure it is: an event's, the database's, or (an error of our own statement) nobody's to retry."""
+    if isinstance(error, SliceFailed):
+        return error
+    if connection.broken and getattr(error, "sqlstate", None) not in ENDED_BY_WAITING:
+        return ConnectionLost(f"the connection was lost while a slice was at work: {str(error).strip()}")
+    if isinstance(step, Call):
+        return SliceFailed(failed(error), step.culprit)
+    if isinstance(step, Query) or isinstance(error, AftercommitError):
+        return error
+    # At COMMIT: with a deferred constraint any event of the slice may be the one.
+    return SliceFailed(failed(error), None)
+
+
+def _arguments(call: Call, connection: AnyConnection) -> Sequence[Any]:
+    restore(connection)
     argument: Any = call.events if call.handler.batch else call.events[0]
     return (argument, connection) if call.handler.takes_transaction else (argument,)
 
@@ -160,44 +185,29 @@ def _story(call: Call) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _index(call: Call) -> int | None:
-    return call.first if len(call.events) == 1 else None
-
-
-def _refuse_swallowed(status: TransactionStatus) -> None:
+def _ended(connection: AnyConnection) -> bool:
+    """Whether a handler that returned had ended the transaction; errors that it hid come out here."""
+    status = connection.info.transaction_status
     if status == TransactionStatus.INERROR:
         raise SwallowedDatabaseError(
-            "the handler caught a database error and returned, but the transaction is lost: let the error out, or wrap "
-            "the statement that may fail in `with connection.transaction():`"
+            "the handler caught a database error and returned, but the transaction is lost: let the error out, "
+            "or wrap the statement that may fail in `with connection.transaction():`"
         )
+    if status == TransactionStatus.UNKNOWN:
+        raise MisusedConnection("the connection was closed when the handler returned: leave it open")
+    restore(connection)
+    return status == TransactionStatus.IDLE
 
 
-def _too_long(call: Call, timeout: float) -> str:
-    return f"handler {call.handler.function.__qualname__} took longer than {timeout:g} s: raise the consumer's timeout or make it quicker"
+def _rolled_back(call: Call) -> MisusedConnection:
+    return MisusedConnection(
+        f"handler {name_of(call.handler)} raised psycopg.Rollback: return Retry(after=…) or Park(reason), or raise "
+        "another error, to have its writes undone"
+    )
 
 
-def _in_thread(function: Callable[[], Result]) -> "asyncio.Future[Result]":
-    """Run in a daemon thread, so that a handler that never returns cannot keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def finish(result: Result | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def body() -> None:
-        result, error = None, None
-        try:
-            result = context.run(function)
-        except BaseException as problem:  # noqa: BLE001 - handed to whoever waits
-            error = problem
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, result, error)
-
-    threading.Thread(target=body, name="aftercommit handler", daemon=True).start()
-    return future
+def _too_long(call: Call, timeout: float) -> HandlerTimeout:
+    return HandlerTimeout(
+        f"handler {name_of(call.handler)} took longer than {timeout:g} s: "
+        "raise the consumer's timeout or make it quicker"
+    )

@@ -1,15 +1,15 @@
-"""Dead letters of a consumer: recorded with the checkpoint, retried when due, parked when the attempts are used up."""
+"""Dead letters of a consumer: recorded with the checkpoint, retried when due, parked when attempts are used up."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 import psycopg
 
+from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed, next_delay
-from aftercommit.errors import LeaseLost
+from aftercommit.consumer.slices import Item, Query
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -23,89 +23,96 @@ logger = logging.getLogger("aftercommit.consumer")
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter to write: an event of the log, its state, and the attempt that failed (0: it waits behind another)."""
+    """A dead letter to write: an event, its state, and the attempts that failed (0: it waits behind another)."""
 
     record: Record
     status: str
     error: str
     error_class: str
     delay: float | None
-    attempt: int
+    attempts: int
 
 
 class DeadLetters:
     """The dead letters of one consumer under one lease."""
 
-    def __init__(self, outbox: Outbox, consumer: Consumer, token: UUID, lease: float) -> None:
+    def __init__(self, outbox: Outbox, consumer: Consumer, lease: Lease) -> None:
         """Nothing written yet."""
         self._outbox = outbox
         self._consumer = consumer
+        self._lease = lease
         self._statements = Statements(outbox.shape)
-        self._lease = {"consumer": consumer.name, "token": token, "lease": lease}
+        self._mine = {"consumer": consumer.name, "strict": consumer.ordering == "strict"}
 
-    def letter(self, record: Record, failure: Failed, attempts: int) -> Letter:
-        """The letter for a failed attempt: to be tried again, or parked."""
-        delay = next_delay(failure, attempts, self._consumer.retry_count, self._consumer.backoff)
-        error_class = type(failure.error).__name__
-        return Letter(record, "parked" if delay is None else "retrying", storable_error(failure.error), error_class, delay, 1)
-
-    def waiting(self, record: Record) -> Letter:
-        """The letter for an event that must wait behind another of its aggregate."""
-        reason = f"waits behind an earlier event of {record.aggregate_type} {record.aggregate_id} that has not been handled"
-        return Letter(record, "waiting", reason, "WaitsBehind", None, 0)
+    def letters(self, item: Item, failure: Failed, behind: Sequence[Item]) -> list[Letter]:
+        """For the first attempt that failed, and for the events that must wait behind it."""
+        return [self._letter(item.record, failure, 1), *(_waiting(other.record) for other in behind)]
 
     async def record(self, connection: psycopg.AsyncConnection[Any], letters: Sequence[Letter], position: int) -> None:
         """Write letters and move the checkpoint past them, in one fenced statement."""
         parameters = {
-            **self._lease,
+            **self._lease.parameters,
             "position": position,
             "positions": [letter.record.position for letter in letters],
             "statuses": [letter.status for letter in letters],
             "errors": [letter.error for letter in letters],
             "classes": [letter.error_class for letter in letters],
             "delays": [letter.delay for letter in letters],
-            "attempts": [letter.attempt for letter in letters],
+            "attempts": [letter.attempts for letter in letters],
         }
         row = await (await connection.execute(self._statements["record_failures"], parameters)).fetchone()
-        if not row or not row[0]:
-            raise LeaseLost(f"consumer {self._consumer.name!r} was taken over by another worker")
+        self._lease.require(bool(row and row[0]))
         for letter in letters:
-            if letter.attempt:
-                self.tell(letter.record, letter.error, letter.error_class, letter.delay, letter.attempt)
+            if letter.attempts:
+                self._tell(letter)
+
+    async def set_aside(self, connection: psycopg.AsyncConnection[Any], items: list[Item], position: int) -> list[Item]:
+        """Strict ordering: events behind an unhandled one of their aggregate wait; returns the others."""
+        blocked = await self._blocked(connection, items)
+        waiting = [_waiting(item.record) for item in items if item.record.aggregate in blocked]
+        if waiting:
+            await self.record(connection, waiting, position)
+        return [item for item in items if item.record.aggregate not in blocked]
 
     async def due(self, connection: psycopg.AsyncConnection[Any], limit: int) -> list[Record]:
         """Events whose next attempt is due; `retry_count` of each says how many have been made."""
-        parameters = {"consumer": self._consumer.name, "limit": limit}
+        parameters = {**self._mine, "limit": limit}
         rows = await (await connection.execute(self._statements["due_letters"], parameters)).fetchall()
         return [log_record(row, self._outbox.shape) for row in rows]
 
+    def resolving(self, record: Record) -> Query:
+        """The end of a slice in which a letter was handled."""
+        return Query("resolve_letter", {"event_id": record.event_id, "consumer": self._consumer.name})
+
     async def failed_again(self, connection: psycopg.AsyncConnection[Any], record: Record, failure: Failed) -> None:
         """Another attempt failed."""
-        attempts = record.retry_count + 1
-        letter = self.letter(record, failure, attempts)
+        letter = self._letter(record, failure, record.retry_count + 1)
         parameters = {
-            **self._lease,
+            **self._lease.parameters,
             "event_id": record.event_id,
             "delay": letter.delay,
             "error": letter.error,
             "error_class": letter.error_class,
         }
         row = await (await connection.execute(self._statements["fail_letter"], parameters)).fetchone()
-        if row is None:
-            raise LeaseLost(f"consumer {self._consumer.name!r} was taken over, or the dead letter was dealt with by hand")
-        self.tell(record, letter.error, letter.error_class, letter.delay, attempts)
+        held, updated = row if row else (0, 0)
+        self._lease.require(bool(held))
+        # A letter that an operator dealt with in the meantime stays as the operator left it.
+        if updated:
+            self._tell(letter)
+
+    async def free_waiting(self, connection: psycopg.AsyncConnection[Any]) -> int:
+        """Strict ordering: letters that wait behind nothing any more fall due; returns how many."""
+        cursor = await connection.execute(self._statements["free_waiting"], self._mine)
+        return cursor.rowcount
 
     async def seconds_to_next(self, connection: psycopg.AsyncConnection[Any]) -> float | None:
         """How long until the next letter falls due."""
-        cursor = await connection.execute(self._statements["next_letter"], {"consumer": self._consumer.name})
-        row = await cursor.fetchone()
+        row = await (await connection.execute(self._statements["next_letter"], self._mine)).fetchone()
         return row[0] if row else None
 
-    async def blocked(
-        self, connection: psycopg.AsyncConnection[Any], records: Sequence[Record]
-    ) -> set[tuple[str, str]]:
-        """Strict ordering: which aggregates of these records have an event that was not handled."""
-        aggregates = sorted({record.aggregate for record in records})
+    async def _blocked(self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item]) -> set[tuple[str, str]]:
+        aggregates = sorted({item.record.aggregate for item in items})
         parameters = {
             "consumer": self._consumer.name,
             "types": [aggregate_type for aggregate_type, _ in aggregates],
@@ -114,20 +121,31 @@ class DeadLetters:
         rows = await (await connection.execute(self._statements["blocked_aggregates"], parameters)).fetchall()
         return {(row[0], row[1]) for row in rows}
 
-    def tell(self, record: Record, error: str, error_class: str, delay: float | None, attempt: int) -> None:
-        """Log and count a failed attempt."""
+    def _letter(self, record: Record, failure: Failed, attempts: int) -> Letter:
+        delay = next_delay(failure, attempts, self._consumer.retry_count, self._consumer.backoff)
+        status = "parked" if delay is None else "retrying"
+        error = failure.error
+        return Letter(record, status, storable_error(error), type(error).__name__, delay, attempts)
+
+    def _tell(self, letter: Letter) -> None:
         name = self._consumer.name
         self._outbox.meter.on_consumed(name, "failed")
         fields = {
             "outbox": self._outbox.schema,
             "consumer": name,
-            "event_id": str(record.event_id),
-            "event_type": record.event_type,
-            "attempt": attempt,
-            "error": error,
-            "error_class": error_class,
+            "event_id": str(letter.record.event_id),
+            "event_type": letter.record.event_type,
+            "attempt": letter.attempts,
+            "error": letter.error,
+            "error_class": letter.error_class,
         }
-        say(logger, logging.WARNING, "event_handling_failed", retry_in=delay, **fields)
-        if delay is None:
+        say(logger, logging.WARNING, "event_handling_failed", retry_in=letter.delay, **fields)
+        if letter.delay is None:
             self._outbox.meter.on_parked(name)
             say(logger, logging.ERROR, "outbox_dead_lettered", **fields)
+
+
+def _waiting(record: Record) -> Letter:
+    aggregate = f"{record.aggregate_type} {record.aggregate_id}"
+    reason = f"waits behind an earlier event of {aggregate} that has not been handled"
+    return Letter(record, "waiting", reason, "WaitsBehind", None, 0)

@@ -2,38 +2,41 @@
 
 import asyncio
 import logging
-import os
-import socket
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID, uuid4
+from typing import Any, Final
+from uuid import UUID
 
 import psycopg
 
+from aftercommit.consumer.execute import ConnectionLost
 from aftercommit.consumer.failures import DeadLetters, Letter
-from aftercommit.consumer.names import register
+from aftercommit.consumer.lease import Lease
+from aftercommit.consumer.names import refuse_stranger, register
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.runner import Runner, by_aggregate
-from aftercommit.consumer.slices import Item, Query, SliceFailed, prepare
-from aftercommit.errors import AftercommitError, DeclarationError, LeaseLost
+from aftercommit.consumer.pages import Pages
+from aftercommit.consumer.runner import Manner, Runner
+from aftercommit.consumer.slices import Item, Query, prepare
+from aftercommit.consumer.walk import by_aggregate
+from aftercommit.errors import AftercommitError, DatabaseUnavailable, DeclarationError, LeaseLost
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database, privilege, require_schema
 from aftercommit.postgres.listen import Listener
-from aftercommit.postgres.records import log_record
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
-from aftercommit.postgres.statements import Statements
-from aftercommit.service import Probe, finish_all
+from aftercommit.service import Probe, finish_all, wait_for_any
 from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.consumer")
 
-MAX_PAGE_BYTES = 8 << 20
-POLL = 1.0
-POLL_WITHOUT_LISTENER = 0.05
-LETTERS_PER_TURN = 50
+POLL: Final = 1.0
+POLL_WITHOUT_LISTENER: Final = 0.05
+# Dead letters take turns with new events: so many at most, and no more once they have taken so long.
+LETTERS_PER_TURN: Final = 16
+LETTERS_SECONDS: Final = 1.0
 
 
 class HandlerNeverFinished(AftercommitError):
@@ -72,27 +75,27 @@ class LogWorker(DatabaseService):
             raise DeclarationError(f"consumer {consumer.name!r} has no handlers: declare one with @consumer.on(…)")
         self.name = f"worker {consumer.name}"
         self.consumer = consumer
-        self.worker = f"{socket.gethostname()}:{os.getpid()}"
-        self.token: UUID = uuid4()
         self.position = 0
         self.active = False
         self._outbox = outbox
         self._database = database
         self._settings = settings or WorkerSettings()
         self._listener = listener
-        self._statements = Statements(outbox.shape)
+        self._lease = Lease(outbox.shape, consumer, self._settings.lease)
+        self._pages = Pages(outbox, consumer, self._settings.page_size)
         self._runner = Runner(outbox, consumer, database)
-        self._letters = DeadLetters(outbox, consumer, self.token, self._settings.lease)
+        self._letters = DeadLetters(outbox, consumer, self._lease)
         self._news = listener.subscribe(outbox.shape.log_channel) if listener is not None else asyncio.Event()
+        self._strict = consumer.ordering == "strict"
+        self._paused = False
         self._suspects = 0
+        self._crashes = 0
+        self._look_for_waiting_at = 0.0
 
-    async def run(self) -> None:
-        """Open the handlers' connections, work in sessions, close them."""
-        await self._runner.open()
-        try:
-            await super().run()
-        finally:
-            await self._runner.close()
+    @property
+    def token(self) -> UUID:
+        """What fences this worker's writes."""
+        return self._lease.token
 
     async def session(self) -> None:
         """One life of the control connection: standing by, then working, until stopped or lost."""
@@ -105,142 +108,193 @@ class LogWorker(DatabaseService):
                 try:
                     await self._turn(connection)
                 except LeaseLost as problem:
-                    self._stand_by(problem)
+                    self.active = False
+                    say(logger, logging.WARNING, "consumer_lease_lost", consumer=self.consumer.name, error=str(problem))
                     await self.reach("consumer.fenced")
-            await self._release(connection)
+            await self._lease.release(connection)
             await self.reach("consumer.stopped")
         except psycopg.errors.InsufficientPrivilege as problem:
             raise privilege(connection.info.user, self._outbox.shape, problem) from problem
+        except psycopg.errors.ReadOnlySqlTransaction as problem:
+            # A server that is no longer the primary: another will be, or this one again.
+            raise DatabaseUnavailable(f"the database takes no writes: {problem}") from problem
+        except ConnectionLost:
+            self._crashes += 1
+            raise
         finally:
             self.active = False
+            await self._runner.close()
             await close_quietly(connection)
 
     async def _turn(self, connection: psycopg.AsyncConnection[Any]) -> None:
         if not await self._hold(connection):
+            await refuse_stranger(connection, self._outbox.shape, self.consumer)
             await self.reach("consumer.standing_by")
             await self.pause(self._settings.lease / 3, self._news)
             return
-        worked = await self._retry_letters(connection)
-        worked = await self._follow(connection) or worked
+        if self._paused:
+            await self.reach("consumer.paused")
+            await self.pause(self._settings.lease / 3, self._news)
+            return
+        async with self._heartbeat(connection):
+            worked = await self._retry_letters(connection)
+            worked = await self._follow(connection) or worked
         if not worked:
             await self.reach("consumer.idle", position=self.position)
             await self._rest(connection)
 
     async def _hold(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Take or renew the lease; False while somebody else has it, or while paused."""
-        row = await (await connection.execute(self._statements["take_consumer"], self._lease_parameters())).fetchone()
-        if row is None:
-            # Our own slice may hold the row for a moment; only the fence decides that a lease is lost.
+        """Take or renew the lease; False while somebody else has it."""
+        held = await self._lease.take(connection)
+        if held is None:
+            # A slice of our own, cut off, may hold the row for a moment; only the fence says that a lease is lost.
             return self.active
-        position, paused, died = row
+        self._paused = held.paused
         if not self.active:
-            self.position = position
-            self._suspects = self._settings.page_size if died else 0
-            say(logger, logging.INFO, "consumer_started", consumer=self.consumer.name, position=position, took_over=died)
-            await self.reach("consumer.active", position=position, died=died)
+            self._begin_at(held.position, held.died)
+            await self.reach("consumer.active", position=held.position, died=held.died)
+        return True
+
+    def _begin_at(self, position: int, died: bool) -> None:
+        if position != self.position:
+            self._crashes = 0
+        self.position = position
+        # Whoever died here, worker or (twice) database server: one of the next events may have done it.
+        self._suspects = self._settings.page_size if died or self._crashes > 1 else 0
+        self._look_for_waiting_at = 0.0
         self.active = True
-        return not paused
+        say(logger, logging.INFO, "consumer_started", consumer=self.consumer.name, position=position, took_over=died)
+
+    @asynccontextmanager
+    async def _heartbeat(self, connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
+        """Keep the lease, and look for a pause, while handlers work for longer than the lease lasts."""
+        over = asyncio.Event()
+
+        async def beat() -> None:
+            while not over.is_set():
+                await wait_for_any(self._settings.lease / 3, over)
+                if not over.is_set():
+                    self._paused = await self._lease.renew(connection)
+
+        beating = asyncio.create_task(beat(), name=f"{self.name} heartbeat")
+        try:
+            yield
+        finally:
+            over.set()
+            await beating
+
+    def _proceeds(self) -> bool:
+        return not self.stopping.is_set() and not self._paused
 
     async def _follow(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Handle the next page of the log; False when there is nothing new."""
-        row = await (await connection.execute(self._statements["head"])).fetchone()
-        head = int(row[0]) if row else 0
-        upto = min(head, self.position + self._settings.page_size)
+        head = await self._pages.head(connection)
         self._outbox.meter.on_progress(self.consumer.name, self.position, head)
-        if upto <= self.position:
+        if head <= self.position or not self._proceeds():
             return False
-        records, upto = await self._page(connection, upto)
-        items = prepare(self.consumer, records)
-        await self.reach("consumer.read", count=len(items), position=self.position)
-        await self._handle(connection, items, upto)
-        self.position = upto
-        await self.reach("consumer.handled", count=len(items), position=upto)
+        records, upto = await self._pages.read(connection, self.position, head)
+        items = prepare(self.consumer, records, attempt=1)
+        await self.reach("consumer.read", events=len(items), position=self.position)
+        left, self.position = await self._handle(connection, items, upto)
+        await self.reach("consumer.handled", count=len(items) - left, position=self.position)
         return True
 
-    async def _page(self, connection: psycopg.AsyncConnection[Any], upto: int) -> tuple[list[Record], int]:
-        parameters = {"after": self.position, "upto": upto, "types": self.consumer.types, "max_bytes": MAX_PAGE_BYTES}
-        rows = await (await connection.execute(self._statements["read_log"], parameters)).fetchall()
-        records = [log_record(row, self._outbox.shape) for row in rows]
-        read = sum(len(record.payload) for record in records)
-        if read >= MAX_PAGE_BYTES // 2 and records:
-            # The page may have been cut by its size: what lies behind the last record was not looked at.
-            upto = min(upto, records[-1].position or upto)
-        return records, upto
-
-    async def _handle(self, connection: psycopg.AsyncConnection[Any], items: list[Item], upto: int) -> None:
-        if self.consumer.ordering == "strict" and items:
-            items = await self._without_blocked(connection, items)
+    async def _handle(self, connection: psycopg.AsyncConnection[Any], items: list[Item], upto: int) -> tuple[int, int]:
+        """Handle a page; returns how many events are left of it, and how far the checkpoint has come."""
+        if self._strict and items:
+            items = await self._letters.set_aside(connection, items, self.position)
         if self._suspects > 0:
-            await self._handle_suspects(connection, items)
+            left = await self._runner.run(items, self._manner(connection, suspects=True))
+            self._suspects = max(0, self._suspects - max(1, len(items) - len(left)))
         elif self.consumer.concurrency == 1:
-            await self._runner.run(items, self._begin, self._recorder(connection))
+            left = await self._runner.run(items, self._manner(connection))
         else:
-            await self._handle_side_by_side(connection, items, upto)
-        await self._move(connection, upto)
+            left = await self._handle_side_by_side(connection, items, upto)
+        reached = _before(left, upto)
+        await self._lease.move(connection, reached)
+        return len(left), reached
 
-    async def _handle_suspects(self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item]) -> None:
-        """One event at a time, each attempt counted before it is made: one of them may have killed our predecessor."""
-        record_failure = self._recorder(connection)
-        for item in items:
-            parameters = {**self._lease_parameters(), "consumer": self.consumer.name, "position": item.record.position}
-            row = await (await connection.execute(self._statements["suspect"], parameters)).fetchone()
-            if row is None:
-                raise LeaseLost(f"consumer {self.consumer.name!r} was taken over by another worker")
-            if row[0] > self.consumer.retry_count + 1:
-                error = HandlerNeverFinished(f"handling was begun {row[0] - 1} times and the process died each time")
-                await record_failure(item, Failed(error, permanent=True))
-                continue
-            await self.reach("consumer.suspect", attempts=row[0])
-            await self._runner.run([item], self._begin, record_failure, one_by_one=True)
-        self._suspects = max(0, self._suspects - max(1, len(items)))
+    def _manner(self, connection: psycopg.AsyncConnection[Any], *, suspects: bool = False) -> Manner:
+        async def record(item: Item, failure: Failed, behind: list[Item]) -> None:
+            letters = self._letters.letters(item, failure, behind)
+            await self._letters.record(connection, letters, item.record.position or 0)
+            await self.reach("consumer.failed", position=item.record.position)
+
+        async def first(item: Item) -> Failed | None:
+            return await self._count_start(connection, item.record)
+
+        return Manner(
+            self._begin,
+            record,
+            end=self._renew_late,
+            first=first if suspects else None,
+            proceed=self._proceeds,
+            strict=self._strict,
+        )
+
+    async def _count_start(self, connection: psycopg.AsyncConnection[Any], record: Record) -> Failed | None:
+        """Counted before it is begun: it may be what killed our predecessor, and must not kill for ever."""
+        starts = await self._lease.count_start(connection, record.position or 0)
+        await self.reach("consumer.suspect", starts=starts, position=record.position)
+        if starts <= self.consumer.retry_count + 1:
+            return None
+        error = HandlerNeverFinished(
+            f"handling was begun {starts - 1} times and the process died each time; fix what kills it, then retry"
+        )
+        return Failed(error, permanent=True)
 
     async def _handle_side_by_side(
         self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item], upto: int
-    ) -> None:
+    ) -> list[Item]:
         letters: list[Letter] = []
 
-        async def collect(item: Item, failure: Failed) -> None:
-            letters.append(self._letters.letter(item.record, failure, 1))
-
-        groups = by_aggregate(items, self.consumer.concurrency)
-        await finish_all(self._runner.run(group, self._begin_shared, collect) for group in groups)
-        if letters:
-            await self._letters.record(connection, letters, upto)
-
-    async def _without_blocked(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
-        """Strict ordering: events behind an unhandled one of their aggregate are set aside, in order."""
-        blocked = await self._letters.blocked(connection, [item.record for item in items])
-        waiting = [self._letters.waiting(item.record) for item in items if item.record.aggregate in blocked]
-        if waiting:
-            await self._letters.record(connection, waiting, self.position)
-        return [item for item in items if item.record.aggregate not in blocked]
-
-    def _recorder(self, connection: psycopg.AsyncConnection[Any]) -> Any:
-        async def record_failure(item: Item, failure: Failed) -> None:
-            letter = self._letters.letter(item.record, failure, 1)
-            await self._letters.record(connection, [letter], item.record.position or 0)
+        async def collect(item: Item, failure: Failed, behind: list[Item]) -> None:
+            letters.extend(self._letters.letters(item, failure, behind))
             await self.reach("consumer.failed", position=item.record.position)
 
-        return record_failure
+        manner = Manner(self._begin_shared, collect, proceed=self._proceeds, strict=self._strict)
+        groups = by_aggregate(items, self.consumer.concurrency)
+        lefts = await finish_all(self._runner.run(group, manner) for group in groups)
+        left = sorted((item for group in lefts for item in group), key=lambda item: item.record.position or 0)
+        reached = _before(left, upto)
+        # A failure past the checkpoint is not written down: its event comes again with the rest of the page.
+        passed = [letter for letter in letters if (letter.record.position or 0) <= reached]
+        if passed:
+            await self._letters.record(connection, passed, reached)
+        return left
 
     async def _retry_letters(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Give dead letters that are due another attempt, each in a transaction of its own."""
+        started = time.monotonic()
+        if self._strict and started >= self._look_for_waiting_at:
+            self._look_for_waiting_at = started + POLL
+            await self._letters.free_waiting(connection)
         records = await self._letters.due(connection, LETTERS_PER_TURN)
         for record in records:
-            if self.stopping.is_set():
+            if not self._proceeds() or time.monotonic() - started > LETTERS_SECONDS:
                 break
-            items = prepare(self.consumer, [record], attempt=record.retry_count + 1)
-            failure = items[0].failure if items else None
-            if failure is None:
-                try:
-                    resolve = Query("resolve_letter", {"event_id": record.event_id, "consumer": self.consumer.name})
-                    await self._runner.slice(items, self._begin_shared(items), resolve)
-                except SliceFailed as problem:
-                    failure = problem.failure
+            failure = await self._retry(connection, record)
             if failure is not None:
                 await self._letters.failed_again(connection, record, failure)
             await self.reach("consumer.retried", event_id=record.event_id, failed=failure is not None)
         return bool(records)
+
+    async def _retry(self, connection: psycopg.AsyncConnection[Any], record: Record) -> Failed | None:
+        items = prepare(self.consumer, [record], attempt=record.retry_count + 1)
+        resolving = self._letters.resolving(record)
+        if not items:
+            await self._runner.slice([], self._begin_shared([]), lambda: resolving)
+            return None
+        failures: list[Failed] = []
+
+        async def collect(item: Item, failure: Failed, behind: list[Item]) -> None:
+            failures.append(failure)
+
+        async def first(item: Item) -> Failed | None:
+            return await self._count_start(connection, record) if self._suspects > 0 else None
+
+        await self._runner.run(items, Manner(self._begin_shared, collect, end=lambda _: resolving, first=first))
+        return failures[0] if failures else None
 
     def _begin(self, segment: Sequence[Item]) -> Query:
         name = "begin_slice" if self.consumer.inbox else "begin_slice_without_inbox"
@@ -251,38 +305,24 @@ class LogWorker(DatabaseService):
 
     def _slice_parameters(self, segment: Sequence[Item]) -> dict[str, Any]:
         return {
-            "consumer": self.consumer.name,
-            "token": self.token,
-            "lease": self._settings.lease,
+            **self._lease.parameters,
             "ids": [item.record.event_id for item in segment],
+            "patience": self._runner.patience(self._settings.lease),
         }
 
-    def _lease_parameters(self) -> dict[str, Any]:
-        return {
-            "name": self.consumer.name,
-            "token": self.token,
-            "worker": self.worker,
-            "declared_by": self.consumer.declared_by,
-            "lease": self._settings.lease,
-        }
-
-    async def _move(self, connection: psycopg.AsyncConnection[Any], position: int) -> None:
-        parameters = {**self._lease_parameters(), "consumer": self.consumer.name, "position": position}
-        row = await (await connection.execute(self._statements["move_checkpoint"], parameters)).fetchone()
-        if row is None:
-            raise LeaseLost(f"consumer {self.consumer.name!r} was taken over by another worker")
+    def _renew_late(self, seconds: float) -> Query | None:
+        """A slice renews the lease when it begins; one that took long does it again, or a standby would step in."""
+        return Query("renew_slice", self._lease.parameters) if seconds > self._settings.lease / 3 else None
 
     async def _rest(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        seconds = POLL if self._listener is not None and self._listener.working else POLL_WITHOUT_LISTENER
+        listening = self._listener is not None and self._listener.working
+        seconds = min(POLL if listening else POLL_WITHOUT_LISTENER, self._settings.lease / 3)
         due_in = await self._letters.seconds_to_next(connection)
         if due_in is not None:
             seconds = max(0.001, min(seconds, due_in))
-        await self.pause(min(seconds, self._settings.lease / 3), self._news)
+        await self.pause(seconds, self._news)
 
-    def _stand_by(self, problem: LeaseLost) -> None:
-        self.active = False
-        say(logger, logging.WARNING, "consumer_lease_lost", consumer=self.consumer.name, error=str(problem))
 
-    async def _release(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        parameters = {"name": self.consumer.name, "token": self.token, "channel": self._outbox.shape.log_channel}
-        await connection.execute(self._statements["release_consumer"], parameters)
+def _before(left: Sequence[Item], upto: int) -> int:
+    """The position before the first event that is left, or the end of the page."""
+    return (left[0].record.position or 0) - 1 if left else upto

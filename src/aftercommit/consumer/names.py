@@ -41,44 +41,55 @@ async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, con
         return
     if consumer.start is None:
         _refuse_rename(known, outbox, consumer)
-    position = 0
-    if consumer.start == "latest":
-        row = await (await connection.execute(Statements(outbox.shape)["head"])).fetchone()
-        position = int(row[0]) if row else 0
-    parameters = {"name": consumer.name, "position": position, "declared_by": consumer.declared_by}
+    parameters = {
+        "name": consumer.name,
+        "latest": consumer.start == "latest",
+        "declared_by": consumer.declared_by,
+    }
     await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
+
+
+async def refuse_stranger(connection: psycopg.AsyncConnection[Any], shape: Shape, consumer: Consumer) -> None:
+    """ConsumerNameTaken when another program has come alive under this name."""
+    for each in await known_consumers(connection, shape):
+        if each.name == consumer.name:
+            _refuse_double(each, consumer)
 
 
 async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, paused: bool) -> None:
     """Pause or resume a consumer."""
-    row = await (await connection.execute(Statements(shape)["pause"], {"name": name, "paused": paused})).fetchone()
+    parameters = {"name": name, "paused": paused, "channel": shape.log_channel}
+    row = await (await connection.execute(Statements(shape)["pause"], parameters)).fetchone()
     if row is None:
         raise await _unknown(connection, shape, name)
 
 
 async def rename(connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str) -> None:
     """Give a checkpoint, its inbox and its dead letters a new name."""
-    await _require_idle(connection, shape, old)
     try:
-        await connection.execute(Statements(shape)["rename_consumer"], {"old": old, "new": new})
+        cursor = await connection.execute(Statements(shape)["rename_consumer"], {"old": old, "new": new})
     except psycopg.errors.UniqueViolation as problem:
         raise ConsumerNameTaken(
-            f"consumer {new!r} has a checkpoint already: forget it first with `aftercommit consumers forget {new}`"
+            f"consumer {new!r} has a past of its own: forget it first with `aftercommit consumers forget {new}`"
         ) from problem
+    await _require_done(cursor, connection, shape, old)
 
 
 async def forget(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> None:
-    """Remove a checkpoint that no program uses any more."""
-    await _require_idle(connection, shape, name)
-    await connection.execute(Statements(shape)["forget_consumer"], {"name": name})
+    """Remove a checkpoint that no program uses any more, with its inbox; its open dead letters are discarded."""
+    cursor = await connection.execute(Statements(shape)["forget_consumer"], {"name": name})
+    await _require_done(cursor, connection, shape, name)
 
 
-async def _require_idle(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> None:
+async def _require_done(
+    cursor: psycopg.AsyncCursor[Any], connection: psycopg.AsyncConnection[Any], shape: Shape, name: str
+) -> None:
+    row = await cursor.fetchone()
+    if row and row[0]:
+        return
     for each in await known_consumers(connection, shape):
         if each.name == name:
-            if each.alive:
-                raise ConsumerNameTaken(f"consumer {name!r} is at work ({each.worker}): stop that worker first")
-            return
+            raise ConsumerNameTaken(f"consumer {name!r} is at work ({each.worker}): stop that worker first")
     raise await _unknown(connection, shape, name)
 
 
@@ -90,8 +101,9 @@ async def _unknown(connection: psycopg.AsyncConnection[Any], shape: Shape, name:
 def _refuse_double(mine: KnownConsumer, consumer: Consumer) -> None:
     if mine.alive and mine.declared_by != consumer.declared_by:
         raise ConsumerNameTaken(
-            f"consumer {consumer.name!r} is at work as {mine.declared_by} ({mine.worker}), this program declares it as "
-            f"{consumer.declared_by}: two consumers with one name would each get half of the events; choose another name"
+            f"consumer {consumer.name!r} is at work as {mine.declared_by} ({mine.worker}), this program declares it "
+            f"as {consumer.declared_by}: two consumers with one name would each get half of the events; "
+            "choose another name"
         )
 
 
@@ -100,7 +112,8 @@ def _refuse_rename(known: dict[str, KnownConsumer], outbox: Outbox, consumer: Co
     if orphans:
         orphan = orphans[0]
         raise ConsumerRenamed(
-            f"consumer {consumer.name!r} has no checkpoint, while {orphan.name!r} (position {orphan.position}) is no longer "
-            f"declared. Renamed? `aftercommit consumers rename {orphan.name} {consumer.name}`. Really new? Declare it with "
-            f"start='earliest' or start='latest'. Old one gone? `aftercommit consumers forget {orphan.name}`"
+            f"consumer {consumer.name!r} has no checkpoint, while {orphan.name!r} (position {orphan.position}) is no "
+            f"longer declared. Renamed? `aftercommit consumers rename {orphan.name} {consumer.name}`. Really new? "
+            "Declare it with start='earliest' or start='latest'. "
+            f"Old one gone? `aftercommit consumers forget {orphan.name}`"
         )

@@ -1,10 +1,17 @@
 """What a handler may answer: a closed set of values. None means done; an exception means "try again by the policy"."""
 
+import logging
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from aftercommit.backoff import Backoff
-from aftercommit.errors import AftercommitError, UnreadableEvent
+from aftercommit.errors import AftercommitError, DeclarationError, UnreadableEvent
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.consumer")
+
+# Ten years: longer than anybody waits, short enough for a timestamp.
+LONGEST_WAIT: Final = 10 * 366 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +21,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now: undo what was written and try again, `after` so many seconds (by the consumer's policy when None)."""
+    """Not now: undo what was written and try again, `after` so many seconds (by the policy when None)."""
 
     after: float | None = None
     reason: str = "the handler asked for a retry"
+
+    def __post_init__(self) -> None:
+        """Refuse a wait that no clock could keep."""
+        if self.after is not None and not 0 <= self.after <= LONGEST_WAIT:
+            raise DeclarationError(f"Retry(after={self.after!r}): give seconds from 0 to {LONGEST_WAIT:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +96,11 @@ def next_delay(failure: Failed, attempts: int, retry_count: int, backoff: Backof
     """Seconds until the next of `retry_count + 1` attempts, or None when this was the last."""
     if failure.permanent or attempts > retry_count:
         return None
-    return failure.retry_after if failure.retry_after is not None else backoff(attempts, failure.error)
+    if failure.retry_after is not None:
+        return failure.retry_after
+    try:
+        delay = backoff(attempts, failure.error)
+    except Exception as problem:  # noqa: BLE001 - a policy is foreign code, and its bug must not stop the consumer
+        say(logger, logging.ERROR, "backoff_policy_failed", policy=repr(backoff), error=repr(problem))
+        return None
+    return None if delay is None else min(LONGEST_WAIT, max(0.0, delay))

@@ -1,125 +1,111 @@
 """Takes a consumer through a list of events in slices, and isolates the ones that fail."""
 
+import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Final
 
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
-
-from aftercommit.consumer.execute import SliceExecutor
+from aftercommit.consumer.connections import Connections
+from aftercommit.consumer.execute import ConnectionLost, SliceExecutor
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.slices import Item, Query, SliceFailed, script
-from aftercommit.event.envelope import Record
+from aftercommit.consumer.slices import End, Item, Query, SliceFailed, no_end, script
+from aftercommit.consumer.walk import Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import Statements
 
-SMALLEST, FIRST, LARGEST = 1, 16, 500
-QUICK, SLOW = 0.02, 0.1
+# The server's limit is a 32-bit number of milliseconds.
+LONGEST_PATIENCE: Final = 2**31 - 1
 
-Begin = Callable[[Sequence[Item]], Query]
-OnFailure = Callable[[Item, Failed], Awaitable[None]]
+
+def _nothing(seconds: float) -> Query | None:
+    return None
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a list of events is gone through.
+
+    `begin` opens a slice; `end` may close it, told how long it took. `on_failure` gets an event that failed and,
+    under strict ordering, those behind it. `first` is asked before each event, which then goes alone, and may rule
+    it out. `proceed` says between slices whether to go on.
+    """
+
+    begin: Callable[[Sequence[Item]], Query]
+    on_failure: Callable[[Item, Failed, list[Item]], Awaitable[None]]
+    end: Callable[[float], Query | None] = _nothing
+    first: Callable[[Item], Awaitable[Failed | None]] | None = None
+    proceed: Callable[[], bool] = _always
+    strict: bool = False
 
 
 class Runner:
-    """Runs slices of one consumer on connections of its own pool."""
+    """Runs slices of one consumer, at most `concurrency` at once."""
 
     def __init__(self, outbox: Outbox, consumer: Consumer, database: Database) -> None:
-        """Not opened."""
+        """Nothing connected."""
         self.consumer = consumer
         self._meter = outbox.meter
         self._executor = SliceExecutor(Statements(outbox.shape), consumer.timeout)
-        self._pool: AsyncConnectionPool[Any] | None = None
-        self._pool_sync: ConnectionPool[Any] | None = None
-        if consumer.is_async is False:
-            self._pool_sync = database.pool_sync(consumer.concurrency + 1)
-        else:
-            self._pool = database.pool(consumer.concurrency + 1)
-
-    async def open(self) -> None:
-        """Open the pool; connections come as they are needed."""
-        if self._pool is not None:
-            await self._pool.open()
-        if self._pool_sync is not None:
-            self._pool_sync.open()
+        self._connections = Connections(database)
+        self._slots = asyncio.Semaphore(consumer.concurrency)
 
     async def close(self) -> None:
-        """Close the pool."""
-        if self._pool is not None:
-            await self._pool.close()
-        if self._pool_sync is not None:
-            self._pool_sync.close(timeout=1.0)
+        """Close idle connections; new ones are opened when there is work again."""
+        await self._connections.close()
 
-    async def slice(self, items: Sequence[Item], begin: Query, end: Query | None = None) -> int:
+    def patience(self, extra: float) -> str:
+        """How many milliseconds the server waits for a silent handler before it ends the transaction.
+
+        A worker whose machine is gone holds its locks no longer than that; a live one times out earlier.
+        """
+        return str(min(LONGEST_PATIENCE, int((self.consumer.timeout * 1.5 + extra) * 1000)))
+
+    async def slice(self, items: Sequence[Item], begin: Query, end: End = no_end) -> int:
         """One slice in one transaction."""
-        steps = script(items, begin, end, inbox=self.consumer.inbox)
-        if self._pool is not None:
-            handled = await self._executor.run_async(self._pool, steps)
-        else:
-            assert self._pool_sync is not None
-            handled = await self._executor.run_sync(self._pool_sync, steps)
+        run = self._executor.run_sync if self.consumer.is_async is False else self._executor.run_async
+        async with self._slots:
+            handled = await run(self._connections, script(items, begin, end))
         self._meter.on_consumed(self.consumer.name, "done", handled)
         self._meter.on_consumed(self.consumer.name, "skipped", len(items) - handled)
         return handled
 
-    async def run(self, items: Sequence[Item], begin: Begin, on_failure: OnFailure, *, one_by_one: bool = False) -> None:
-        """All items in order. A failed one is given to `on_failure`; those around it are handled."""
-        waiting = deque(items)
-        known: dict[int, Failed] = {}
-        size = SMALLEST if one_by_one else FIRST
-        singly = 0
-        while waiting:
-            failure = waiting[0].failure or known.pop(id(waiting[0]), None)
+    async def run(self, items: Sequence[Item], manner: Manner) -> list[Item]:
+        """All items in order; returns those that are left when it was told not to proceed."""
+        walk = Walk(items, alone=manner.first is not None)
+        while walk.waiting:
+            failure = walk.failure()
             if failure is not None:
-                await on_failure(waiting.popleft(), failure)
-                continue
-            segment = _segment(waiting, 1 if singly > 0 else size, known)
-            started = time.monotonic()
-            try:
-                await self.slice(segment, begin(segment))
-            except SliceFailed as problem:
-                if len(segment) == 1:
-                    known[id(segment[0])] = problem.failure
-                elif problem.index is None:
-                    singly = len(segment)
-                else:
-                    known[id(segment[problem.index])] = problem.failure
-                continue
-            for _ in segment:
-                waiting.popleft()
-            singly = max(0, singly - 1)
-            size = size if one_by_one else _adapted(size, len(segment), time.monotonic() - started)
+                item, behind = walk.take(strict=manner.strict)
+                await manner.on_failure(item, failure, behind)
+            elif manner.proceed():
+                await self._advance(walk, manner)
+            else:
+                break
+        return list(walk.waiting)
 
-
-def by_aggregate(items: Sequence[Item], groups: int) -> list[list[Item]]:
-    """Items in so many groups that may go side by side: an aggregate's events stay together and in order."""
-    if groups <= 1:
-        return [list(items)]
-    result: list[list[Item]] = [[] for _ in range(groups)]
-    for item in items:
-        result[hash(item.record.aggregate) % groups].append(item)
-    return [group for group in result if group]
-
-
-def records_of(items: Sequence[Item]) -> list[Record]:
-    """The records of some items."""
-    return [item.record for item in items]
-
-
-def _segment(waiting: "deque[Item]", size: int, known: dict[int, Failed]) -> list[Item]:
-    segment: list[Item] = []
-    for item in waiting:
-        if len(segment) == size or item.failure is not None or id(item) in known:
-            break
-        segment.append(item)
-    return segment
-
-
-def _adapted(size: int, used: int, seconds: float) -> int:
-    if seconds > SLOW:
-        return max(SMALLEST, size // 2)
-    if seconds < QUICK and used == size:
-        return min(LARGEST, size * 2)
-    return size
+    async def _advance(self, walk: Walk, manner: Manner) -> None:
+        segment = walk.segment()
+        ruled_out = await manner.first(segment[0]) if manner.first is not None else None
+        if ruled_out is not None:
+            walk.blame(segment[0], ruled_out)
+            return
+        started = time.monotonic()
+        try:
+            await self.slice(segment, manner.begin(segment), lambda: manner.end(time.monotonic() - started))
+        except SliceFailed as problem:
+            walk.failed(segment, problem)
+        except ConnectionLost as problem:
+            # One connection is this slice's matter; the whole database is the service's.
+            await self._connections.close()
+            if not await self._connections.still_connects():
+                raise
+            walk.lost(segment, problem)
+        else:
+            walk.done(segment, time.monotonic() - started)

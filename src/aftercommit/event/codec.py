@@ -46,9 +46,7 @@ def codec_for(payload_class: type[Any] | None, schema: Mapping[str, Any] | None)
     if payload_class is None or payload_class is dict:
         return DictCodec(schema)
     if schema is not None:
-        raise DeclarationError(
-            f"{payload_class!r} already has types: give a payload class or a schema, not both"
-        )
+        raise DeclarationError(f"{payload_class!r} already has types: give a payload class or a schema, not both")
     if hasattr(payload_class, "model_validate_json"):
         return PydanticCodec(payload_class)
     if dataclasses.is_dataclass(payload_class) or is_typeddict(payload_class) or _is_struct(payload_class):
@@ -67,9 +65,7 @@ def _encoded(payload: Any) -> bytes:
     try:
         return json_rules.ENCODER.encode(payload)
     except RecursionError:
-        raise InvalidPayload(
-            "the payload is nested too deeply or contains itself: flatten it", field="$"
-        ) from None
+        raise InvalidPayload("the payload is nested too deeply or contains itself: flatten it", field="$") from None
     except (TypeError, ValueError, OverflowError, NotImplementedError) as problem:
         json_rules.check(payload, typed=True)
         raise InvalidPayload(f"the payload is not JSON: {problem}", field="$") from problem
@@ -105,9 +101,7 @@ class MsgspecCodec:
             self._decoder = msgspec.json.Decoder(payload_class)
             info: Any = msgspec.inspect.type_info(payload_class)
         except (TypeError, NameError) as problem:
-            raise DeclarationError(
-                f"{payload_class.__name__} cannot be read back from JSON: {problem}"
-            ) from problem
+            raise DeclarationError(f"{payload_class.__name__} cannot be read back from JSON: {problem}") from problem
         self._careful = json_rules.may_lose(payload_class)
         self.fields: frozenset[str] | None = frozenset(field.name for field in info.fields)
 

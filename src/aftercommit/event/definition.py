@@ -89,9 +89,7 @@ class EventType:
         except InvalidPayload as problem:
             raise InvalidPayload(f"{self.name}: {problem}", field=problem.field) from problem
         if not data.startswith(b"{"):
-            raise InvalidPayload(
-                f"{self.name}: the payload must be a JSON object, not {data[:40]!r}", field="$"
-            )
+            raise InvalidPayload(f"{self.name}: the payload must be a JSON object, not {data[:40]!r}", field="$")
         return data
 
     def aggregate_id_of(self, payload: Any) -> str | None:
@@ -158,8 +156,7 @@ class EventType:
                 payload = upcaster(payload)
             except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as problem:
                 raise UnreadableEvent(
-                    f"the upcaster of {self.name} from version {version} failed on {record.event_id}: "
-                    f"{problem!r}"
+                    f"the upcaster of {self.name} from version {version} failed on {record.event_id}: {problem!r}"
                 ) from problem
             if not isinstance(payload, dict):
                 raise UnreadableEvent(
@@ -186,18 +183,14 @@ def define(
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= 32767:
         raise DeclarationError(f"{name}: version {version!r} must be an integer from 1 to 32767")
     if key is not None and aggregate is None:
-        raise DeclarationError(
-            f"{name}: key={key!r} says which field is the aggregate's id, but aggregate= is missing"
-        )
+        raise DeclarationError(f"{name}: key={key!r} says which field is the aggregate's id, but aggregate= is missing")
     if isinstance(required, str):
         raise DeclarationError(f"{name}: required={required!r} is one string: give a list, [{required!r}]")
     codec = codec_for(payload_class, schema)
     named = [*required, *([key] if isinstance(key, str) else [])]
     unknown = [item for item in named if codec.fields is not None and item not in codec.fields]
     if unknown:
-        raise DeclarationError(
-            f"{name}: {unknown[0]!r} is not a field of its payload ({sorted(codec.fields or ())})"
-        )
+        raise DeclarationError(f"{name}: {unknown[0]!r} is not a field of its payload ({sorted(codec.fields or ())})")
     return EventType(name, version, aggregate, key, tuple(required), payload_class, codec)
 
 

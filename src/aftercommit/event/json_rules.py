@@ -7,10 +7,12 @@ place. It knows values, never event types or envelopes.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import date, datetime, time
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time, timedelta
 from enum import Enum
+from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from msgspec import inspect
@@ -20,7 +22,12 @@ from aftercommit.errors import InvalidPayload
 MAX_DEPTH = 100
 
 _LONGEST_PATH = 200
-_PLAIN = frozenset({bool, type(None)})
+_WIDEST = 2**63
+_PLAIN = frozenset({bool, type(None), UUID, date, timedelta})
+_SEQUENCES = (list, tuple)
+_MOMENTS = (datetime, time)
+_SETS = (set, frozenset)
+_BYTES = (bytes, bytearray, memoryview)
 # A float is not here: what it can lose (NaN, Infinity) is seen in the encoded bytes, as a null.
 _LOSSY_TYPES = (
     inspect.AnyType,
@@ -102,43 +109,90 @@ def dotted(parts: Iterable[str | int]) -> str:
 
 def _find(value: Any, typed: bool, depth: int) -> Finding | None:
     """The first value from here on that JSON cannot carry; the way to it is put together on the way back."""
-    problem = _problem(value, typed)
-    if problem is not None:
-        return problem, []
-    if depth > MAX_DEPTH and _is_container(value):
+    inside = _inside(value)
+    if inside is None:
+        problem = _leaf_problem(value, typed)
+        return None if problem is None else (problem, [])
+    if depth > MAX_DEPTH:
         return f"is nested deeper than {MAX_DEPTH} levels: flatten the payload", []
-    for part, inner in _children(value):
-        if type(inner) in _PLAIN:
+    if isinstance(value, Mapping):
+        problem = _key_problem(value, typed)
+        if problem is not None:
+            return problem, []
+    for part, inner in inside:
+        if _is_plainly_fine(inner):
             continue
         found = _find(inner, typed, depth + 1)
         if found is not None:
-            found[1].append(part)
+            found[1].append(str(part) if isinstance(value, Mapping) else part)
             return found
     return None
 
 
-def _problem(value: Any, typed: bool) -> str | None:
+def _inside(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What a container holds, each with its key, index or name; None for what is no container."""
+    if isinstance(value, _SEQUENCES):
+        return enumerate(value)
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, type):
+        return None
+    if hasattr(value, "model_fields_set"):
+        pairs: Iterable[tuple[str, Any]] = value
+        return pairs
+    names = _fields_of(type(value))
+    if names is None:
+        return None
+    pairs = ((name, getattr(value, name, msgspec.UNSET)) for name in names)
+    return (pair for pair in pairs if pair[1] is not msgspec.UNSET)
+
+
+@lru_cache(maxsize=1024)
+def _fields_of(cls: Any) -> tuple[str, ...] | None:
+    """The names of a class whose objects are encoded field by field, or None."""
+    if issubclass(cls, msgspec.Struct):
+        return tuple(cls.__struct_fields__)
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    if hasattr(cls, "__attrs_attrs__"):
+        return tuple(field.name for field in cls.__attrs_attrs__)
+    return None
+
+
+def _is_plainly_fine(value: Any) -> bool:
+    """The short way past most values."""
+    kind = type(value)
+    if kind is str:
+        return str.isascii(value) and "\x00" not in value
+    if kind is int:
+        return bool(-_WIDEST < value < _WIDEST)
+    if kind is float:
+        return math.isfinite(value)
+    return kind in _PLAIN
+
+
+def _leaf_problem(value: Any, typed: bool) -> str | None:
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, str):
         return text_problem(value)
-    if isinstance(value, float):
-        return (
-            None if math.isfinite(value) else f"is {value!r}, which JSON does not have: use None or a string"
-        )
-    if isinstance(value, datetime | time):
-        if value.tzinfo is None:
-            kind = type(value).__name__
-            return f"is the naive {kind} {value.isoformat()}: attach a time zone, e.g. tzinfo=UTC"
-    elif isinstance(value, set | frozenset):
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"is {value!r}, which JSON does not have: use None or a string"
+    if isinstance(value, _MOMENTS) and value.tzinfo is None:
+        kind = type(value).__name__
+        return f"is the naive {kind} {value.isoformat()}: attach a time zone, e.g. tzinfo=UTC"
+    if isinstance(value, _SETS):
         return "is a set, which has no order and no JSON form: use a sorted list"
-    elif isinstance(value, bytes | bytearray | memoryview) and not typed:
+    if isinstance(value, _BYTES) and not typed:
         return f"is {type(value).__name__}, which JSON does not have: encode it as text"
-    elif isinstance(value, Mapping):
-        return _key_problem(value, typed)
-    elif isinstance(value, msgspec.Raw):
+    if isinstance(value, msgspec.Raw):
         return _raw_problem(value)
-    return None if _is_container(value) else _leaf_problem(value)
+    try:
+        # The encoder itself is asked about the rest, so that no list here goes stale.
+        ENCODER.encode(value)
+    except (TypeError, ValueError, OverflowError, NotImplementedError):
+        return f"is of type {type(value).__name__} and has no JSON form: convert it first"
+    return None
 
 
 def _key_problem(mapping: Mapping[Any, Any], typed: bool) -> str | None:
@@ -148,7 +202,7 @@ def _key_problem(mapping: Mapping[Any, Any], typed: bool) -> str | None:
         elif not typed:
             problem = f"is of type {type(key).__name__}: JSON objects have string keys"
         else:
-            problem = _problem(key, typed)
+            problem = _leaf_problem(key, typed)
         if problem is not None:
             return f"has the key {key!r:.80}, which {problem}"
     return None
@@ -160,51 +214,6 @@ def _raw_problem(raw: msgspec.Raw) -> str | None:
     except (msgspec.DecodeError, UnicodeDecodeError, InvalidPayload) as problem:
         return f"is raw JSON that cannot be stored: {problem}"
     return None
-
-
-def _leaf_problem(value: Any) -> str | None:
-    # The encoder itself is asked, so that no list here goes stale. Containers never come here.
-    if isinstance(value, int) and value.bit_length() < 64:
-        return None
-    try:
-        ENCODER.encode(value)
-    except (TypeError, ValueError, OverflowError, NotImplementedError):
-        return f"is of type {type(value).__name__} and has no JSON form: convert it first"
-    return None
-
-
-def _is_container(value: Any) -> bool:
-    if isinstance(value, Mapping | list | tuple | msgspec.Struct) or hasattr(value, "model_fields_set"):
-        return True
-    return _attributes(value) is not None
-
-
-def _attributes(value: Any) -> Iterable[str] | None:
-    """The field names of an object that is encoded field by field."""
-    if isinstance(value, type):
-        return None
-    if isinstance(value, msgspec.Struct):
-        return value.__struct_fields__
-    if dataclasses.is_dataclass(value):
-        return [field.name for field in dataclasses.fields(value)]
-    if hasattr(value, "__attrs_attrs__"):
-        return [field.name for field in value.__attrs_attrs__]
-    return None
-
-
-def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield str(key), inner
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
-    elif hasattr(value, "model_fields_set"):
-        yield from value
-    else:
-        for name in _attributes(value) or ():
-            inner = getattr(value, name, msgspec.UNSET)
-            if inner is not msgspec.UNSET:
-                yield name, inner
 
 
 def may_lose(payload_type: Any) -> bool:

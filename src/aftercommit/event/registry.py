@@ -47,8 +47,7 @@ class Registry:
         event_type = self.named(name)
         if not 1 <= from_version < event_type.version:
             raise DeclarationError(
-                f"{name!r} is at version {event_type.version}: an upcaster from version {from_version} leads "
-                "nowhere"
+                f"{name!r} is at version {event_type.version}: an upcaster from version {from_version} leads nowhere"
             )
         if from_version in event_type.upcasters:
             raise DuplicateDeclaration(f"{name!r} already has an upcaster from version {from_version}")
@@ -59,9 +58,7 @@ class Registry:
         try:
             return self._by_name[name]
         except KeyError:
-            raise UnknownEventType(
-                f"event type {name!r} is not declared on this outbox: {self._known()}"
-            ) from None
+            raise UnknownEventType(f"event type {name!r} is not declared on this outbox: {self._known()}") from None
 
     def resolve(self, reference: EventType | type[Any] | str) -> EventType:
         """The type meant by its declaration, its payload class or its name."""

@@ -12,14 +12,16 @@ from aftercommit.outbox.adapters import publisher_for
 from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
 from aftercommit.outbox.insert import Inserter, Receipt, checked_key
 from aftercommit.outbox.publisher import AsyncPublisher
+from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import DeclaredView, Shape
 from aftercommit.telemetry import Meter, say
 
 if TYPE_CHECKING:
+    import psycopg
+
     from aftercommit.outbox.adapters import AsyncTarget, SyncTarget
 
 Payload = TypeVar("Payload", bound=type[Any])
-_PUBLISH_ARGUMENTS = frozenset({"self", "connection", "events", "idempotency_key", "outside_transaction"})
 logger = logging.getLogger("aftercommit.outbox")
 
 
@@ -55,9 +57,6 @@ class Outbox:
         for option, names in (("numbered", numbered), ("indexed", indexed)):
             if isinstance(names, str):
                 raise DeclarationError(f"{option}={names!r} is one string: give a list, [{names!r}]")
-        for name in scope or ():
-            if name in _PUBLISH_ARGUMENTS:
-                raise DeclarationError(f"scope name {name!r} is an argument of publish: choose another name")
         self.shape = Shape(schema, dict(scope or {}), tuple(indexed), tuple(views))
         self.ordering: Ordering = ordering
         self.max_attempts = max_attempts
@@ -73,6 +72,10 @@ class Outbox:
         """The PostgreSQL schema of this outbox."""
         return self.shape.schema
 
+    def migrate(self, connection: "psycopg.Connection[Any]") -> list[str]:
+        """Create or bring up to date the tables of this outbox; returns what was done. Never happens by itself."""
+        return migrate.up(connection, self.shape)
+
     def event(
         self,
         name: str,
@@ -85,9 +88,7 @@ class Outbox:
         """Declare the decorated dataclass, msgspec.Struct or pydantic model as an event type's payload."""
 
         def declare(payload_class: Payload) -> Payload:
-            self.declare(
-                name, payload_class, version=version, aggregate=aggregate, key=key, required=required
-            )
+            self.declare(name, payload_class, version=version, aggregate=aggregate, key=key, required=required)
             return payload_class
 
         return declare

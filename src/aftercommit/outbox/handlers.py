@@ -65,18 +65,14 @@ class Consumer:
                 f"consumer {self.name!r}: retry_count >= 0, timeout > 0 and concurrency >= 1 are needed"
             )
         if self.ordering not in ("relaxed", "strict"):
-            raise DeclarationError(
-                f"consumer {self.name!r}: ordering {self.ordering!r} must be 'relaxed' or 'strict'"
-            )
+            raise DeclarationError(f"consumer {self.name!r}: ordering {self.ordering!r} must be 'relaxed' or 'strict'")
         if not self.inbox and self.concurrency > 1:
             raise DeclarationError(
                 f"consumer {self.name!r}: without an inbox only the checkpoint says what was handled, "
                 "so concurrency must be 1"
             )
         if self.start not in (None, "earliest", "latest"):
-            raise DeclarationError(
-                f"consumer {self.name!r}: start {self.start!r} must be 'earliest' or 'latest'"
-            )
+            raise DeclarationError(f"consumer {self.name!r}: start {self.start!r} must be 'earliest' or 'latest'")
 
     @property
     def types(self) -> list[str] | None:
@@ -163,9 +159,7 @@ def _is_async(function: Callable[..., Any], consumer: str) -> bool:
 
 def _takes_transaction(function: Callable[..., Any], consumer: str) -> bool:
     if not callable(function):
-        raise DeclarationError(
-            f"handler {function!r} of consumer {consumer!r} cannot be called: give a function"
-        )
+        raise DeclarationError(f"handler {function!r} of consumer {consumer!r} cannot be called: give a function")
     needed = [
         parameter
         for parameter in inspect.signature(function).parameters.values()

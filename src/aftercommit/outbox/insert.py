@@ -74,9 +74,7 @@ class Inserter:
             try:
                 row = self._row(event, scope)
                 if row[0] in seen:
-                    raise InvalidEnvelope(
-                        f"event_id {row[0]} is given to two events: leave it out, or choose another"
-                    )
+                    raise InvalidEnvelope(f"event_id {row[0]} is given to two events: leave it out, or choose another")
             except ContractViolation as problem:
                 if len(events) > 1:
                     problem.args = (f"event {index} of {len(events)}: {problem}", *problem.args[1:])
@@ -103,9 +101,7 @@ class Inserter:
             found = yield self._statement("find_key", style), [key]
             # A key that retention removed between the two statements is free again.
             if found:
-                return Receipt(
-                    tuple(UUID(str(event_id)) for event_id in _listed(found[0][0])), duplicate=True
-                )
+                return Receipt(tuple(UUID(str(event_id)) for event_id in _listed(found[0][0])), duplicate=True)
 
     def _row(self, event: Any, scope: Mapping[str, Any]) -> tuple[Any, ...]:
         event_type, draft = self._registry.draft(event)
@@ -134,9 +130,7 @@ class Inserter:
         declared = self._shape.scope
         for name in given:
             if name not in declared:
-                raise ScopeViolation(
-                    f"{name!r} is not a scope of this outbox: declared are {list(declared) or 'none'}"
-                )
+                raise ScopeViolation(f"{name!r} is not a scope of this outbox: declared are {list(declared) or 'none'}")
         return [_scope_value(name, kind, given.get(name)) for name, kind in declared.items()]
 
     def _statement(self, kind: str, style: Style) -> str:
@@ -152,8 +146,7 @@ class Inserter:
         first = 3 if kind == "publish_once" else 1
         suffix = "" if kind == "publish_one" else "[]"
         values = sql.SQL(", ").join(
-            _placeholder(first + index, kind_of, style, suffix)
-            for index, (_, kind_of) in enumerate(self._types)
+            _placeholder(first + index, kind_of, style, suffix) for index, (_, kind_of) in enumerate(self._types)
         )
         if kind != "publish_once":
             return self._statements.render(kind, values=values, channel=channel)
@@ -221,9 +214,7 @@ def _identifier(name: str, given: Any) -> UUID | None:
 
 
 def _aggregate_id(event_type: EventType, draft: Draft, event_id: UUID) -> str:
-    chosen = (
-        draft.aggregate_id if draft.aggregate_id is not None else event_type.aggregate_id_of(draft.payload)
-    )
+    chosen = draft.aggregate_id if draft.aggregate_id is not None else event_type.aggregate_id_of(draft.payload)
     if chosen is None:
         if event_type.aggregate is not None:
             raise InvalidEnvelope(
@@ -243,9 +234,7 @@ def _occurred_at(given: datetime | None) -> datetime:
     if given is None:
         return utc_now()
     if not isinstance(given, datetime) or given.tzinfo is None or given.utcoffset() is None:
-        raise InvalidEnvelope(
-            f"occurred_at {given!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)"
-        )
+        raise InvalidEnvelope(f"occurred_at {given!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
     return given
 
 
@@ -259,9 +248,7 @@ def _scope_value(name: str, kind: type[Any], value: Any) -> Any:
     if value is None or value == "":
         raise ScopeViolation(f"scope {name!r} is missing: publish(…, {name}=…) is required on this outbox")
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ScopeViolation(
-            f"scope {name!r} must be {kind.__name__}, got {value!r:.80} ({type(value).__name__})"
-        )
+        raise ScopeViolation(f"scope {name!r} must be {kind.__name__}, got {value!r:.80} ({type(value).__name__})")
     if isinstance(value, str):
         if not is_storable(value, MAX_SCOPE):
             raise ScopeViolation(

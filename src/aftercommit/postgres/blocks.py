@@ -1,5 +1,4 @@
-"""PL/pgSQL blocks: statements that look before they act, so that one text serves every driver and can run
-again.
+"""PL/pgSQL blocks: statements that look before they act, so that one text serves every driver and can run again.
 
 Pure text. Nothing is executed here.
 """

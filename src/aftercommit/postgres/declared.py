@@ -1,8 +1,7 @@
-"""What an outbox declares on top of the numbered migrations: scope columns, indexes, views, the partition
-maker.
+"""What an outbox declares on top of the numbered migrations: scope columns, indexes, views, the partition maker.
 
-Each piece is a statement that acts only where it is missing. A scope column that cannot be added or taken
-away without a decision about existing events is never forced: the error says what to run.
+Each piece is a statement that acts only where it is missing. A scope column that cannot be added or taken away without
+a decision about existing events is never forced: the error says what to run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +19,7 @@ from aftercommit.postgres.shape import SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.postgres.views import views
 
-# A value for events from before the scope was declared; the reader of the message puts their own in its
-# place.
+# A value for events from before the scope was declared; the reader of the message puts their own in its place.
 _PLACEHOLDERS = {
     "varchar(255)": "'unassigned'",
     "bigint": "0",
@@ -29,9 +27,8 @@ _PLACEHOLDERS = {
 }
 _CATALOG_TYPES = {"varchar(255)": "character varying(255)"}
 OUTBOX_COLUMNS = frozenset(
-    "id seq lane aggregate_type aggregate_id event_type schema_version occurred_at correlation_id "
-    "causation_id payload "
-    "status retry_count next_retry_at created_at last_error".split()
+    "id seq lane aggregate_type aggregate_id event_type schema_version occurred_at correlation_id causation_id "
+    "payload status retry_count next_retry_at created_at last_error".split()
 )
 
 
@@ -75,8 +72,7 @@ def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
         if table == "outbox" and name not in OUTBOX_COLUMNS and name not in shape.scope:
             found.append(
                 f"{shape.schema}.outbox has the column {name!r} ({column.type}), which is not declared: "
-                f"declare "
-                f"scope={{{name!r}: …}}, or choose another schema for this outbox"
+                f"declare scope={{{name!r}: …}}, or choose another schema for this outbox"
             )
         elif table in SCOPED_TABLES and name in shape.scope:
             found.extend(_column_conflicts(shape, catalog, table, name))
@@ -91,11 +87,29 @@ def apply(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
     done = []
     for piece in missing(shape, catalog):
         if piece.scope is not None:
-            _refuse_scope_on_data(connection, shape, catalog, piece.scope)
-        for statement in piece.statements:
-            connection.execute(statement.encode())
+            _add_scope(connection, shape, catalog, piece, piece.scope)
+        else:
+            _execute(connection, piece)
         done.append(f"made {piece.name}")
     return done
+
+
+def _execute(connection: psycopg.Connection[Any], piece: Piece) -> None:
+    for statement in piece.statements:
+        connection.execute(statement.encode())
+
+
+def _add_scope(connection: psycopg.Connection[Any], shape: Shape, catalog: Catalog, piece: Piece, name: str) -> None:
+    lacking = [table for table in SCOPED_TABLES if (table, name) not in catalog.columns]
+    ask = asking(connection)
+    for table in lacking:
+        if ask(Statements(shape).render("has_rows", table=sql.Identifier(table)), {})[0][0]:
+            raise _needs_a_decision(shape, name, table, lacking)
+    try:
+        _execute(connection, piece)
+    except psycopg.errors.NotNullViolation as problem:
+        # Somebody published since we looked.
+        raise _needs_a_decision(shape, name, problem.diag.table_name or "outbox", lacking) from problem
 
 
 def _column_conflicts(shape: Shape, catalog: Catalog, table: str, name: str) -> Iterator[str]:
@@ -127,9 +141,7 @@ def _add_scope_column(shape: Shape, table: str, name: str) -> str:
     condition = statements.render(
         "has_column", table_name=name_literal(shape.schema, table), column_name=sql.Literal(name)
     )
-    return unless(
-        shape, condition, statements.render("add_scope_column", **_column_parts(shape, table, name))
-    )
+    return unless(shape, condition, statements.render("add_scope_column", **_column_parts(shape, table, name)))
 
 
 def _column_parts(shape: Shape, table: str, name: str) -> dict[str, sql.Composable]:
@@ -154,28 +166,19 @@ def _index_pieces(shape: Shape) -> Iterator[Piece]:
         )
 
 
-def _refuse_scope_on_data(
-    connection: psycopg.Connection[Any], shape: Shape, catalog: Catalog, name: str
-) -> None:
-    lacking = [table for table in SCOPED_TABLES if (table, name) not in catalog.columns]
-    ask = asking(connection)
-    for table in lacking:
-        if ask(Statements(shape).render("has_rows", table=sql.Identifier(table)), {})[0][0]:
-            raise SchemaDrift(
-                f"scope column {name!r} cannot be added: {shape.schema}.{table} has events without a value "
-                f"for it. "
-                f"Decide whom they belong to, put that in place of "
-                f"{_PLACEHOLDERS[SCOPE_TYPES[shape.scope[name]]]} and run:\n{_remedy(shape, lacking, name)}\n"
-                "Then run `aftercommit migrate up` again"
-            )
+def _needs_a_decision(shape: Shape, name: str, table: str, lacking: Sequence[str]) -> SchemaDrift:
+    placeholder = _PLACEHOLDERS[SCOPE_TYPES[shape.scope[name]]]
+    return SchemaDrift(
+        f"scope column {name!r} cannot be added: {shape.schema}.{table} has events without a value for it. Decide whom "
+        f"they belong to, put that in place of {placeholder} and run:\n{_remedy(shape, lacking, name)}\n"
+        "Then run `aftercommit migrate up` again"
+    )
 
 
 def _remedy(shape: Shape, tables: Sequence[str], name: str) -> str:
     value = sql.SQL(_PLACEHOLDERS[SCOPE_TYPES[shape.scope[name]]])
     fills = [
-        without_purpose(
-            Statements(shape).render("fill_scope_column", **_column_parts(shape, table, name), value=value)
-        )
+        without_purpose(Statements(shape).render("fill_scope_column", **_column_parts(shape, table, name), value=value))
         for table in tables
     ]
     return "\n".join(["begin;", *fills, "commit;"])

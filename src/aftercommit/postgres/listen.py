@@ -28,20 +28,23 @@ class Listener(DatabaseService):
         """Not connected; channels are added with `subscribe` before the start."""
         super().__init__(probe)
         self._database = database
-        self._events: dict[str, list[asyncio.Event]] = {}
+        self._events: dict[str, list[tuple[asyncio.Event, str | None]]] = {}
         self._proof = f"aftercommit_proof_{uuid4().hex[:16]}"
         self.working = False
 
-    def subscribe(self, channel: str) -> asyncio.Event:
-        """An event that is set at each notification of the channel. Call before the listener is started."""
+    def subscribe(self, channel: str, payload: str | None = None) -> asyncio.Event:
+        """An event that is set at each notification of the channel, or at those with this payload alone.
+
+        Call it before the listener is started.
+        """
         event = asyncio.Event()
-        self._events.setdefault(channel, []).append(event)
+        self._events.setdefault(channel, []).append((event, payload))
         return event
 
     def wake_all(self) -> None:
         """Everybody looks for themselves: after a reconnect notifications may have been missed."""
-        for events in self._events.values():
-            for event in events:
+        for subscriptions in self._events.values():
+            for event, _ in subscriptions:
                 event.set()
 
     async def session(self) -> None:
@@ -94,5 +97,6 @@ class Listener(DatabaseService):
 
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
         async for notification in connection.notifies():
-            for event in self._events.get(notification.channel, ()):
-                event.set()
+            for event, payload in self._events.get(notification.channel, ()):
+                if payload is None or payload == notification.payload:
+                    event.set()

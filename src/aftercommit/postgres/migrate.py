@@ -1,10 +1,8 @@
-"""Numbered migrations, applied once each, in order, one transaction per file; then what the outbox declares
-on top.
+"""Numbered migrations, applied once each, in order, one transaction per file; then what the outbox declares on top.
 
-Safe when several programs start at once (a transaction-level advisory lock, so poolers are fine), when killed
-half-way (a file is applied whole or not at all), and beside long readers (locks are asked for briefly and
-again, so that writers never queue up behind a migration). Never runs by itself: a program or a person calls
-it.
+Safe when several programs start at once (a transaction-level advisory lock, so poolers are fine), when killed half-way
+(a file is applied whole or not at all), and beside long readers (locks are asked for briefly and again, so that writers
+never queue up behind a migration). Never runs by itself: a program or a person calls it.
 """
 
 import hashlib
@@ -73,10 +71,9 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a schema stands.
+    """Where a schema stands: what was applied, what is missing, and in words how the declaration differs.
 
-    `declaration` says in words what `up` will bring up to the declaration, `conflicts` what it cannot without
-    a decision of yours.
+    `conflicts` are those differences that `up` refuses to settle, because they need a decision of yours.
     """
 
     applied: dict[int, str]
@@ -87,7 +84,7 @@ class Status:
     @property
     def is_current(self) -> bool:
         """Nothing left to do."""
-        return not (self.pending or self.declaration or self.conflicts)
+        return not self.pending and not self.declaration
 
 
 @cache
@@ -104,12 +101,10 @@ def migrations() -> tuple[Migration, ...]:
 def up(
     connection: psycopg.Connection[Any], shape: Shape, *, lock_timeout: float = 1.0, patience: float = 30.0
 ) -> list[str]:
-    """Apply what is missing; returns what was done, in words. The connection must not be inside a
-    transaction.
+    """Apply what is missing; returns what was done, in words. The connection must not be inside a transaction.
 
-    A table that somebody else has locked is asked for during `lock_timeout` seconds, because writers queue up
-    behind the question, and then again after a pause. After `patience` seconds the error names who is in the
-    way.
+    A table that somebody else has locked is asked for during `lock_timeout` seconds, because writers queue up behind
+    the question, and then again after a pause. After `patience` seconds the error names who is in the way.
     """
     _refuse_transaction(connection)
     done: list[str] = []
@@ -125,9 +120,7 @@ def up(
 
 
 def status(connection: psycopg.Connection[Any], shape: Shape) -> Status:
-    """What was applied, what is missing, and how the declaration differs. Changes nothing and leaves nothing
-    open.
-    """
+    """What was applied, what is missing, and how the declaration differs. Changes nothing and leaves nothing open."""
     _refuse_transaction(connection)
     with _explained(connection, shape, reading=True), connection.transaction():
         return status_by(asking(connection), shape)
@@ -142,8 +135,9 @@ def status_by(ask: Ask, shape: Shape) -> Status:
     names = {version: name for version, (name, _) in applied.items()}
     if pending:
         return Status(names, pending)
+    conflicts = tuple(declared.conflicts(shape, catalog))
     lacking = [f"{piece.name} is missing or differs" for piece in declared.missing(shape, catalog)]
-    return Status(names, pending, tuple(lacking), tuple(declared.conflicts(shape, catalog)))
+    return Status(names, pending, (*conflicts, *lacking), conflicts)
 
 
 def check(connection: psycopg.Connection[Any], shape: Shape) -> None:
@@ -165,8 +159,8 @@ def check(connection: psycopg.Connection[Any], shape: Shape) -> None:
 def statements(shape: Shape, after: int = 0) -> Iterator[str]:
     """Everything as single statements for any driver, in one transaction of the caller's.
 
-    Each looks before it acts, so all of them can run on an empty database, on an older schema and again.
-    `after` leaves out the migrations up to that version, which the schema must have had.
+    Each looks before it acts, so all of them can run on an empty database, on an older schema and again. `after` leaves
+    out the migrations up to that version, which the schema must have had.
     """
     yield _preparation(shape, after)
     yield from (migration.statement(shape) for migration in migrations() if migration.version > after)
@@ -184,20 +178,14 @@ def script(shape: Shape, after: int = 0) -> Iterator[str]:
 
 
 def grants(shape: Shape, role: str) -> list[str]:
-    """The statements that let a role publish, relay and consume, but not migrate. Run them as the schema's
-    owner.
-    """
+    """The statements that let a role publish, relay and consume, but not migrate. Run them as the schema's owner."""
     return privileges.grants(shape, role)
 
 
 class _Patient:
-    """Runs steps, each in a transaction of its own under the migration lock, and again when a table was
-    locked.
-    """
+    """Runs steps, each in a transaction of its own under the migration lock, and again when a table was locked."""
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], shape: Shape, lock_timeout: float, deadline: float
-    ) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lock_timeout: float, deadline: float) -> None:
         self._connection = connection
         self._shape = shape
         self._lock_timeout = lock_timeout
@@ -255,9 +243,8 @@ def _applied(ask: Ask, shape: Shape, catalog: Catalog) -> dict[int, tuple[str, s
         return {}
     if not {("migration", name) for name in ("version", "name", "checksum")} <= catalog.columns.keys():
         raise DatabaseError(
-            f"schema {shape.schema!r} already holds a table 'migration' that is not ours: choose another "
-            f"schema name "
-            "for the outbox"
+            f"schema {shape.schema!r} already holds a table 'migration' that is not ours: "
+            "choose another schema name for the outbox"
         )
     rows = ask(Statements(shape).render("applied_migrations"), {})
     return {version: (name, checksum) for version, name, checksum in rows}
@@ -274,8 +261,7 @@ def _refuse_foreign(applied: dict[int, tuple[str, str]], shape: Shape) -> None:
         if checksum != known[version].checksum:
             raise SchemaDrift(
                 f"migration {version:04d}_{name} was applied with checksum {checksum}, the file here has "
-                f"{known[version].checksum}: a released migration never changes, so one of the two is not "
-                f"ours"
+                f"{known[version].checksum}: a released migration never changes, so one of the two is not ours"
             )
 
 
@@ -284,8 +270,7 @@ def _refuse_transaction(connection: psycopg.Connection[Any]) -> None:
         raise DatabaseUnavailable("the connection for migrating is closed: open a new one")
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise DatabaseError(
-            "the connection for migrating is inside a transaction, which would be held open or committed "
-            "with it: "
+            "the connection for migrating is inside a transaction, which would be held open or committed with it: "
             "commit or roll back first, or give it a connection of its own"
         )
 
@@ -299,8 +284,7 @@ def _explained(connection: psycopg.Connection[Any], shape: Shape, *, reading: bo
         raise _missing_privilege(connection, shape, problem, reading) from problem
     except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject) as problem:
         raise DatabaseError(
-            f"schema {shape.schema!r} already holds something that is not ours "
-            f"({problem.diag.message_primary}): "
+            f"schema {shape.schema!r} already holds something that is not ours ({problem.diag.message_primary}): "
             "choose another schema name for the outbox, or rename what is there"
         ) from problem
     except psycopg.errors.DependentObjectsStillExist as problem:
@@ -309,10 +293,10 @@ def _explained(connection: psycopg.Connection[Any], shape: Shape, *, reading: bo
             f"{problem.diag.message_detail}. Drop that, migrate, and create it again"
         ) from problem
     except psycopg.OperationalError as problem:
-        raise DatabaseUnavailable(
-            f"the database went away while migrating schema {shape.schema!r}: {str(problem).strip()}. The "
-            f"step that was "
-            "running left nothing behind: run it again"
+        error = DatabaseUnavailable if connection.broken else DatabaseError
+        raise error(
+            f"the work on schema {shape.schema!r} was interrupted: {str(problem).strip()}. The step that was running "
+            "left nothing behind: run it again"
         ) from problem
 
 
@@ -331,8 +315,7 @@ def _missing_privilege(
         remedy = f"let {owner!r}, who owns the schema, migrate; or {membership}"
     doing = "use" if reading else "migrate"
     return MissingPrivilege(
-        f"user {user!r} may not {doing} schema {shape.schema!r}: {problem.diag.message_primary}. Remedy: "
-        f"{remedy}"
+        f"user {user!r} may not {doing} schema {shape.schema!r}: {problem.diag.message_primary}. Remedy: {remedy}"
     )
 
 
@@ -347,7 +330,6 @@ def _blocked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseError
         for pid, user, application, state, seconds, statement in holders
     )
     return DatabaseError(
-        f"schema {shape.schema!r} cannot be migrated now, because {who or 'another session'} holds a lock "
-        f"that is "
-        "needed. Wait for it to end, or end it with select pg_terminate_backend(pid), and run it again"
+        f"schema {shape.schema!r} cannot be migrated now: {who or 'another session'} holds a lock that is needed. "
+        "Wait for it to end, or end it with select pg_terminate_backend(pid), and run it again"
     )

@@ -1,14 +1,13 @@
 """Partitions of the log: made ahead of the tip, dropped whole by retention. Neither ever blocks a writer.
 
-A partition covers a fixed range of positions, so its bounds follow from its number and two programs make the
-same one.
+A partition covers a fixed range of positions, so its bounds follow from its number and two programs make the same one.
 """
 
 import contextlib
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -59,9 +58,7 @@ def existing(connection: psycopg.Connection[Any], shape: Shape) -> list[Partitio
     """The partitions of the log, lowest positions first."""
     parameters = {"log": _log_name(shape), "condemned": _CONDEMNED}
     found = []
-    for name, bounds, detaching, condemned in asking(connection)(
-        Statements(shape).render("partitions"), parameters
-    ):
+    for name, bounds, detaching, condemned in asking(connection)(Statements(shape).render("partitions"), parameters):
         if match := _BOUNDS.search(bounds or ""):
             found.append(Partition(name, int(match[1]), int(match[2]), bool(detaching), condemned))
     return sorted(found, key=lambda partition: partition.lower)
@@ -70,8 +67,8 @@ def existing(connection: psycopg.Connection[Any], shape: Shape) -> list[Partitio
 def ensure(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
     """Make the partitions ahead of the tip that are missing; returns their names.
 
-    Safe from several programs at once, and for a role that may not create tables: the work is done by a
-    function of the schema's owner. Takes milliseconds and gives up after five seconds behind somebody's lock.
+    Safe from several programs at once, and for a role that may not create tables: the work is done by a function of the
+    schema's owner. Takes milliseconds and gives up after five seconds behind somebody's lock.
     """
     try:
         with connection.transaction():
@@ -79,8 +76,7 @@ def ensure(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
     except psycopg.errors.InsufficientPrivilege as problem:
         user = connection.info.user
         raise MissingPrivilege(
-            f"user {user!r} may not make partitions in schema {shape.schema!r}: "
-            f"{problem.diag.message_primary}. "
+            f"user {user!r} may not make partitions in schema {shape.schema!r}: {problem.diag.message_primary}. "
             f"`aftercommit migrate grants {user}` prints what to grant"
         ) from problem
     except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as problem:
@@ -89,8 +85,7 @@ def ensure(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
         ) from problem
     except psycopg.errors.LockNotAvailable as problem:
         raise DatabaseError(
-            f"partitions of {shape.schema}.log could not be made within five seconds: a migration runs, or a "
-            f"session "
+            f"partitions of {shape.schema}.log could not be made within five seconds: a migration runs, or a session "
             "holds a lock on the log. Nothing is lost while partitions are left; try again"
         ) from problem
 
@@ -103,24 +98,19 @@ def drop_before(
     force: bool = False,
     patience: float = 10.0,
 ) -> list[str]:
-    """Drop whole partitions whose newest event is older, lowest first; returns the names of those that are
-    gone.
+    """Drop whole partitions whose newest event is older, lowest first; returns the names of those that are gone.
 
-    Stops at the first partition that is not full or that a consumer has yet to read (unless forced), so no
-    gap is left in what remains. Readers are waited for up to `patience` seconds, and writers not at all; what
-    could not be finished is left to the next run. The connection must be in autocommit mode and belong to the
-    schema's owner: a partition is detached concurrently, which cannot be part of a transaction.
+    Stops at the first partition that is not full or that a consumer has yet to read (unless forced), so no gap is left
+    in what remains. Readers are waited for up to `patience` seconds, and writers not at all; what could not be finished
+    is left to the next run. The connection must be in autocommit mode and belong to the schema's owner: a partition is
+    detached concurrently, which cannot be part of a transaction.
     """
     if not connection.autocommit:
-        raise DatabaseError(
-            "retention needs a connection in autocommit mode: psycopg.connect(…, autocommit=True)"
-        )
+        raise DatabaseError("retention needs a connection in autocommit mode: psycopg.connect(…, autocommit=True)")
     if older_than.tzinfo is None:
-        raise DeclarationError(
-            f"older_than={older_than!r} has no time zone: use datetime.now(UTC) - timedelta(…)"
-        )
+        raise DeclarationError(f"older_than={older_than!r} has no time zone: use datetime.now(UTC) - timedelta(…)")
     try:
-        return list(_dropped(connection, shape, older_than, force, patience))
+        return list(_Retention(connection, shape, older_than, force).run(patience))
     except psycopg.errors.InsufficientPrivilege as problem:
         raise MissingPrivilege(
             f"user {connection.info.user!r} may not drop partitions of schema {shape.schema!r}: "
@@ -129,9 +119,7 @@ def drop_before(
 
 
 def definition(shape: Shape) -> tuple[str, str]:
-    """The stamp of the function that makes partitions, and the statement that defines it where it is not
-    current.
-    """
+    """The stamp of the function that makes partitions, and the statement that defines it where it is not current."""
     statements = Statements(shape)
     body = statements.render(
         "make_partitions_body",
@@ -153,83 +141,82 @@ def _log_name(shape: Shape) -> str:
     return sql.Identifier(shape.schema, "log").as_string()
 
 
-def _dropped(
-    connection: psycopg.Connection[Any], shape: Shape, older_than: datetime, force: bool, patience: float
-) -> Iterator[str]:
-    run = _Run(connection, shape, patience)
-    parameters = {"schema": shape.schema, "condemned": _CONDEMNED}
-    for (name,) in asking(connection)(Statements(shape).render("condemned_tables"), parameters):
-        if run.all_of(name, "drop_partition"):
-            yield name
-    for partition in existing(connection, shape):
-        if partition.condemned:
-            steps = ["finish_detach" if partition.detaching else "detach_partition", "drop_partition"]
-        elif obstacle := run.answer(partition.name, lambda: _obstacle(connection, shape, partition, older_than, force)):  # noqa: B023
-            run.explain(partition.name, obstacle)
-            return
-        yield partition.name
+class _Retention:
+    """One run of retention over the log, lowest partitions first."""
+
+    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, older_than: datetime, force: bool) -> None:
+        self._connection = connection
+        self._shape = shape
+        self._older_than = older_than
+        self._force = force
+        self._statements = Statements(shape)
+        self._ask = asking(connection)
+
+    def run(self, patience: float) -> Iterator[str]:
+        """Drop what may go; yields the names of those that are gone."""
+        parameters = {"schema": self._shape.schema, "condemned": _CONDEMNED}
+        for (name,) in self._ask(self._statements.render("condemned_tables"), parameters):
+            if self._try(name, ["drop_partition"], patience):
+                yield name
+        for partition in existing(self._connection, self._shape):
+            if not self._try(partition.name, self._steps(partition), patience):
+                return
+            yield partition.name
+
+    def _try(self, name: str, steps: Iterable[str], patience: float) -> bool:
+        try:
+            with _cancelled_after(self._connection, patience):
+                for step in steps:
+                    self._execute(step, name)
+        except _Stays as reason:
+            self._explain(name, str(reason))
+            return False
+        except _LATER as problem:
+            self._explain(name, f"somebody is in the way: {problem.diag.message_primary}")
+            return False
+        return True
+
+    def _steps(self, partition: Partition) -> Iterator[str]:
+        """What takes this partition away; an interrupted run is taken up where it stopped."""
+        if not partition.condemned:
+            self._check_may_go(partition)
+            yield "condemn_partition"
+        yield "finish_detach" if partition.detaching else "detach_partition"
+        yield "drop_partition"
+
+    def _check_may_go(self, partition: Partition) -> None:
+        if partition.detaching:
+            raise _Stays("somebody else is detaching it")
+        name = sql.Identifier(partition.name)
+        newest = self._ask(self._statements.render("last_of_partition", partition=name), {})
+        if not newest or newest[0][0] != partition.upper - 1:
+            raise _Stays("it is not full")
+        position, ts = newest[0]
+        if ts >= self._older_than:
+            raise _Stays("its newest event is not old enough")
+        lagging = self._ask(self._statements.render("lagging_consumers"), {"position": position})
+        if lagging and not self._force:
+            raise _Stays(f"consumer {lagging[0][0]!r} has read up to {lagging[0][1]} only")
+
+    def _execute(self, query: str, partition: str) -> None:
+        parts = {"partition": sql.Identifier(partition), "condemned": sql.Literal(_CONDEMNED)}
+        self._connection.execute(self._statements.render(query, **parts).encode())
+
+    def _explain(self, partition: str, reason: str) -> None:
+        fields = {"outbox": self._shape.schema, "partition": partition, "reason": reason}
+        say(logger, logging.INFO, "log_retention_stopped", **fields)
 
 
-def _obstacle(
-    connection: psycopg.Connection[Any], shape: Shape, partition: Partition, older_than: datetime, force: bool
-) -> str | None:
-    """Why this partition stays, or None when it may go."""
-    if partition.detaching:
-        return "somebody else is detaching it"
-    statements, ask = Statements(shape), asking(connection)
-    newest = ask(statements.render("last_of_partition", partition=sql.Identifier(partition.name)), {})
-    if not newest or newest[0][0] != partition.upper - 1:
-        return "it is not full"
-    position, ts = newest[0]
-    if ts >= older_than:
-        return "its newest event is not old enough"
-    lagging = ask(statements.render("lagging_consumers"), {"position": position})
-    if lagging and not force:
-        return f"consumer {lagging[0][0]!r} has read up to {lagging[0][1]} only"
-    return None
-
-
-def _detach(connection: psycopg.Connection[Any], shape: Shape, partition: Partition, patience: float) -> bool:
-    """Waits until nobody can see the partition any more; False when that took too long."""
-    step = "finish_detach" if partition.detaching else "detach_partition"
-    try:
-        with _cancelled_after(connection, patience):
-            _execute(connection, shape, step, partition.name)
-    except _LATER as problem:
-        _explain(shape, partition.name, f"it could not be detached: {problem.diag.message_primary}")
-        return False
-    return True
-
-
-def _drop(connection: psycopg.Connection[Any], shape: Shape, name: str, patience: float) -> bool:
-    try:
-        with _cancelled_after(connection, patience):
-            _execute(connection, shape, "drop_partition", name)
-    except _LATER as problem:
-        _explain(shape, name, f"it could not be dropped: {problem.diag.message_primary}")
-        return False
-    return True
-
-
-def _execute(
-    connection: psycopg.Connection[Any], shape: Shape, query: str, partition: str, **parts: sql.Composable
-) -> None:
-    text = Statements(shape).render(query, partition=sql.Identifier(partition), **parts)
-    connection.execute(text.encode())
-
-
-def _explain(shape: Shape, partition: str, reason: str) -> None:
-    say(
-        logger, logging.INFO, "log_retention_stopped", outbox=shape.schema, partition=partition, reason=reason
-    )
+class _Stays(Exception):
+    """Why a partition may not go yet."""
 
 
 @contextlib.contextmanager
 def _cancelled_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
     """Cancels what runs when the time is over.
 
-    A timeout setting would not do: DETACH … CONCURRENTLY cannot run in a transaction, and a setting of the
-    session would reach other clients through a pooler.
+    A timeout setting would not do: DETACH … CONCURRENTLY cannot run in a transaction, and a setting of the session
+    would reach other clients through a pooler.
     """
 
     def cancel() -> None:

@@ -1,5 +1,4 @@
-"""What a role needs to publish, relay and consume: exact privileges, and nothing that could change the
-tables.
+"""What a role needs to publish, relay and consume: exact privileges, and nothing that could change the tables.
 
 The log can be read and added to, and neither changed nor emptied, by the role's own privileges.
 """
@@ -30,8 +29,7 @@ RUNTIME: Mapping[str, str] = {
 
 
 def grants(shape: Shape, role: str) -> list[str]:
-    """The statements that let a role do everything but migrate and drop old partitions. Run them as the
-    owner.
+    """The statements that let a role do everything but migrate and drop old partitions. Run them as the owner.
 
     They are the same after every upgrade that adds no table, and harmless to run again.
     """
@@ -50,7 +48,5 @@ def grants(shape: Shape, role: str) -> list[str]:
                 role=grantee,
             )
         )
-    found.append(
-        statements.render("grant_on_function", function=sql.Identifier("make_partitions"), role=grantee)
-    )
+    found.append(statements.render("grant_on_function", function=sql.Identifier("make_partitions"), role=grantee))
     return [without_purpose(statement) for statement in found]

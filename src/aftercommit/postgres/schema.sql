@@ -1,4 +1,4 @@
--- Written by `make schema` from the migrations. Never edited, never executed: the diff is for reviewers.
+-- Written by `make schema` from the migrations. Never executed; its diff is for reviewers.
 
 -- Name: aftercommit; Type: SCHEMA; Schema: -; Owner: -
 

@@ -6,7 +6,7 @@ Pure data, checked when it is declared; nothing is connected here.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from aftercommit.errors import DeclarationError
@@ -16,12 +16,10 @@ MAX_IDENTIFIER = 63
 MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
 SCOPE_TYPES: Mapping[type[Any], str] = {str: "varchar(255)", int: "bigint", UUID: "uuid"}
 ENGINE_TABLES = frozenset(
-    "migration head outbox log stream relay lane published_key consumer processed_events "
-    "dead_letter_events".split()
+    "migration head outbox log stream relay lane published_key consumer processed_events dead_letter_events".split()
 )
 PARTITION_NAME = re.compile(r"log_\d{6,}")
-# Columns of our tables and names inside our queries, parameters of publish(), and what PostgreSQL keeps for
-# itself.
+# Columns of our tables and names inside our queries, parameters of publish(), and what PostgreSQL keeps for itself.
 RESERVED = frozenset(
     "id seq lane position ts stream_seq aggregate_type aggregate_id event_type schema_version occurred_at "
     "correlation_id causation_id payload status retry_count next_retry_at created_at published_at last_error "
@@ -37,10 +35,10 @@ _STATES = frozenset({"pending", "published", "failed"})
 class DeclaredView:
     """Every event with its status under a document's own names.
 
-    `columns` maps the view's column names to canonical ones (see `VIEW_COLUMNS`) or to scope columns;
-    `statuses` maps canonical states (`pending`, `published`, `failed`) to the document's words.
-    `envelope=True` shows the payload wrapped in its envelope. A `writable` view accepts INSERT of pending
-    events, as the document's own SQL does it: a known event is replayed, a new one is published.
+    `columns` maps the view's column names to canonical ones (see `VIEW_COLUMNS`) or to scope columns; `statuses` maps
+    canonical states (`pending`, `published`, `failed`) to the document's words. `envelope=True` shows the payload
+    wrapped in its envelope. A `writable` view accepts INSERT of pending events, as the document's own SQL does it: a
+    known event is replayed, a new one is published.
     """
 
     name: str
@@ -97,9 +95,7 @@ class Shape:
         for view in self.views:
             _check_view(view, self.scope)
             if names.count(view.name) > 1:
-                raise DeclarationError(
-                    f"view {view.name!r} is declared twice: give one of the two another name"
-                )
+                raise DeclarationError(f"view {view.name!r} is declared twice: give one of the two another name")
 
     @property
     def publish_channel(self) -> str:
@@ -112,28 +108,37 @@ class Shape:
         return _channel("aftercommit_log_", self.schema)
 
 
+class HasShape(Protocol):
+    """Whatever declares tables: an `Outbox`."""
+
+    @property
+    def shape(self) -> Shape:
+        """What it looks like in the database."""
+
+
+def shape_of(declared: HasShape | Shape) -> Shape:
+    """The shape of an outbox, or the shape itself."""
+    return declared if isinstance(declared, Shape) else declared.shape
+
+
 def checked_identifier(name: str, what: str) -> str:
     """The name itself, if PostgreSQL keeps all of it and no driver takes a part of it for a placeholder."""
     usable = isinstance(name, str) and name and "\x00" not in name and "%" not in name
     if not usable or len(name.encode()) > MAX_IDENTIFIER:
-        raise DeclarationError(
-            f"{what} name {name!r:.100} is not usable: 1 to {MAX_IDENTIFIER} bytes, no NUL, no %"
-        )
+        raise DeclarationError(f"{what} name {name!r:.100} is not usable: 1 to {MAX_IDENTIFIER} bytes, no NUL, no %")
     return name
 
 
 def _channel(prefix: str, schema: str) -> str:
-    # Channels share the identifier limit; long schema names with the same head merely wake each other's
-    # relays.
+    # Channels share the identifier limit; long schema names with the same head merely wake each other's relays.
     return (prefix + schema).encode()[:MAX_IDENTIFIER].decode(errors="ignore")
 
 
 def _check_scope(name: str, python_type: type[Any]) -> None:
     if not _COLUMN.fullmatch(name) or len(name) > MAX_SCOPE_NAME or name in RESERVED:
         raise DeclarationError(
-            f"scope name {name!r:.100} is not usable: at most {MAX_SCOPE_NAME} lower-case letters, digits "
-            f"and _, "
-            "and not a name that the envelope, publish() or PostgreSQL uses itself"
+            f"scope name {name!r:.100} is not usable: at most {MAX_SCOPE_NAME} lower-case letters, digits and _, and "
+            "not a name that the envelope, publish() or PostgreSQL uses itself"
         )
     if python_type not in SCOPE_TYPES:
         raise DeclarationError(f"scope {name!r} has type {python_type!r}: use str, int or uuid.UUID")
@@ -157,8 +162,7 @@ def _check_view(view: DeclaredView, scope: Mapping[str, type[Any]]) -> None:
         if canonical not in VIEW_COLUMNS and canonical not in scope:
             raise DeclarationError(
                 f"view {view.name!r}: {column!r} shows {canonical!r}, which is not a column of an event. "
-                f"There are: "
-                f"{', '.join([*VIEW_COLUMNS, *scope])}"
+                f"There are: {', '.join([*VIEW_COLUMNS, *scope])}"
             )
     shown = set(view.columns.values())
     if view.writable and not ({"event_type", "payload"} <= shown and shown.intersection(ID_COLUMNS)):

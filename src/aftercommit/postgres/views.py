@@ -1,6 +1,4 @@
-"""Views that show every event with its status: the canonical ones, and those that a declaration adds. Pure
-text.
-"""
+"""Views that show every event with its status: the canonical ones, and those that a declaration adds. Pure text."""
 
 import hashlib
 from collections.abc import Iterator
@@ -21,8 +19,7 @@ from aftercommit.postgres.statements import Statements, scope_list
 
 CANONICAL = ("event_outbox", "event_log")
 
-# What an event has besides its id: where the envelope has it as text, the type, and what a new event gets by
-# default.
+# What an event has besides its id: the name in table and envelope, the type, and what a new event gets by default.
 _EVENT_COLUMNS = (
     ("aggregate_type", "varchar(50)", "'event'"),
     ("aggregate_id", "varchar(255)", "incoming::text"),
@@ -31,13 +28,13 @@ _EVENT_COLUMNS = (
     ("correlation_id", "varchar(255)", "incoming::text"),
     ("causation_id", "uuid", "null"),
 )
+# What the row itself has to bring.
+_GIVEN_COLUMNS = ("event_type", "payload")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view of the schema: its name, what makes or replaces it, and the stamp that tells whether it is
-    current.
-    """
+    """A view of the schema: its name, what makes or replaces it, and the stamp that tells whether it is current."""
 
     name: str
     statement: str
@@ -120,28 +117,19 @@ def _envelope(shape: Shape) -> sql.Composable:
 def _insert_function(shape: Shape, view: DeclaredView) -> str:
     shown = {canonical: _new(name) for name, canonical in view.columns.items()}
     pending_word = sql.Literal(view.statuses.get("pending", "pending"))
-    status = (
-        sql.SQL("coalesce({}, {})").format(shown["status"], pending_word)
-        if "status" in shown
-        else pending_word
-    )
-    columns = [name for name, _, _ in _EVENT_COLUMNS]
+    status = sql.SQL("coalesce({}, {})").format(shown["status"], pending_word) if "status" in shown else pending_word
+    columns = [*(name for name, _, _ in _EVENT_COLUMNS), *_GIVEN_COLUMNS]
     return Statements(shape).render(
         "insert_event",
         event_id=_incoming_id(shown),
         payload=sql.SQL("to_jsonb({})").format(shown["payload"]),
         status=status,
         pending_word=pending_word,
-        stored=sql.SQL(", ").join(sql.SQL("event.") + sql.Identifier(name) for name in (*columns, *_GIVEN))
-        + scope_list(shape, "event"),
-        columns=sql.SQL(", ").join(sql.Identifier(name) for name in (*columns, *_GIVEN)) + scope_list(shape),
+        stored=sql.SQL(", ").join(sql.Identifier("event", name) for name in columns) + scope_list(shape, "event"),
+        columns=sql.SQL(", ").join(map(sql.Identifier, columns)) + scope_list(shape),
         values=_values(shape, shown),
         channel=sql.Literal(shape.publish_channel),
     )
-
-
-# Columns that the row itself has to bring.
-_GIVEN = ("event_type", "payload")
 
 
 def _new(column: str) -> sql.Composable:

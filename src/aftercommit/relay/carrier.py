@@ -36,6 +36,10 @@ class DeliveryNeverFinished(AftercommitError):
     """Delivery of this event was begun again and again, and each time the process died before it ended."""
 
 
+class FailureOfAnotherEvent(AftercommitError):
+    """A transport reported a failure of an event that is not in the batch."""
+
+
 @dataclass(slots=True)
 class Batch:
     """Events read together, and what is known about their outcome."""
@@ -131,21 +135,30 @@ class Carrier:
 
     async def carry_suspects(self, connection: psycopg.AsyncConnection[Any], batch: Batch) -> None:
         """One event at a time, each attempt counted before it is made: one of them may have killed our predecessor."""
+        blocked: set[tuple[str, str]] = set()
         for event in batch.events:
-            event_id = _id(event)
-            attempts = await self._settlement.count_attempt(connection, event_id, event.lane)
+            if isinstance(event, Record) and event.aggregate not in blocked:
+                failed = await self._carry_suspect(connection, event, waited=event.seq not in batch.fresh)
+                if failed and self._strict:
+                    blocked.add(event.aggregate)
+
+    async def _carry_suspect(self, connection: psycopg.AsyncConnection[Any], event: Record, waited: bool) -> bool:
+        # An event that waited may have been sent again by an operator after its last attempt: that is one more.
+        if event.retry_count >= self._outbox.max_attempts + waited:
+            single, outcome = Batch([event], counted=True), Outcome([], [_never_finished(event)])
+        else:
+            attempts = await self._settlement.count_attempt(connection, event.event_id, event.lane)
             if attempts is None:
-                raise LeaseLost(f"lane {event.lane} was taken over, or event {event_id} is gone")
-            single = Batch([_with_attempts(event, attempts)], counted=True)
+                raise LeaseLost(f"lane {event.lane} was taken over, or event {event.event_id} is gone")
             await self._reach("relay.counted", attempts=attempts)
-            if attempts > self._outbox.max_attempts:
-                error = DeliveryNeverFinished(
-                    f"delivery was begun {attempts - 1} times and the process died each time: fix the cause, then retry"
-                )
-                outcome = Outcome([], [Failure(event_id, error, permanent=True)])
-            else:
+            single = Batch([msgspec.structs.replace(event, retry_count=attempts)], counted=True)
+            try:
                 outcome = await self.deliver(single)
-            await self.settle(connection, single, outcome)
+            except TransportUnavailable:
+                await self._settlement.give_back_attempt(connection, event.event_id, event.lane)
+                raise
+        await self.settle(connection, single, outcome)
+        return bool(outcome.failures)
 
     async def deliver(self, batch: Batch) -> Outcome:
         """Hand the batch to the transport, without any transaction open."""
@@ -173,7 +186,8 @@ class Carrier:
         self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]
     ) -> float | None:
         """How long until a waiting event falls due."""
-        row = await (await connection.execute(self._statements["next_retry"], {"lanes": sorted(lanes)})).fetchone()
+        name = "next_retry_strict" if self._strict else "next_retry"
+        row = await (await connection.execute(self._statements[name], {"lanes": sorted(lanes)})).fetchone()
         seconds: float | None = row[0] if row else None
         if seconds is not None:
             self._look_for_retries_at = min(self._look_for_retries_at, time.monotonic() + max(0.0, seconds))
@@ -193,7 +207,7 @@ class Carrier:
 
     async def _deliver_all(self, records: list[Record]) -> Outcome:
         try:
-            failures = list(await self._transport.deliver(records))
+            failures = _of(records, await self._transport.deliver(records))
         except (TransportUnavailable, *LOST):
             raise
         except Exception as error:  # noqa: BLE001 - a transport's bug must not stop the relay
@@ -227,10 +241,8 @@ class Carrier:
 
     async def _append(self, connection: psycopg.AsyncConnection[Any], events: Sequence[Due | Record]) -> None:
         lanes = {event.lane for event in events}
-        appended = await self._settlement.append(connection, [_id(event) for event in events], lanes)
         retried = [_id(event) for event in events if event.retry_count > 0]
-        if retried:
-            await self._settlement.resolve_letters(connection, retried)
+        appended = await self._settlement.append(connection, [_id(event) for event in events], lanes, retried)
         await self._tell_appended(appended)
 
     async def _tell_appended(self, appended: Appended) -> None:
@@ -310,7 +322,18 @@ def _id(event: Due | Record) -> UUID:
     return event.id if isinstance(event, Due) else event.event_id
 
 
-def _with_attempts(event: Due | Record, attempts: int) -> Due | Record:
-    if isinstance(event, Due):
-        return event
-    return msgspec.structs.replace(event, retry_count=attempts)
+def _of(records: Sequence[Record], failures: Sequence[Failure]) -> list[Failure]:
+    strangers = {failure.event_id for failure in failures}.difference(record.event_id for record in records)
+    if strangers:
+        raise FailureOfAnotherEvent(
+            f"the transport reports failures of events that were not given to it, {sorted(strangers)[0]} for one: "
+            "a failure must carry the event_id of its record"
+        )
+    return list(failures)
+
+
+def _never_finished(event: Record) -> Failure:
+    error = DeliveryNeverFinished(
+        f"delivery was begun {event.retry_count} times and the process died each time: fix the cause, then retry"
+    )
+    return Failure(event.event_id, error, permanent=True)

@@ -25,7 +25,7 @@ BUSY_STREAK = 16
 
 
 class Doorbell:
-    """Decides how long an idle carrier may wait for the bell."""
+    """One carrier's bell: decides how long the carrier may wait for it. Also rings when the relay's lanes change."""
 
     def __init__(self, shape: Shape, lanes: Lanes, listener: Listener | None) -> None:
         """Awake."""
@@ -37,20 +37,21 @@ class Doorbell:
         self._look = SHORTEST_LOOK
         self._streak = 0
         self.rung = listener.subscribe(shape.publish_channel) if listener is not None else asyncio.Event()
+        lanes.watch(self.rung)
 
     async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:
-        """A batch was carried: when work comes in bulk, publishers need not ring."""
+        """A batch was carried: when work comes in bulk, publishers need not ring for this carrier."""
         self._streak += 1
-        if count >= BUSY_BATCH or self._streak >= BUSY_STREAK:
-            await self._lanes.set_listening(connection, False)
+        if self._lanes.is_listening(self) and (count >= BUSY_BATCH or self._streak >= BUSY_STREAK):
+            await self._lanes.listen(connection, self, False)
 
     async def ran_dry(self, connection: psycopg.AsyncConnection[Any]) -> float:
         """Nothing was due. Seconds to wait for the bell; 0 means to look once more at once."""
         self._streak = 0
         if self._listener is None or not self._listener.working:
             return POLL_WITHOUT_LISTENER
-        if not self._lanes.listening:
-            await self._lanes.set_listening(connection, True)
+        if not self._lanes.is_listening(self):
+            await self._lanes.listen(connection, self, True)
             self._unheard = await self.open_writers(connection)
             self._look = SHORTEST_LOOK
             return 0.0

@@ -6,21 +6,27 @@ its lease has run out, and its lanes are then suspect: an event among them may h
 
 import asyncio
 import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 
+from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import share_of_lanes
+
+NEWS = "lanes"
+EXPIRY_MARGIN = 0.01
 
 
 class Lanes:
     """The lanes one relay holds, kept up by `tick`."""
 
-    def __init__(self, shape: Shape, name: str, lease: float) -> None:
-        """Holding none."""
+    def __init__(self, shape: Shape, name: str, lease: float, listener: Listener | None = None) -> None:
+        """Holding none. With a listener, what other relays give away is taken at once."""
         self._statements = Statements(shape)
         self._channel = shape.publish_channel
         self.name = name
@@ -29,8 +35,15 @@ class Lanes:
         self.lease = lease
         self.held: frozenset[int] = frozenset()
         self.suspect: set[int] = set()
-        self.listening = False
-        self.changed = asyncio.Event()
+        self.tick_now = asyncio.Event() if listener is None else listener.subscribe(self._channel, NEWS)
+        self._listening = False
+        self._listeners: set[object] = set()
+        self._flag = asyncio.Lock()
+        self._watchers: list[asyncio.Event] = []
+        self._at_work: list[frozenset[int]] = []
+        self._leaving: frozenset[int] = frozenset()
+        self._is_new = True
+        self._next_tick = 0.0
         self._valid_until = 0.0
 
     @property
@@ -38,59 +51,105 @@ class Lanes:
         """Whether the leases have surely not run out yet; counted from before the renewal was asked for."""
         return time.monotonic() < self._valid_until
 
+    @property
+    def seconds_to_tick(self) -> float:
+        """How long until `tick` is due: a third of the lease, or sooner where a lane may become free."""
+        return 0.0 if self.tick_now.is_set() else max(0.0, self._next_tick - time.monotonic())
+
+    def watch(self, event: asyncio.Event) -> None:
+        """Set this event whenever the lanes we hold change."""
+        self._watchers.append(event)
+
+    @contextmanager
+    def at_work(self, lanes: Collection[int]) -> Iterator[None]:
+        """While somebody works on these lanes they are not given to another relay, which would deliver again."""
+        mine = frozenset(lanes)
+        self._at_work.append(mine)
+        try:
+            yield
+        finally:
+            self._at_work.remove(mine)
+            if self._leaving & mine:
+                self.tick_now.set()
+
     async def tick(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Say that we live, renew what we hold, and take or give lanes until our share is right."""
         asked_at = time.monotonic()
-        parameters = {"relay": self.relay, "token": self.token, "lease": self.lease}
-        await connection.execute(
-            self._statements["heartbeat"], {**parameters, "name": self.name, "listening": self.listening}
-        )
-        renewed = await connection.execute(self._statements["renew_lanes"], parameters)
+        self.tick_now.clear()
+        await self._heartbeat(connection)
+        renewed = await connection.execute(self._statements["renew_lanes"], self._identity)
         held = {lane for (lane,) in await renewed.fetchall()}
-        counted = await connection.execute(self._statements["live_relays"], parameters)
-        (live,) = await counted.fetchone() or (1,)
-        share = share_of_lanes(live)
-        if len(held) > share:
-            surplus = sorted(held)[share:]
-            await self._release(connection, surplus)
-            held.difference_update(surplus)
-        elif len(held) < share:
-            taken = await connection.execute(
-                self._statements["take_lanes"], {**parameters, "wanted": share - len(held)}
-            )
-            for lane, died in await taken.fetchall():
-                held.add(lane)
-                if died:
-                    self.suspect.add(lane)
+        share, expiry = await self._look_around(connection)
+        self._leaving = frozenset(sorted(held)[share:])
+        if len(held) < share:
+            held |= await self._take(connection, share - len(held))
         self._valid_until = asked_at + self.lease
-        self._hold(frozenset(held))
+        self._next_tick = asked_at + min(self.lease / 3, expiry + EXPIRY_MARGIN)
+        self._hold(frozenset(held) - self._leaving)
+        if given := self._leaving.difference(*self._at_work):
+            await self._release(connection, given, self.suspect & given)
+            self._leaving -= given
 
     async def release_all(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Hand everything over at once and be counted no more."""
-        held, self._valid_until = self.held, 0.0
-        self._hold(frozenset())
+        released, suspects = self.held | self._leaving, frozenset(self.suspect)
+        self.forget()
         await connection.execute(self._statements["leave"], {"relay": self.relay})
-        await self._release(connection, sorted(held))
+        await self._release(connection, released, suspects)
 
-    async def set_listening(self, connection: psycopg.AsyncConnection[Any], listening: bool) -> None:
-        """Ask publishers to ring for us, or to stop doing so."""
-        if self.listening != listening:
-            self.listening = listening
-            await connection.execute(self._statements["listen_flag"], {"relay": self.relay, "listening": listening})
+    async def listen(self, connection: psycopg.AsyncConnection[Any], who: object, listening: bool) -> None:
+        """Publishers ring as long as anybody here listens; on return the database knows."""
+        (self._listeners.add if listening else self._listeners.discard)(who)
+        async with self._flag:
+            wanted = bool(self._listeners)
+            if self._listening != wanted:
+                await connection.execute(self._statements["listen_flag"], {"relay": self.relay, "listening": wanted})
+                self._listening = wanted
+
+    def is_listening(self, who: object) -> bool:
+        """Whether publishers ring for this listener."""
+        return self._listening and who in self._listeners
 
     def forget(self) -> None:
         """After a lost connection: nothing is ours until the next tick says so."""
-        self._valid_until = 0.0
+        self._valid_until = self._next_tick = 0.0
+        self._is_new, self._listening, self._leaving = True, False, frozenset()
+        self._listeners.clear()
         self._hold(frozenset())
 
-    async def _release(self, connection: psycopg.AsyncConnection[Any], lanes: list[int]) -> None:
-        await connection.execute(
-            self._statements["release_lanes"],
-            {"relay": self.relay, "token": self.token, "lanes": lanes, "channel": self._channel},
-        )
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"relay": self.relay, "token": self.token, "lease": self.lease}
+
+    async def _heartbeat(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        parameters = {**self._identity, "name": self.name, "listening": self._listening, "is_new": self._is_new}
+        await connection.execute(self._statements["heartbeat"], parameters)
+        if self._is_new:
+            # The others give up our share as soon as they hear of us.
+            await connection.execute(self._statements["lane_news"], {"channel": self._channel, "news": NEWS})
+        self._is_new = False
+
+    async def _look_around(self, connection: psycopg.AsyncConnection[Any]) -> tuple[int, float]:
+        row = await (await connection.execute(self._statements["live_relays"], self._identity)).fetchone()
+        live, expiry = row or (1, None)
+        return share_of_lanes(live), self.lease if expiry is None else expiry
+
+    async def _take(self, connection: psycopg.AsyncConnection[Any], wanted: int) -> set[int]:
+        taken = await connection.execute(self._statements["take_lanes"], {**self._identity, "wanted": wanted})
+        rows = await taken.fetchall()
+        self.suspect.update(lane for lane, died in rows if died)
+        return {lane for lane, _ in rows}
+
+    async def _release(
+        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], suspects: Collection[int]
+    ) -> None:
+        parameters = {**self._identity, "lanes": sorted(lanes), "suspects": sorted(suspects)}
+        await connection.execute(self._statements["release_lanes"], parameters)
+        await connection.execute(self._statements["lane_news"], {"channel": self._channel, "news": NEWS})
 
     def _hold(self, lanes: frozenset[int]) -> None:
-        self.suspect &= lanes
+        self.suspect &= lanes | self._leaving
         if lanes != self.held:
             self.held = lanes
-            self.changed.set()
+            for watcher in self._watchers:
+                watcher.set()

@@ -71,13 +71,13 @@ class Relay(DatabaseService):
         self._database = database
         self._transport = transport
         self._statements = Statements(outbox.shape)
-        self.lanes = Lanes(outbox.shape, self.name, self.settings.lease)
-        self._doorbell = Doorbell(outbox.shape, self.lanes, listener)
+        self.lanes = Lanes(outbox.shape, self.name, self.settings.lease, listener)
+        self._doorbells = [Doorbell(outbox.shape, self.lanes, listener) for _ in range(self.settings.carriers)]
+        self._doorbell = self._doorbells[0]
         self._marks = Marks()
         self._settlement = Settlement(outbox, self.lanes.token)
         self._transport_backoff = Exponential(base=0.2, maximum=30.0)
         self._outages = 0
-        self._ticked = asyncio.Event()
 
     def carrier(self) -> Carrier:
         """A new carrier of this relay."""
@@ -144,18 +144,12 @@ class Relay(DatabaseService):
             carrier.cancel()
 
     async def _control_loop(self, control: psycopg.AsyncConnection[Any]) -> None:
-        next_tick = asyncio.get_running_loop().time() + self.settings.lease / 3
         while True:
-            now = asyncio.get_running_loop().time()
-            if now >= next_tick or not self.lanes.are_valid:
+            if self.lanes.seconds_to_tick == 0:
                 await self.lanes.tick(control)
-                next_tick = now + self.settings.lease / 3
             last_seq = await self._doorbell.last_seq(control)
             self._marks.observe(last_seq, await self._doorbell.open_writers(control))
-            await wait_for_any(min(MARK_INTERVAL, self.settings.lease / 3), self._ticked)
-            if self._ticked.is_set():
-                self._ticked.clear()
-                next_tick = 0.0
+            await wait_for_any(min(MARK_INTERVAL, self.lanes.seconds_to_tick), self.lanes.tick_now)
 
     async def _gauge_loop(self) -> None:
         connection = await self._database.connect()
@@ -171,26 +165,29 @@ class Relay(DatabaseService):
 
     async def _carrier_loop(self, number: int) -> None:
         connection = await self._database.connect()
-        carrier = self.carrier()
+        carrier, doorbell = self.carrier(), self._doorbells[number]
         try:
             while not self.stopping.is_set():
                 lanes = {lane for lane in self.lanes.held if lane % self.settings.carriers == number}
                 if not lanes or not self.lanes.are_valid:
-                    await self._wait_for_lanes()
+                    await self._wait_for_lanes(doorbell)
                     continue
                 try:
-                    await self._turn(connection, carrier, lanes)
+                    with self.lanes.at_work(lanes):
+                        await self._turn(connection, carrier, doorbell, lanes)
                 except TransportUnavailable as problem:
                     await self._wait_for_transport(problem)
                 except LeaseLost as problem:
                     say(logger, logging.WARNING, "relay_lease_lost", relay=self.name, error=str(problem))
                     await self.reach("relay.fenced")
-                    self._ticked.set()
-                    await self._wait_for_lanes()
+                    self.lanes.tick_now.set()
+                    await self._wait_for_lanes(doorbell)
         finally:
             await close_quietly(connection)
 
-    async def _turn(self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, lanes: set[int]) -> None:
+    async def _turn(
+        self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, doorbell: Doorbell, lanes: set[int]
+    ) -> None:
         suspects = lanes & self.lanes.suspect if self._transport.capabilities.carries else set()
         if suspects:
             batch = await carrier.read(connection, suspects)
@@ -200,14 +197,14 @@ class Relay(DatabaseService):
         carried = await self._carry_some(connection, carrier, lanes)
         if carried:
             self._transport_is_back()
-            await self._doorbell.worked(connection, carried)
+            await doorbell.worked(connection, carried)
             return
         await self.reach("relay.idle")
-        seconds = await self._doorbell.ran_dry(connection)
+        seconds = await doorbell.ran_dry(connection)
         if seconds > 0:
             due_in = await carrier.seconds_to_next_retry(connection, lanes)
             seconds = seconds if due_in is None else max(0.001, min(seconds, due_in))
-            await self.pause(seconds, self._doorbell.rung, self.lanes.changed)
+            await self.pause(seconds, doorbell.rung)
 
     async def _carry_some(self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, lanes: set[int]) -> int:
         if carrier.can_sweep:
@@ -219,9 +216,9 @@ class Relay(DatabaseService):
             await carrier.carry(connection, batch)
         return len(batch.events)
 
-    async def _wait_for_lanes(self) -> None:
-        await self.pause(self.settings.lease / 3, self.lanes.changed, self._doorbell.rung)
-        self._ticked.set()
+    async def _wait_for_lanes(self, doorbell: Doorbell) -> None:
+        await self.pause(self.settings.lease / 3, doorbell.rung)
+        self.lanes.tick_now.set()
         await asyncio.sleep(0)
 
     async def _open_transport(self) -> None:

@@ -12,6 +12,8 @@ from aftercommit.text import storable_error
 from aftercommit.transport import Failure
 
 LANES = 64
+LONGEST_DELAY = 365 * 86400.0
+_PREPARED = "-1/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff:
     delay: float | None = None
     if not failure.permanent and attempts < max_attempts:
         delay = failure.retry_after if failure.retry_after is not None else backoff(attempts, failure.error)
+    if delay is not None:
+        # The database cannot add infinity to its clock, and a policy's slip must not stop the relay.
+        delay = min(max(0.0, float(delay)), LONGEST_DELAY)
     return Verdict(
         failure.event_id,
         failure.consumer,
@@ -94,7 +99,9 @@ class Marks:
 
     def observe(self, last_seq: int, holders: Collection[str]) -> None:
         """A new observation: `last_seq` must have been read before `holders` was."""
-        if self._mark is not None and self._holders.isdisjoint(holders):
+        # PREPARE TRANSACTION gives a transaction another name, so such a one may be any of those we wait for.
+        renamed = any(holder.startswith(_PREPARED) for holder in holders)
+        if self._mark is not None and self._holders.isdisjoint(holders) and not renamed:
             self.resolved = max(self.resolved, self._mark)
             self._mark = None
         if self._mark is None:

@@ -193,9 +193,7 @@ class PublishSuite:
         assert stage.stored() == []
 
     @case
-    async def test_a_broken_contract_writes_nothing_and_leaves_the_transaction_usable(
-        self, stage: Stage
-    ) -> None:
+    async def test_a_broken_contract_writes_nothing_and_leaves_the_transaction_usable(self, stage: Stage) -> None:
         """The database is not asked, so it has nothing to complain about."""
         caller = await stage.caller()
         await caller.begin()

@@ -17,9 +17,7 @@ from aftercommit.postgres import migrate
 from aftercommit.testing.publish_harness import AsyncPublishHarness, Caller, PublishHarness
 
 LIMIT = 1 << 20
-OUTBOX = Outbox(
-    "publish_suite", scope={"tenant": str, "account_id": int, "owner_id": UUID}, max_payload_bytes=LIMIT
-)
+OUTBOX = Outbox("publish_suite", scope={"tenant": str, "account_id": int, "owner_id": UUID}, max_payload_bytes=LIMIT)
 OWNER = UUID("0192b3c4-0000-7000-8000-000000000001")
 SCOPE: dict[str, Any] = {"tenant": "Ærø ☃", "account_id": -(2**63), "owner_id": OWNER}
 DEADLINE = 30.0
@@ -87,10 +85,7 @@ class Stage:
 
     def business(self) -> list[str]:
         """The rows of the application's own that are committed."""
-        return [
-            row["note"]
-            for row in self.observer.execute("select note from publish_suite.business order by note")
-        ]
+        return [row["note"] for row in self.observer.execute("select note from publish_suite.business order by note")]
 
     async def somebody_waits(self) -> None:
         """Return when a session of this database waits for a lock."""

@@ -14,15 +14,10 @@ if TYPE_CHECKING:
     import sqlalchemy.orm
 
     SyncTarget: TypeAlias = (
-        psycopg.Connection[Any]
-        | sqlalchemy.Connection
-        | sqlalchemy.orm.Session
-        | sqlalchemy.orm.scoped_session[Any]
+        psycopg.Connection[Any] | sqlalchemy.Connection | sqlalchemy.orm.Session | sqlalchemy.orm.scoped_session[Any]
     )
     AsyncTarget: TypeAlias = (
-        psycopg.AsyncConnection[Any]
-        | sqlalchemy.ext.asyncio.AsyncConnection
-        | sqlalchemy.ext.asyncio.AsyncSession
+        psycopg.AsyncConnection[Any] | sqlalchemy.ext.asyncio.AsyncConnection | sqlalchemy.ext.asyncio.AsyncSession
     )
 
 Finder = Callable[[Any], SyncPublisher | AsyncPublisher | None]

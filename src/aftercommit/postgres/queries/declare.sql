@@ -308,7 +308,7 @@ alter table {schema}.log detach partition {schema}.{partition} finalize
 
 -- name: drop_partition
 -- Retention: a whole partition at once.
-drop table if exists {schema}.{partition}
+drop table {schema}.{partition}
 
 -- name: last_of_partition
 -- The newest row of a partition, or nothing.

@@ -5,7 +5,11 @@ with silent as (
     where seen_at < clock_timestamp() - 3 * make_interval(secs => %(lease)s) and id <> %(relay)s
 )
 insert into {schema}.relay (id, name, listening) values (%(relay)s, %(name)s, %(listening)s)
-on conflict (id) do update set seen_at = clock_timestamp(), listening = excluded.listening
+on conflict (id) do update set seen_at = clock_timestamp(), listening = relay.listening and not %(is_new)s
+
+-- name: lane_news
+-- Relays look around at once: somebody came, or has lanes to give away.
+select pg_notify(%(channel)s, %(news)s)
 
 -- name: renew_lanes
 -- Our leases run on, on the database's clock. Those that somebody took are not ours to renew: the token says.
@@ -18,15 +22,20 @@ from mine where lane.lane = mine.lane
 returning lane.lane
 
 -- name: live_relays
--- Relays seen within the last lease.
-select count(*) from {schema}.relay where seen_at > clock_timestamp() - make_interval(secs => %(lease)s)
+-- Relays seen within the last lease, and seconds until the next lease of another one runs out, if it is not renewed.
+select count(*),
+       (select extract(epoch from min(leased_until) - clock_timestamp())::float8
+        from {schema}.lane
+        where token is distinct from %(token)s and leased_until > clock_timestamp())
+from {schema}.relay
+where seen_at > clock_timestamp() - make_interval(secs => %(lease)s)
 
 -- name: take_lanes
 -- Free and expired lanes, as many as our share allows. A lane somebody is just taking or writing under is skipped, not waited for.
 with open as (
     select lane, relay is not null as died
     from {schema}.lane
-    where (relay is null or leased_until < clock_timestamp()) and relay is distinct from %(relay)s
+    where (relay is null or leased_until < clock_timestamp()) and token is distinct from %(token)s
     order by lane
     limit %(wanted)s
     for update skip locked
@@ -37,18 +46,19 @@ from open where lane.lane = open.lane
 returning lane.lane, open.died
 
 -- name: release_lanes
--- Hand lanes over at once: on a graceful stop, or when another relay needs its share. The NOTIFY wakes the others.
+-- Hand lanes over at once: on a graceful stop, or when another relay needs its share. A lane that is still suspect is
+-- left as if its relay had died, so that whoever takes it is as careful as we would have been.
 with mine as (
-    select lane from {schema}.lane
+    select lane, lane = any(%(suspects)s) as suspect
+    from {schema}.lane
     where relay = %(relay)s and token = %(token)s and lane = any(%(lanes)s)
     order by lane for update
-),
-freed as (
-    update {schema}.lane set relay = null, token = null, leased_until = null
-    from mine where lane.lane = mine.lane
-    returning 1
 )
-select pg_notify(%(channel)s, 'lanes') from (select count(*) from freed) done
+update {schema}.lane
+set relay = case when suspect then relay end,
+    token = case when suspect then gen_random_uuid() end,
+    leased_until = case when suspect then '-infinity'::timestamptz end
+from mine where lane.lane = mine.lane
 
 -- name: leave
 -- A relay that stops is no longer counted.
@@ -56,4 +66,4 @@ delete from {schema}.relay where id = %(relay)s
 
 -- name: listen_flag
 -- Whether publishers should ring for us. Losing this write in a crash does no harm.
-update {schema}.relay set listening = %(listening)s, seen_at = clock_timestamp() where id = %(relay)s
+update {schema}.relay set listening = %(listening)s where id = %(relay)s

@@ -50,8 +50,12 @@ with due as (
 select id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id,
        payload, retry_count, created_at {scope_names}
 from (
-    select o.*, sum(pg_column_size(o.payload)) over (order by o.seq) - pg_column_size(o.payload) as bytes_before
+    select o.*, sum(size.bytes) over (order by o.seq) - size.bytes as bytes_before
     from due join {schema}.outbox o on o.id = due.id
+    -- Small values are stored as they are; of larger ones pg_column_size knows the compressed size alone.
+    cross join lateral (
+        select case when pg_column_size(o.payload) < 1000 then pg_column_size(o.payload) else octet_length(o.payload::text) end as bytes
+    ) size
 ) sized
 where bytes_before < %(max_bytes)s
 order by seq
@@ -61,6 +65,17 @@ order by seq
 select extract(epoch from min(o.next_retry_at) - clock_timestamp())::float8
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(lanes)s)
+
+-- name: next_retry_strict
+-- The same for strict ordering: what is held behind another event of its aggregate cannot go, however long it is due.
+select extract(epoch from min(o.next_retry_at) - clock_timestamp())::float8
+from {schema}.outbox o
+where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(lanes)s)
+  and not exists (
+      select from {schema}.outbox held
+      where held.aggregate_type = o.aggregate_type and held.aggregate_id = o.aggregate_id and held.seq < o.seq
+        and (held.status = 'failed' or held.next_retry_at is not null)
+  )
 
 -- name: append
 -- The heart: delivered events leave the outbox and enter the log, if and only if this relay still holds their lanes.
@@ -159,6 +174,22 @@ from fence
 where o.id = %(id)s and o.status = 'pending' and fence.held = %(lane_count)s
 returning o.retry_count
 
+-- name: give_back_attempt
+-- The attempt counted before delivery was not made after all, because the destination as a whole is down.
+with fence as (
+    select count(*) as held
+    from (
+        select from {schema}.lane
+        where lane = any(%(lanes)s) and token = %(token)s
+        order by lane
+        for share
+    ) mine
+)
+update {schema}.outbox o
+set retry_count = o.retry_count - 1
+from fence
+where o.id = %(id)s and o.status = 'pending' and o.retry_count > 0 and fence.held = %(lane_count)s
+
 -- name: settle_failures
 -- Failed deliveries wait for their retry, or end as failed; each leaves or updates its dead letter, with its history.
 with fence as (
@@ -196,14 +227,24 @@ letters as (
     select settled.id, failure.consumer_name, case when settled.status = 'failed' then 'parked' else 'retrying' end,
            settled.event_type, settled.schema_version, settled.aggregate_type, settled.aggregate_id, settled.occurred_at,
            settled.correlation_id, settled.causation_id, settled.payload, settled.seq, settled.created_at,
-           failure.error, failure.error_class, 1, settled.next_retry_at,
+           failure.error, failure.error_class, case when failure.consumer_name = '@relay' then settled.retry_count else 1 end,
+           settled.next_retry_at,
            jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class)) {settled_scope}
     from settled join failure on failure.id = settled.id
     on conflict (event_id, consumer_name) do update
     set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
-        attempts = letter.attempts + 1, next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
+        attempts = greatest(letter.attempts + 1, excluded.attempts), next_retry_at = excluded.next_retry_at,
+        last_seen_at = clock_timestamp(),
         history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
     returning 1
+),
+recovered as (
+    -- A consumer that had failed and is not among the failures now has taken the event.
+    update {schema}.dead_letter_events letter
+    set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
+    from settled
+    where letter.event_id = settled.id and letter.status = 'retrying'
+      and not exists (select from failure where failure.id = letter.event_id and failure.consumer_name = letter.consumer_name)
 )
 select fence.held, (select count(*) from settled) as settled, (select count(*) from letters) as letters
 from fence
@@ -221,7 +262,8 @@ where status = 'pending' and next_retry_at is null and seq > %(watermark)s and l
 
 -- name: last_seq
 -- The highest seq drawn so far, by committed and by open transactions alike.
-select last_value from {schema}.outbox_seq_seq
+-- A sequence that was never used shows its first value as if it had been drawn.
+select case when is_called then last_value else 0 end from {schema}.outbox_seq_seq
 
 -- name: open_writers
 -- Transactions that have written to the outbox and have not ended. The lock is taken before seq is drawn and held to the end.

@@ -1,0 +1,69 @@
+"""The command line: one module per group of commands. Parses, calls, prints; what it does is done in other rooms.
+
+Data goes to stdout and everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage, 3 the schema is not
+what the code needs or `status` found something to look at, 130 interrupted.
+"""
+
+import traceback
+from typing import Any
+
+import click
+import psycopg
+
+from aftercommit.cli.consumers import consumers
+from aftercommit.cli.migrate import migrate
+from aftercommit.cli.options import Given, global_options
+from aftercommit.cli.output import message, printable
+from aftercommit.cli.relay import relay
+from aftercommit.cli.status import status
+from aftercommit.cli.up import up
+from aftercommit.cli.version import version
+from aftercommit.cli.worker import worker
+from aftercommit.errors import AftercommitError, SchemaDrift, SchemaNotMigrated, SchemaTooNew
+
+FAILED, NOT_AS_IT_SHOULD_BE, INTERRUPTED = 1, 3, 130
+_DRIFT = (SchemaNotMigrated, SchemaTooNew, SchemaDrift)
+
+
+class _Root(click.Group):
+    """Turns our errors into one line and an exit status; only a bug leaves a traceback behind."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except AftercommitError as problem:
+            self._explain(ctx, problem)
+            ctx.exit(NOT_AS_IT_SHOULD_BE if isinstance(problem, _DRIFT) else FAILED)
+        except psycopg.OperationalError as problem:
+            self._explain(ctx, problem)
+            ctx.exit(FAILED)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+    def _explain(self, ctx: click.Context, problem: Exception) -> None:
+        given = ctx.find_object(Given)
+        if given is not None and given.settings.verbose:
+            message(printable("".join(traceback.format_exception(problem))).rstrip())
+        message(f"error: {printable(str(problem)).strip()}")
+
+
+@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="aftercommit", message="%(prog)s %(version)s")
+@global_options
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """What was committed is what everyone hears about: outbox, relay, log and consumers on PostgreSQL."""
+    ctx.obj = ctx.ensure_object(Given)
+
+
+for command in (up, migrate, relay, worker, consumers, status, version):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The entry point of the `aftercommit` program."""
+    cli(prog_name="aftercommit")
+
+
+__all__ = ["cli", "main"]

@@ -1,0 +1,140 @@
+"""What `aftercommit up` shows: a live panel on a terminal, one plain line every few seconds elsewhere."""
+
+import asyncio
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from aftercommit._version import __version__
+from aftercommit.cli.figures import Figures, Window
+from aftercommit.cli.look import Look
+from aftercommit.cli.output import line, printable
+from aftercommit.errors import DatabaseUnavailable
+from aftercommit.postgres.overview import Overview
+from aftercommit.service import Service
+from aftercommit.telemetry import Meter
+
+Seen = Overview | DatabaseUnavailable
+Show = Callable[[Seen, Figures], None]
+
+
+class RecentLines(logging.Handler):
+    """Keeps the last log lines, where printing them would tear the live panel apart."""
+
+    def __init__(self, formatter: logging.Formatter, count: int = 4) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.lines: deque[str] = deque(maxlen=count)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Remember one line."""
+        self.lines.append(self.format(record))
+
+
+class Dashboard(Service):
+    """Looks every `interval` seconds and shows what it saw."""
+
+    name = "dashboard"
+
+    def __init__(self, look: Look, meter: Meter, interval: float, recent: RecentLines | None) -> None:
+        """With `recent` log lines a panel for a terminal, without them plain lines."""
+        super().__init__()
+        self._look = look
+        self._window = Window(meter)
+        self._interval = interval
+        self._recent = recent
+
+    async def run(self) -> None:
+        """Until stopped."""
+        with self._shown() as show:
+            while not self.stopping.is_set():
+                show(await asyncio.to_thread(self._see), self._window.figures())
+                await self.pause(self._interval)
+
+    def _see(self) -> Seen:
+        try:
+            return self._look.now()
+        except DatabaseUnavailable as problem:
+            return problem
+
+    @contextmanager
+    def _shown(self) -> Iterator[Show]:
+        if self._recent is None:
+            yield lambda seen, figures: line(plain_line(seen, figures))
+            return
+        with Live(console=Console(highlight=False), auto_refresh=False) as live:
+            yield lambda seen, figures: live.update(self._panel(seen, figures), refresh=True)
+
+    def _panel(self, seen: Seen, figures: Figures) -> RenderableType:
+        recent = self._recent.lines if self._recent is not None else ()
+        body = [Text(printable(each), style="yellow", overflow="ellipsis", no_wrap=True) for each in recent]
+        title = f"aftercommit {__version__}"
+        return Panel(
+            Group(_grid(seen, figures), *([Text("")] if body else []), *body),
+            title=title,
+            subtitle="Ctrl-C stops",
+            title_align="left",
+            subtitle_align="left",
+            padding=(1, 2),
+        )
+
+
+def is_terminal() -> bool:
+    """Whether somebody looks at stdout."""
+    return sys.stdout.isatty()
+
+
+def plain_line(seen: Seen, figures: Figures) -> str:
+    """One look as one line."""
+    told = f"published={figures.published} rate={figures.publish_rate:.1f}/s"
+    told += f" p50={_milliseconds(figures.p50_ms)} p99={_milliseconds(figures.p99_ms)} handled={figures.handled}"
+    if isinstance(seen, DatabaseUnavailable):
+        return f"{told} database=unavailable"
+    return (
+        f"{told} pending={seen.pending} oldest={seen.oldest_seconds:.1f}s log={seen.head} lag={_lag(seen)} "
+        f"failed_attempts={figures.failed} retrying={seen.dead('retrying')} parked={seen.dead('parked')}"
+    )
+
+
+def _grid(seen: Seen, figures: Figures) -> RenderableType:
+    grid = Table.grid(padding=(0, 3))
+    grid.add_column()
+    grid.add_column(justify="right", min_width=8)
+    grid.add_column()
+    for name, value, detail in _rows(seen, figures):
+        grid.add_row(Text(name), Text(value, style="bold"), Text(detail))
+    return grid
+
+
+def _rows(seen: Seen, figures: Figures) -> Iterator[tuple[str, str, str]]:
+    latency = f"p50 {_milliseconds(figures.p50_ms)}, p99 {_milliseconds(figures.p99_ms)} from write to log"
+    yield "published", f"{figures.published:,}", f"{figures.publish_rate:.1f} a second, {latency}"
+    yield "handled", f"{figures.handled:,}", f"{figures.handle_rate:.1f} a second, {figures.failed:,} failed attempts"
+    if isinstance(seen, DatabaseUnavailable):
+        yield "database", "away", printable(str(seen))
+        return
+    yield "pending", f"{seen.pending:,}", f"the oldest for {seen.oldest_seconds:.1f} s" if seen.pending else ""
+    yield "in the log", f"{seen.head:,}", f"relays at work: {sum(relay.is_alive for relay in seen.relays)}"
+    for consumer in seen.consumers:
+        doing = "paused" if consumer.paused else f"worked on by {consumer.holder or 'nobody'}"
+        yield f"consumer {printable(consumer.name)}", f"{consumer.lag:,}", f"behind, {printable(doing)}"
+    retrying, parked = seen.dead("retrying"), seen.dead("parked")
+    yield "dead letters", f"{parked:,}", f"parked, {retrying:,} to be tried again"
+
+
+def _lag(seen: Overview) -> int:
+    return max((consumer.lag for consumer in seen.consumers), default=0)
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}ms" if value < 10 else f"{value:.0f}ms"

@@ -1,0 +1,97 @@
+"""Rates and quantiles from what a meter has counted. Pure: two samples in, figures out."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from aftercommit.telemetry import LATENCY_BUCKETS_MS, Meter
+
+WINDOW_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a meter had counted at one moment."""
+
+    at: float
+    published: int
+    handled: int
+    failed: int
+    latency: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What happened since the process began, and how fast it goes at present."""
+
+    published: int
+    publish_rate: float
+    handled: int
+    handle_rate: float
+    failed: int
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+def sample(meter: Meter, at: float) -> Sample:
+    """Read the meter."""
+    with meter.locked():
+        columns = zip(*(each.counts for each in meter.latency_ms.values()), strict=True)
+        return Sample(
+            at,
+            published=sum(meter.published.values()),
+            handled=sum(count for (_, outcome), count in meter.consumed.items() if outcome == "done"),
+            failed=sum(count for (_, outcome), count in meter.consumed.items() if outcome == "failed")
+            + sum(meter.failed.values()),
+            latency=tuple(sum(column) for column in columns),
+        )
+
+
+def compare(before: Sample, now: Sample) -> Figures:
+    """Totals of the later sample, rates and latency between the two."""
+    seconds = max(now.at - before.at, 1e-9)
+    earlier = before.latency or (0,) * len(now.latency)
+    recent = [late - early for late, early in zip(now.latency, earlier, strict=True)]
+    return Figures(
+        published=now.published,
+        publish_rate=(now.published - before.published) / seconds,
+        handled=now.handled,
+        handle_rate=(now.handled - before.handled) / seconds,
+        failed=now.failed,
+        p50_ms=quantile(recent, 0.5),
+        p99_ms=quantile(recent, 0.99),
+    )
+
+
+def quantile(counts: Sequence[int], share: float, bounds: Sequence[float] = LATENCY_BUCKETS_MS) -> float | None:
+    """The value below which this share lies, straight between the bounds of its bucket; None without values."""
+    total = sum(counts)
+    if total == 0:
+        return None
+    wanted = share * total
+    for index, below in enumerate(accumulate(counts)):
+        if below >= wanted and counts[index]:
+            if index == len(bounds):
+                return bounds[-1]
+            lower = bounds[index - 1] if index else 0.0
+            inside = (wanted - (below - counts[index])) / counts[index]
+            return lower + (bounds[index] - lower) * inside
+    return bounds[-1]
+
+
+class Window:
+    """Samples of the last seconds, so that the figures follow what happens and do not jump."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._samples: deque[Sample] = deque([sample(meter, time.monotonic())])
+
+    def figures(self) -> Figures:
+        """The figures of this moment."""
+        now = sample(self._meter, time.monotonic())
+        self._samples.append(now)
+        while len(self._samples) > 2 and now.at - self._samples[1].at >= WINDOW_SECONDS:
+            self._samples.popleft()
+        return compare(self._samples[0], now)

@@ -1,0 +1,94 @@
+"""From what was said on the command line to the objects that commands work with: the outbox and the database."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+
+from aftercommit.errors import DatabaseError, DeclarationError
+from aftercommit.outbox import Outbox
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.embedded import default_folder
+from aftercommit.postgres.overview import outboxes
+from aftercommit.postgres.postmaster import find_postmaster
+from aftercommit.postgres.shape import Shape
+from aftercommit.settings import APP, DATABASE_URL, Settings
+
+
+def load_outbox(settings: Settings) -> Outbox:
+    """The Outbox that --app names; the current directory can be imported from, as `python -m` does it."""
+    if settings.app is None:
+        raise DeclarationError(
+            f"this command runs your declarations: say where your Outbox is with --app package.module:name, or {APP}"
+        )
+    module_name, _, attribute = settings.app.partition(":")
+    if not module_name or not attribute:
+        raise DeclarationError(f"--app {settings.app!r} should look like package.module:name")
+    found: Any = _import(module_name)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise DeclarationError(f"--app {settings.app!r}: {found!r:.80} has no attribute {name!r}")
+        found = getattr(found, name)
+    if not isinstance(found, Outbox):
+        raise DeclarationError(
+            f"--app {settings.app!r} is {found!r:.80} and not an Outbox: name the one that your service publishes with"
+        )
+    return found
+
+
+def load_shape(settings: Settings) -> Shape:
+    """What the tables should look like: by --app, or an outbox without scope and views in --schema."""
+    if settings.app is not None:
+        return load_outbox(settings).shape
+    return Shape(settings.schema) if settings.schema is not None else Shape()
+
+
+def load_database(settings: Settings, command: str) -> Database:
+    """The database of --dsn, DATABASE_URL, or the embedded server that is running; nothing is connected or started."""
+    dsn = settings.dsn or running_server()
+    if dsn is None:
+        raise DatabaseError(
+            f"no database is given: set {DATABASE_URL} or --dsn; or run `aftercommit up`, which brings one (none is "
+            f"running in {default_folder().absolute()})"
+        )
+    return Database(dsn, listen_dsn=settings.listen_dsn, application_name=f"aftercommit {command}")
+
+
+def running_server() -> str | None:
+    """The address of the embedded server in AFTERCOMMIT_HOME, if one accepts connections there."""
+    for data_folder in sorted(default_folder().absolute().glob("postgres-*"), reverse=True):
+        server = find_postmaster(data_folder) if data_folder.is_dir() else None
+        if server is not None and server.is_ready:
+            host = quote(str(server.socket_folder), safe="/")
+            return f"postgresql://postgres@/postgres?host={host}&port={server.port}"
+    return None
+
+
+def find_shape(settings: Settings, connection: psycopg.Connection[Any]) -> Shape:
+    """The outbox meant by a command that only looks: what was said, or the only one there is in the database."""
+    if settings.app is not None or settings.schema is not None:
+        return load_shape(settings)
+    found = outboxes(connection)
+    if len(found) > 1:
+        raise DeclarationError(
+            f"database {connection.info.dbname!r} has several outboxes ({', '.join(found)}): choose one with --schema"
+        )
+    return Shape(found[0]) if found else Shape()
+
+
+def _import(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as problem:
+        # A module that is there but lacks something of its own is for its author to see whole.
+        if problem.name is None or not (name == problem.name or name.startswith(f"{problem.name}.")):
+            raise
+        raise DeclarationError(
+            f"--app: there is no module {problem.name!r} in {here} or among the installed packages"
+        ) from problem

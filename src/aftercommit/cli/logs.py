@@ -1,0 +1,88 @@
+"""Log lines of our own processes, to stderr: one line per record, as JSON for machines or as text for people."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from aftercommit.cli.output import printable
+from aftercommit.settings import Settings
+from aftercommit.telemetry import JsonFormatter
+
+_OURS = "aftercommit"
+# A line may be cut off at the edge of a terminal, so what people look for comes first.
+_FIRST = ("error", "event_type", "consumer", "attempt", "retry_in")
+
+
+class TextFormatter(logging.Formatter):
+    """`12:34:56 WARNING outbox_publish_failed event_id=… error="…"`: the same fields as the JSON, on one line too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line; an exception, if there is one, follows below it."""
+        fields: dict[str, object] = json.loads(JsonFormatter().format(record))
+        event, exception = fields.pop("event"), fields.pop("exception", None)
+        for name in ("ts", "level", "logger"):
+            fields.pop(name)
+        names = sorted(fields, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+        told = "".join(f" {name}={_value(fields[name])}" for name in names if fields[name] is not None)
+        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname} {_quoted(str(event), ())}{told}"
+        return line if exception is None else f"{line}\n{printable(str(exception))}"
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever sys.stderr is at the moment: a live display redirects it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+@contextmanager
+def logging_to_stderr(settings: Settings, level: int) -> Iterator[logging.Handler]:
+    """While inside, log lines of this level and above go to stderr (with --verbose, all of ours)."""
+    handler = _StderrHandler()
+    handler.setFormatter(formatter(settings))
+    with logging_to(handler, logging.DEBUG if settings.verbose else level):
+        yield handler
+
+
+@contextmanager
+def logging_to(handler: logging.Handler, level: int) -> Iterator[None]:
+    """While inside, log lines go to this handler: ours from the level on, those of others when they are warnings."""
+    root, ours, pool = (logging.getLogger(name) for name in (None, _OURS, "psycopg.pool"))
+    before = [(logger, logger.level) for logger in (root, ours, pool)]
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    ours.setLevel(level)
+    # An outage is said once by our services; the pools behind them would say it at every attempt.
+    pool.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        for logger, was in before:
+            logger.setLevel(was)
+
+
+def formatter(settings: Settings) -> logging.Formatter:
+    """As chosen; if nothing is chosen, text for a terminal and JSON for a file or a pipe."""
+    chosen = settings.log_format or ("text" if sys.stderr.isatty() else "json")
+    return JsonFormatter() if chosen == "json" else TextFormatter()
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return _quoted(value, (" ", '"', "="))
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return _quoted(json.dumps(value), ())
+
+
+def _quoted(text: str, special: tuple[str, ...]) -> str:
+    plain = text.isprintable() and text != "" and not any(character in text for character in special)
+    return text if plain else json.dumps(text)

@@ -1,0 +1,69 @@
+"""What `relay` and `worker` have in common: an engine, its metrics, and the lines that say when it begins and ends."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import click
+
+from aftercommit._version import __version__
+from aftercommit.cli.running import run_until_stopped
+from aftercommit.metrics import serve
+from aftercommit.metrics.exposition import LOOPBACK
+from aftercommit.outbox import Outbox
+from aftercommit.postgres.database import Database
+from aftercommit.telemetry import say
+from aftercommit.wiring import Engine
+
+logger = logging.getLogger("aftercommit.process")
+
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
+
+
+def metrics_options(command: Decorated) -> Decorated:
+    """Where the figures of the process can be scraped."""
+    port = click.option(
+        "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve /metrics for Prometheus here."
+    )
+    address = click.option(
+        "--metrics-address", default=LOOPBACK, show_default=True, help="The address to serve /metrics on."
+    )
+    return port(address(command))
+
+
+def run_engine(
+    name: str,
+    outbox: Outbox,
+    database: Database,
+    make: Callable[[], Engine],
+    metrics_port: int | None,
+    metrics_address: str,
+) -> None:
+    """Run until stopped, with metrics if they were asked for."""
+    with _metrics(outbox, metrics_port, metrics_address) as url:
+        about = {"outbox": outbox.schema, "database": database.safe_dsn, "version": __version__, "metrics": url}
+
+        def begin() -> Engine:
+            engine = make()
+            say(logger, logging.INFO, f"{name}_started", **about)
+            return engine
+
+        def stop() -> None:
+            remedy = "what is under way is finished; a second signal ends the process at once"
+            say(logger, logging.INFO, f"{name}_stopping", outbox=outbox.schema, remedy=remedy)
+
+        run_until_stopped(begin, stop)
+        say(logger, logging.INFO, f"{name}_stopped", outbox=outbox.schema)
+
+
+@contextmanager
+def _metrics(outbox: Outbox, port: int | None, address: str) -> Iterator[str | None]:
+    if port is None:
+        yield None
+        return
+    server = serve(port, outbox, address=address)
+    try:
+        yield server.url
+    finally:
+        server.stop()

@@ -1,0 +1,73 @@
+"""`aftercommit relay`: carry events from the outbox to a transport and into the log, until told to stop."""
+
+import logging
+
+import click
+
+from aftercommit.cli.loading import load_database, load_outbox
+from aftercommit.cli.logs import logging_to_stderr
+from aftercommit.cli.options import pass_settings
+from aftercommit.cli.process import metrics_options, run_engine
+from aftercommit.relay import RelaySettings
+from aftercommit.settings import Settings
+from aftercommit.wiring import BUS_CARRIERS, Engine, TransportName
+
+_DEFAULTS = RelaySettings()
+
+
+@click.command()
+@click.option(
+    "--transport",
+    type=click.Choice(["log", "bus"]),
+    default="log",
+    show_default=True,
+    help="log: consumers follow the log, run `worker` for them. bus: their handlers run in this process.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.batch_size,
+    show_default=True,
+    help="Events at a time.",
+)
+@click.option(
+    "--carriers",
+    type=click.IntRange(1, 64),
+    help=f"How many batches may be under way side by side. Default: 1, with the bus {BUS_CARRIERS}.",
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=0.5),
+    default=_DEFAULTS.lease,
+    show_default=True,
+    metavar="SECONDS",
+    help="After a crash another relay takes over within this time.",
+)
+@metrics_options
+@pass_settings
+def relay(
+    settings: Settings,
+    transport: TransportName,
+    batch_size: int,
+    carriers: int | None,
+    lease: float,
+    metrics_port: int | None,
+    metrics_address: str,
+) -> None:
+    """Deliver what was published and append it to the log, until stopped. Several relays share the work.
+
+    An unreachable database is waited for. SIGTERM or Ctrl-C finishes what is under way and ends; a second one ends at
+    once.
+    """
+    outbox, database = load_outbox(settings), load_database(settings, "relay")
+    chosen = carriers or (BUS_CARRIERS if transport == "bus" else _DEFAULTS.carriers)
+    relay_settings = RelaySettings(batch_size=batch_size, carriers=chosen, lease=lease)
+    with logging_to_stderr(settings, logging.INFO):
+        run_engine(
+            "relay",
+            outbox,
+            database,
+            lambda: Engine(outbox, database, workers=False, transport=transport, relay_settings=relay_settings),
+            metrics_port,
+            metrics_address,
+        )

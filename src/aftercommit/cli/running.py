@@ -1,0 +1,78 @@
+"""Runs services until somebody wants them to stop: the first signal asks, the second ends the process on the spot."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from aftercommit.service import Service
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Stopper:
+    """Waits for signals from the moment it is entered, also while nothing can be stopped yet."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._ask: Callable[[], object] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            # nohup and its like have the last word.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def calls(self, ask: Callable[[], object]) -> None:
+        """What to do when a stop is requested, in the running event loop; at once, if it has been already."""
+        loop = asyncio.get_running_loop()
+        self._ask = lambda: loop.call_soon_threadsafe(ask)
+        if self.requested:
+            ask()
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run an event loop; a signal that comes when it is over is only remembered."""
+        try:
+            asyncio.run(main)
+        finally:
+            self._ask = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), _SHOW_CURSOR)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.requested = True
+        if self._ask is not None:
+            self._ask()
+
+
+def run_until_stopped(make: Callable[[], Service], on_request: Callable[[], object]) -> None:
+    """Run a service to its end: by a signal (then `on_request` is called first), or by an error, which is raised."""
+    with Stopper() as stopper:
+        stopper.run(_run(make, on_request, stopper))
+
+
+async def _run(make: Callable[[], Service], on_request: Callable[[], object], stopper: Stopper) -> None:
+    service = make()
+    await service.start()
+
+    def stop() -> None:
+        on_request()
+        service.stopping.set()
+
+    stopper.calls(stop)
+    await service.wait()

@@ -1,0 +1,33 @@
+"""`aftercommit version`: what is installed, for reports of problems."""
+
+import platform
+from importlib.metadata import version as installed_version
+
+import click
+import psycopg
+
+from aftercommit._version import __version__
+from aftercommit.cli.options import as_json, pass_settings
+from aftercommit.cli.output import line, print_json
+from aftercommit.postgres.migrate import migrations
+from aftercommit.settings import Settings
+
+
+@click.command()
+@as_json
+@pass_settings
+def version(settings: Settings, as_json: bool) -> None:
+    """Print the versions of aftercommit and of what it runs on."""
+    found = {
+        "aftercommit": __version__,
+        "migration": str(migrations()[-1]),
+        "python": platform.python_version(),
+        "psycopg": installed_version("psycopg"),
+        "libpq": psycopg.pq.version_pretty(psycopg.pq.version()),
+        "platform": platform.platform(),
+    }
+    if as_json:
+        print_json(found)
+        return
+    for name, value in found.items():
+        line(f"{name:<12} {value}")

@@ -1,0 +1,50 @@
+"""`aftercommit worker`: run the handlers of consumers that follow the log, until told to stop."""
+
+import logging
+
+import click
+
+from aftercommit.cli.loading import load_database, load_outbox
+from aftercommit.cli.logs import logging_to_stderr
+from aftercommit.cli.options import pass_settings
+from aftercommit.cli.process import metrics_options, run_engine
+from aftercommit.consumer import WorkerSettings
+from aftercommit.errors import DeclarationError
+from aftercommit.settings import Settings
+from aftercommit.wiring import Engine
+
+_DEFAULTS = WorkerSettings()
+
+
+@click.command()
+@click.argument("consumers", nargs=-1, metavar="[CONSUMER]...")
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=0.5),
+    default=_DEFAULTS.lease,
+    show_default=True,
+    metavar="SECONDS",
+    help="After a crash a standby takes over within this time.",
+)
+@metrics_options
+@pass_settings
+def worker(
+    settings: Settings, consumers: tuple[str, ...], lease: float, metrics_port: int | None, metrics_address: str
+) -> None:
+    """Handle events for the named consumers, or for all that the outbox declares, until stopped.
+
+    A consumer has one worker at a time; further ones stand by. Unreachable databases and signals as with `relay`.
+    """
+    outbox, database = load_outbox(settings), load_database(settings, "worker")
+    if not outbox.consumers:
+        raise DeclarationError(f"outbox {outbox.schema!r} declares no consumers: there is nothing to work on")
+    worker_settings = WorkerSettings(lease=lease)
+    with logging_to_stderr(settings, logging.INFO):
+        run_engine(
+            "worker",
+            outbox,
+            database,
+            lambda: Engine(outbox, database, relay=False, workers=consumers or True, worker_settings=worker_settings),
+            metrics_port,
+            metrics_address,
+        )

@@ -1,0 +1,96 @@
+"""The connections on which handlers work, kept between slices. Who asks bounds their number; nothing waits here."""
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import Format, TransactionStatus
+from psycopg.rows import tuple_row
+
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.resilience import LOST, close_quietly
+
+
+class Connections:
+    """Connections of one consumer: opened when needed, dropped when broken."""
+
+    def __init__(self, database: Database) -> None:
+        """None open yet."""
+        self._database = database
+        self._idle: list[psycopg.AsyncConnection[Any]] = []
+        self._idle_sync: list[psycopg.Connection[Any]] = []
+        self._generation = 0
+        # Threads of handlers that were given up come back when they like.
+        self._lock = threading.Lock()
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """An asyncio connection, outside any transaction."""
+        generation = self._generation
+        connection = self._idle.pop() if self._idle else await self._connect()
+        try:
+            yield connection
+        finally:
+            if _is_clean(connection) and generation == self._generation:
+                self._idle.append(connection)
+            else:
+                await close_quietly(connection)
+
+    @contextmanager
+    def lend_sync(self) -> Iterator[psycopg.Connection[Any]]:
+        """The same for a thread."""
+        with self._lock:
+            generation = self._generation
+            idle = self._idle_sync.pop() if self._idle_sync else None
+        connection = idle or self._database.connect_sync(autocommit=False)
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                kept = _is_clean(connection) and generation == self._generation
+                if kept:
+                    self._idle_sync.append(connection)
+            if not kept:
+                connection.close()
+
+    async def still_connects(self) -> bool:
+        """Whether the database takes new connections: tells a lost connection from a lost database."""
+        try:
+            await close_quietly(await self._connect())
+        except (psycopg.Error, *LOST):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close those that lie idle; those that are out are closed when they come back."""
+        with self._lock:
+            self._generation += 1
+            idle, self._idle_sync = self._idle_sync, []
+        for connection in idle:
+            connection.close()
+        while self._idle:
+            await close_quietly(self._idle.pop())
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        connection = await self._database.connect(autocommit=False)
+        # Our own connections take JSON as bytes; a handler reads it as its program has psycopg set up.
+        json_oid = psycopg.adapters.types["json"].oid
+        loader = psycopg.adapters.get_loader(json_oid, Format.TEXT)
+        if loader is not None:
+            connection.adapters.register_loader(json_oid, loader)
+        return connection
+
+
+def restore(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
+    """Row and cursor types as they come by default: a handler may have chosen others for itself, not for the next."""
+    connection.row_factory = tuple_row
+    if isinstance(connection, psycopg.AsyncConnection):
+        connection.cursor_factory = psycopg.AsyncCursor
+    else:
+        connection.cursor_factory = psycopg.Cursor
+
+
+def _is_clean(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> bool:
+    return connection.info.transaction_status == TransactionStatus.IDLE

@@ -1,0 +1,76 @@
+"""Who works for a consumer: the lease on its checkpoint. One worker holds it, its token fences what it writes."""
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+from aftercommit.errors import LeaseLost
+from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The lease as it was taken or renewed; `died`: the one before us did not hand it over."""
+
+    position: int
+    paused: bool
+    died: bool
+
+
+class Lease:
+    """The lease of one worker on one consumer."""
+
+    def __init__(self, shape: Shape, consumer: Consumer, seconds: float) -> None:
+        """Not taken."""
+        self.token: UUID = uuid4()
+        self.worker = f"{socket.gethostname()}:{os.getpid()}"
+        self._channel = shape.log_channel
+        self._statements = Statements(shape)
+        self._name = consumer.name
+        self._declared_by = consumer.declared_by
+        self._seconds = seconds
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What every fenced statement is given."""
+        return {"consumer": self._name, "token": self.token, "lease": self._seconds}
+
+    async def take(self, connection: psycopg.AsyncConnection[Any]) -> Held | None:
+        """Take or renew; None while somebody has it, or while a slice of our own holds the row."""
+        parameters = {**self.parameters, "worker": self.worker, "declared_by": self._declared_by}
+        row = await self._row(connection, "take_consumer", parameters)
+        return Held(*row) if row is not None else None
+
+    async def renew(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        """Renew while slices are at work, without waiting for them; tells whether the consumer is paused now."""
+        row = await self._row(connection, "renew_consumer", self.parameters)
+        return bool(row is not None and row[0])
+
+    async def move(self, connection: psycopg.AsyncConnection[Any], position: int) -> None:
+        """Move the checkpoint past events that need no transaction of their own."""
+        row = await self._row(connection, "move_checkpoint", {**self.parameters, "position": position})
+        self.require(row is not None)
+
+    async def count_start(self, connection: psycopg.AsyncConnection[Any], position: int) -> int:
+        """Count that handling of this event is begun, before it is; returns how often that was."""
+        row = await self._row(connection, "suspect", {**self.parameters, "position": position})
+        self.require(row is not None)
+        return int(row[0])
+
+    async def release(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Hand over at once."""
+        await connection.execute(self._statements["release_consumer"], {**self.parameters, "channel": self._channel})
+
+    def require(self, held: bool) -> None:
+        """LeaseLost unless the fence let us through."""
+        if not held:
+            raise LeaseLost(f"consumer {self._name!r} was taken over by another worker")
+
+    async def _row(self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> Any:
+        return await (await connection.execute(self._statements[name], parameters)).fetchone()

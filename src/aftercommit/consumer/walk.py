@@ -1,0 +1,110 @@
+"""How a list of events is cut into slices, and what is learned when one fails. Decides only; nothing runs here."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from aftercommit.consumer.outcome import Failed
+from aftercommit.consumer.slices import Item, SliceFailed
+
+FIRST: Final = 16
+LARGEST: Final = 500
+QUICK: Final = 0.02
+SLOW: Final = 0.1
+# A handler that loses its connection this often in a row, while the database takes others, does it itself.
+MOST_LOSSES: Final = 3
+# Deadlocks, failed serialisation, locks not given: between transactions, so more likely the larger they are.
+CONTENTION: Final = ("40", "55P03")
+
+
+class Walk:
+    """The events that are still to be handled, in order, and how many of them the next slice takes."""
+
+    def __init__(self, items: Sequence[Item], *, alone: bool) -> None:
+        """At the beginning; `alone` keeps every event in a slice of its own."""
+        self.waiting = deque(items)
+        self._known: dict[int, Failed] = {}
+        self._size = 1 if alone else FIRST
+        self._grows = not alone
+        self._singly = 0
+        self._losses = 0
+
+    def failure(self) -> Failed | None:
+        """The failure of the next event, if it is known already."""
+        return self.waiting[0].failure or self._known.pop(id(self.waiting[0]), None)
+
+    def take(self, *, strict: bool) -> tuple[Item, list[Item]]:
+        """Take the next event away and, under strict ordering, those behind it of the same aggregate."""
+        item = self.waiting.popleft()
+        self._singly = max(0, self._singly - 1)
+        if not strict:
+            return item, []
+        behind = [other for other in self.waiting if other.record.aggregate == item.record.aggregate]
+        self.waiting = deque(other for other in self.waiting if other.record.aggregate != item.record.aggregate)
+        return item, behind
+
+    def segment(self) -> list[Item]:
+        """The events of the next slice, from the front."""
+        size = 1 if self._singly > 0 else self._size
+        segment: list[Item] = []
+        for item in self.waiting:
+            full = len(segment) == size or (segment and (item.goes_alone or segment[0].goes_alone))
+            if full or item.failure is not None or id(item) in self._known:
+                break
+            segment.append(item)
+        return segment
+
+    def done(self, segment: Sequence[Item], seconds: float) -> None:
+        """The slice committed; a quick one may be followed by a larger, a slow one by a smaller."""
+        for _ in segment:
+            self.waiting.popleft()
+        self._losses = 0
+        self._singly = max(0, self._singly - 1)
+        if not self._grows:
+            return
+        if seconds > SLOW:
+            self._size = max(1, self._size // 2)
+        elif seconds < QUICK and len(segment) == self._size:
+            self._size = min(LARGEST, self._size * 2)
+
+    def failed(self, segment: Sequence[Item], problem: SliceFailed) -> None:
+        """The slice was undone: its events go again, without the one to blame, or one by one to find it."""
+        self._losses = 0
+        if len(segment) == 1:
+            self.blame(segment[0], problem.failure)
+        elif problem.index is None or _is_contention(problem.failure.error):
+            self._singly = len(segment)
+        else:
+            self.blame(segment[problem.index], problem.failure)
+
+    def lost(self, segment: Sequence[Item], problem: BaseException) -> None:
+        """The slice's connection broke. That is no attempt, unless it happens to one event again and again."""
+        self._losses = self._losses + 1 if len(segment) == 1 else 0
+        if self._losses >= MOST_LOSSES:
+            self._losses = 0
+            self.blame(segment[0], Failed(problem))
+        else:
+            self._singly = max(self._singly, len(segment))
+
+    def blame(self, item: Item, failure: Failed) -> None:
+        """This event failed; it is taken when its turn comes."""
+        self._known[id(item)] = failure
+
+
+def by_aggregate(items: Sequence[Item], groups: int) -> list[list[Item]]:
+    """Items in so many groups that may go side by side: an aggregate's events stay together and in order."""
+    if groups <= 1:
+        return [list(items)] if items else []
+    result: list[list[Item]] = [[] for _ in range(groups)]
+    group_of: dict[tuple[str, str], list[Item]] = {}
+    for item in items:
+        aggregate = item.record.aggregate
+        if aggregate not in group_of:
+            group_of[aggregate] = min(result, key=len)
+        group_of[aggregate].append(item)
+    return [group for group in result if group]
+
+
+def _is_contention(error: BaseException) -> bool:
+    sqlstate = getattr(error, "sqlstate", None)
+    return isinstance(sqlstate, str) and sqlstate.startswith(CONTENTION)

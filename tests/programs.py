@@ -1,0 +1,109 @@
+"""Our command line as a process of its own: what it prints is read as it comes, and awaited with a deadline."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PATIENCE = 40.0
+# What the machine that runs the tests has set must not decide what they find.
+CLEANED = ("DATABASE_URL", "AFTERCOMMIT_HOME", "AFTERCOMMIT_APP", "AFTERCOMMIT_SCHEMA", "NO_COLOR", "FORCE_COLOR")
+
+
+class Program:
+    """A running `aftercommit`."""
+
+    def __init__(self, arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str]) -> None:
+        """Start it."""
+        inherited = {name: value for name, value in os.environ.items() if name not in CLEANED}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "aftercommit.cli", *arguments],
+            cwd=folder,
+            env={**inherited, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.stdout: list[str] = []
+        self.stderr: list[str] = []
+        self._news = threading.Condition()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read, args=(self.process.stdout, self.stdout), daemon=True),
+            threading.Thread(target=self._read, args=(self.process.stderr, self.stderr), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def line(self, wanted: str, lines: list[str], timeout: float = PATIENCE) -> str:
+        """The first line with this text, once it is there."""
+        found = self.until(lambda: next((line for line in lines if wanted in line), None), timeout)
+        assert found is not None, f"{wanted!r} was not printed: {self}"
+        return found
+
+    def until(self, condition: Callable[[], str | None], timeout: float = PATIENCE) -> str | None:
+        """What the condition finds, looked at each time a line comes; None when the program ends without it."""
+        deadline = time.monotonic() + timeout
+        with self._news:
+            while (found := condition()) is None and time.monotonic() < deadline:
+                if not any(reader.is_alive() for reader in self._readers):
+                    return condition()
+                # A reader that ends says so before it is gone: look again soon.
+                self._news.wait(0.5)
+            return found
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        self.process.send_signal(number)
+
+    def ends(self, timeout: float = PATIENCE) -> int:
+        """Its exit status; negative when a signal ended it."""
+        status = self.process.wait(timeout)
+        for reader in self._readers:
+            reader.join(timeout)
+        return status
+
+    def close(self) -> None:
+        """Close the pipes, once they are empty."""
+        for reader, stream in zip(self._readers, (self.process.stdout, self.process.stderr), strict=True):
+            reader.join(15)
+            if stream is not None:
+                stream.close()
+
+    def __str__(self) -> str:
+        """Everything it printed, for failures."""
+        return "\n".join(["", "stdout:", *self.stdout, "stderr:", *self.stderr])
+
+    def _read(self, stream: IO[str], lines: list[str]) -> None:
+        for line in stream:
+            with self._news:
+                lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+
+@contextmanager
+def running(*arguments: str, folder: Path = REPOSITORY, **environment: str) -> Iterator[Program]:
+    """The program while the test looks at it; whatever happens, it does not outlive the test."""
+    program = Program(arguments, folder, environment)
+    try:
+        yield program
+    finally:
+        if program.process.poll() is None:
+            program.process.terminate()
+            try:
+                program.process.wait(15)
+            except subprocess.TimeoutExpired:
+                program.process.kill()
+                program.process.wait(15)
+        program.close()
