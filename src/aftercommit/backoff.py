@@ -1,5 +1,6 @@
 """How long to wait before the next attempt. Pure: a policy maps an attempt and its error to seconds or to giving up."""
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,15 +29,17 @@ class Exponential:
 
     def __post_init__(self) -> None:
         """Refuse numbers that would never wait or never end."""
-        if self.base <= 0 or self.factor < 1 or self.maximum < self.base or not 0 <= self.jitter <= 1:
+        finite = all(math.isfinite(number) for number in (self.base, self.factor, self.maximum, self.jitter))
+        if not finite or self.base <= 0 or self.factor < 1 or self.maximum < self.base or not 0 <= self.jitter <= 1:
             raise DeclarationError(
                 f"{self!r} is not a usable backoff: needs base > 0, factor >= 1, maximum >= base, 0 <= jitter <= 1"
             )
 
     def __call__(self, attempt: int, error: BaseException) -> float | None:
         """The jittered exponential delay; never gives up by itself."""
-        exponent = min(attempt - 1, 64)
-        delay = min(self.maximum, self.base * self.factor**exponent)
+        # Compared in logarithms: with many attempts the power itself would overflow before the maximum is applied.
+        grown = math.log(self.base) + (attempt - 1) * math.log(self.factor)
+        delay = self.maximum if grown >= math.log(self.maximum) else self.base * self.factor ** (attempt - 1)
         return delay * (1 - self.jitter * self.random())
 
 

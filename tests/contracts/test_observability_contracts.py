@@ -26,6 +26,7 @@ from aftercommit.relay import Relay, RelaySettings
 from aftercommit.telemetry import JsonFormatter, Meter
 from aftercommit.transport import Transport
 from aftercommit.transports import LogTransport
+from tests.programs import REPOSITORY
 from tests.recording import RecordingTransport
 from tests.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
 
@@ -318,7 +319,7 @@ def lines() -> Iterator[Lines]:
 
 @pytest.mark.contract("C10")
 async def test_publishing_and_delivering_are_logged_under_the_agreed_names(shop: Shop, lines: Lines) -> None:
-    """C10: `outbox_enqueued` when it is written, `outbox_publish_succeeded` when it is in the log, with the event's id."""
+    """C10: `outbox_enqueued` when it is written, `outbox_publish_succeeded` when it is in the log, with its id."""
     event_id = str(shop.place("o-1"))
     async with relay_on(shop, LogTransport()):
         await shop.signals.wait_total("relay.appended", 1)
@@ -351,7 +352,7 @@ async def test_a_rolled_back_publish_may_be_logged_but_its_delivery_never_is(sho
 async def test_failures_and_dead_letters_are_logged_as_one_json_line_each_whatever_the_error_says(
     shop: Shop, lines: Lines
 ) -> None:
-    """C10: `outbox_publish_failed` per attempt, `outbox_dead_lettered` at the end; newlines and ANSI cannot break a line."""
+    """C10: `outbox_publish_failed` per attempt, `outbox_dead_lettered` at the end; no error text breaks a line."""
     shop.outbox.max_attempts = 2
     shop.outbox.backoff = Constant(0.01)
     event_id = str(shop.place("o-1"))
@@ -391,3 +392,11 @@ async def test_a_consumer_that_gives_up_logs_the_dead_letter_with_its_name(shop:
         await shop.signals.wait("consumer.failed")
     (dead,) = lines.named("outbox_dead_lettered")
     assert (dead["event_id"], dead["consumer"]) == (event_id, "index")
+
+
+def test_the_guide_lists_every_metric_with_its_labels() -> None:
+    guide = (REPOSITORY / "docs" / "guides" / "observability.md").read_text()
+    for name, metric in METRICS.items():
+        labels = ", ".join(metric.labels) or "version"
+        kind = "gauge" if metric.kind == "Info" else metric.kind.lower()
+        assert f"| `{name}` | {kind} | {labels} |" in guide

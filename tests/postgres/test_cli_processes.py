@@ -1,4 +1,4 @@
-"""The command line as processes: what runs until it is told to stop, how it stops, and what it does when it cannot run."""
+"""The command line as processes: what runs until it is told to stop, how it stops, and what keeps it from running."""
 
 import json
 import signal
@@ -195,3 +195,23 @@ class TestDatabaseThatComesAndGoes:
         with running("relay", "--app", APP, "--dsn", dsn) as relay:
             Shop(own_server.dsn).place("o-1")
             wait_for(relay, "outbox_publish_succeeded")
+
+
+class TestStatus:
+    def test_watching_goes_on_until_it_is_interrupted(self, shop: Shop) -> None:
+        with running("status", "--watch", "--json", "--interval", "0.1", "--dsn", shop.dsn) as status:
+            status.until(lambda: "enough" if len(status.stdout) >= 3 else None)
+            status.send(signal.SIGINT)
+            assert status.ends() == 0, status
+        assert {json.loads(line)["outbox"] for line in status.stdout} == {"shop"}
+
+    def test_watching_survives_an_outage(self, own_server: EmbeddedPostgres) -> None:
+        with psycopg.connect(own_server.dsn, autocommit=True) as connection:
+            migrate.up(connection, shop_outbox().shape)
+        with running("status", "--watch", "--interval", "0.1", "--dsn", own_server.dsn) as status:
+            status.line("pending=0", status.stdout)
+            own_server.stop()
+            status.line("problem: cannot connect", status.stderr)
+            before = len(status.stdout)
+            own_server.start()
+            assert status.until(lambda: next(iter(status.stdout[before:]), None)), status

@@ -1,7 +1,6 @@
 """What a handler may do and what it may not: every misuse fails clearly, costs its own event, and loses nothing."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -488,31 +487,36 @@ async def test_concurrency_is_a_limit_and_keeps_the_order_within_each_aggregate(
 
 
 async def test_a_deadlock_in_a_shared_transaction_costs_no_event_an_attempt(shop: Shop) -> None:
-    """Two events in one slice lock two accounts, somebody else in the other order: the slice goes again, one by one."""
+    """Two events in one slice lock two accounts, somebody else in the other order: they go again, one by one."""
     shop.rows(
         "create table public.account (name text primary key, amount int default 0);"
         "insert into public.account values ('o-1'), ('o-2')"
     )
-    shop.rows(f"alter database {json.dumps(shop.value('select current_database()'))} set deadlock_timeout = '20ms'")
+    shop.rows(f"alter database {shop.value('select current_database()')} set deadlock_timeout = '20ms'")
     consumer = shop.outbox.consumer("accounts", retry_count=0)
+    first_is_locked, go_on = asyncio.Event(), asyncio.Event()
 
     @consumer.on(OrderPlaced)
     async def add(event: Event[OrderPlaced], connection: Any) -> None:
+        if event.payload.order_id == "o-2":
+            first_is_locked.set()
+            await go_on.wait()
         await connection.execute(
             "update public.account set amount = amount + 1 where name = %s", (event.payload.order_id,)
         )
 
     place_in_log(shop, ("o-1", 1), ("o-2", 1))
-    waiting = (
-        "select count(*)::int from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' "
-        "and query like 'update public.account%'"
-    )
     with shop.connect() as other:
         other.execute("set deadlock_timeout = '1h'")
         other.execute("update public.account set amount = amount + 10 where name = 'o-2'")
         async with worker_on(shop, consumer):
-            await shop.value_becomes(waiting, 1)
-            await asyncio.to_thread(other.execute, "update public.account set amount = amount + 10 where name = 'o-1'")
+            await asyncio.wait_for(first_is_locked.wait(), 20)
+            statement = "update public.account set amount = amount + 10 where name = 'o-1'"
+            crossing = asyncio.create_task(asyncio.to_thread(other.execute, statement))
+            pid = other.info.backend_pid
+            await shop.value_becomes(f"select wait_event_type from pg_stat_activity where pid = {pid}", "Lock")
+            go_on.set()
+            await crossing
             other.commit()
             await settled(shop, "accounts")
     assert shop.rows("select amount from public.account order by name") == [(11,), (11,)]

@@ -154,7 +154,8 @@ def test_due_retries_do_not_look_at_those_that_have_to_wait(engine, name):
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_the_append_finds_its_events_by_id(engine, numbered):
-    due = "select id from outbox where status = 'pending' and next_retry_at is null order by seq limit 500"
+    # Before PostgreSQL 17, a few hundred more ids and reading a table of this size from end to end cost the same.
+    ids = rows_of(engine, "select id from outbox where status = 'pending' and next_retry_at is null limit 200")
     nothing = sql.SQL("")
     statement = STATEMENTS.render(
         "append",
@@ -165,7 +166,7 @@ def test_the_append_finds_its_events_by_id(engine, numbered):
     )
     parameters = {
         **fence(engine),
-        "ids": rows_of(engine, due),
+        "ids": ids,
         "numbered": ["order"],
         "bounds": [1.0, 10.0],
         "named": True,
@@ -176,7 +177,7 @@ def test_the_append_finds_its_events_by_id(engine, numbered):
 
     assert plan.whole_scans == []
     assert "outbox_pkey" in plan.indexes
-    assert plan.touched < 2 * LIMIT
+    assert plan.touched < 2 * len(ids)
 
 
 @pytest.mark.parametrize("types", [None, ["order.placed"]])

@@ -65,3 +65,13 @@ def test_the_policy_of_the_nearest_ancestor_of_the_error_is_used():
     assert backoff(1, FileNotFoundError()) == 1
     assert backoff(1, UnicodeDecodeError("utf-8", b"", 0, 1, "bad")) is None
     assert backoff(1, KeyError()) == 9
+
+
+def test_a_large_factor_and_many_attempts_end_at_the_maximum_and_do_not_overflow():
+    assert Exponential(base=1, factor=1e300, maximum=60, jitter=0)(1000, ValueError()) == 60
+
+
+@pytest.mark.parametrize("numbers", [{"base": float("nan")}, {"factor": float("inf")}, {"maximum": float("inf")}])
+def test_numbers_that_are_not_finite_are_refused(numbers):
+    with pytest.raises(DeclarationError, match="usable backoff"):
+        Exponential(**numbers)

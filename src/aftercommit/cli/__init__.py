@@ -10,6 +10,7 @@ from typing import Any
 import click
 import psycopg
 
+from aftercommit._version import __version__
 from aftercommit.cli.consumers import consumers
 from aftercommit.cli.migrate import migrate
 from aftercommit.cli.options import Given, global_options
@@ -49,7 +50,7 @@ class _Root(click.Group):
 
 
 @click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="aftercommit", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="aftercommit", message="%(prog)s %(version)s")
 @global_options
 @click.pass_context
 def cli(ctx: click.Context) -> None:

@@ -13,8 +13,9 @@ QUICK: Final = 0.02
 SLOW: Final = 0.1
 # A handler that loses its connection this often in a row, while the database takes others, does it itself.
 MOST_LOSSES: Final = 3
-# Deadlocks, failed serialisation, locks not given: between transactions, so more likely the larger they are.
-CONTENTION: Final = ("40", "55P03")
+# Deadlocks, failed serialisation, locks not given, sessions that waited too long: matters of the whole transaction, more
+# likely the larger it is, and often noticed only by the event behind the one that caused them.
+SHARED_MATTERS: Final = ("40", "55P03", "25P03", "25P04")
 
 
 class Walk:
@@ -72,7 +73,7 @@ class Walk:
         self._losses = 0
         if len(segment) == 1:
             self.blame(segment[0], problem.failure)
-        elif problem.index is None or _is_contention(problem.failure.error):
+        elif problem.index is None or _is_shared_matter(problem.failure.error):
             self._singly = len(segment)
         else:
             self.blame(segment[problem.index], problem.failure)
@@ -105,6 +106,6 @@ def by_aggregate(items: Sequence[Item], groups: int) -> list[list[Item]]:
     return [group for group in result if group]
 
 
-def _is_contention(error: BaseException) -> bool:
+def _is_shared_matter(error: BaseException) -> bool:
     sqlstate = getattr(error, "sqlstate", None)
-    return isinstance(sqlstate, str) and sqlstate.startswith(CONTENTION)
+    return isinstance(sqlstate, str) and sqlstate.startswith(SHARED_MATTERS)

@@ -140,7 +140,8 @@ def _inside(value: Any) -> Iterable[tuple[Any, Any]] | None:
     if hasattr(value, "model_fields_set"):
         pairs: Iterable[tuple[str, Any]] = value
         return pairs
-    names = _fields_of(type(value))
+    cls: Any = type(value)
+    names = _fields_of(cls)
     if names is None:
         return None
     pairs = ((name, getattr(value, name, msgspec.UNSET)) for name in names)

@@ -17,6 +17,7 @@ from aftercommit.telemetry import say
 logger = logging.getLogger("aftercommit.listener")
 
 PROVING_SECONDS = 2.0
+PROVE_AGAIN_SECONDS = 60.0
 
 
 class Listener(DatabaseService):
@@ -30,6 +31,7 @@ class Listener(DatabaseService):
         self._database = database
         self._events: dict[str, list[tuple[asyncio.Event, str | None]]] = {}
         self._proof = f"aftercommit_proof_{uuid4().hex[:16]}"
+        self._is_deaf = False
         self.working = False
 
     def subscribe(self, channel: str, payload: str | None = None) -> asyncio.Event:
@@ -48,22 +50,19 @@ class Listener(DatabaseService):
                 event.set()
 
     async def session(self) -> None:
-        """Listen until stopped; a pooler that swallows notifications ends the attempt for good."""
+        """Listen until stopped; where a pooler swallows notifications, ask again now and then."""
         connection = await self._database.connect(listen=True)
         try:
             for channel in [*self._events, self._proof]:
                 await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
-            if not await self._proved(connection):
-                say(
-                    logger,
-                    logging.WARNING,
-                    "notifications_do_not_arrive",
-                    remedy="give a direct listen_dsn; polling meanwhile",
-                )
-                await self.stopping.wait()
-                return
             self.session_is_up()
-            self.working = True
+            if not await self._proved(connection):
+                # A pooler would leave a connection of its pool listening for whoever gets it next.
+                await connection.execute("unlisten *")
+                await close_quietly(connection)
+                await self._be_deaf()
+                return
+            self.working, self._is_deaf = True, False
             self.wake_all()
             await self.reach("listener.working")
             await self._listen(connection)
@@ -82,6 +81,14 @@ class Listener(DatabaseService):
             if notification.channel == self._proof:
                 return True
         return False
+
+    async def _be_deaf(self) -> None:
+        if not self._is_deaf:
+            remedy = "give a direct listen_dsn; polling meanwhile"
+            say(logger, logging.WARNING, "notifications_do_not_arrive", remedy=remedy)
+        self._is_deaf = True
+        await self.reach("listener.deaf")
+        await self.pause(PROVE_AGAIN_SECONDS)
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
         hearing = asyncio.create_task(self._hear(connection))

@@ -227,9 +227,10 @@ begin
         raise exception using errcode = 'check_violation',
             message = 'event ' || incoming || ' is stored with another payload, and an event never changes: insert the corrected one under a new event_id';
     end if;
+    -- One attempt stays on record: by it the relay knows that there is a dead letter to resolve.
     insert into {schema}.outbox as kept (id, {columns})
     values (replay.incoming, {values})
-    on conflict (id) do update set status = 'pending', retry_count = 0, next_retry_at = clock_timestamp()
+    on conflict (id) do update set status = 'pending', retry_count = 1, next_retry_at = clock_timestamp()
     where kept.status = 'failed' or kept.next_retry_at is not null;
     perform pg_notify({channel}, '') from {schema}.relay where listening limit 1;
     return new;

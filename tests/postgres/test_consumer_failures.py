@@ -1,0 +1,448 @@
+"""Dead letters of log consumers: retrying, resolved, parked; by policy, by the handler's word, by an operator's hand."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from aftercommit.backoff import ByError, Constant, Never
+from aftercommit.consumer import Dispatcher, Done, Park, Retry
+from aftercommit.errors import TransportUnavailable
+from aftercommit.event.envelope import Event
+from tests.postgres.consuming import (
+    Ledger,
+    append,
+    bus_on,
+    checkpoint,
+    handle_all,
+    inbox,
+    letters,
+    numbered,
+    outbox_records,
+    place_in_log,
+    settled,
+    worker_on,
+)
+from tests.shop import OrderPlaced, Shop, shop_outbox
+
+HOUR = 3600.0
+DUE_IN = "extract(epoch from next_retry_at - clock_timestamp())::float8"
+RETRY_NOW = "update dead_letter_events set status = 'retrying', next_retry_at = now()"
+
+
+class RecordedPolicy:
+    """A backoff policy that remembers what it was asked."""
+
+    def __init__(self, *delays: float | None) -> None:
+        """These delays, one after the other."""
+        self.delays = list(delays)
+        self.asked: list[tuple[int, str]] = []
+
+    def __call__(self, attempt: int, error: BaseException) -> float | None:
+        """The next delay."""
+        self.asked.append((attempt, str(error)))
+        return self.delays.pop(0)
+
+
+@pytest.mark.parametrize("with_inbox", [True, False])
+async def test_a_retry_that_succeeds_resolves_the_letter_and_has_its_effect_once(shop: Shop, with_inbox: bool) -> None:
+    ledger = Ledger(shop)
+    policy = RecordedPolicy(0.0, 0.0)
+    consumer = shop.outbox.consumer("index", retry_count=3, backoff=policy, inbox=with_inbox)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        await ledger.write(event, connection)
+        if event.payload.number == 1 and event.attempt < 3:
+            raise ValueError(f"attempt {event.attempt}")
+
+    place_in_log(shop, *numbered(4))
+    await handle_all(shop, consumer)
+    assert sorted(ledger.numbers()) == [0, 1, 2, 3]
+    assert policy.asked == [(1, "attempt 1"), (2, "attempt 2")]
+    ((status, attempts, due, history),) = letters(shop, "status, attempts, next_retry_at, history")
+    assert (status, attempts, due) == ("resolved", 2, None)
+    assert [entry["error"] for entry in history] == ["attempt 1", "attempt 2"]
+
+
+async def test_an_attempt_is_not_made_before_its_time(shop: Shop) -> None:
+    """The policy says an hour: other events go on, and the letter waits until somebody makes it due."""
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=1, backoff=Constant(HOUR))
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        if event.payload.number == 0 and event.attempt == 1:
+            raise ValueError("later")
+        await ledger.write(event, connection)
+
+    place_in_log(shop, *numbered(2))
+    async with worker_on(shop, consumer):
+        await shop.signals.wait_total("consumer.handled", 2)
+        await shop.signals.next("consumer.idle")
+        ((status, due_in),) = letters(shop, f"status, {DUE_IN}")
+        assert status == "retrying"
+        assert HOUR - 60 < due_in <= HOUR
+        assert ledger.numbers() == [1]
+        assert shop.signals.counts["consumer.retried"] == 0
+        shop.rows(RETRY_NOW)
+        await shop.signals.wait("consumer.retried")
+    assert ledger.numbers() == [1, 0]
+    assert letters(shop) == [("resolved", 1)]
+
+
+async def test_attempts_keep_the_distance_that_the_policy_asks_for(shop: Shop) -> None:
+    consumer = shop.outbox.consumer("index", retry_count=2, backoff=RecordedPolicy(0.15, 0.3))
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        raise ValueError("no")
+
+    place_in_log(shop, ("o-1", 1))
+    await handle_all(shop, consumer)
+    distances = shop.rows(
+        "select extract(epoch from (history->1->>'at')::timestamptz - (history->0->>'at')::timestamptz)::float8, "
+        "extract(epoch from (history->2->>'at')::timestamptz - (history->1->>'at')::timestamptz)::float8 "
+        "from dead_letter_events"
+    )
+    assert distances[0][0] >= 0.15
+    assert distances[0][1] >= 0.3
+
+
+async def test_the_handlers_answer_decides(shop: Shop) -> None:
+    """Done is done; Retry waits as long as it says, or by the policy; Park is at once; anything else is refused."""
+    ledger = Ledger(shop)
+    answers: dict[int, Any] = {
+        0: Done(),
+        1: Retry(after=HOUR, reason="the warehouse is closed"),
+        2: Retry(),
+        3: Park("no such product"),
+        4: True,
+    }
+    consumer = shop.outbox.consumer("index", retry_count=5, backoff=Constant(2 * HOUR))
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> Any:
+        await ledger.write(event, connection)
+        return Retry(after=-1.0) if event.payload.number == 5 else answers[event.payload.number]
+
+    place_in_log(shop, *numbered(6))
+    async with worker_on(shop, consumer):
+        await shop.signals.wait_total("consumer.handled", 6)
+    assert ledger.numbers() == [0]
+    rows = letters(shop, f"(payload->>'number')::int, status, error, error_class, {DUE_IN}")
+    assert [row[:2] for row in rows] == [
+        (1, "retrying"),
+        (2, "retrying"),
+        (3, "parked"),
+        (4, "parked"),
+        (5, "retrying"),
+    ]
+    assert [row[3] for row in rows] == [
+        "HandlerAskedForRetry",
+        "HandlerAskedForRetry",
+        "HandlerParked",
+        "UnknownOutcome",
+        "DeclarationError",
+    ]
+    assert rows[0][2] == "the warehouse is closed"
+    assert rows[2][2] == "no such product"
+    assert rows[3][2] == "a handler returned True: return None, Done(), Retry(after=…) or Park(reason)"
+    assert HOUR - 60 < rows[0][4] <= HOUR
+    assert 2 * HOUR - 60 < rows[1][4] <= 2 * HOUR
+    assert [attempts for (attempts,) in letters(shop, "attempts")] == [1] * 5
+
+
+async def test_the_policy_may_depend_on_the_error(shop: Shop) -> None:
+    consumer = shop.outbox.consumer(
+        "index", retry_count=2, backoff=ByError({LookupError: Never(), KeyError: Constant(0.0)}, Constant(0.0))
+    )
+    errors: dict[int, type[Exception]] = {0: LookupError, 1: IndexError, 2: KeyError, 3: ValueError}
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        raise errors[event.payload.number]("no")
+
+    place_in_log(shop, *numbered(4))
+    await handle_all(shop, consumer)
+    assert letters(shop, "error_class, status, attempts") == [
+        ("LookupError", "parked", 1),
+        ("IndexError", "parked", 1),
+        ("KeyError", "parked", 3),
+        ("ValueError", "parked", 3),
+    ]
+
+
+async def test_a_policy_with_a_bug_parks_and_does_not_stop_the_consumer(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(shop)
+
+    def broken(attempt: int, error: BaseException) -> float:
+        if "infinite" in str(error):
+            return float("inf")
+        raise ZeroDivisionError("in the policy")
+
+    consumer = shop.outbox.consumer("index", retry_count=5, backoff=broken)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        if event.payload.number == 1:
+            raise ValueError("bad")
+        if event.payload.number == 2:
+            raise ValueError("infinite")
+        await ledger.write(event, connection)
+
+    place_in_log(shop, *numbered(4))
+    async with worker_on(shop, consumer):
+        await shop.signals.wait_total("consumer.handled", 4)
+    assert ledger.numbers() == [0, 3]
+    assert letters(shop, "status, error") == [("parked", "bad"), ("retrying", "infinite")]
+    assert "backoff_policy_failed" in caplog.messages
+
+
+async def test_a_predicate_that_raises_fails_its_event_alone(shop: Shop) -> None:
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=1, backoff=Constant(0.0))
+    consumer.on(OrderPlaced, can_handle=lambda event: 10 // event.payload.number > 0)(ledger.write)
+    place_in_log(shop, *numbered(3))
+    await handle_all(shop, consumer)
+    assert ledger.numbers() == [1, 2]
+    assert letters(shop, "status, attempts, error_class") == [("parked", 2, "ZeroDivisionError")]
+
+
+async def test_an_operator_retries_a_parked_letter_with_plain_sql(shop: Shop) -> None:
+    """Once the cause is mended the retry resolves it; if not, it is parked again at once, and counted."""
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=0)
+    mended = False
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        if not mended:
+            raise ValueError("no such table")
+        await ledger.write(event, connection)
+
+    place_in_log(shop, ("o-1", 1))
+    async with worker_on(shop, consumer):
+        await shop.signals.wait("consumer.failed")
+        shop.rows(RETRY_NOW)
+        await shop.signals.wait("consumer.retried")
+        assert letters(shop) == [("parked", 2)]
+        mended = True
+        shop.rows(RETRY_NOW)
+        await shop.signals.wait("consumer.retried", 2)
+    assert letters(shop) == [("resolved", 2)]
+    assert ledger.numbers() == [1]
+    assert inbox(shop, "index") == 1
+
+
+async def test_a_letter_discarded_while_it_is_being_retried_stays_discarded(shop: Shop) -> None:
+    consumer = shop.outbox.consumer("index", retry_count=5, backoff=Constant(0.0))
+    ledger = Ledger(shop)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        if event.payload.number == 1:
+            if event.attempt == 2:
+                await asyncio.to_thread(
+                    shop.rows, "update dead_letter_events set status = 'discarded', next_retry_at = null"
+                )
+            raise ValueError("no")
+        await ledger.write(event, connection)
+
+    place_in_log(shop, ("o-1", 1))
+    async with worker_on(shop, consumer):
+        await shop.signals.wait("consumer.retried")
+        assert letters(shop) == [("discarded", 1)]
+        place_in_log(shop, ("o-1", 2))
+        await shop.signals.wait_total("consumer.handled", 2)
+        assert shop.signals.counts["consumer.fenced"] == 0
+    assert ledger.numbers() == [2]
+    assert letters(shop) == [("discarded", 1)]
+
+
+async def test_a_letter_whose_event_nobody_takes_any_more_is_resolved(shop: Shop) -> None:
+    """The consumer was deployed anew with a narrower condition."""
+    taken = True
+    consumer = shop.outbox.consumer("index", retry_count=0)
+
+    @consumer.on(OrderPlaced, can_handle=lambda event: taken)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        raise ValueError("no")
+
+    place_in_log(shop, ("o-1", 1))
+    async with worker_on(shop, consumer):
+        await shop.signals.wait("consumer.failed")
+        taken = False
+        shop.rows(RETRY_NOW)
+        await shop.signals.wait("consumer.retried")
+    assert letters(shop) == [("resolved", 1)]
+
+
+async def test_letters_are_retried_one_by_one_and_new_events_are_not_kept_waiting(shop: Shop) -> None:
+    """Many letters fall due at once; between turns of them the log is followed."""
+    ledger = Ledger(shop)
+    order: list[str] = []
+    consumer = shop.outbox.consumer("index", retry_count=3, backoff=Constant(HOUR))
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        if event.payload.order_id == "bad" and event.attempt == 1:
+            raise ValueError("no")
+        order.append(event.payload.order_id)
+        await ledger.write(event, connection)
+
+    place_in_log(shop, *numbered(40, "bad"))
+    async with worker_on(shop, consumer):
+        await shop.signals.wait("consumer.failed", 40)
+        hold = shop.signals.hold("consumer.retried")
+        shop.rows(RETRY_NOW)
+        await hold.wait()
+        place_in_log(shop, ("new", 1))
+        hold.release()
+        await shop.signals.wait("consumer.retried", 40)
+    assert order.index("new") < 20
+    assert sorted(ledger.numbers("bad")) == list(range(40))
+
+
+async def test_any_text_of_an_error_can_be_stored(shop: Shop) -> None:
+    consumer = shop.outbox.consumer("index", retry_count=0)
+    texts = ["NUL \x00 inside", "lone \ud800 surrogate", "x" * 5000, ""]
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        raise ValueError(texts[event.payload.number])
+
+    place_in_log(shop, *numbered(4))
+    await handle_all(shop, consumer)
+    errors = [error for (error,) in letters(shop, "error")]
+    assert errors == ["NUL \N{REPLACEMENT CHARACTER} inside", "lone ? surrogate", "x" * 2000, "ValueError"]
+
+
+async def test_failures_are_logged_and_counted_under_stable_names(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    consumer = shop.outbox.consumer("index", retry_count=1, backoff=Constant(0.0))
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        raise ValueError("no")
+
+    (event_id,) = place_in_log(shop, ("o-1", 1))
+    await handle_all(shop, consumer)
+    records = [record for record in caplog.records if record.name == "aftercommit.consumer"]
+    assert [record.getMessage() for record in records if record.levelno >= logging.WARNING] == [
+        "event_handling_failed",
+        "event_handling_failed",
+        "outbox_dead_lettered",
+    ]
+    last = records[-1].__dict__
+    assert (last["consumer"], last["event_id"], last["attempt"]) == ("index", str(event_id), 2)
+    assert shop.outbox.meter.parked["index"] == 1
+    assert shop.outbox.meter.consumed["index", "failed"] == 2
+    assert shop.outbox.meter.consumed["index", "done"] == 0
+
+
+async def test_behind_the_bus_a_long_wait_is_kept_by_the_relay(shop: Shop) -> None:
+    """The handler asks for an hour: the dispatcher does not sleep on it, the outbox row says when."""
+    shop.outbox = shop_outbox(max_attempts=5)
+    consumer = shop.outbox.consumer("index", retry_count=5)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> Any:
+        return Retry(after=HOUR) if event.payload.number == 1 else Park("never")
+
+    shop.publish(OrderPlaced("o-1", 1), OrderPlaced("o-2", 2))
+    async with bus_on(shop):
+        await shop.signals.wait_total("relay.failed", 2)
+    rows = shop.rows(f"select (payload->>'number')::int, status, retry_count, {DUE_IN} from outbox order by seq")
+    assert [row[:3] for row in rows] == [(1, "pending", 1), (2, "failed", 1)]
+    assert HOUR - 60 < rows[0][3] <= HOUR
+    assert letters(shop, "status, attempts, position") == [("retrying", 1, None), ("parked", 1, None)]
+
+
+async def test_a_letter_of_the_relay_is_not_retried_by_a_log_worker_of_the_same_name(shop: Shop) -> None:
+    """Its event is in the outbox, and comes to the log when the relay has delivered it."""
+    shop.outbox = shop_outbox(max_attempts=5, backoff=Constant(HOUR))
+    calls: list[str] = []
+    consumer = shop.outbox.consumer("index", retry_count=0)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        calls.append("bus" if event.position is None else "log")
+        raise ValueError("no")
+
+    shop.place("o-1", 1)
+    async with bus_on(shop):
+        await shop.signals.wait("relay.failed")
+    shop.rows("update dead_letter_events set next_retry_at = now()")
+    async with worker_on(shop, consumer):
+        await shop.signals.wait("consumer.idle", 3)
+    assert calls == ["bus"]
+    assert letters(shop) == [("retrying", 1)]
+
+
+async def test_an_error_of_our_own_statements_spends_nobodys_attempt(shop: Shop) -> None:
+    """The inbox cannot be written: events wait in the outbox, as when a broker is down."""
+    shop.outbox.consumer("index").on(OrderPlaced)(Ledger(shop).write)
+    shop.place("o-1", 1)
+    shop.rows("alter table shop.processed_events rename to hidden")
+    dispatcher = Dispatcher(shop.outbox, shop.database)
+    try:
+        with pytest.raises(TransportUnavailable, match="the inbox cannot be written"):
+            await dispatcher.dispatch(outbox_records(shop))
+    finally:
+        await dispatcher.close()
+    assert letters(shop) == []
+
+
+async def test_a_page_interrupted_by_a_stop_is_taken_up_where_it_was_left(shop: Shop) -> None:
+    """A stop does not wait for the page: what is left of it, failures included, is handled by the next worker."""
+    consumer = shop.outbox.consumer("index", retry_count=0, concurrency=2)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        if event.payload.number == 3 and not go_on.is_set():
+            reached.set()
+            await go_on.wait()
+        if event.payload.number == 6:
+            raise ValueError("bad")
+
+    place_in_log(shop, *numbered(10, "o-1"), *numbered(3, "o-2"))
+    async with worker_on(shop, consumer) as worker:
+        await asyncio.wait_for(reached.wait(), 20)
+        worker.stopping.set()
+        go_on.set()
+        await worker.stop()
+    assert checkpoint(shop, "index") == 4
+    assert inbox(shop, "index") >= 4
+    await handle_all(shop, consumer)
+    assert (checkpoint(shop, "index"), inbox(shop, "index")) == (13, 12)
+    assert letters(shop, "(payload->>'number')::int, status, attempts") == [(6, "parked", 1)]
+
+
+async def test_a_letter_goes_on_where_another_worker_left_it(shop: Shop) -> None:
+    """Attempts are counted in the database, not in the worker."""
+    attempts: list[int] = []
+    consumer = shop.outbox.consumer("index", retry_count=2, backoff=Constant(HOUR))
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        attempts.append(event.attempt)
+        raise ValueError("no")
+
+    place_in_log(shop, ("o-1", 1))
+    async with worker_on(shop, consumer):
+        await shop.signals.wait("consumer.failed")
+    for times in (1, 2):
+        shop.rows(RETRY_NOW)
+        async with worker_on(shop, consumer):
+            await shop.signals.wait("consumer.retried", times)
+    assert attempts == [1, 2, 3]
+    assert letters(shop) == [("parked", 3)]
+    append(shop)
+    async with worker_on(shop, consumer):
+        await settled(shop, "index")
+    assert attempts == [1, 2, 3]
