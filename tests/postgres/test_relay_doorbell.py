@@ -156,8 +156,9 @@ async def test_work_that_drips_without_a_pause_silences_the_bell_too(shop: Shop)
     """Small batches one after another are business as well."""
     async with listening_relay_on(shop, settings=RelaySettings(lease=60.0, batch_size=1)):
         await falls_asleep(shop)
-        hold = shop.signals.hold("relay.idle")
-        shop.publish(*(OrderPlaced("o-1", number) for number in range(doorbell.BUSY_STREAK + 1)))
+        shop.publish(*(OrderPlaced("o-1", number) for number in range(100)))
+        await shop.signals.wait_total("relay.appended", doorbell.BUSY_STREAK + 2)
+        hold = shop.signals.hold("relay.appended")
         await hold.wait()
         assert not is_asleep(shop)
         hold.release()

@@ -51,8 +51,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return (self.aggregate_type, self.aggregate_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event(Generic[PayloadT]):
+class Event(msgspec.Struct, Generic[PayloadT], frozen=True, kw_only=True):
     """An event as a handler gets it: the payload typed and lifted to the version this code knows."""
 
     event_id: UUID

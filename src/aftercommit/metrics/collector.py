@@ -31,9 +31,7 @@ class Specification:
 
 
 METRICS: Mapping[str, Specification] = {
-    "outbox_pending_count": Specification(
-        "Gauge", ("outbox",), "Events that are committed and not in the log yet."
-    ),
+    "outbox_pending_count": Specification("Gauge", ("outbox",), "Events that are committed and not in the log yet."),
     "outbox_oldest_pending_age_seconds": Specification(
         "Gauge", ("outbox",), "Age of the oldest event that is not in the log yet; 0 when there is none."
     ),
@@ -78,9 +76,7 @@ class PrometheusCollector:
         names = [_meter_of(source).outbox for source in sources]
         for name in names:
             if names.count(name) > 1:
-                raise DeclarationError(
-                    f"outbox {name!r} is given twice, and its series would clash: give it once"
-                )
+                raise DeclarationError(f"outbox {name!r} is given twice, and its series would clash: give it once")
         self._sources = sources
 
     def describe(self) -> "Iterable[Metric]":
@@ -129,9 +125,7 @@ def _meter_of(source: Outbox | Meter) -> Meter:
 def _empty_page() -> dict[str, Any]:
     core = _prometheus()
     return {
-        name: getattr(core, f"{metric.kind}MetricFamily")(
-            name.removesuffix("_info"), metric.help, labels=metric.labels
-        )
+        name: getattr(core, f"{metric.kind}MetricFamily")(name.removesuffix("_info"), metric.help, labels=metric.labels)
         for name, metric in METRICS.items()
     }
 
@@ -164,9 +158,7 @@ def _add_relay(page: dict[str, Any], meter: Meter) -> None:
     for event_type, latency in sorted(meter.latency_ms.items()):
         labels = [outbox, event_type]
         page["outbox_publish_latency_ms"].add_metric(labels, _buckets(latency, 1), latency.total)
-        page["outbox_publish_duration_seconds"].add_metric(
-            labels, _buckets(latency, 1000), latency.total / 1000
-        )
+        page["outbox_publish_duration_seconds"].add_metric(labels, _buckets(latency, 1000), latency.total / 1000)
 
 
 def _add_consumers(page: dict[str, Any], meter: Meter) -> None:
