@@ -40,7 +40,7 @@ DOCUMENT_COLUMNS = {
 chat = Outbox(
     "chat",
     scope={"user_id": UUID, "project_id": UUID},
-    indexed=("aggregate_id", "user_id", "project_id"),
+    indexed=("created_at", "aggregate_id", "user_id", "project_id"),
     views=[DeclaredView("as_the_document_has_it", {name: name for name in DOCUMENT_COLUMNS})],
 )
 stations = Outbox("stations", scope={"tenant_id": str, "station_id": str})
@@ -249,12 +249,12 @@ def test_user_and_project_are_typed_columns_that_cannot_be_null(reader, table):
 FILL_OUTBOX = """
 insert into chat.outbox (id, aggregate_type, aggregate_id, event_type, correlation_id, payload, user_id, project_id,
                          status, retry_count, next_retry_at, last_error, created_at)
-select gen_random_uuid(), 'chat', md5((n % 500)::text)::uuid::text, 'message_sent', 'c', '{}',
+select gen_random_uuid(), 'chat', md5((n % 500)::text)::uuid::text, 'message_sent', 'c', '{{}}',
        md5((n % 300)::text)::uuid, md5((n % 200)::text)::uuid,
        case when n % 20 = 0 then 'failed' else 'pending' end,
-       case when n % 20 = 1 then 0 else 1 end,
+       case when n % 20 > 2 and {fresh} then 0 when n % 20 = 1 then 0 else 1 end,
        case when n % 20 = 2 then now() - make_interval(secs => n)
-            when n % 20 > 2 then now() + make_interval(secs => n) end,
+            when n % 20 > 2 and not {fresh} then now() + make_interval(secs => n) end,
        case when n % 20 = 1 then null else 'down' end,
        now() - make_interval(secs => n)
 from generate_series(1, 20000) n
@@ -268,12 +268,12 @@ from generate_series(1, 20000) n
 """
 
 
-@pytest.fixture(scope="module")
-def backlog(postgres_server: PostgresServerForTests) -> Iterator[psycopg.Connection[Any]]:
-    """A chat with much in the log, and an outbox of which most waits for a retry."""
+@pytest.fixture(scope="module", params=["mostly fresh", "mostly waiting"])
+def backlog(postgres_server: PostgresServerForTests, request) -> Iterator[psycopg.Connection[Any]]:
+    """A chat with much in the log, and an outbox of which most was never tried, or most waits for a retry."""
     dsn = postgres_server.clone(postgres_server.template("publish contracts", prepare=prepare))
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(FILL_OUTBOX)
+        connection.execute(FILL_OUTBOX.format(fresh=request.param == "mostly fresh"))
         connection.execute(FILL_LOG)
         connection.execute("vacuum analyze chat.outbox, chat.log")
         yield connection

@@ -1,7 +1,7 @@
 """What tests of consumers share: a ledger that handlers write to, events in the log without a relay, workers."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from uuid import UUID
 
@@ -145,7 +145,8 @@ async def worker_on(
     signals = signals or shop.signals
     settings = WorkerSettings(page_size=page_size, lease=lease)
     worker = LogWorker(shop.outbox, consumer, shop.database, settings=settings, listener=listener, probe=signals)
-    async with worker:
+    # Channels are subscribed to before the listener starts.
+    async with listener or nullcontext(), worker:
         if wait_for is not None:
             await signals.wait(wait_for)
         yield worker

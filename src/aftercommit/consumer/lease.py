@@ -3,7 +3,7 @@
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import psycopg
@@ -12,6 +12,9 @@ from aftercommit.errors import LeaseLost
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+
+# What the log's channel says when a consumer was handed over, paused or resumed; otherwise it names a position.
+CONSUMER_CHANGED: Final = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class Lease:
 
     async def release(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Hand over at once."""
-        await connection.execute(self._statements["release_consumer"], {**self.parameters, "channel": self._channel})
+        parameters = {**self.parameters, "channel": self._channel, "changed": CONSUMER_CHANGED}
+        await connection.execute(self._statements["release_consumer"], parameters)
 
     def require(self, held: bool) -> None:
         """LeaseLost unless the fence let us through."""

@@ -13,7 +13,7 @@ import psycopg
 
 from aftercommit.consumer.execute import ConnectionLost
 from aftercommit.consumer.failures import DeadLetters, Letter
-from aftercommit.consumer.lease import Lease
+from aftercommit.consumer.lease import CONSUMER_CHANGED, Lease
 from aftercommit.consumer.names import refuse_stranger, register
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.pages import Pages
@@ -85,7 +85,9 @@ class LogWorker(DatabaseService):
         self._pages = Pages(outbox, consumer, self._settings.page_size)
         self._runner = Runner(outbox, consumer, database)
         self._letters = DeadLetters(outbox, consumer, self._lease)
-        self._news = listener.subscribe(outbox.shape.log_channel) if listener is not None else asyncio.Event()
+        channel = outbox.shape.log_channel
+        self._news = listener.subscribe(channel) if listener is not None else asyncio.Event()
+        self._word = listener.subscribe(channel, CONSUMER_CHANGED) if listener is not None else asyncio.Event()
         self._strict = consumer.ordering == "strict"
         self._paused = False
         self._suspects = 0
@@ -130,11 +132,11 @@ class LogWorker(DatabaseService):
         if not await self._hold(connection):
             await refuse_stranger(connection, self._outbox.shape, self.consumer)
             await self.reach("consumer.standing_by")
-            await self.pause(self._settings.lease / 3, self._news)
+            await self.pause(self._settings.lease / 3, self._word)
             return
         if self._paused:
             await self.reach("consumer.paused")
-            await self.pause(self._settings.lease / 3, self._news)
+            await self.pause(self._settings.lease / 3, self._word)
             return
         async with self._heartbeat(connection):
             worked = await self._retry_letters(connection)
@@ -175,6 +177,7 @@ class LogWorker(DatabaseService):
                 await wait_for_any(self._settings.lease / 3, over)
                 if not over.is_set():
                     self._paused = await self._lease.renew(connection)
+                    await self.reach("consumer.heartbeat", paused=self._paused)
 
         beating = asyncio.create_task(beat(), name=f"{self.name} heartbeat")
         try:

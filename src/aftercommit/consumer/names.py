@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRenamed
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -58,7 +59,7 @@ async def refuse_stranger(connection: psycopg.AsyncConnection[Any], shape: Shape
 
 async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, paused: bool) -> None:
     """Pause or resume a consumer."""
-    parameters = {"name": name, "paused": paused, "channel": shape.log_channel}
+    parameters = {"name": name, "paused": paused, "channel": shape.log_channel, "changed": CONSUMER_CHANGED}
     row = await (await connection.execute(Statements(shape)["pause"], parameters)).fetchone()
     if row is None:
         raise await _unknown(connection, shape, name)

@@ -89,8 +89,8 @@ class Shape:
         for name, python_type in self.scope.items():
             _check_scope(name, python_type)
         for name in self.indexed:
-            if name not in self.scope and name != "aggregate_id":
-                raise DeclarationError(f"indexed={name!r} is not a scope column nor aggregate_id")
+            if name not in self.scope and name not in ("aggregate_id", "created_at"):
+                raise DeclarationError(f"indexed={name!r} is not a scope column, aggregate_id or created_at")
         names = [view.name for view in self.views]
         for view in self.views:
             _check_view(view, self.scope)

@@ -201,7 +201,7 @@ class Carrier:
         name = f"{name}_strict" if self._strict else name
         if not self._carries:
             rows = await (await connection.execute(self._statements[name], parameters)).fetchall()
-            return [Due(*row) for row in rows]
+            return [Due(*row[:-1]) for row in rows]
         cursor = await connection.execute(self._loading[name], parameters)
         return [outbox_record(row, self._outbox.shape) for row in await cursor.fetchall()]
 

@@ -182,6 +182,8 @@ class Relay(DatabaseService):
                     await self.reach("relay.fenced")
                     self.lanes.tick_now.set()
                     await self._wait_for_lanes(doorbell)
+        except psycopg.errors.InsufficientPrivilege as problem:
+            raise privilege(connection.info.user, self.outbox.shape, problem) from problem
         finally:
             await close_quietly(connection)
 

@@ -74,7 +74,7 @@ with freed as (
     where name = %(consumer)s and token = %(token)s
     returning 1
 )
-select pg_notify(%(channel)s, 'consumer') from (select count(*) from freed) done
+select pg_notify(%(channel)s, %(changed)s) from (select count(*) from freed) done
 
 -- name: begin_slice
 -- Opens a slice in the handler's transaction: the fence and the checkpoint in one row, then the inbox.
@@ -201,7 +201,7 @@ select (select count(*) from fence), (select count(*) from letters)
 select position, last_seen_at as ts, null::bigint as stream_seq, event_id as id, seq, 0::smallint as lane, event_type, schema_version,
        aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, attempts as retry_count, created_at {scope_names}
 from {schema}.dead_letter_events letter
-where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= clock_timestamp() and position is not null
+where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
   and not (%(strict)s and exists (
       select from {schema}.dead_letter_events earlier
       where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
@@ -301,7 +301,7 @@ where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'wai
 with changed as (
     update {schema}.consumer set paused = %(paused)s where name = %(name)s returning name
 )
-select name, pg_notify(%(channel)s, 'consumer') from changed
+select name, pg_notify(%(channel)s, %(changed)s) from changed
 
 -- name: rename_consumer
 -- Give a checkpoint, its inbox and its dead letters a new name, while nobody works under the old one.

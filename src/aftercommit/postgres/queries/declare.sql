@@ -135,6 +135,10 @@ create index {index} on {schema}.log ({column}, position)
 -- Pending events are found by this column too; each such index costs every publish a little, so it is declared.
 create index {index} on {schema}.outbox ({column}, created_at)
 
+-- name: index_outbox_age
+-- Pending events oldest first, as documents that poll the outbox by created_at ask for them.
+create index {index} on {schema}.outbox ({column}) where status = 'pending'
+
 -- name: view_event_outbox
 -- Every event with its status, under the canonical names.
 select id, aggregate_type, aggregate_id {scope_names}, event_type, schema_version, occurred_at, correlation_id, causation_id,

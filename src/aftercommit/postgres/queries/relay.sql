@@ -1,6 +1,6 @@
 -- name: due_fresh
 -- Committed events of these lanes that were never tried, in the order in which their writers drew seq. Nothing is locked.
-select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at
+select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is null
   and o.seq > %(watermark)s and o.lane = any(%(lanes)s)
@@ -9,7 +9,7 @@ limit %(limit)s
 
 -- name: due_fresh_strict
 -- The same for strict ordering: an aggregate with an event that failed or waits for its retry is passed over.
-select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at
+select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is null
   and o.seq > %(watermark)s and o.lane = any(%(lanes)s)
@@ -23,17 +23,17 @@ limit %(limit)s
 
 -- name: due_retries
 -- Events whose wait is over, longest due first.
-select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at
+select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
 from {schema}.outbox o
-where o.status = 'pending' and o.next_retry_at <= clock_timestamp() and o.lane = any(%(lanes)s)
+where o.status = 'pending' and o.next_retry_at <= statement_timestamp() and o.lane = any(%(lanes)s)
 order by o.next_retry_at
 limit %(limit)s
 
 -- name: due_retries_strict
 -- The same for strict ordering: only the first held event of an aggregate may go.
-select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at
+select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
 from {schema}.outbox o
-where o.status = 'pending' and o.next_retry_at <= clock_timestamp() and o.lane = any(%(lanes)s)
+where o.status = 'pending' and o.next_retry_at <= statement_timestamp() and o.lane = any(%(lanes)s)
   and not exists (
       select from {schema}.outbox held
       where held.aggregate_type = o.aggregate_type and held.aggregate_id = o.aggregate_id and held.seq < o.seq
@@ -51,11 +51,12 @@ select id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, 
        payload, retry_count, created_at {scope_names}
 from (
     select o.*, sum(size.bytes) over (order by o.seq) - size.bytes as bytes_before
-    from due join {schema}.outbox o on o.id = due.id
+    from {schema}.outbox o
     -- Small values are stored as they are; of larger ones pg_column_size knows the compressed size alone.
     cross join lateral (
         select case when pg_column_size(o.payload) < 1000 then pg_column_size(o.payload) else octet_length(o.payload::text) end as bytes
     ) size
+    where o.ctid = any(array(select due.place from due))
 ) sized
 where bytes_before < %(max_bytes)s
 order by seq
@@ -133,8 +134,9 @@ from fence, tip
 outbox.id = any(%(ids)b)
 
 -- name: which_due
--- Whatever is due: for the log transport reading, delivering and appending are one statement.
-outbox.id = any(array(select due.id from ({due}) due))
+-- Whatever is due: for the log transport reading, delivering and appending are one statement. A row that somebody
+-- changes meanwhile is elsewhere then: it is left alone and found by the next read.
+outbox.ctid = any(array(select due.place from ({due}) due))
 
 -- name: streams
 -- Aggregates of the declared types get a gapless number of their own (stream_seq).
