@@ -17,8 +17,8 @@ from pathlib import Path
 import psycopg
 
 from aftercommit.postgres import migrate
-from aftercommit.postgres.cluster import binaries
 from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.postgres.embedded.cluster import binaries
 from aftercommit.postgres.shape import Shape
 
 VERSION = 18

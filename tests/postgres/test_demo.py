@@ -19,7 +19,7 @@ import pytest
 from aftercommit.demo import orders
 from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.postmaster import find_postmaster
+from aftercommit.postgres.embedded.postmaster import find_postmaster
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
 from aftercommit.wiring import Engine

@@ -17,7 +17,7 @@ import pytest
 
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
 from aftercommit.postgres.embedded import EmbeddedPostgres, default_folder
-from aftercommit.postgres.folder_lock import FolderLock
+from aftercommit.postgres.embedded.folder_lock import FolderLock
 
 OWNER = """
     import sys

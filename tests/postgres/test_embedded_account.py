@@ -15,8 +15,7 @@ import psycopg
 import pytest
 
 from aftercommit.errors import EmbeddedPostgresError
-from aftercommit.postgres import account
-from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.postgres.embedded import EmbeddedPostgres, account
 
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another account: run as root")
 

@@ -180,6 +180,36 @@ def test_the_append_finds_its_events_by_id(engine, numbered):
     assert plan.touched < 2 * len(ids)
 
 
+def test_the_sweep_goes_along_the_index_of_fresh_events_and_straight_to_their_places(engine):
+    nothing = sql.SQL("")
+    statement = STATEMENTS.render(
+        "append",
+        which=STATEMENTS.part("which_due", due=STATEMENTS.part("due_fresh")),
+        streams=nothing,
+        stream_seq=sql.SQL("null::bigint"),
+        join_streams=nothing,
+    )
+    chosen = {"watermark": 0, "limit": LIMIT, "bounds": [1.0, 10.0], "named": True, "channel": SHAPE.log_channel}
+
+    plan = explain(engine, statement.encode(), **{**fence(engine), **chosen})
+
+    assert plan.whole_scans == []
+    assert "outbox_fresh" in plan.indexes
+    assert any(node["Node Type"] == "Tid Scan" for node in plan.nodes)
+    assert plan.touched < 3 * LIMIT
+
+
+def test_due_events_are_loaded_from_their_places(engine):
+    statement = STATEMENTS.render("load_due", due=STATEMENTS.part("due_fresh"))
+
+    plan = explain(engine, statement.encode(), watermark=0, lanes=LANES, limit=LIMIT, max_bytes=1 << 30)
+
+    assert plan.rows == LIMIT
+    assert plan.whole_scans == []
+    assert plan.indexes == {"outbox_fresh"}
+    assert plan.touched < 4 * LIMIT
+
+
 @pytest.mark.parametrize("types", [None, ["order.placed"]])
 def test_a_page_of_the_log_is_a_range_of_positions(engine, types):
     plan = explain(engine, STATEMENTS["read_log"], after=50_000, upto=50_500, types=types, max_bytes=1 << 30)

@@ -12,8 +12,8 @@ from aftercommit.errors import DatabaseError, DeclarationError
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.embedded import default_folder
+from aftercommit.postgres.embedded.postmaster import find_postmaster
 from aftercommit.postgres.overview import outboxes
-from aftercommit.postgres.postmaster import find_postmaster
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import APP, DATABASE_URL, Settings
 

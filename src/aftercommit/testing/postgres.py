@@ -23,9 +23,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, MissingPrivilege
-from aftercommit.postgres.embedded import DEFAULT_VERSION, EmbeddedPostgres
-from aftercommit.postgres.folder_lock import FolderLock
-from aftercommit.postgres.postmaster import find_postmaster, kill_postmaster
+from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.postgres.embedded.folder_lock import FolderLock
+from aftercommit.postgres.embedded.postmaster import find_postmaster, kill_postmaster
+from aftercommit.postgres.embedded.server import DEFAULT_VERSION
 
 # Nothing here has to outlive the run, so nothing waits for the disk. Autovacuum stays on, as in production.
 SETTINGS_FOR_TESTS: Final[Mapping[str, str]] = MappingProxyType(

@@ -52,9 +52,10 @@ select id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, 
 from (
     select o.*, sum(size.bytes) over (order by o.seq) - size.bytes as bytes_before
     from {schema}.outbox o
-    -- Small values are stored as they are; of larger ones pg_column_size knows the compressed size alone.
+    -- Of a compressed value pg_column_size knows the compressed size alone.
     cross join lateral (
-        select case when pg_column_size(o.payload) < 1000 then pg_column_size(o.payload) else octet_length(o.payload::text) end as bytes
+        select case when pg_column_compression(o.payload) is null then pg_column_size(o.payload)
+                    else octet_length(o.payload::text) end as bytes
     ) size
     where o.ctid = any(array(select due.place from due))
 ) sized

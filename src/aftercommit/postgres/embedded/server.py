@@ -20,10 +20,10 @@ from typing import Final, Literal, Self
 from urllib.parse import quote
 
 from aftercommit.errors import EmbeddedPostgresError
-from aftercommit.postgres.account import Account, choose_account
-from aftercommit.postgres.cluster import Cluster, binaries
-from aftercommit.postgres.folder_lock import FolderLock
-from aftercommit.postgres.postmaster import (
+from aftercommit.postgres.embedded.account import Account, choose_account
+from aftercommit.postgres.embedded.cluster import Cluster, binaries
+from aftercommit.postgres.embedded.folder_lock import FolderLock
+from aftercommit.postgres.embedded.postmaster import (
     POLL_SECONDS,
     Postmaster,
     describe_process,

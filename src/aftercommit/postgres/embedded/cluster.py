@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
-from aftercommit.postgres.account import Account
+from aftercommit.postgres.embedded.account import Account
 
 # Linux takes 107 bytes, macOS 103; the lower one keeps the rule simple.
 _LONGEST_SOCKET_PATH: Final = 103
