@@ -48,11 +48,6 @@ async def listening_relay_on(shop: Shop, **options: Any) -> AsyncIterator[Relay]
             await relay.__aexit__(None, None, None)
 
 
-def transport_options(**options: Any) -> str:
-    """What `tests.relay_process` is told, as one argument."""
-    return json.dumps(options)
-
-
 class RelayProcess:
     """A relay in a process of its own (`python -m tests.relay_process`), to be killed, stopped or watched die."""
 

@@ -1,5 +1,6 @@
 """What tests of consumers share: a ledger that handlers write to, events in the log without a relay, workers."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -82,7 +83,7 @@ def row_of(event: Event[OrderPlaced], consumer: str = "") -> tuple[Any, ...]:
 def append(shop: Shop) -> int:
     """Move everything from the outbox into the log; returns the last position."""
     columns = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
-    statement = sql.SQL(APPEND).format(columns=columns)  # type: ignore[arg-type]
+    statement = sql.SQL(APPEND).format(columns=columns)
     with shop.connect(autocommit=True) as connection:
         row = connection.execute(statement, (shop.outbox.shape.log_channel,)).fetchone()
     return int(row[0]) if row else 0
@@ -145,17 +146,26 @@ async def worker_on(
     signals = signals or shop.signals
     settings = WorkerSettings(page_size=page_size, lease=lease)
     worker = LogWorker(shop.outbox, consumer, shop.database, settings=settings, listener=listener, probe=signals)
+    times = signals.counts[wait_for] + 1 if wait_for is not None else 0
     # Channels are subscribed to before the listener starts.
     async with listener or nullcontext(), worker:
         if wait_for is not None:
-            await signals.wait(wait_for)
+            await signals.wait(wait_for, times)
         yield worker
+
+
+async def kill(worker: LogWorker) -> None:
+    """End a worker without its leave: nothing is released, its transactions break off."""
+    assert worker._task is not None
+    worker._task.cancel()
+    await asyncio.wait({worker._task})
+    worker._task = None
 
 
 async def handle_all(shop: Shop, consumer: Consumer, **options: Any) -> None:
     """Run a worker until it has nothing to do, not even a retry."""
     async with worker_on(shop, consumer, **options):
-        await settled(shop, consumer.name)
+        await settled(shop, consumer.name, options.get("signals"))
 
 
 async def settled(shop: Shop, consumer: str, signals: Signals | None = None) -> None:

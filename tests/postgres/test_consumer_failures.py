@@ -1,4 +1,4 @@
-"""Dead letters of log consumers: retrying, resolved, parked; by policy, by the handler's word, by an operator's hand."""
+"""Dead letters of log consumers: retrying, resolved, parked; by policy, by the handler's word, by hand."""
 
 import asyncio
 import logging

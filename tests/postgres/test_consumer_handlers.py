@@ -1,6 +1,7 @@
 """What a handler may do and what it may not: every misuse fails clearly, costs its own event, and loses nothing."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -175,10 +176,8 @@ def swallow_async(consumer: Consumer, ledger: Ledger) -> None:
     async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
         await ledger.write(event, connection)
         if event.payload.number == BAD:
-            try:
+            with contextlib.suppress(psycopg.Error):
                 await connection.execute("select 1 / 0")
-            except psycopg.Error:
-                pass
 
 
 def swallow_sync(consumer: Consumer, ledger: Ledger) -> None:
@@ -186,10 +185,8 @@ def swallow_sync(consumer: Consumer, ledger: Ledger) -> None:
     def handle(event: Event[OrderPlaced], connection: psycopg.Connection[Any]) -> None:
         ledger.write_sync(event, connection)
         if event.payload.number == BAD:
-            try:
+            with contextlib.suppress(psycopg.Error):
                 connection.execute("select 1 / 0")
-            except psycopg.Error:
-                pass
 
 
 def close_async(consumer: Consumer, ledger: Ledger) -> None:

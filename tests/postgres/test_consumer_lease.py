@@ -1,4 +1,4 @@
-"""One worker at a time: lease, standby, hand-over, take-over, zombies, pauses, and events that kill whoever handles them."""
+"""One worker at a time: lease, standby, hand-over, take-over, zombies, pauses, and events that kill workers."""
 
 import asyncio
 import sys
@@ -21,6 +21,7 @@ from tests.postgres.consuming import (
     checkpoint,
     handle_all,
     inbox,
+    kill,
     letters,
     numbered,
     place_in_log,
@@ -30,6 +31,7 @@ from tests.postgres.consuming import (
 )
 from tests.shop import OrderPlaced, Shop
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = 0.3
 LONG = 600.0
 BAD = 3
@@ -40,13 +42,6 @@ def writing(shop: Shop, ledger: Ledger, **options: Any) -> Consumer:
     consumer = shop.outbox.consumer("index", **options)
     consumer.on(OrderPlaced)(ledger.write)
     return consumer
-
-
-async def kill(worker: LogWorker) -> None:
-    """End a worker without its leave: nothing is released, its transactions break off."""
-    assert worker._task is not None
-    worker._task.cancel()
-    await asyncio.wait({worker._task})
 
 
 async def test_of_two_workers_one_works_and_the_other_stands_by(shop: Shop) -> None:
@@ -95,7 +90,6 @@ async def test_a_standby_takes_over_from_a_killed_worker_after_its_lease(shop: S
         place_in_log(shop, ("o-1", 3))
         await other.wait_total("consumer.handled", 1)
         assert other.details["consumer.active"][0]["died"] is True
-        first._task = None
     assert ledger.numbers() == [0, 1, 2, 3]
 
 
@@ -250,7 +244,6 @@ async def test_effects_are_had_once_across_a_crash_in_the_middle(shop: Shop, wit
         assert 0 < before < 40
         assert ledger.numbers() == list(range(before))
         await kill(dying)
-        dying._task = None
     go_on.set()
     await handle_all(shop, consumer, lease=SHORT, wait_for=None)
     assert ledger.numbers() == list(range(60))
@@ -279,7 +272,6 @@ async def test_an_event_that_kills_every_worker_is_parked_after_its_counted_star
             await asyncio.wait_for(dead.wait(), 20)
             dead.clear()
             await kill(worker)
-            worker._task = None
     await handle_all(shop, consumer, lease=0.1, wait_for=None)
     assert deaths == 1 + 3
     assert ledger.numbers() == [0, 1, 2, 4, 5, 6, 7]
@@ -316,8 +308,7 @@ asyncio.run(main())
 
 async def run_poisonous(shop: Shop) -> int:
     """A process of its own; its exit status is 9 when the event killed it."""
-    root = Path(__file__).resolve().parents[2]
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", POISONOUS, shop.dsn, cwd=root)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", POISONOUS, shop.dsn, cwd=ROOT)
     return await asyncio.wait_for(process.wait(), 60)
 
 

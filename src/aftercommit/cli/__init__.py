@@ -36,7 +36,7 @@ class _Root(click.Group):
         except AftercommitError as problem:
             self._explain(ctx, problem)
             ctx.exit(NOT_AS_IT_SHOULD_BE if isinstance(problem, _DRIFT) else FAILED)
-        except psycopg.OperationalError as problem:
+        except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege) as problem:
             self._explain(ctx, problem)
             ctx.exit(FAILED)
         except KeyboardInterrupt:

@@ -93,6 +93,7 @@ def _change(settings: Settings, change: Change) -> None:
     database = load_database(settings, "consumers")
     with database.connect_sync() as connection:
         shape = find_shape(settings, connection)
+        # Says what to do where there is no outbox, before anything is tried.
         overview(connection, shape)
 
     async def run() -> None:

@@ -24,8 +24,8 @@ class Stopper:
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            # nohup and its like have the last word.
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            # nohup has the last word. An interrupt is ours also where a shell ignores it for what it runs behind.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 

@@ -68,13 +68,21 @@ class Watch:
             connection = self.connection
             if connection is None or connection.closed:
                 return
+            # Made ready before the cut, after which the connection does not know any more whom to ask.
+            cancelling = _cancelling(connection)
             with contextlib.suppress(OSError, psycopg.Error):
                 wire = socket.socket(fileno=os.dup(connection.pgconn.socket))
                 with wire:
                     wire.shutdown(socket.SHUT_RDWR)
         # A server busy with a statement would notice the cut only when it is through with it.
         with contextlib.suppress(psycopg.Error):
-            connection.cancel_safe(timeout=5.0)
+            cancelling()
+
+
+def _cancelling(connection: psycopg.Connection[Any]) -> Callable[[], None]:
+    if psycopg.capabilities.has_cancel_safe():
+        return connection.pgconn.cancel_conn().blocking
+    return connection.pgconn.get_cancel().cancel
 
 
 def in_thread(function: Callable[[], Result]) -> "asyncio.Future[Result]":

@@ -13,8 +13,8 @@ QUICK: Final = 0.02
 SLOW: Final = 0.1
 # A handler that loses its connection this often in a row, while the database takes others, does it itself.
 MOST_LOSSES: Final = 3
-# Deadlocks, failed serialisation, locks not given, sessions that waited too long: matters of the whole transaction, more
-# likely the larger it is, and often noticed only by the event behind the one that caused them.
+# Deadlocks, failed serialisation, locks not given, sessions that waited too long: matters of the whole transaction,
+# more likely the larger it is, and often noticed only by the event behind the one that caused them.
 SHARED_MATTERS: Final = ("40", "55P03", "25P03", "25P04")
 
 

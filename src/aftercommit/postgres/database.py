@@ -146,7 +146,7 @@ def safe(dsn: str) -> str:
 
 def not_connected(dsn: str, problem: psycopg.Error) -> DatabaseError:
     """The error for a connection that could not be made, by whether waiting can help."""
-    said = " ".join(str(problem).split())
+    said = re.sub(r" Is the server running[^?]*\?", "", " ".join(str(problem).split()))
     if problem.sqlstate == "42501" or _NO_RIGHT_TO_CONNECT in said:
         return MissingPrivilege(
             f"cannot connect to PostgreSQL at {safe(dsn)}: {said}. Grant the user CONNECT on the database"

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -36,6 +37,7 @@ class Doorbell:
         self._unheard: set[str] = set()
         self._look = SHORTEST_LOOK
         self._streak = 0
+        self._seen: tuple[object, int] | None = None
         self.rung = listener.subscribe(shape.publish_channel) if listener is not None else asyncio.Event()
         lanes.watch(self.rung)
 
@@ -68,6 +70,16 @@ class Doorbell:
         return set(row[0]) if row else set()
 
     async def last_seq(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """The last seq that anybody drew."""
+        """The last seq that anybody drew; DatabaseUnavailable when this is not the server that it was."""
         row = await (await connection.execute(self._statements["last_seq"])).fetchone()
-        return int(row[0]) if row else 0
+        last_seq, started_at = row or (0, None)
+        if self._seen is not None and (self._seen[0] != started_at or self._seen[1] > last_seq):
+            raise DatabaseUnavailable(
+                "the server behind this connection was restarted, restored or replaced by another"
+            )
+        self._seen = (started_at, last_seq)
+        return int(last_seq)
+
+    def forget(self) -> None:
+        """After a reconnect: whatever server there is now is the one that counts."""
+        self._seen = None

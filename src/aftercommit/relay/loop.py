@@ -102,6 +102,7 @@ class Relay(DatabaseService):
         """One life of the database connections: control and carriers together, until stopped or lost."""
         control = await self._database.connect()
         self._marks.forget()
+        self._doorbell.forget()
         self.lanes.forget()
         try:
             await require_schema(control, self.outbox.shape)

@@ -3,6 +3,9 @@
 import asyncio
 import logging
 
+import psycopg
+
+from aftercommit.errors import DatabaseError
 from aftercommit.postgres import partitions
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.shape import Shape
@@ -35,5 +38,11 @@ class Sweeper:
         connection = self._database.connect_sync()
         try:
             return partitions.ensure(connection, self._shape)
+        except DatabaseError as problem:
+            if not isinstance(problem.__cause__, psycopg.errors.LockNotAvailable):
+                raise
+            # Somebody is in the way. There are partitions left, and where there are none the append makes one.
+            say(logger, logging.WARNING, "log_partitions_not_made", outbox=self._shape.schema, error=str(problem))
+            return []
         finally:
             connection.close()

@@ -264,9 +264,9 @@ select min(seq) from {schema}.outbox
 where status = 'pending' and next_retry_at is null and seq > %(watermark)s and lane = any(%(lanes)s)
 
 -- name: last_seq
--- The highest seq drawn so far, by committed and by open transactions alike.
--- A sequence that was never used shows its first value as if it had been drawn.
-select case when is_called then last_value else 0 end from {schema}.outbox_seq_seq
+-- The highest seq drawn so far, by committed and by open transactions alike, and since when the server runs: behind a
+-- pooler it may be another one than a moment ago. A sequence that was never used shows its first value as if drawn.
+select case when is_called then last_value else 0 end, pg_postmaster_start_time() from {schema}.outbox_seq_seq
 
 -- name: open_writers
 -- Transactions that have written to the outbox and have not ended. The lock is taken before seq is drawn and held to the end.
