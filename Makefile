@@ -14,7 +14,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check verify bench contracts schema lock format clean reset-data
+.PHONY: help up test check verify bench planted contracts schema lock format clean reset-data
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ verify: test check ## test and check
 
 bench: $(STAMP) ## measure the drain beside its floor
 	$(BIN)/python -m bench.drain $(ARGS)
+
+planted: $(STAMP) ## plant known bugs in a copy of the tree and see the tests catch them
+	$(BIN)/python -m tools.planted $(ARGS)
 
 contracts: $(STAMP) ## print each contract row with the tests that prove it
 	@$(BIN)/python -m tools.contracts $(ARGS)

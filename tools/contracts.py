@@ -101,9 +101,7 @@ def read_page(page: Path) -> tuple[list[Row], list[str]]:
             continue
         row = Row(match["identifier"], match["status"], match["sentence"])
         if row.status not in STATUSES:
-            problems.append(
-                f"{page.name}:{number}: {row.identifier} has status {row.status!r}, not held or planned"
-            )
+            problems.append(f"{page.name}:{number}: {row.identifier} has status {row.status!r}, not held or planned")
         if row.identifier in rows:
             problems.append(f"{page.name}:{number}: {row.identifier} is there twice")
         rows[row.identifier] = row
@@ -175,9 +173,7 @@ class FileScan:
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                     rows.append(argument.value)
                 else:
-                    self.problems.append(
-                        f"{name} names a row as {ast.unparse(argument)}: write it as a plain string"
-                    )
+                    self.problems.append(f"{name} names a row as {ast.unparse(argument)}: write it as a plain string")
         return rows
 
 
@@ -228,9 +224,7 @@ def outright(marks: Iterable[ast.expr], node: Function) -> list[ast.expr]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m tools.contracts", description="Contract rows and their tests."
-    )
+    parser = argparse.ArgumentParser("python -m tools.contracts", description="Contract rows and their tests.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--root", type=Path, default=Path(), help="the repository; default is where you are")
     options = parser.parse_args(arguments)

@@ -46,8 +46,7 @@ MARKED = {
     "module": 'pytestmark = pytest.mark.contract("T1")\ndef test_it(): ...',
     "module list": 'pytestmark = [pytest.mark.slow, pytest.mark.contract("T1")]\ndef test_it(): ...',
     "one case": (
-        '@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.contract("T1"))])\n'
-        "def test_it(n): ..."
+        '@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.contract("T1"))])\ndef test_it(n): ...'
     ),
 }
 

@@ -21,7 +21,13 @@ def test_the_first_event_prints_what_the_readme_says(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
     environment["AFTERCOMMIT_HOME"] = str(tmp_path / "home")
     ran = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == blocks("text")[0]

@@ -121,6 +121,57 @@ async def test_a_zombie_that_wakes_after_its_lease_has_no_effect(
     assert other.details["consumer.active"][0]["died"] is True
 
 
+async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(shop: Shop) -> None:
+    """Without an inbox the fence alone keeps it from a letter that its successor has handled."""
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", inbox=False, retry_count=1, backoff=Constant(0.0))
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        if event.attempt == 1:
+            raise ValueError("not at first")
+        await ledger.write(event, connection)
+
+    place_in_log(shop, *numbered(3))
+    hold = shop.signals.hold("consumer.retried")
+    other = Signals()
+    async with worker_on(shop, consumer, lease=SHORT) as zombie:
+        await hold.wait()
+        zombie._lease._seconds = -1.0
+        shop.rows("update consumer set leased_until = now() - interval '1 second'")
+        async with worker_on(shop, consumer, lease=5, signals=other):
+            await settled(shop, "index", other)
+            hold.release()
+            await shop.signals.wait("consumer.fenced")
+        zombie._lease._seconds = SHORT
+    assert ledger.numbers() == [0, 1, 2]
+    assert letters(shop) == [("resolved", 1)] * 3
+
+
+async def test_a_slow_slice_leaves_a_fresh_lease_behind(shop: Shop) -> None:
+    """Renewed when it began, the lease would be over at its end, and a standby could step in before the next slice."""
+    fresh: list[bool] = []
+    other = Signals()
+    consumer = shop.outbox.consumer("index")
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        query = "select leased_until > clock_timestamp() from consumer"
+        fresh.append(await asyncio.to_thread(shop.value, query))
+        if event.payload.number == 0:
+            await other.wait("consumer.standing_by", other.counts["consumer.standing_by"] + 5)
+            fresh.append(await asyncio.to_thread(shop.value, query))
+
+    place_in_log(shop, *numbered(2))
+    standby = worker_on(shop, consumer, lease=1.0, signals=other, wait_for="consumer.standing_by")
+    hold = shop.signals.hold("consumer.read")
+    async with worker_on(shop, consumer, lease=1.0), standby:
+        hold.release()
+        await settled(shop, "index")
+    assert fresh == [True, False, True]
+    assert other.counts["consumer.active"] == 0
+
+
 async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_server(shop: Shop) -> None:
     """Its machine lost power: the connection stays open and the row locked, until the server's patience ends."""
     ledger = Ledger(shop)
