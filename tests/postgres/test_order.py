@@ -304,3 +304,19 @@ async def test_a_transaction_left_open_elsewhere_stalls_nobody(shop: Shop) -> No
         writer.rollback()
         reader.rollback()
     assert [number for _, _, number in shop.log()] == [0, 1, 2, 3, 4]
+
+
+async def test_an_event_put_back_by_hand_is_published_although_the_watermark_is_past_it(shop: Shop) -> None:
+    """An operator's plain UPDATE gives a failed event its old seq back, far below where the relay reads."""
+    shop.place("o-1", 1)
+    shop.rows("update outbox set status = 'failed', last_error = 'down', retry_count = 1")
+    async with relay_on(shop, settings=RelaySettings(lease=2.0, gauge_seconds=0.05)) as relay:
+        published = 0
+        await shop.signals.wait("relay.idle")
+        while relay._carriers[0]._watermark.value <= 1:
+            shop.place("o-2", published)
+            published += 1
+            await shop.signals.wait_total("relay.appended", published)
+        shop.rows("update outbox set status = 'pending', last_error = null, retry_count = 0")
+        await shop.signals.wait_total("relay.appended", published + 1)
+    assert shop.log()[-1][1:] == ("o-1", 1)

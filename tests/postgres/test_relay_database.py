@@ -28,10 +28,17 @@ RECOVERY_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
-def own_server() -> Iterator[PostgresServerForTests]:
-    """A server that these tests may stop."""
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A server that these tests may stop, in a folder that no other test run takes for abandoned meanwhile."""
     version = int(os.environ.get("AFTERCOMMIT_TEST_POSTGRES") or 18)
-    with PostgresServerForTests(version=version, settings=SETTINGS) as server:
+    with EmbeddedPostgres(tmp_path_factory.mktemp("server"), version=version, settings=SETTINGS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def databases(own_server: EmbeddedPostgres) -> Iterator[PostgresServerForTests]:
+    """Databases on it."""
+    with PostgresServerForTests(own_server.dsn) as server:
         server.template("shop", prepare=migrate_shop)
         yield server
 
@@ -42,17 +49,16 @@ def migrate_shop(dsn: str) -> None:
 
 
 @pytest.fixture
-def embedded(own_server: PostgresServerForTests) -> Iterator[EmbeddedPostgres]:
-    """Its server, running again when the test is over."""
-    assert own_server.embedded is not None
-    yield own_server.embedded
-    own_server.embedded.start()
+def embedded(own_server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    """The server, running again when the test is over."""
+    yield own_server
+    own_server.start()
 
 
 @pytest.fixture
-def crashing_shop(own_server: PostgresServerForTests, embedded: EmbeddedPostgres) -> Shop:
+def crashing_shop(databases: PostgresServerForTests, embedded: EmbeddedPostgres) -> Shop:
     """A shop on the server that will be stopped."""
-    return Shop(own_server.clone("shop"))
+    return Shop(databases.clone("shop"))
 
 
 class Outage:

@@ -194,6 +194,9 @@ async def test_suspicion_goes_with_the_lanes(shop: Shop) -> None:
     await shop.value_becomes("select count(*) from lane where leased_until < clock_timestamp()", 64)
     await heir.tick(connection)
     assert heir.suspect == set(range(64))
+    heir.forget()
+    await heir.tick(connection)
+    assert heir.suspect == heir.held == set(range(64))
     heir.suspect -= {0, 1, 2, 63}
     await heir.release_all(connection)
     await second.tick(connection)
@@ -259,7 +262,7 @@ async def test_a_delivery_that_hangs_is_cut_off_when_the_relay_stops(shop: Shop)
     """After drain_seconds; the events stay in the outbox, uncharged, and the lanes are free."""
 
     class Hanging(RecordingTransport):
-        async def deliver(self, records):  # type: ignore[no-untyped-def]
+        async def deliver(self, records):
             await asyncio.Event().wait()
 
     shop.place()

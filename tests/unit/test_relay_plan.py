@@ -1,6 +1,5 @@
 """The relay's decisions: what becomes of a failure, what may go together, and below which seq nothing can appear."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf, nan
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftercommit.backoff import ByError, Constant, Exponential, Never
+from aftercommit.backoff import Backoff, ByError, Constant, Exponential, Never
 from aftercommit.event.envelope import Record
 from aftercommit.relay.plan import LANES, LONGEST_DELAY, Marks, Verdict, Watermark, judge, rounds, share_of_lanes
 from aftercommit.text import MAX_ERROR_LENGTH
@@ -26,7 +25,7 @@ def verdict_on(
     retry_count: int = 0,
     *,
     already_counted: bool = False,
-    backoff: Callable[[int, BaseException], float | None] = FIVE_SECONDS,
+    backoff: Backoff = FIVE_SECONDS,
     max_attempts: int = 3,
 ) -> Verdict:
     return judge(
@@ -40,16 +39,16 @@ def verdict_on(
 
 def test_a_failure_waits_as_long_as_the_policy_says():
     asked: list[tuple[int, BaseException]] = []
-    error = RuntimeError("down")
+    problem = RuntimeError("down")
 
-    def policy(attempt: int, problem: BaseException) -> float | None:
-        asked.append((attempt, problem))
+    def policy(attempt: int, error: BaseException) -> float | None:
+        asked.append((attempt, error))
         return 12.5
 
-    verdict = verdict_on(Failure(EVENT, error, consumer="mailer"), 1, backoff=policy)
+    verdict = verdict_on(Failure(EVENT, problem, consumer="mailer"), 1, backoff=policy)
 
     assert verdict == Verdict(EVENT, "mailer", "down", "RuntimeError", 12.5, 1)
-    assert asked == [(2, error)]
+    assert asked == [(2, problem)]
 
 
 def test_the_last_attempt_ends_it_and_the_policy_is_not_asked():
@@ -218,7 +217,7 @@ Steps = list[tuple[str, int]]
 STEP = st.tuples(st.sampled_from(["write", "write", "end", "end", "prepare"]), st.integers(0, 5))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.lists(STEP, max_size=4), st.lists(STEP, max_size=4)), max_size=25))
 def test_resolved_never_passes_a_seq_that_an_open_transaction_has_drawn(turns: list[tuple[Steps, Steps]]):
     writers, marks = Writers(), Marks()

@@ -193,6 +193,10 @@ class Carrier:
             self._look_for_retries_at = min(self._look_for_retries_at, time.monotonic() + max(0.0, seconds))
         return seconds
 
+    def look_back_to(self, seq: int) -> None:
+        """An event of this seq was never tried: if the watermark is past it, it goes back."""
+        self._watermark.value = min(self._watermark.value, seq - 1)
+
     async def _query(
         self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]
     ) -> list[Any]:

@@ -85,6 +85,7 @@ class Lanes:
             held |= await self._take(connection, share - len(held))
         self._valid_until = asked_at + self.lease
         self._next_tick = asked_at + min(self.lease / 3, expiry + EXPIRY_MARGIN)
+        self.suspect &= held
         self._hold(frozenset(held) - self._leaving)
         if given := self._leaving.difference(*self._at_work):
             await self._release(connection, given, self.suspect & given)
@@ -93,6 +94,7 @@ class Lanes:
     async def release_all(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Hand everything over at once and be counted no more."""
         released, suspects = self.held | self._leaving, frozenset(self.suspect)
+        self.suspect.clear()
         self.forget()
         await connection.execute(self._statements["leave"], {"relay": self.relay})
         await self._release(connection, released, suspects)
@@ -111,7 +113,7 @@ class Lanes:
         return self._listening and who in self._listeners
 
     def forget(self) -> None:
-        """After a lost connection: nothing is ours until the next tick says so."""
+        """After a lost connection: nothing is ours until the next tick says so. What was suspect stays suspect."""
         self._valid_until = self._next_tick = 0.0
         self._is_new, self._listening, self._leaving = True, False, frozenset()
         self._listeners.clear()
@@ -148,7 +150,6 @@ class Lanes:
         await connection.execute(self._statements["lane_news"], {"channel": self._channel, "news": NEWS})
 
     def _hold(self, lanes: frozenset[int]) -> None:
-        self.suspect &= lanes | self._leaving
         if lanes != self.held:
             self.held = lanes
             for watcher in self._watchers:
