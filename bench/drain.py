@@ -1,7 +1,7 @@
-"""How fast the relay moves events from the outbox into the log, beside a raw loop that deletes and inserts the same rows.
+"""How fast the relay moves events from outbox to log, beside a raw loop that deletes and inserts the same rows.
 
-Both work on tables with the same columns and indexes, on the embedded PostgreSQL with fsync on, with payloads of about 500
-bytes, in turns. Then the same with somebody's transaction left open, which keeps dead rows from being cleaned up.
+Both work on tables with the same columns and indexes, on the embedded PostgreSQL with fsync on, with payloads of about
+500 bytes, in turns. Then the same with somebody's transaction left open, which keeps dead rows from being cleaned up.
 """
 
 import asyncio
@@ -137,6 +137,17 @@ def run(dsn: str, events: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def table(figures: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The figures for a person."""
+    raw, relay = figures["raw_with_open_transaction"], figures["relay_with_open_transaction"]
+    return [
+        ("", "raw loop", "relay", "ratio"),
+        ("drain, ev/s", f"{figures['raw']:,.0f}", f"{figures['relay']:,.0f}", f"{figures['relay_to_raw']:.2f}"),
+        ("with a transaction left open, ev/s", f"{raw:,.0f}", f"{relay:,.0f}", f"{relay / raw:.2f}"),
+        ("share kept with it open", f"{figures['raw_kept']:.2f}", f"{figures['relay_kept']:.2f}"),
+    ]
+
+
 @click.command()
 @click.option("--events", default=50_000, show_default=True, help="Backlog per round.")
 @click.option("--rounds", default=3, show_default=True)
@@ -153,11 +164,8 @@ def main(events: int, rounds: int, dsn: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(figures))
     else:
-        click.echo(f"{'':34}{'raw loop':>12}{'relay':>12}{'ratio':>8}")
-        click.echo(f"{'drain, ev/s':34}{figures['raw']:>12,.0f}{figures['relay']:>12,.0f}{figures['relay_to_raw']:>8.2f}")
-        held = (figures["raw_with_open_transaction"], figures["relay_with_open_transaction"])
-        click.echo(f"{'with a transaction left open, ev/s':34}{held[0]:>12,.0f}{held[1]:>12,.0f}{held[1] / held[0]:>8.2f}")
-        click.echo(f"{'share kept with it open':34}{figures['raw_kept']:>12.2f}{figures['relay_kept']:>12.2f}")
+        for label, *cells in table(figures):
+            click.echo(f"{label:36}" + "".join(f"{cell:>12}" for cell in cells))
     if figures["relay_to_raw"] < TARGET:
         click.echo(f"below the target of {TARGET} of the raw loop", err=True)
         sys.exit(1)

@@ -224,9 +224,7 @@ def test_a_lock_without_a_server_names_its_holder_and_the_remedy(make: Make, tmp
     lock = FolderLock(tmp_path / "lock", "postgres-18")
     assert lock.acquire()
     server = make(tmp_path, start_timeout=0.1)
-    with pytest.raises(
-        EmbeddedPostgresError, match=rf"held by process {os.getpid()} .*or end it, and start again"
-    ):
+    with pytest.raises(EmbeddedPostgresError, match=rf"held by process {os.getpid()} .*or end it, and start again"):
         server.start()
     lock.release()
 
@@ -316,9 +314,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(make: Make, tmp_path: 
 
 def test_a_path_that_is_a_file_is_a_clear_error(make: Make, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
-    with pytest.raises(
-        EmbeddedPostgresError, match=r"cannot use .*home/.*: Not a directory\. Make it usable"
-    ):
+    with pytest.raises(EmbeddedPostgresError, match=r"cannot use .*home/.*: Not a directory\. Make it usable"):
         make(tmp_path / "home").start()
 
 

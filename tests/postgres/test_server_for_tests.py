@@ -104,9 +104,7 @@ def test_a_server_that_does_not_answer_is_named_with_the_remedy(tmp_path: Path) 
         PostgresServerForTests(f"host={tmp_path}").start()
 
 
-def test_the_environment_chooses_the_server(
-    server: PostgresServerForTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_chooses_the_server(server: PostgresServerForTests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", server.dsn)
     with PostgresServerForTests.from_environment() as given:
         assert (given.dsn, given.embedded) == (server.dsn, None)

@@ -155,7 +155,8 @@ def _column_parts(shape: Shape, table: str, name: str) -> dict[str, sql.Composab
 def _index_pieces(shape: Shape) -> Iterator[Piece]:
     wanted = [("index_log_scope", f"log_scope_{name}", name) for name in shape.scope]
     for name in shape.indexed:
-        wanted.append(("index_outbox_age" if name == "created_at" else "index_outbox_column", f"outbox_by_{name}", name))
+        query = "index_outbox_age" if name == "created_at" else "index_outbox_column"
+        wanted.append((query, f"outbox_by_{name}", name))
     statements = Statements(shape)
     for query, index, column in wanted:
         creation = statements.render(query, index=sql.Identifier(index), column=sql.Identifier(column))

@@ -1,4 +1,4 @@
-"""Where events can be carried: the log alone, or handlers in this process. All of them pass the same conformance suite."""
+"""Where events can be carried: the log alone, or handlers in this process. All pass the same conformance suite."""
 
 from aftercommit.transports.bus import BusTransport
 from aftercommit.transports.log import LogTransport

@@ -1,4 +1,4 @@
-"""PostgreSQL from a wheel: started, attached to, stopped and recovered as a child of nobody. For first steps and tests."""
+"""PostgreSQL from a wheel: started, attached to, stopped and recovered. For first steps and for tests."""
 
 from aftercommit.postgres.embedded.server import EmbeddedPostgres, default_folder
 

@@ -88,9 +88,7 @@ class Cluster:
         status, output = account.run(self._initdb_command(staging, sync))
         if status != 0:
             shutil.rmtree(staging, ignore_errors=True)
-            raise EmbeddedPostgresError(
-                f"initdb could not make {self.data} (exit status {status}):\n{output}"
-            )
+            raise EmbeddedPostgresError(f"initdb could not make {self.data} (exit status {status}):\n{output}")
         staging.rename(self.data)
         _sync_folder(self.folder)
 

@@ -348,10 +348,6 @@ class EmbeddedPostgres:
 
 def _check_settings(settings: Mapping[str, str]) -> None:
     for name in sorted(_OUR_SETTINGS & settings.keys()):
-        raise EmbeddedPostgresError(
-            f"the setting {name!r} is the embedded server's own: use folder= and port="
-        )
+        raise EmbeddedPostgresError(f"the setting {name!r} is the embedded server's own: use folder= and port=")
     if settings.get("wal_level") == "minimal":
-        raise EmbeddedPostgresError(
-            "wal_level 'minimal' is not supported: leave it out, or use 'replica' or 'logical'"
-        )
+        raise EmbeddedPostgresError("wal_level 'minimal' is not supported: leave it out, or use 'replica' or 'logical'")
