@@ -1,5 +1,6 @@
 """How long to wait before the next attempt. Pure: a policy maps an attempt and its error to seconds or to giving up."""
 
+import logging
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -7,6 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aftercommit.errors import DeclarationError
+
+logger = logging.getLogger("aftercommit.backoff")
+
+LONGEST_DELAY = 365 * 86400.0
 
 
 class Backoff(Protocol):
@@ -76,3 +81,18 @@ class ByError:
             if ancestor in self.policies:
                 return self.policies[ancestor](attempt, error)
         return self.otherwise(attempt, error)
+
+
+def bounded(seconds: float) -> float:
+    """A delay that the database can add to its clock."""
+    return min(max(0.0, float(seconds)), LONGEST_DELAY)
+
+
+def delay_after(policy: Backoff, attempt: int, error: BaseException) -> float | None:
+    """What the policy says, bounded. A policy is foreign code: when it fails, the default one takes its place."""
+    try:
+        delay = policy(attempt, error)
+        return None if delay is None else bounded(delay)
+    except Exception as problem:  # noqa: BLE001 - a policy's bug must stop neither relay nor consumer
+        logger.error("backoff_policy_failed", extra={"policy": repr(policy), "error": repr(problem)})
+        return Exponential()(attempt, error)

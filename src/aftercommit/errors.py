@@ -8,6 +8,7 @@
     │   ├── InvalidPayload
     │   ├── PayloadTooLarge
     │   ├── InvalidEnvelope
+    │   ├── IdempotencyConflict
     │   └── ScopeViolation
     ├── NotInTransaction           publish was called outside a transaction
     ├── UnsupportedConnection      publish got something that is not a connection it knows
@@ -66,6 +67,10 @@ class PayloadTooLarge(ContractViolation):
 
 class InvalidEnvelope(ContractViolation):
     """A part of the envelope (name, time, id, correlation) is malformed or too long."""
+
+
+class IdempotencyConflict(ContractViolation):
+    """An idempotency key was used before, in the same scope, for other events."""
 
 
 class ScopeViolation(ContractViolation):

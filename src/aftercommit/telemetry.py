@@ -38,10 +38,10 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) 
 }
 
 
-def say(logger: logging.Logger, level: int, name: str, **fields: Any) -> None:
-    """One structured log line: a stable name and its fields."""
+def say(logger: logging.Logger, level: int, name: str, cause: BaseException | None = None, /, **fields: Any) -> None:
+    """One structured log line: a stable name, its fields, and the traceback of its cause if there is one."""
     if logger.isEnabledFor(level):
-        logger.log(level, name, extra=fields)
+        logger.log(level, name, extra=fields, exc_info=cause)
 
 
 class JsonFormatter(logging.Formatter):

@@ -3,8 +3,16 @@
 MAX_ERROR_LENGTH = 2000
 
 
+def readable(error: BaseException) -> str:
+    """What the error says of itself; an error that cannot even say that is known by its class."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception as problem:  # noqa: BLE001 - __str__ of a foreign error is foreign code
+        return f"{type(error).__name__} (its message cannot be read: {type(problem).__name__})"
+
+
 def storable_error(error: BaseException) -> str:
     """The error as text that PostgreSQL can store: bounded, and without NUL or lone surrogates."""
-    text = str(error) or type(error).__name__
+    text = readable(error)
     text = text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
     return text[:MAX_ERROR_LENGTH]

@@ -42,11 +42,11 @@ class Engine(Service):
         self.listener = Listener(database, probe) if listen else None
         self.relay: Relay | None = None
         self.workers: list[LogWorker] = []
+        carried = _transport(transport, outbox, database)
         if relay:
-            carried = _transport(transport, outbox, database)
             settings = relay_settings or RelaySettings(carriers=BUS_CARRIERS if carried.capabilities.carries else 1)
             self.relay = Relay(outbox, database, carried, settings=settings, listener=self.listener, probe=probe)
-        if transport != "bus" and workers is not False:
+        if not isinstance(carried, BusTransport) and workers is not False:
             self.workers = [
                 LogWorker(outbox, consumer, database, settings=worker_settings, listener=self.listener, probe=probe)
                 for consumer in _chosen(outbox, workers)

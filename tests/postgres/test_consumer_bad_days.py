@@ -93,6 +93,13 @@ async def test_a_consumer_without_handlers_is_refused(shop: Shop) -> None:
         Dispatcher(shop.outbox, shop.database)
 
 
+async def test_a_consumer_without_an_inbox_is_refused_behind_the_bus(shop: Shop) -> None:
+    """There is no checkpoint that could say what was handled."""
+    shop.outbox.consumer("index", inbox=False).on(OrderPlaced)(Ledger(shop).write)
+    with pytest.raises(DeclarationError, match="drop inbox=False, or let the consumer follow the log"):
+        Dispatcher(shop.outbox, shop.database)
+
+
 async def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(DeclarationError, match="page_size >= 1 and lease > 0"):
         WorkerSettings(page_size=0)
@@ -274,6 +281,36 @@ async def test_a_restart_of_the_database_in_the_middle_changes_no_effect(
     assert ledger.numbers("o-2") == list(range(50))
     assert letters(shop) == []
     assert inbox(shop, "index") == (0 if kind == "without inbox" else 150)
+
+
+async def test_an_event_that_crashes_the_database_server_again_and_again_is_parked(
+    own_server: EmbeddedPostgres, own_shop: Shop
+) -> None:
+    """Twice may be chance; from then on each start is counted beforehand."""
+    shop = own_shop
+    ledger = Ledger(shop)
+    arrived: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+    consumer = shop.outbox.consumer("index", retry_count=0)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        await ledger.write(event, connection)
+        if event.payload.number == 3:
+            crashed = asyncio.Event()
+            arrived.put_nowait(crashed)
+            await crashed.wait()
+
+    place_in_log(shop, *numbered(6))
+    async with worker_on(shop, consumer):
+        for _ in range(3):
+            crashed = await asyncio.wait_for(arrived.get(), 20)
+            await asyncio.to_thread(own_server.stop, "immediate")
+            crashed.set()
+            await shop.signals.next("database.lost")
+            await asyncio.to_thread(own_server.start)
+        await settled(shop, "index")
+    assert ledger.numbers() == [0, 1, 2, 4, 5]
+    assert letters(shop, "(payload->>'number')::int, status, error_class") == [(3, "parked", "HandlerNeverFinished")]
 
 
 async def test_a_database_that_is_down_at_the_start_is_said_once_and_waited_for(

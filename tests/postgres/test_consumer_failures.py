@@ -66,6 +66,29 @@ async def test_a_retry_that_succeeds_resolves_the_letter_and_has_its_effect_once
     assert [entry["error"] for entry in history] == ["attempt 1", "attempt 2"]
 
 
+async def test_a_replay_without_an_inbox_tries_its_letters_again(shop: Shop) -> None:
+    """The checkpoint was set back: what was resolved the first time is handled, fails and is resolved once more."""
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=1, backoff=Constant(0.0), inbox=False)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        if event.attempt % 2 == 1:
+            raise ValueError("every other time")
+        await ledger.write(event, connection)
+
+    place_in_log(shop, ("o-1", 1))
+    await handle_all(shop, consumer)
+    shop.rows("update consumer set position = 0")
+    await handle_all(shop, consumer)
+    assert letters(shop, "status") == [("parked",)]
+    shop.rows(RETRY_NOW)
+    async with worker_on(shop, consumer):
+        await shop.signals.wait("consumer.retried", 3)
+    assert ledger.numbers() == [1, 1]
+    assert inbox(shop, "index") == 0
+
+
 async def test_an_attempt_is_not_made_before_its_time(shop: Shop) -> None:
     """The policy says an hour: other events go on, and the letter waits until somebody makes it due."""
     ledger = Ledger(shop)
@@ -174,7 +197,7 @@ async def test_the_policy_may_depend_on_the_error(shop: Shop) -> None:
     ]
 
 
-async def test_a_policy_with_a_bug_parks_and_does_not_stop_the_consumer(
+async def test_a_policy_with_a_bug_stops_neither_the_consumer_nor_the_retries(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = Ledger(shop)
@@ -198,7 +221,7 @@ async def test_a_policy_with_a_bug_parks_and_does_not_stop_the_consumer(
     async with worker_on(shop, consumer):
         await shop.signals.wait_total("consumer.handled", 4)
     assert ledger.numbers() == [0, 3]
-    assert letters(shop, "status, error") == [("parked", "bad"), ("retrying", "infinite")]
+    assert letters(shop, "status, error") == [("retrying", "bad"), ("retrying", "infinite")]
     assert "backoff_policy_failed" in caplog.messages
 
 
@@ -311,14 +334,21 @@ async def test_any_text_of_an_error_can_be_stored(shop: Shop) -> None:
     consumer = shop.outbox.consumer("index", retry_count=0)
     texts = ["NUL \x00 inside", "lone \ud800 surrogate", "x" * 5000, ""]
 
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced]) -> None:
+        if event.payload.number == 4:
+            raise Speechless
         raise ValueError(texts[event.payload.number])
 
-    place_in_log(shop, *numbered(4))
+    place_in_log(shop, *numbered(5))
     await handle_all(shop, consumer)
     errors = [error for (error,) in letters(shop, "error")]
-    assert errors == ["NUL \N{REPLACEMENT CHARACTER} inside", "lone ? surrogate", "x" * 2000, "ValueError"]
+    assert errors[:4] == ["NUL \N{REPLACEMENT CHARACTER} inside", "lone ? surrogate", "x" * 2000, "ValueError"]
+    assert errors[4].startswith("Speechless")
 
 
 async def test_failures_are_logged_and_counted_under_stable_names(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -407,20 +437,21 @@ async def test_a_page_interrupted_by_a_stop_is_taken_up_where_it_was_left(shop: 
         if event.payload.number == 3 and not go_on.is_set():
             reached.set()
             await go_on.wait()
-        if event.payload.number == 6:
+        if event.payload.number == 6 or (event.payload.order_id, event.payload.number) == ("o-2", 1):
             raise ValueError("bad")
 
     place_in_log(shop, *numbered(10, "o-1"), *numbered(3, "o-2"))
     async with worker_on(shop, consumer) as worker:
         await asyncio.wait_for(reached.wait(), 20)
+        await shop.signals.wait("consumer.failed")
         worker.stopping.set()
         go_on.set()
         await worker.stop()
     assert checkpoint(shop, "index") == 4
     assert inbox(shop, "index") >= 4
     await handle_all(shop, consumer)
-    assert (checkpoint(shop, "index"), inbox(shop, "index")) == (13, 12)
-    assert letters(shop, "(payload->>'number')::int, status, attempts") == [(6, "parked", 1)]
+    assert (checkpoint(shop, "index"), inbox(shop, "index")) == (13, 11)
+    assert letters(shop, "(payload->>'number')::int, status, attempts") == [(6, "parked", 1), (1, "parked", 1)]
 
 
 async def test_a_letter_goes_on_where_another_worker_left_it(shop: Shop) -> None:

@@ -11,6 +11,8 @@ import pytest
 from psycopg.rows import dict_row
 
 from aftercommit.backoff import Constant
+from aftercommit.consumer.slices import Call
+from aftercommit.consumer.threads import GivenUp, Watch
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
 from tests.postgres.consuming import (
@@ -424,6 +426,17 @@ async def test_a_blocking_handler_that_hangs_is_cut_off_and_the_consumer_goes_on
             await asyncio.to_thread(thread.join, 20)
     assert len(late) == 3
     assert ledger.numbers() == [0, 5]
+
+
+def test_a_slice_that_was_given_up_cannot_go_on_although_its_handler_returned_at_the_last_moment() -> None:
+    """Otherwise it might commit while its event is recorded as failed."""
+    watch = Watch()
+    call = Call(handler=None, events=[], places=[0])  # type: ignore[arg-type]
+    watch.enter(call)
+    assert watch.give_up_after(60.0) is None
+    assert watch.give_up_after(-1.0) is call
+    with pytest.raises(GivenUp):
+        watch.enter(None)
 
 
 async def test_events_of_different_aggregates_are_handled_side_by_side(shop: Shop) -> None:

@@ -26,7 +26,7 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
 
 
 @pytest.fixture
@@ -41,15 +41,19 @@ async def one_program(event: Event[OrderPlaced]) -> None:
     """A handler."""
 
 
-async def another_program(event: Event[OrderPlaced]) -> None:
-    """A handler that lives elsewhere."""
+async def another_program(event: Event[OrderPaid]) -> None:
+    """A handler of other events, that lives elsewhere."""
+
+
+async def one_program_renamed(event: Event[OrderPlaced]) -> None:
+    """The first handler, as the next deployment calls it."""
 
 
 def declare(shop: Shop, name: str, handler: Any = one_program, **options: Any) -> Consumer:
     """A consumer of this name in a declaration of its own, as another process would have it."""
     shop.outbox = shop_outbox()
     consumer = shop.outbox.consumer(name, **options)
-    consumer.on(OrderPlaced)(handler)
+    consumer.on(OrderPaid if handler is another_program else OrderPlaced)(handler)
     return consumer
 
 
@@ -63,11 +67,22 @@ def test_one_name_declared_twice_in_one_program_is_refused() -> None:
 async def test_a_different_program_alive_under_the_name_is_refused(shop: Shop) -> None:
     async with worker_on(shop, declare(shop, "index", one_program)):
         stranger = declare(shop, "index", another_program)
-        with pytest.raises(ConsumerNameTaken, match=r"is at work as .*one_program.*declares it as .*another"):
+        with pytest.raises(ConsumerNameTaken, match=r"takes order.placed.*takes order.paid"):
             async with worker_on(shop, stranger, signals=Signals()):
                 pytest.fail("two programs under one name")
     async with worker_on(shop, stranger, signals=Signals()):
         pass
+
+
+async def test_a_handler_renamed_by_a_rolling_deployment_stands_by_and_takes_over(shop: Shop) -> None:
+    """The name is the identity: the same events under a new function are the same consumer."""
+    signals = Signals()
+    async with worker_on(shop, declare(shop, "index", one_program)) as old:
+        new = LogWorker(shop.outbox, declare(shop, "index", one_program_renamed), shop.database, probe=signals)
+        async with new:
+            await signals.wait("consumer.standing_by")
+            await old.stop()
+            await signals.wait("consumer.active")
 
 
 async def test_a_different_program_that_takes_the_name_over_is_found_out_by_the_one_that_stands_by(
@@ -110,6 +125,17 @@ async def test_a_new_consumer_beside_one_that_lost_its_declaration_must_say_whet
     shop.rows("delete from consumer where name = 'new'")
     async with worker_on(shop, declare(shop, "search"), signals=Signals()) as worker:
         assert worker.position == 5
+
+
+async def test_a_worker_whose_checkpoint_was_removed_ends_instead_of_standing_by_for_ever(shop: Shop) -> None:
+    consumer = declare(shop, "index")
+    worker = LogWorker(shop.outbox, consumer, shop.database, probe=shop.signals)
+    await worker.start()
+    await shop.signals.wait("consumer.idle")
+    shop.rows("delete from consumer")
+    place_in_log(shop, ("o-1", 1))
+    with pytest.raises(ConsumerRenamed, match="'index' is gone: it was renamed or forgotten"):
+        await worker.wait()
 
 
 async def test_renaming_takes_checkpoint_inbox_and_dead_letters_along(
@@ -243,7 +269,7 @@ async def test_what_the_database_knows_of_a_consumer_can_be_listed(
         await settled(shop, "index")
         (known,) = await known_consumers(control, shop.outbox.shape)
         assert (known.name, known.position, known.paused, known.alive) == ("index", 3, False, True)
-        assert known.declared_by.endswith(".one_program")
+        assert "order.placed" in known.declared_by.split()
         assert known.worker == worker._lease.worker
     (known,) = await known_consumers(control, shop.outbox.shape)
     assert (known.worker, known.alive) == (None, False)

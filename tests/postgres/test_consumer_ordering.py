@@ -92,7 +92,11 @@ async def test_events_go_on_in_order_when_the_one_before_is_dealt_with_by_hand(s
     assert [status for _, _, status in letters(shop, STATES)] == [state, "resolved", "resolved", "resolved"]
 
 
-async def test_events_go_on_in_order_when_the_one_before_is_mended_and_retried(shop: Shop) -> None:
+async def test_events_go_on_in_order_when_the_one_before_is_mended_and_retried(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes the next one due, without anybody having to look for it."""
+    monkeypatch.setattr(loop, "POLL", HOUR)
     strict = Strict(shop, 1)
     place_in_log(shop, *numbered(5))
     async with worker_on(shop, strict.consumer):

@@ -160,6 +160,8 @@ def test_the_append_finds_its_events_by_id(engine, numbered):
     statement = STATEMENTS.render(
         "append",
         which=STATEMENTS.part("which_given"),
+        chosen=nothing,
+        chosen_count=sql.SQL("0"),
         streams=STATEMENTS.part("streams") if numbered else nothing,
         stream_seq=STATEMENTS.part("stream_seq") if numbered else sql.SQL("null::bigint"),
         join_streams=STATEMENTS.part("join_streams") if numbered else nothing,
@@ -184,7 +186,9 @@ def test_the_sweep_goes_along_the_index_of_fresh_events_and_straight_to_their_pl
     nothing = sql.SQL("")
     statement = STATEMENTS.render(
         "append",
-        which=STATEMENTS.part("which_due", due=STATEMENTS.part("due_fresh")),
+        which=STATEMENTS.part("which_due"),
+        chosen=STATEMENTS.part("chosen_due", due=STATEMENTS.part("due_fresh")),
+        chosen_count=sql.SQL("(select count(*) from chosen)"),
         streams=nothing,
         stream_seq=sql.SQL("null::bigint"),
         join_streams=nothing,

@@ -90,7 +90,7 @@ async def test_codecs_of_the_application_leave_what_is_published_alone(connectio
     async with connection.transaction():
         one = await OUTBOX.publish(connection, NOTE_TAKEN(a=1), **SCOPE)
         many = await OUTBOX.publish(connection, [NOTE_TAKEN(a=2), NOTE_TAKEN(a=3)], idempotency_key="k", **SCOPE)
-        again = await OUTBOX.publish(connection, NOTE_TAKEN(a=4), idempotency_key="k", **SCOPE)
+        again = await OUTBOX.publish(connection, [NOTE_TAKEN(a=2), NOTE_TAKEN(a=3)], idempotency_key="k", **SCOPE)
 
     assert again.event_ids == many.event_ids
     query = "select payload ->> 'a' from publish_suite.outbox where id = any($1) order by seq"

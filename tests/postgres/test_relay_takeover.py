@@ -76,7 +76,7 @@ async def test_a_relay_that_stops_hands_its_lanes_over_at_once(shop: Shop) -> No
             await holds(heir.lanes, 32)
             assert leaver.lanes.held.isdisjoint(heir.lanes.held)
             started = time.monotonic()
-        await holds(heir.lanes, 64)
+        await holds(heir.lanes, 64, timeout=10)
         print(f"graceful hand-over took {time.monotonic() - started:.3f} s with a lease of 60 s")
         assert heir.lanes.suspect == set()
         ids = heir_shop.publish(*(OrderPlaced(f"o-{number}", number) for number in range(100)))
@@ -132,6 +132,23 @@ async def test_a_takeover_does_not_wait_for_the_next_look_round(shop: Shop) -> N
         assert len(heir.lanes.held) == 0
         await holds(heir.lanes, 64, timeout=5)
         assert heir.lanes.suspect == set(range(64))
+    await connection.close()
+
+
+async def test_a_relay_with_lanes_of_its_own_takes_those_of_a_dead_one_whatever_their_leases_are(shop: Shop) -> None:
+    """A relay that has let a lane run out is not counted among the living, however lately it was seen."""
+    connection = await shop.database.connect()
+    dead = Lanes(shop.outbox.shape, "dead", lease=1.0)
+    async with relay_on(shop, settings=RelaySettings(lease=60.0)) as heir:
+        assert len(heir.lanes.held) == 64
+        await dead.tick(connection)
+        heir.lanes.tick_now.set()
+        await shop.value_becomes("select count(*) from lane where relay is null", 32)
+        await dead.tick(connection)
+        assert len(dead.held) == 32
+        heir.lanes.tick_now.set()
+        await holds(heir.lanes, 64, timeout=10)
+        assert heir.lanes.suspect == dead.held
     await connection.close()
 
 

@@ -18,7 +18,7 @@ from aftercommit.errors import (
 )
 from aftercommit.event.correlation import caused_by, correlation
 from aftercommit.outbox import Outbox, Receipt
-from aftercommit.outbox.insert import Inserter, Script, checked_key
+from aftercommit.outbox.insert import Inserter, Script, _fingerprint, checked_key
 
 OWNER = UUID(int=7)
 SCOPE: dict[str, Any] = {"tenant": "acme", "account": 5, "owner": OWNER}
@@ -316,9 +316,11 @@ def test_a_fresh_key_takes_one_statement(inserter):
 def test_a_known_key_is_looked_up_however_the_driver_shows_an_array(inserter, shown):
     first = [uuid4(), uuid4()]
 
-    asked, receipt = held(inserter.script(inserter.rows([pinged()], SCOPE), "text", "key"), [(0, 0)], [(shown(first),)])
+    rows = inserter.rows([pinged()], SCOPE)
 
-    assert asked[1][1] == ["key"]
+    asked, receipt = held(inserter.script(rows, "text", "key"), [(0, 0)], [(shown(first), _fingerprint(rows))])
+
+    assert asked[1][1][0] == "key"
     assert receipt == Receipt(tuple(first), duplicate=True)
 
 
@@ -356,3 +358,11 @@ def test_a_receipt_for_several_events_has_no_single_id():
     for ids in ((), (OWNER, OWNER)):
         with pytest.raises(ValueError, match=f"{len(ids)} events were published"):
             _ = Receipt(ids).event_id
+
+
+def test_a_key_is_valid_in_one_scope(inserter):
+    one, other = inserter.rows([pinged()], SCOPE), inserter.rows([pinged()], {**SCOPE, "account": 9})
+
+    assert inserter._scope_of(one) != inserter._scope_of(other)
+    with pytest.raises(InvalidEnvelope, match="one scope"):
+        next(inserter.script([*one, *other], "psycopg", "key"))

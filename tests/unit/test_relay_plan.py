@@ -1,7 +1,7 @@
 """The relay's decisions: what becomes of a failure, what may go together, and below which seq nothing can appear."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import inf, nan
 from uuid import UUID, uuid4
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftercommit.backoff import Backoff, ByError, Constant, Exponential, Never
+from aftercommit.backoff import LONGEST_DELAY, Backoff, ByError, Constant, Exponential, Never
 from aftercommit.event.envelope import Record
-from aftercommit.relay.plan import LANES, LONGEST_DELAY, Marks, Verdict, Watermark, judge, rounds, share_of_lanes
+from aftercommit.relay.plan import LANES, Marks, Verdict, Watermark, agreed, judge, rounds, share_of_lanes
 from aftercommit.text import MAX_ERROR_LENGTH
 from aftercommit.transport import Failure
 
@@ -47,7 +47,7 @@ def test_a_failure_waits_as_long_as_the_policy_says():
 
     verdict = verdict_on(Failure(EVENT, problem, consumer="mailer"), 1, backoff=policy)
 
-    assert verdict == Verdict(EVENT, "mailer", "down", "RuntimeError", 12.5, 1)
+    assert verdict == Verdict(EVENT, "mailer", "down", "RuntimeError", 12.5, 1, problem)
     assert asked == [(2, problem)]
 
 
@@ -315,3 +315,42 @@ def test_where_nothing_untried_is_below_the_watermark_may_go_there(lowest, resol
     watermark.nothing_below(lowest, resolved)
 
     assert watermark.value == value
+
+
+def test_a_look_back_outlives_the_batch_that_is_under_way():
+    """The batch was read before the event was put back: what it concludes must not undo the look back."""
+    watermark = Watermark()
+    watermark.for_lanes({1})
+    watermark.settled([50], (), 100)
+
+    watermark.look_back_to(7)
+    watermark.settled([60], (), 100)
+
+    assert watermark.for_lanes({1}) == 6
+    assert watermark.for_lanes({1}) == 6
+
+
+def test_one_final_verdict_ends_the_event_for_all_its_consumers():
+    ending = Verdict(EVENT, "mailer", "gone", "Gone", None, 1)
+    waiting = Verdict(EVENT, "index", "down", "Down", 5.0, 1)
+
+    assert [verdict.delay for verdict in agreed([waiting, ending])] == [None, None]
+    assert agreed([waiting]) == [waiting]
+
+
+def test_a_policy_that_fails_or_answers_nonsense_is_replaced_by_the_default():
+    def broken(attempt: int, error: BaseException) -> float | None:
+        raise ZeroDivisionError
+
+    for policy in (broken, lambda attempt, error: timedelta(seconds=1)):
+        delay = verdict_on(Failure(EVENT, RuntimeError()), 0, backoff=policy).delay
+        assert delay is not None
+        assert 0 < delay <= 1
+
+
+def test_an_error_that_cannot_be_read_is_known_by_its_class():
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert "Mute" in verdict_on(Failure(EVENT, Mute()), 0).error

@@ -54,13 +54,11 @@ def logging_to_stderr(settings: Settings, level: int) -> Iterator[logging.Handle
 @contextmanager
 def logging_to(handler: logging.Handler, level: int) -> Iterator[None]:
     """While inside, log lines go to this handler: ours from the level on, those of others when they are warnings."""
-    root, ours, pool = (logging.getLogger(name) for name in (None, _OURS, "psycopg.pool"))
-    before = [(logger, logger.level) for logger in (root, ours, pool)]
+    root, ours = logging.getLogger(), logging.getLogger(_OURS)
+    before = [(logger, logger.level) for logger in (root, ours)]
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     ours.setLevel(level)
-    # An outage is said once by our services; the pools behind them would say it at every attempt.
-    pool.setLevel(logging.ERROR)
     try:
         yield
     finally:

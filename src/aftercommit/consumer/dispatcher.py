@@ -76,7 +76,8 @@ class Dispatcher:
                     final.append((item, failure))
                 else:
                     again.append(item)
-                    wait = max(wait, delay)
+                    # Others of the batch wait with this one, so a long pause is left to the relay's own retries.
+                    wait = max(wait, min(delay, SHORT_WAIT))
             if not again:
                 break
             await asyncio.sleep(wait)
@@ -110,6 +111,11 @@ class Dispatcher:
 def _require_fitting(consumer: Consumer, outbox: Outbox) -> None:
     if not consumer.handlers:
         raise DeclarationError(f"consumer {consumer.name!r} has no handlers: declare one with @consumer.on(…)")
+    if not consumer.inbox:
+        raise DeclarationError(
+            f"consumer {consumer.name!r} is declared with inbox=False, but behind the bus there is no checkpoint that "
+            "could say what was handled: drop inbox=False, or let the consumer follow the log"
+        )
     if consumer.ordering == "strict" and outbox.ordering != "strict":
         raise DeclarationError(
             f"consumer {consumer.name!r} is declared with ordering='strict', but the bus keeps the order that the "

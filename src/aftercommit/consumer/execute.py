@@ -15,6 +15,7 @@ from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout
 from aftercommit.event.correlation import caused_by
 from aftercommit.postgres.statements import Statements
+from aftercommit.text import readable
 
 AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
@@ -164,7 +165,7 @@ def _blame(error: Exception, step: Query | Call | None, connection: AnyConnectio
     if isinstance(error, SliceFailed):
         return error
     if connection.broken and getattr(error, "sqlstate", None) not in ENDED_BY_WAITING:
-        return ConnectionLost(f"the connection was lost while a slice was at work: {str(error).strip()}")
+        return ConnectionLost(f"the connection was lost while a slice was at work: {readable(error).strip()}")
     if isinstance(step, Call):
         return SliceFailed(failed(error), step.culprit)
     if isinstance(step, Query) or isinstance(error, AftercommitError):
@@ -174,7 +175,6 @@ def _blame(error: Exception, step: Query | Call | None, connection: AnyConnectio
 
 
 def _arguments(call: Call, connection: AnyConnection) -> Sequence[Any]:
-    restore(connection)
     argument: Any = call.events if call.handler.batch else call.events[0]
     return (argument, connection) if call.handler.takes_transaction else (argument,)
 
@@ -187,7 +187,7 @@ def _story(call: Call) -> AbstractContextManager[None]:
 
 def _ended(connection: AnyConnection) -> bool:
     """Whether a handler that returned had ended the transaction; errors that it hid come out here."""
-    status = connection.info.transaction_status
+    status = connection.pgconn.transaction_status
     if status == TransactionStatus.INERROR:
         raise SwallowedDatabaseError(
             "the handler caught a database error and returned, but the transaction is lost: let the error out, "

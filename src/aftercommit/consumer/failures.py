@@ -31,6 +31,7 @@ class Letter:
     error_class: str
     delay: float | None
     attempts: int
+    cause: BaseException | None = None
 
 
 class DeadLetters:
@@ -125,7 +126,7 @@ class DeadLetters:
         delay = next_delay(failure, attempts, self._consumer.retry_count, self._consumer.backoff)
         status = "parked" if delay is None else "retrying"
         error = failure.error
-        return Letter(record, status, storable_error(error), type(error).__name__, delay, attempts)
+        return Letter(record, status, storable_error(error), type(error).__name__, delay, attempts, error)
 
     def _tell(self, letter: Letter) -> None:
         name = self._consumer.name
@@ -139,7 +140,7 @@ class DeadLetters:
             "error": letter.error,
             "error_class": letter.error_class,
         }
-        say(logger, logging.WARNING, "event_handling_failed", retry_in=letter.delay, **fields)
+        say(logger, logging.WARNING, "event_handling_failed", letter.cause, retry_in=letter.delay, **fields)
         if letter.delay is None:
             self._outbox.meter.on_parked(name)
             say(logger, logging.ERROR, "outbox_dead_lettered", **fields)

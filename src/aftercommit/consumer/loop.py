@@ -14,7 +14,7 @@ import psycopg
 from aftercommit.consumer.execute import ConnectionLost
 from aftercommit.consumer.failures import DeadLetters, Letter
 from aftercommit.consumer.lease import CONSUMER_CHANGED, Lease
-from aftercommit.consumer.names import refuse_stranger, register
+from aftercommit.consumer.names import register, require_mine
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.pages import Pages
 from aftercommit.consumer.runner import Manner, Runner
@@ -91,6 +91,8 @@ class LogWorker(DatabaseService):
         self._strict = consumer.ordering == "strict"
         self._paused = False
         self._suspects = 0
+        self._crashed = False
+        self._crashed_at = 0
         self._crashes = 0
         self._look_for_waiting_at = 0.0
 
@@ -121,7 +123,7 @@ class LogWorker(DatabaseService):
             # A server that is no longer the primary: another will be, or this one again.
             raise DatabaseUnavailable(f"the database takes no writes: {problem}") from problem
         except ConnectionLost:
-            self._crashes += 1
+            self._crashed = True
             raise
         finally:
             self.active = False
@@ -130,7 +132,7 @@ class LogWorker(DatabaseService):
 
     async def _turn(self, connection: psycopg.AsyncConnection[Any]) -> None:
         if not await self._hold(connection):
-            await refuse_stranger(connection, self._outbox.shape, self.consumer)
+            await require_mine(connection, self._outbox.shape, self.consumer)
             await self.reach("consumer.standing_by")
             await self.pause(self._settings.lease / 3, self._word)
             return
@@ -158,7 +160,10 @@ class LogWorker(DatabaseService):
         return True
 
     def _begin_at(self, position: int, died: bool) -> None:
-        if position != self.position:
+        if self._crashed:
+            self._crashes = self._crashes + 1 if position == self._crashed_at else 1
+            self._crashed, self._crashed_at = False, position
+        else:
             self._crashes = 0
         self.position = position
         # Whoever died here, worker or (twice) database server: one of the next events may have done it.
@@ -304,7 +309,8 @@ class LogWorker(DatabaseService):
         return Query(name, {**self._slice_parameters(segment), "position": segment[-1].record.position})
 
     def _begin_shared(self, segment: Sequence[Item]) -> Query:
-        return Query("begin_shared_slice", self._slice_parameters(segment))
+        name = "begin_shared_slice" if self.consumer.inbox else "begin_shared_slice_without_inbox"
+        return Query(name, self._slice_parameters(segment))
 
     def _slice_parameters(self, segment: Sequence[Item]) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ import psycopg
 from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRenamed
 from aftercommit.outbox.declaration import Outbox
-from aftercommit.outbox.handlers import Consumer
+from aftercommit.outbox.handlers import ANY_TYPE, Consumer
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
@@ -50,11 +50,16 @@ async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, con
     await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
 
 
-async def refuse_stranger(connection: psycopg.AsyncConnection[Any], shape: Shape, consumer: Consumer) -> None:
-    """ConsumerNameTaken when another program has come alive under this name."""
+async def require_mine(connection: psycopg.AsyncConnection[Any], shape: Shape, consumer: Consumer) -> None:
+    """For a worker that stands by: the checkpoint must still be there, and in the hands of the same program."""
     for each in await known_consumers(connection, shape):
         if each.name == consumer.name:
             _refuse_double(each, consumer)
+            return
+    raise ConsumerRenamed(
+        f"the checkpoint of consumer {consumer.name!r} is gone: it was renamed or forgotten while this worker ran. "
+        "Start the worker again under the name that holds now"
+    )
 
 
 async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, paused: bool) -> None:
@@ -100,11 +105,12 @@ async def _unknown(connection: psycopg.AsyncConnection[Any], shape: Shape, name:
 
 
 def _refuse_double(mine: KnownConsumer, consumer: Consumer) -> None:
-    if mine.alive and mine.declared_by != consumer.declared_by:
+    theirs, ours = set(mine.declared_by.split()), set(consumer.declared_by.split())
+    if mine.alive and theirs.isdisjoint(ours) and ANY_TYPE not in theirs | ours:
         raise ConsumerNameTaken(
-            f"consumer {consumer.name!r} is at work as {mine.declared_by} ({mine.worker}), this program declares it "
-            f"as {consumer.declared_by}: two consumers with one name would each get half of the events; "
-            "choose another name"
+            f"consumer {consumer.name!r} is at work elsewhere ({mine.worker}) and takes {mine.declared_by}, while this "
+            f"program's takes {consumer.declared_by}: these are two consumers, and each would miss events while the "
+            "other has the name; choose another name for one of them"
         )
 
 

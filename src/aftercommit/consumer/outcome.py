@@ -1,17 +1,11 @@
 """What a handler may answer: a closed set of values. None means done; an exception means "try again by the policy"."""
 
-import logging
 from dataclasses import dataclass
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
-from aftercommit.backoff import Backoff
+from aftercommit.backoff import LONGEST_DELAY, Backoff, bounded, delay_after
 from aftercommit.errors import AftercommitError, DeclarationError, UnreadableEvent
-from aftercommit.telemetry import say
-
-logger = logging.getLogger("aftercommit.consumer")
-
-# Ten years: longer than anybody waits, short enough for a timestamp.
-LONGEST_WAIT: Final = 10 * 366 * 86400.0
+from aftercommit.text import readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +22,8 @@ class Retry:
 
     def __post_init__(self) -> None:
         """Refuse a wait that no clock could keep."""
-        if self.after is not None and not 0 <= self.after <= LONGEST_WAIT:
-            raise DeclarationError(f"Retry(after={self.after!r}): give seconds from 0 to {LONGEST_WAIT:g}")
+        if self.after is not None and not 0 <= self.after <= LONGEST_DELAY:
+            raise DeclarationError(f"Retry(after={self.after!r}): give seconds from 0 to {LONGEST_DELAY:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class Failed(Exception):
 
     def __init__(self, error: BaseException, *, permanent: bool = False, retry_after: float | None = None) -> None:
         """What went wrong, whether trying again can help, and when."""
-        super().__init__(str(error))
+        super().__init__(readable(error))
         self.error = error
         self.permanent = permanent
         self.retry_after = retry_after
@@ -97,10 +91,5 @@ def next_delay(failure: Failed, attempts: int, retry_count: int, backoff: Backof
     if failure.permanent or attempts > retry_count:
         return None
     if failure.retry_after is not None:
-        return failure.retry_after
-    try:
-        delay = backoff(attempts, failure.error)
-    except Exception as problem:  # noqa: BLE001 - a policy is foreign code, and its bug must not stop the consumer
-        say(logger, logging.ERROR, "backoff_policy_failed", policy=repr(backoff), error=repr(problem))
-        return None
-    return None if delay is None else min(LONGEST_WAIT, max(0.0, delay))
+        return bounded(failure.retry_after)
+    return delay_after(backoff, attempts, failure.error)

@@ -68,7 +68,7 @@ class SliceFailed(Exception):
 
     def __init__(self, failure: Failed, index: int | None) -> None:
         """The failure and its place."""
-        super().__init__(str(failure.error))
+        super().__init__(str(failure))
         self.failure = failure
         self.index = index
 

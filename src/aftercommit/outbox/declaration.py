@@ -1,7 +1,7 @@
 """The Outbox: what publishers, relays and consumers share. A declaration: no connection, nothing started."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from aftercommit.backoff import Backoff, Exponential
@@ -186,7 +186,7 @@ class Outbox:
         idempotency_key: str | None = None,
         outside_transaction: bool = False,
         **scope: Any,
-    ) -> Awaitable[Receipt]: ...
+    ) -> Coroutine[Any, Any, Receipt]: ...
 
     def publish(
         self,
@@ -196,7 +196,7 @@ class Outbox:
         idempotency_key: str | None = None,
         outside_transaction: bool = False,
         **scope: Any,
-    ) -> Receipt | Awaitable[Receipt]:
+    ) -> Receipt | Coroutine[Any, Any, Receipt]:
         """Write one event or a list of events in the caller's transaction; scope values are given by name.
 
         `connection` is a psycopg, asyncpg, SQLAlchemy or Django connection or session; an async one makes

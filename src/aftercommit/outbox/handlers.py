@@ -17,7 +17,7 @@ Ordering = Literal["relaxed", "strict"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Reference = EventType | type[Any] | str
 
-RELAY_NAME = "@relay"
+ANY_TYPE = "*"
 _CONSUMER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 
 
@@ -86,10 +86,10 @@ class Consumer:
 
     @property
     def declared_by(self) -> str:
-        """Where the first handler lives; tells two programs under one name apart."""
+        """The event types it takes, as text; tells two different consumers under one name apart."""
         if not self.handlers:
             raise DeclarationError(f"consumer {self.name!r} has no handler: declare one with on(…)")
-        return _name(self.handlers[0].function)
+        return " ".join(self.types) if self.types is not None else ANY_TYPE
 
     def on(
         self,

@@ -1,5 +1,7 @@
 """Builds the statements of a publish. Pure: touches no connection, checks all contracts before SQL exists."""
 
+import hashlib
+import json
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +11,7 @@ from uuid import UUID
 from psycopg import sql
 
 from aftercommit.clock import utc_now
-from aftercommit.errors import ContractViolation, InvalidEnvelope, PayloadTooLarge, ScopeViolation
+from aftercommit.errors import ContractViolation, IdempotencyConflict, InvalidEnvelope, PayloadTooLarge, ScopeViolation
 from aftercommit.event.correlation import checked_correlation, current_causation, current_correlation
 from aftercommit.event.definition import NO_AGGREGATE, EventType
 from aftercommit.event.envelope import Draft
@@ -90,18 +92,33 @@ class Inserter:
             kind = "publish_one" if len(rows) == 1 else "publish_many"
             yield self._statement(kind, style), _parameters(rows, style)
             return Receipt(ids)
+        scope, fingerprint = self._scope_of(rows), _fingerprint(rows)
         parameters = [
-            *_adapted([key, list(ids)], style),
+            *_adapted([key, scope, fingerprint, list(ids)], style),
             *_parameters(rows, style, always_arrays=True),
         ]
         while True:
             answer = yield self._statement("publish_once", style), parameters
             if answer[0][0] == 1:
                 return Receipt(ids)
-            found = yield self._statement("find_key", style), [key]
-            # A key that retention removed between the two statements is free again.
+            found = yield self._statement("find_key", style), [key, scope]
+            # A key that was removed between the two statements is free again.
             if found:
+                if found[0][1] != fingerprint:
+                    raise IdempotencyConflict(
+                        f"idempotency key {key!r} was used for other events ({found[0][0]}): a key stands for one "
+                        "publish and what it said; choose another key"
+                    )
                 return Receipt(tuple(UUID(str(event_id)) for event_id in _listed(found[0][0])), duplicate=True)
+
+    def _scope_of(self, rows: Sequence[tuple[Any, ...]]) -> str:
+        """The scope a key is valid in, as text: no tenant's key may touch another's."""
+        scopes = {tuple(map(str, row[len(_COLUMNS) :])) for row in rows}
+        if len(scopes) > 1:
+            raise InvalidEnvelope(
+                "an idempotency key is valid in one scope: publish events of each scope by themselves"
+            )
+        return json.dumps(dict(zip(self._shape.scope, scopes.pop(), strict=True)), sort_keys=True)
 
     def _row(self, event: Any, scope: Mapping[str, Any]) -> tuple[Any, ...]:
         event_type, draft = self._registry.draft(event)
@@ -142,8 +159,9 @@ class Inserter:
     def _rendered(self, kind: str, style: Style) -> str:
         channel = sql.Literal(self._shape.publish_channel)
         if kind == "find_key":
-            return self._statements.render(kind, key=_placeholder(1, "varchar", style))
-        first = 3 if kind == "publish_once" else 1
+            key, scope_text = _placeholder(1, "varchar", style), _placeholder(2, "text", style)
+            return self._statements.render(kind, key=key, scope_text=scope_text)
+        first = 5 if kind == "publish_once" else 1
         suffix = "" if kind == "publish_one" else "[]"
         values = sql.SQL(", ").join(
             _placeholder(first + index, kind_of, style, suffix) for index, (_, kind_of) in enumerate(self._types)
@@ -155,8 +173,15 @@ class Inserter:
             values=values,
             channel=channel,
             key=_placeholder(1, "varchar", style),
-            ids=_placeholder(2, "uuid", style, "[]"),
+            scope_text=_placeholder(2, "text", style),
+            fingerprint=_placeholder(3, "text", style),
+            ids=_placeholder(4, "uuid", style, "[]"),
         )
+
+
+def _fingerprint(rows: Sequence[tuple[Any, ...]]) -> str:
+    said = json.dumps([[row[1], row[2] if row[1] != NO_AGGREGATE else "", row[3], row[4], row[8]] for row in rows])
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def checked_key(key: str) -> str:

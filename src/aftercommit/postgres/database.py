@@ -10,18 +10,20 @@ import psycopg
 from psycopg import conninfo, sql
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from aftercommit.errors import (
     DatabaseError,
     DatabaseRefused,
     DatabaseUnavailable,
     MissingPrivilege,
+    SchemaDrift,
     SchemaNotMigrated,
     SchemaTooNew,
 )
+from aftercommit.postgres.declared import OUTBOX_COLUMNS
 from aftercommit.postgres.migrate import migrations
-from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.shape import SCOPE_TYPES, Shape
+from aftercommit.postgres.statements import Statements
 
 # What a DSN may say otherwise: a dead peer is noticed within half a minute.
 _DEFAULTS: dict[str, Any] = {
@@ -39,6 +41,7 @@ _REFUSALS = re.compile(
     r"|is not permitted to log in|no pg_hba\.conf entry|pg_hba\.conf rejects"
     r"|invalid (?:\S+ )?value|invalid port number|bad value for|could not match \d+"
 )
+_MIGRATE = "run `aftercommit migrate up --app module:outbox`"
 _NO_RIGHT_TO_CONNECT = "permission denied for database"
 _FAILED = (psycopg.OperationalError, psycopg.ProgrammingError)
 
@@ -82,14 +85,6 @@ class Database:
         except _FAILED as problem:
             raise not_connected(self.dsn, problem) from problem
 
-    def pool(self, size: int) -> "AsyncConnectionPool[psycopg.AsyncConnection[Any]]":
-        """A pool of asyncio connections for handlers, not opened yet."""
-        return AsyncConnectionPool(self.dsn, min_size=1, max_size=size, open=False, kwargs=self._pooled(), timeout=30.0)
-
-    def pool_sync(self, size: int) -> "ConnectionPool[psycopg.Connection[Any]]":
-        """A pool of blocking connections for sync handlers, not opened yet."""
-        return ConnectionPool(self.dsn, min_size=1, max_size=size, open=False, kwargs=self._pooled(), timeout=30.0)
-
     def _parameters(self, dsn: str) -> dict[str, Any]:
         given = conninfo.conninfo_to_dict(dsn)
         defaults = {"application_name": self._application_name, **_DEFAULTS}
@@ -98,9 +93,6 @@ class Database:
             "prepare_threshold": None,
             **{name: value for name, value in defaults.items() if name not in given},
         }
-
-    def _pooled(self) -> dict[str, Any]:
-        return {**self._parameters(self.dsn), "autocommit": False}
 
 
 async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape) -> None:
@@ -111,21 +103,36 @@ async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape)
         row = await (await connection.execute(query)).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as problem:
         raise SchemaNotMigrated(
-            f"schema {shape.schema!r} does not exist in database {connection.info.dbname!r}: "
-            "run `aftercommit migrate up`"
+            f"schema {shape.schema!r} does not exist in database {connection.info.dbname!r}: {_MIGRATE}"
         ) from problem
     except psycopg.errors.InsufficientPrivilege as problem:
         raise privilege(connection.info.user, shape, problem) from problem
     version = row[0] if row else None
     if version is None or version < newest.version:
         raise SchemaNotMigrated(
-            f"schema {shape.schema!r} is at migration {version or 0}, this code needs {newest.version}: "
-            "run `aftercommit migrate up`"
+            f"schema {shape.schema!r} is at migration {version or 0}, this code needs {newest.version}: {_MIGRATE}"
         )
     if version > newest.version:
         raise SchemaTooNew(
             f"schema {shape.schema!r} is at migration {version}, this code knows up to {newest.version}: "
             "deploy the newer aftercommit"
+        )
+    await _require_scope(connection, shape)
+
+
+async def _require_scope(connection: psycopg.AsyncConnection[Any], shape: Shape) -> None:
+    parameters = {"schema": shape.schema, "tables": ["outbox"]}
+    rows = await (await connection.execute(Statements(shape)["catalog_columns"], parameters)).fetchall()
+    found = {name: kind for _, name, kind, _ in rows}
+    for name, python_type in shape.scope.items():
+        wanted = SCOPE_TYPES[python_type].replace("varchar", "character varying")
+        if found.get(name) != wanted:
+            there = found.get(name, "missing")
+            raise SchemaDrift(f"scope {name!r} is declared as {wanted} and is {there} in {shape.schema!r}: {_MIGRATE}")
+    for name in sorted(found.keys() - OUTBOX_COLUMNS - shape.scope.keys()):
+        raise SchemaDrift(
+            f"outbox {shape.schema!r} has the scope {name!r}, which this program does not declare: "
+            f"declare scope={{{name!r}: …}}, or use another schema"
         )
 
 
@@ -133,7 +140,7 @@ def privilege(user: str, shape: Shape, problem: psycopg.Error) -> MissingPrivile
     """The error for a database user that may not do its work."""
     return MissingPrivilege(
         f"database user {user!r} lacks a privilege in schema {shape.schema!r}: "
-        f"{problem.diag.message_primary or problem}. `aftercommit migrate grants {user}` prints what to grant"
+        f"{problem.diag.message_primary or problem}. `aftercommit migrate grants {user} --app …` prints what to grant"
     )
 
 

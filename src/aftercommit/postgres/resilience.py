@@ -5,7 +5,6 @@ import logging
 from abc import abstractmethod
 
 import psycopg
-import psycopg_pool
 
 from aftercommit.backoff import Exponential
 from aftercommit.errors import DatabaseUnavailable
@@ -21,7 +20,6 @@ LOST = (
     psycopg.InterfaceError,
     psycopg.errors.ReadOnlySqlTransaction,
     DatabaseUnavailable,
-    psycopg_pool.PoolTimeout,
 )
 
 

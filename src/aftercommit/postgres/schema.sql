@@ -363,6 +363,8 @@ COMMENT ON TABLE aftercommit.processed_events IS 'The inbox: written in the hand
 
 CREATE TABLE aftercommit.published_key (
     key character varying(255) NOT NULL,
+    scope text DEFAULT ''::text NOT NULL,
+    fingerprint text DEFAULT ''::text NOT NULL,
     event_ids uuid[] NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT published_key_names_events CHECK ((cardinality(event_ids) > 0))
@@ -370,7 +372,7 @@ CREATE TABLE aftercommit.published_key (
 
 -- Name: TABLE published_key; Type: COMMENT; Schema: aftercommit; Owner: -
 
-COMMENT ON TABLE aftercommit.published_key IS 'Idempotency keys given at publish: the same key again publishes nothing and returns the first ids.';
+COMMENT ON TABLE aftercommit.published_key IS 'Idempotency keys given at publish, each within its scope: the same key again publishes nothing and returns the first ids.';
 
 -- Name: relay; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -471,7 +473,7 @@ ALTER TABLE ONLY aftercommit.processed_events
 -- Name: published_key published_key_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 
 ALTER TABLE ONLY aftercommit.published_key
-    ADD CONSTRAINT published_key_pkey PRIMARY KEY (key);
+    ADD CONSTRAINT published_key_pkey PRIMARY KEY (key, scope);
 
 -- Name: relay relay_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 

@@ -24,7 +24,7 @@ from aftercommit.relay.plan import Due, Marks, Watermark
 from aftercommit.relay.settle import Appended, Settlement
 from aftercommit.service import Probe
 from aftercommit.telemetry import say
-from aftercommit.transport import RELAY_NAME, Failure, Transport
+from aftercommit.transport import Failure, Transport
 
 logger = logging.getLogger("aftercommit.relay")
 
@@ -108,6 +108,8 @@ class Carrier:
             if len(retries) < max(1, limit // 2):
                 self._look_for_retries_at = time.monotonic() + RETRY_LOOK
         fresh = await self._query(connection, "due_fresh", {**parameters, "limit": limit - len(retries)})
+        if not fresh and not self._strict and len(retries) < limit:
+            self._watermark.nothing_below(None, resolved)
         await self._reach("relay.read", count=len(retries) + len(fresh))
         events = sorted([*retries, *fresh], key=lambda event: event.seq)
         return Batch(events, [event.seq for event in fresh], resolved)
@@ -119,7 +121,9 @@ class Carrier:
         appended = await self._settlement.append_due(connection, lanes, watermark, self._batch_size)
         if appended.count:
             await self._tell_appended(appended)
-        if appended.last_seq is not None:
+        if appended.count == appended.chosen < self._batch_size:
+            self._watermark.nothing_below(None, resolved)
+        elif appended.count == appended.chosen and appended.last_seq is not None:
             self._watermark.settled([appended.last_seq], (), resolved)
         return appended.count
 
@@ -195,7 +199,7 @@ class Carrier:
 
     def look_back_to(self, seq: int) -> None:
         """An event of this seq was never tried: if the watermark is past it, it goes back."""
-        self._watermark.value = min(self._watermark.value, seq - 1)
+        self._watermark.look_back_to(seq)
 
     async def _query(
         self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]
@@ -269,16 +273,18 @@ class Carrier:
         self, connection: psycopg.AsyncConnection[Any], batch: Batch, failures: Sequence[Failure]
     ) -> None:
         events = {_id(event): event for event in batch.events}
-        verdicts = [
-            plan.judge(
-                failure,
-                events[failure.event_id].retry_count,
-                already_counted=batch.counted,
-                backoff=self._outbox.backoff,
-                max_attempts=self._outbox.max_attempts,
-            )
-            for failure in failures
-        ]
+        verdicts = plan.agreed(
+            [
+                plan.judge(
+                    failure,
+                    events[failure.event_id].retry_count,
+                    already_counted=batch.counted,
+                    backoff=self._outbox.backoff,
+                    max_attempts=self._outbox.max_attempts,
+                )
+                for failure in failures
+            ]
+        )
         lanes = {events[verdict.event_id].lane for verdict in verdicts}
         await self._settlement.record_failures(connection, verdicts, lanes)
         for verdict in verdicts:
@@ -300,9 +306,9 @@ class Carrier:
             "error_class": verdict.error_class,
         }
         self._outbox.meter.on_failed(event.event_type, verdict.error_class)
-        say(logger, logging.WARNING, "outbox_publish_failed", retry_in=verdict.delay, **fields)
+        say(logger, logging.WARNING, "outbox_publish_failed", verdict.cause, retry_in=verdict.delay, **fields)
         if verdict.delay is None:
-            self._outbox.meter.on_parked(RELAY_NAME)
+            self._outbox.meter.on_parked(verdict.consumer)
             say(logger, logging.ERROR, "outbox_dead_lettered", **fields)
 
     async def _move_watermark(self, connection: psycopg.AsyncConnection[Any], batch: Batch, done: set[UUID]) -> None:

@@ -44,9 +44,10 @@ class RelaySettings:
 
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
-        if self.batch_size < 1 or not 1 <= self.carriers <= 64 or self.lease <= 0 or self.drain_seconds < 0:
+        times_are_usable = self.lease > 0 and self.drain_seconds >= 0 and 0 < self.gauge_seconds <= 60
+        if self.batch_size < 1 or not 1 <= self.carriers <= 64 or not times_are_usable:
             raise DeclarationError(
-                f"{self!r}: batch_size >= 1, 1 <= carriers <= 64, lease > 0 and drain_seconds >= 0 are needed"
+                f"{self!r}: batch_size >= 1, carriers 1 to 64, lease > 0, drain_seconds >= 0, gauge_seconds 0 to 60"
             )
 
 
@@ -161,6 +162,7 @@ class Relay(DatabaseService):
             while True:
                 started = time.monotonic()
                 await self._measure(connection)
+                await self._look_back(connection)
                 await self.reach("relay.measured")
                 # Counting a large backlog takes time: never more than a twentieth of it.
                 await asyncio.sleep(max(self.settings.gauge_seconds, 20 * (time.monotonic() - started)))
@@ -171,6 +173,8 @@ class Relay(DatabaseService):
         row = await (await connection.execute(self._statements["backlog"])).fetchone()
         if row is not None:
             self.outbox.meter.on_backlog(*row)
+
+    async def _look_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
         # Somebody may have put an event back by hand, with the old seq that it has: no watermark may hide it.
         parameters = {"watermark": 0, "lanes": sorted(self.lanes.held)}
         row = await (await connection.execute(self._statements["lowest_fresh"], parameters)).fetchone()

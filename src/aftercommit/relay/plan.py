@@ -1,18 +1,17 @@
 """The relay's decisions, without IO: what to do about a failure, what may go together, where to start reading."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypeVar
 from uuid import UUID
 
-from aftercommit.backoff import Backoff
+from aftercommit.backoff import Backoff, bounded, delay_after
 from aftercommit.event.envelope import Record
 from aftercommit.text import storable_error
 from aftercommit.transport import Failure
 
 LANES = 64
-LONGEST_DELAY = 365 * 86400.0
+MAX_CONSUMER_NAME = 100
 _PREPARED = "-1/"
 
 
@@ -28,9 +27,6 @@ class Due:
     created_at: datetime
 
 
-AnyDue = TypeVar("AnyDue", Due, Record)
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What becomes of a failed delivery: `delay` seconds until the next attempt, or None for the end."""
@@ -41,6 +37,7 @@ class Verdict:
     error_class: str
     delay: float | None
     counted: int
+    cause: BaseException | None = None
 
 
 def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff: Backoff, max_attempts: int) -> Verdict:
@@ -49,18 +46,23 @@ def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff:
     attempts = retry_count + counted
     delay: float | None = None
     if not failure.permanent and attempts < max_attempts:
-        delay = failure.retry_after if failure.retry_after is not None else backoff(attempts, failure.error)
-    if delay is not None:
-        # The database cannot add infinity to its clock, and a policy's slip must not stop the relay.
-        delay = min(max(0.0, float(delay)), LONGEST_DELAY)
+        asked = failure.retry_after
+        delay = bounded(asked) if asked is not None else delay_after(backoff, attempts, failure.error)
     return Verdict(
         failure.event_id,
-        failure.consumer,
+        failure.consumer[:MAX_CONSUMER_NAME],
         storable_error(failure.error),
         type(failure.error).__name__,
         delay,
         counted,
+        failure.error,
     )
+
+
+def agreed(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """An event has one fate: where one verdict on it is final, all of them are."""
+    ended = {verdict.event_id for verdict in verdicts if verdict.delay is None}
+    return [replace(verdict, delay=None) if verdict.event_id in ended else verdict for verdict in verdicts]
 
 
 def rounds(records: Sequence[Record]) -> Iterator[list[Record]]:
@@ -124,12 +126,20 @@ class Watermark:
 
     value: int = 0
     lanes: frozenset[int] = field(default_factory=frozenset)
+    _back_to: int | None = None
 
     def for_lanes(self, lanes: Collection[int]) -> int:
-        """The watermark for these lanes; other lanes than before have a past of their own, so it starts anew."""
+        """The watermark for a read of these lanes; other lanes have a past of their own, so it starts anew."""
         if self.lanes != frozenset(lanes):
             self.lanes, self.value = frozenset(lanes), 0
+        if self._back_to is not None:
+            self.value, self._back_to = min(self.value, self._back_to - 1), None
         return self.value
+
+    def look_back_to(self, seq: int) -> None:
+        """An event of this seq was never tried: the next read must see it, whatever the one under way concludes."""
+        if seq <= self.value:
+            self._back_to = seq
 
     def settled(self, read: Sequence[int], unsettled: Collection[int], resolved: int) -> None:
         """These seqs were the lowest there were; all but `unsettled` are dealt with, so the watermark may follow."""

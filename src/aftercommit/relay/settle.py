@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -21,11 +20,11 @@ logger = logging.getLogger("aftercommit.relay")
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What entered the log: how many, up to which position and seq, when, and how long they had waited."""
+    """What entered the log: how many of those chosen, up to which position and seq, and how long they had waited."""
 
     count: int
-    position: int
-    ts: datetime
+    chosen: int
+    position: int | None
     last_seq: int | None
     latency: Sequence[tuple[str, int, int, float]]
     ids: Sequence[UUID]
@@ -40,15 +39,22 @@ class Settlement:
         self._token = token
         self._numbered = list(outbox.numbered)
         self._channel = outbox.shape.log_channel
-        self._append_given = self._append_statement("which_given")
-        self._append_due = self._append_statement("which_due", due=self._statements.part("due_fresh"))
+        part = self._statements.part
+        self._append_given = self._append_statement(
+            which=part("which_given"), chosen=sql.SQL(""), chosen_count=sql.SQL("cardinality(%(ids)b::uuid[])")
+        )
+        self._append_due = self._append_statement(
+            which=part("which_due"),
+            chosen=part("chosen_due", due=part("due_fresh")),
+            chosen_count=sql.SQL("(select count(*) from chosen)"),
+        )
 
-    def _append_statement(self, which: str, **parts: sql.Composable) -> bytes:
+    def _append_statement(self, **parts: sql.Composable) -> bytes:
         nothing = sql.SQL("")
         numbered = bool(self._numbered)
         return self._statements.render(
             "append",
-            which=self._statements.part(which, **parts),
+            **parts,
             streams=self._statements.part("streams") if numbered else nothing,
             stream_seq=self._statements.part("stream_seq") if numbered else sql.SQL("null::bigint"),
             join_streams=self._statements.part("join_streams") if numbered else nothing,
@@ -111,10 +117,10 @@ class Settlement:
         }
         row = await (await connection.execute(statement, parameters)).fetchone()
         if row is None:
-            raise DatabaseError("the head of the log has no row: the schema is damaged, restore it from a backup")
-        held, count, position, ts, last_seq, latency, ids = row[:7]
+            raise DatabaseError("the append had no answer: the schema is damaged, restore it from a backup")
+        held, count, position, _, last_seq, latency, ids, chosen = row[:8]
         self._refuse_stale(held, lanes)
-        return Appended(count, position, ts, last_seq, latency, ids or ())
+        return Appended(count, chosen, position, last_seq, latency, ids or ())
 
     async def record_failures(
         self, connection: psycopg.AsyncConnection[Any], verdicts: Sequence[Verdict], lanes: Collection[int]

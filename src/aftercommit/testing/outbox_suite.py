@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import ClassVar
 from uuid import uuid4
 
-from aftercommit.errors import InvalidPayload, NotInTransaction, PayloadTooLarge, ScopeViolation
+from aftercommit.errors import IdempotencyConflict, InvalidPayload, NotInTransaction, PayloadTooLarge, ScopeViolation
 from aftercommit.event.correlation import correlation
 from aftercommit.event.identity import uuid7
 from aftercommit.outbox import Receipt
@@ -244,14 +244,26 @@ class PublishSuite:
         for key, events in (("one", orders("1")), (AWKWARD, orders("2", "3", "4"))):
             await caller.begin()
             first = await publish(caller, events, idempotency_key=key)
-            again = await publish(caller, orders("again"), idempotency_key=key)
+            again = await publish(caller, events, idempotency_key=key)
             await caller.commit()
             await caller.begin()
-            later = await publish(caller, orders("later", "still later"), idempotency_key=key)
+            later = await publish(caller, events, idempotency_key=key)
             await caller.commit()
             assert (first.duplicate, again.duplicate, later.duplicate) == (False, True, True)
             assert first.event_ids == again.event_ids == later.event_ids
         assert stage.notes() == ["1", "2", "3", "4"]
+
+    @case
+    async def test_a_key_that_stood_for_other_events_is_refused(self, stage: Stage) -> None:
+        """A key reused by mistake would swallow an event: nothing is written, and the transaction stays usable."""
+        caller = await stage.caller()
+        await caller.begin()
+        await publish(caller, orders("first"), idempotency_key="key")
+        with refused(IdempotencyConflict, "other events"):
+            await publish(caller, orders("another"), idempotency_key="key")
+        await publish(caller, orders("third"))
+        await caller.commit()
+        assert stage.notes() == ["first", "third"]
 
     @case
     async def test_rollback_frees_the_key(self, stage: Stage) -> None:
@@ -277,7 +289,7 @@ class PublishSuite:
             await first.begin()
             await second.begin()
             earlier = await publish(first, orders("first", "pair"), idempotency_key=key)
-            waiting = asyncio.create_task(publish(second, OrderPlaced("second"), idempotency_key=key))
+            waiting = asyncio.create_task(publish(second, orders("first", "pair"), idempotency_key=key))
             await stage.somebody_waits()
             assert not waiting.done()
             await ending()
@@ -285,7 +297,7 @@ class PublishSuite:
             await second.commit()
             assert later.duplicate is (key == "commits")
             assert (later.event_ids == earlier.event_ids) is (key == "commits")
-        assert stage.notes() == ["first", "pair", "second"]
+        assert stage.notes() == ["first", "pair", "first", "pair"]
 
     @case
     async def test_the_correlation_id_of_the_context_is_stored(self, stage: Stage) -> None:

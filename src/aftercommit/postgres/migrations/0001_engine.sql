@@ -107,12 +107,14 @@ insert into {schema}.lane (lane) select generate_series(0, 63);
 
 create table {schema}.published_key (
     key varchar(255) not null,
+    scope text not null default '',
+    fingerprint text not null default '',
     event_ids uuid[] not null,
     created_at timestamptz not null default clock_timestamp(),
-    constraint published_key_pkey primary key (key),
+    constraint published_key_pkey primary key (key, scope),
     constraint published_key_names_events check (cardinality(event_ids) > 0)
 );
-comment on table {schema}.published_key is 'Idempotency keys given at publish: the same key again publishes nothing and returns the first ids.';
+comment on table {schema}.published_key is 'Idempotency keys given at publish, each within its scope: the same key again publishes nothing and returns the first ids.';
 create index published_key_age on {schema}.published_key using brin (created_at);
 
 create table {schema}.consumer (

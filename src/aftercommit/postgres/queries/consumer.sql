@@ -123,6 +123,13 @@ inbox as (
 select (select count(*) from fence), (select coalesce(array_agg(event_id), '{{}}') from inbox),
        set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
+-- name: begin_shared_slice_without_inbox
+-- The same for a dead letter where no inbox is kept: the letter itself says whether it was handled.
+with fence as (
+    select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
+)
+select (select count(*) from fence), null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+
 -- name: begin_unfenced_slice
 -- For the bus: the relay's lane leases are the fence, the inbox alone says what was handled.
 with inbox as (
@@ -274,7 +281,9 @@ where letter.event_id = next.event_id and letter.consumer_name = %(consumer)s
 -- name: fail_letter
 -- Another attempt failed: wait longer, or park. A letter that was dealt with by hand meanwhile is left alone.
 with fence as (
-    select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
+    update {schema}.consumer set suspect_position = null, suspect_attempts = 0
+    where name = %(consumer)s and token = %(token)s
+    returning 1
 ),
 failed as (
     update {schema}.dead_letter_events

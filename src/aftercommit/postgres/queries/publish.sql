@@ -17,8 +17,8 @@ select pg_notify({channel}, '') from {schema}.relay where listening limit 1
 -- name: publish_once
 -- With an idempotency key: nothing is written when the key is known. A concurrent holder of the key is waited for.
 with fresh as (
-    insert into {schema}.published_key (key, event_ids) values ({key}, {ids})
-    on conflict (key) do nothing
+    insert into {schema}.published_key (key, scope, fingerprint, event_ids) values ({key}, {scope_text}, {fingerprint}, {ids})
+    on conflict (key, scope) do nothing
     returning key
 ),
 published as (
@@ -31,5 +31,5 @@ rung as (
 select (select count(*) from fresh), (select count(*) from rung)
 
 -- name: find_key
--- The events that the first publish under this key wrote.
-select event_ids from {schema}.published_key where key = {key}
+-- The events that the first publish under this key wrote, and what they said.
+select event_ids, fingerprint from {schema}.published_key where key = {key} and scope = {scope_text}

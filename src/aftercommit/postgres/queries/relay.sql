@@ -82,7 +82,8 @@ where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(la
 -- name: append
 -- The heart: delivered events leave the outbox and enter the log, if and only if this relay still holds their lanes.
 -- fence   locks the lanes' leases (in lane order, or it would deadlock with a takeover) and counts those with our token
--- moved   takes the rows out of the outbox
+-- chosen  says which rows are meant
+-- moved   takes them out of the outbox
 -- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
 -- latency counts the moved rows by type and by the time since they were written, for the metrics
 with fence as (
@@ -94,6 +95,7 @@ with fence as (
         for share
     ) mine
 ),
+{chosen}
 moved as (
     delete from {schema}.outbox using fence
     where {which} and fence.held = %(lane_count)s
@@ -102,6 +104,7 @@ moved as (
 tip as (
     update {schema}.head
     set position = position + (select count(*) from moved), ts = greatest(ts, clock_timestamp())
+    where exists (select from moved)
     returning position, ts
 ), {streams}
 appended as (
@@ -127,17 +130,23 @@ select fence.held, (select count(*) from appended) as appended, tip.position, ti
        (select max(seq) from moved) as last_seq,
        (select coalesce(jsonb_agg(jsonb_build_array(event_type, bucket, events, total)), '[]') from latency) as latency,
        case when %(named)s then (select array_agg(id) from (select id from moved order by seq limit 20) first) end as ids,
-       pg_notify(%(channel)s, tip.position::text)
-from fence, tip
+       {chosen_count} as chosen,
+       case when tip.position is not null then pg_notify(%(channel)s, tip.position::text) end
+from fence left join tip on true
 
 -- name: which_given
 -- These events, which a transport has accepted.
 outbox.id = any(%(ids)b)
 
+-- name: chosen_due
+-- Whatever is due: for the log transport reading, delivering and appending are one statement.
+chosen as materialized (
+    select due.place from ({due}) due
+),
+
 -- name: which_due
--- Whatever is due: for the log transport reading, delivering and appending are one statement. A row that somebody
--- changes meanwhile is elsewhere then: it is left alone and found by the next read.
-outbox.ctid = any(array(select due.place from ({due}) due))
+-- A row that somebody changes meanwhile is elsewhere then: it is left alone, and the counts differ.
+outbox.ctid = any(array(select place from chosen))
 
 -- name: streams
 -- Aggregates of the declared types get a gapless number of their own (stream_seq).
@@ -246,7 +255,7 @@ recovered as (
     update {schema}.dead_letter_events letter
     set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
     from settled
-    where letter.event_id = settled.id and letter.status = 'retrying'
+    where letter.event_id = settled.id and letter.status = 'retrying' and letter.position is null
       and not exists (select from failure where failure.id = letter.event_id and failure.consumer_name = letter.consumer_name)
 )
 select fence.held, (select count(*) from settled) as settled, (select count(*) from letters) as letters
@@ -256,7 +265,7 @@ from fence
 -- Events that failed before and are published now: their dead letters are resolved.
 update {schema}.dead_letter_events
 set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
-where event_id = any(%(ids)b) and status in ('retrying', 'parked')
+where event_id = any(%(ids)b) and status in ('retrying', 'parked') and position is null
 
 -- name: lowest_fresh
 -- Strict ordering: the lowest event that was never tried, blocked or not.

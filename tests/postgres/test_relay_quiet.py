@@ -1,0 +1,68 @@
+"""What a relay does not do: write while there is nothing to write, or step over a row that somebody touches."""
+
+import asyncio
+
+import pytest
+
+from aftercommit.errors import SchemaDrift
+from aftercommit.outbox import Outbox
+from aftercommit.postgres.database import Database, require_schema
+from aftercommit.relay import Relay, RelaySettings
+from aftercommit.transports import LogTransport
+from tests.shop import OrderPlaced, Shop
+
+
+async def test_an_idle_relay_does_not_touch_the_head_of_the_log(shop: Shop) -> None:
+    """Nor does it wake the readers of the log for nothing."""
+    settings = RelaySettings(lease=2.0)
+    relay = Relay(shop.outbox, shop.database, LogTransport(), settings=settings, probe=shop.signals)
+    async with relay:
+        shop.place("o-1", 1)
+        await shop.signals.wait_total("relay.appended", 1)
+        before = shop.rows("select position, ts, xmin::text from head")
+        for _ in range(5):
+            await shop.signals.next("relay.idle")
+        assert shop.rows("select position, ts, xmin::text from head") == before
+
+
+async def test_a_row_that_somebody_changes_during_the_sweep_is_found_by_the_next_one(shop: Shop) -> None:
+    """Its place has changed, so the sweep leaves it alone, and the watermark must not pass it."""
+    relay = Relay(shop.outbox, shop.database, LogTransport())
+    first = shop.place("o-1", 1)
+    shop.place("o-2", 2)
+    connection = await shop.database.connect()
+    try:
+        await relay.lanes.tick(connection)
+        relay._marks.observe(2, ())
+        carrier = relay.carrier()
+        with shop.connect() as operator:
+            operator.execute("update shop.outbox set correlation_id = 'by hand' where id = %s", (first,))
+            sweeping = carrier.sweep(connection, relay.lanes.held)
+            task = asyncio.create_task(sweeping)
+            await shop.value_becomes("select count(*) from pg_locks where not granted", 1)
+            operator.commit()
+        assert await task == 1
+        assert await carrier.sweep(connection, relay.lanes.held) == 1
+    finally:
+        await connection.close()
+    assert sorted(order for _, order, _ in shop.log()) == ["o-1", "o-2"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "words"),
+    [
+        ({}, "does not declare"),
+        ({"tenant_id": int}, "character varying"),
+        ({"tenant_id": str, "region": str}, "'region' is declared .* missing"),
+    ],
+)
+async def test_a_program_whose_scope_differs_from_the_tables_refuses_to_start(shop: Shop, scope, words) -> None:
+    """Before the first event, with the name of the column and what to do."""
+    outbox = Outbox("shop", scope=scope)
+    outbox.declare("order.placed", OrderPlaced, aggregate="order", key="order_id")
+    with pytest.raises(SchemaDrift, match=words):
+        async with Relay(outbox, Database(shop.dsn), LogTransport()) as relay:
+            await relay.wait()
+    connection = await shop.database.connect()
+    await require_schema(connection, shop.outbox.shape)
+    await connection.close()
