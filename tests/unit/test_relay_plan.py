@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import inf, nan
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -342,7 +343,8 @@ def test_a_policy_that_fails_or_answers_nonsense_is_replaced_by_the_default():
     def broken(attempt: int, error: BaseException) -> float | None:
         raise ZeroDivisionError
 
-    for policy in (broken, lambda attempt, error: timedelta(seconds=1)):
+    nonsense: Any = lambda attempt, error: timedelta(seconds=1)  # noqa: E731
+    for policy in (broken, nonsense):
         delay = verdict_on(Failure(EVENT, RuntimeError()), 0, backoff=policy).delay
         assert delay is not None
         assert 0 < delay <= 1
