@@ -5,6 +5,7 @@ Without --app it runs the order example, so that there is something to see.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 
@@ -148,7 +149,7 @@ def _about(dsn: str, outbox: Outbox) -> str:
     return (
         f"running outbox {outbox.schema!r}: {what}\n"
         f"  look inside:            psql '{dsn}'\n"
-        "  from another terminal:  aftercommit status --watch\n"
+        f"  from another terminal:  {sys.argv[0]} status --schema {outbox.schema} --watch\n"
         "  stop:                   Ctrl-C (the data stays)"
     )
 

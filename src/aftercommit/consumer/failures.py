@@ -122,6 +122,16 @@ class DeadLetters:
         rows = await (await connection.execute(self._statements["blocked_aggregates"], parameters)).fetchall()
         return {(row[0], row[1]) for row in rows}
 
+    async def take_up_newer(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Events that older code parked because it did not know their version are tried again by code that does."""
+        known = list(self._outbox.registry)
+        parameters = {
+            "consumer": self._consumer.name,
+            "types": [event_type.name for event_type in known],
+            "versions": [event_type.version for event_type in known],
+        }
+        await connection.execute(self._statements["take_up_newer"], parameters)
+
     def _letter(self, record: Record, failure: Failed, attempts: int) -> Letter:
         delay = next_delay(failure, attempts, self._consumer.retry_count, self._consumer.backoff)
         status = "parked" if delay is None else "retrying"

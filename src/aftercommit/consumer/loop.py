@@ -156,6 +156,7 @@ class LogWorker(DatabaseService):
         self._paused = held.paused
         if not self.active:
             self._begin_at(held.position, held.died)
+            await self._letters.take_up_newer(connection)
             await self.reach("consumer.active", position=held.position, died=held.died)
         return True
 

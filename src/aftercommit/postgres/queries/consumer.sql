@@ -218,6 +218,15 @@ where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= 
 order by next_retry_at
 limit %(limit)s
 
+-- name: take_up_newer
+-- Events parked by older code that did not know their version yet: this code does, so they are tried again.
+update {schema}.dead_letter_events letter
+set status = 'retrying', next_retry_at = clock_timestamp()
+from unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
+where letter.consumer_name = %(consumer)s and letter.status = 'parked' and letter.position is not null
+  and letter.error_class = 'NewerSchemaVersion'
+  and letter.event_type = known.event_type and letter.schema_version <= known.version
+
 -- name: next_letter
 -- Seconds until the next dead letter of this consumer falls due.
 select extract(epoch from min(next_retry_at) - clock_timestamp())::float8
