@@ -45,8 +45,9 @@ check: $(STAMP) ## lint, formatting, types, layers, golden schema, contracts
 
 verify: test check ## test and check
 
-bench: $(STAMP) ## measure the drain beside its floor
+bench: $(STAMP) ## measure the drain beside its floor, and the memory that a large backlog takes
 	$(BIN)/python -m bench.drain $(ARGS)
+	$(BIN)/python -m bench.memory
 
 planted: $(STAMP) ## plant known bugs in a copy of the tree and see the tests catch them
 	$(BIN)/python -m tools.planted $(ARGS)

@@ -14,7 +14,7 @@ from aftercommit.errors import DeclarationError, TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.postgres.database import Database
+from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.resilience import LOST
 from aftercommit.service import finish_all
 from aftercommit.transport import Failure
@@ -35,6 +35,7 @@ class Dispatcher:
             _require_fitting(consumer, outbox)
         self._runners = [Runner(outbox, consumer, database) for consumer in chosen]
         self._meter = outbox.meter
+        self._shape = outbox.shape
 
     async def open(self) -> None:
         """Connections are opened when there is work."""
@@ -51,6 +52,8 @@ class Dispatcher:
         except LOST:
             await self.close()
             raise
+        except psycopg.errors.InsufficientPrivilege as problem:
+            raise privilege("the relay's user", self._shape, problem) from problem
         except psycopg.Error as problem:
             # Of our own statements, not of a handler: no event is to blame, so no attempt is spent.
             raise TransportUnavailable(f"the inbox cannot be written: {str(problem).strip()}") from problem

@@ -52,8 +52,8 @@ class DatabaseService(Service):
             except BaseExceptionGroup as group:
                 lost, rest = group.split(LOST)
                 if rest is not None or lost is None:
-                    raise _single(rest or group) from None
-                await self._outage(_single(lost))
+                    raise first_of(rest or group) from None
+                await self._outage(first_of(lost))
 
     async def _outage(self, problem: BaseException) -> None:
         self._failures += 1
@@ -64,7 +64,8 @@ class DatabaseService(Service):
         await self.pause(self._reconnect(self._failures, problem) or 0.0)
 
 
-def _single(group: BaseException) -> BaseException:
+def first_of(group: BaseException) -> BaseException:
+    """The first error inside a group of errors."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from aftercommit.errors import AftercommitError, LeaseLost, TransportUnavailable
+from aftercommit.errors import AftercommitError, DatabaseError, LeaseLost, TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.records import outbox_record
@@ -216,7 +216,7 @@ class Carrier:
     async def _deliver_all(self, records: list[Record]) -> Outcome:
         try:
             failures = _of(records, await self._transport.deliver(records))
-        except (TransportUnavailable, *LOST):
+        except (TransportUnavailable, DatabaseError, *LOST):
             raise
         except Exception as error:  # noqa: BLE001 - a transport's bug must not stop the relay
             if len(records) > 1:

@@ -15,7 +15,7 @@ from aftercommit.errors import DeclarationError, LeaseLost, TransportUnavailable
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.database import Database, privilege, require_schema
 from aftercommit.postgres.listen import Listener
-from aftercommit.postgres.resilience import DatabaseService, close_quietly
+from aftercommit.postgres.resilience import DatabaseService, close_quietly, first_of
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.carrier import Carrier
 from aftercommit.relay.doorbell import Doorbell
@@ -113,7 +113,11 @@ class Relay(DatabaseService):
             await self.lanes.tick(control)
             self.session_is_up()
             await self.reach("relay.ready", lanes=len(self.lanes.held))
-            await self._work(control)
+            try:
+                await self._work(control)
+            except BaseExceptionGroup as group:
+                denied, _ = group.split(psycopg.errors.InsufficientPrivilege)
+                raise first_of(denied) if denied is not None else group from None
             await self.lanes.release_all(control)
             await self.reach("relay.stopped")
         except psycopg.errors.InsufficientPrivilege as problem:
