@@ -7,6 +7,7 @@ formatter works; `JsonFormatter` writes one JSON object per line.
 import json
 import logging
 import threading
+import traceback
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -41,7 +42,16 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) 
 def say(logger: logging.Logger, level: int, name: str, cause: BaseException | None = None, /, **fields: Any) -> None:
     """One structured log line: a stable name, its fields, and the traceback of its cause if there is one."""
     if logger.isEnabledFor(level):
-        logger.log(level, name, extra=fields, exc_info=cause)
+        logger.log(level, name, extra=fields, exc_info=cause if cause is not None and _is_text(cause) else None)
+
+
+def _is_text(cause: BaseException) -> bool:
+    """Whether its traceback can be written to a file: an error may quote what is not Unicode text."""
+    try:
+        "".join(traceback.format_exception(cause)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class JsonFormatter(logging.Formatter):

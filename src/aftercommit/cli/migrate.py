@@ -36,8 +36,7 @@ def up(settings: Settings, patience: float, as_json: bool) -> None:
         return
     for step in done:
         line(step)
-    if not done:
-        message(f"schema {shape.schema!r} is up to date")
+    message(f"schema {shape.schema!r} is up to date")
 
 
 @migrate.command("status")

@@ -19,11 +19,15 @@ CONSUMER_CHANGED: Final = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The lease as it was taken or renewed; `died`: the one before us did not hand it over."""
+    """The lease as it was taken or renewed.
+
+    `died`: the one before us did not hand it over. `unfinished`: a start was counted that never came to an end.
+    """
 
     position: int
     paused: bool
     died: bool
+    unfinished: bool
 
 
 class Lease:

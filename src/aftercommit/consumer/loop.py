@@ -13,7 +13,7 @@ import psycopg
 
 from aftercommit.consumer.execute import ConnectionLost
 from aftercommit.consumer.failures import DeadLetters, Letter
-from aftercommit.consumer.lease import CONSUMER_CHANGED, Lease
+from aftercommit.consumer.lease import CONSUMER_CHANGED, Held, Lease
 from aftercommit.consumer.names import register, require_mine
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.pages import Pages
@@ -155,23 +155,25 @@ class LogWorker(DatabaseService):
             return self.active
         self._paused = held.paused
         if not self.active:
-            self._begin_at(held.position, held.died)
+            self._begin_at(held)
             await self._letters.take_up_newer(connection)
             await self.reach("consumer.active", position=held.position, died=held.died)
         return True
 
-    def _begin_at(self, position: int, died: bool) -> None:
+    def _begin_at(self, held: Held) -> None:
         if self._crashed:
-            self._crashes = self._crashes + 1 if position == self._crashed_at else 1
-            self._crashed, self._crashed_at = False, position
+            self._crashes = self._crashes + 1 if held.position == self._crashed_at else 1
+            self._crashed, self._crashed_at = False, held.position
         else:
             self._crashes = 0
-        self.position = position
+        self.position = held.position
         # Whoever died here, worker or (twice) database server: one of the next events may have done it.
-        self._suspects = self._settings.page_size if died or self._crashes > 1 else 0
+        suspicious = held.died or held.unfinished or self._crashes > 1
+        self._suspects = self._settings.page_size if suspicious else 0
         self._look_for_waiting_at = 0.0
         self.active = True
-        say(logger, logging.INFO, "consumer_started", consumer=self.consumer.name, position=position, took_over=died)
+        started = {"consumer": self.consumer.name, "position": held.position, "took_over": held.died}
+        say(logger, logging.INFO, "consumer_started", **started)
 
     @asynccontextmanager
     async def _heartbeat(self, connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:

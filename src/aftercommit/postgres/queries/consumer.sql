@@ -49,7 +49,7 @@ update {schema}.consumer
 set worker = %(worker)s, token = %(token)s, declared_by = %(declared_by)s,
     leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
 from open where consumer.name = open.name
-returning consumer.position, consumer.paused, open.died
+returning consumer.position, consumer.paused, open.died, consumer.suspect_position is not null
 
 -- name: renew_consumer
 -- The same lease runs on while slices are at work under it. One that holds the row renews it itself, and is not waited for.
