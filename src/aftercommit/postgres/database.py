@@ -32,6 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
 }
 _NO_DATABASE_URL = "it should look like postgresql://user:password@host:5432/name"
 # Waiting does not mend these. libpq keeps no SQLSTATE of a connection that failed, so the words have to do; a
