@@ -17,6 +17,11 @@ PATIENCE = 40.0
 CLEANED = ("DATABASE_URL", "AFTERCOMMIT_HOME", "AFTERCOMMIT_APP", "AFTERCOMMIT_SCHEMA", "NO_COLOR", "FORCE_COLOR")
 
 
+def _heed_interrupts() -> None:
+    """A test run in the background has SIGINT ignored, and would hand that on to what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Program:
     """A running `aftercommit`."""
 
@@ -31,6 +36,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heed_interrupts,
         )
         self.stdout: list[str] = []
         self.stderr: list[str] = []

@@ -77,7 +77,7 @@ class TestRelay:
             assert program.ends() == 3, program
         assert program.stderr[-1].startswith("error: schema 'shop' does not exist")
         assert "aftercommit migrate up" in program.stderr[-1]
-        assert "Traceback" not in str(program)
+        assert not [line for line in program.stderr if line.startswith("Traceback")], program
 
     @pytest.mark.parametrize("command", ["relay", "worker"])
     def test_a_database_that_does_not_exist_ends_it_at_once(self, command: str, shop: Shop) -> None:
@@ -187,7 +187,7 @@ class TestDatabaseThatComesAndGoes:
         dsn = f"postgresql://limited@127.0.0.1:{own_server.port}/postgres"
         with running("relay", "--app", APP, "--dsn", dsn) as relay:
             assert relay.ends() == 1, relay
-        assert "`aftercommit migrate grants limited` prints what to grant" in relay.stderr[-1]
+        assert "`aftercommit migrate grants limited --app …` prints what to grant" in relay.stderr[-1]
 
         with psycopg.connect(own_server.dsn, autocommit=True) as connection:
             for statement in migrate.grants(shop_outbox().shape, "limited"):

@@ -228,6 +228,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPos
 @pytest.fixture
 def own_shop(own_server: EmbeddedPostgres) -> Shop:
     """A shop on that server, in a database of its own."""
+    own_server.start()
     name = f"shop_{uuid4().hex[:8]}"
     with psycopg.connect(own_server.dsn, autocommit=True) as connection:
         connection.execute(f"create database {name}".encode())
