@@ -1,4 +1,4 @@
-"""Every error that aftercommit raises, in one tree.
+"""The errors that callers may want to catch, in one tree. Those that are only recorded stand where they arise.
 
     AftercommitError
     ├── DeclarationError           the code declares something that cannot work

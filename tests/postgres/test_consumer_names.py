@@ -117,7 +117,7 @@ async def test_a_new_consumer_beside_one_that_lost_its_declaration_must_say_whet
     message = str(problem.value)
     assert "'search' has no checkpoint, while 'index' (position 5) is no longer declared" in message
     assert "aftercommit consumers rename index search" in message
-    assert "start='earliest' or start='latest'" in message
+    assert "start='earliest') or start='latest'" in message
     assert "aftercommit consumers forget index" in message
     async with worker_on(shop, declare(shop, "new", start="latest"), signals=Signals()):
         pass

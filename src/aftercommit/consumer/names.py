@@ -120,7 +120,7 @@ def _refuse_rename(known: dict[str, KnownConsumer], outbox: Outbox, consumer: Co
         orphan = orphans[0]
         raise ConsumerRenamed(
             f"consumer {consumer.name!r} has no checkpoint, while {orphan.name!r} (position {orphan.position}) is no "
-            f"longer declared. Renamed? `aftercommit consumers rename {orphan.name} {consumer.name}`. Really new? "
-            "Declare it with start='earliest' or start='latest'. "
-            f"Old one gone? `aftercommit consumers forget {orphan.name}`"
+            f"longer declared here. Renamed? `aftercommit consumers rename {orphan.name} {consumer.name}`. Really new, "
+            f"or is the other one another program's? Declare outbox.consumer({consumer.name!r}, start='earliest') or "
+            f"start='latest'. Old one gone for good? `aftercommit consumers forget {orphan.name}`"
         )
