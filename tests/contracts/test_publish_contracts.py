@@ -451,3 +451,14 @@ def test_the_innermost_story_is_the_one_an_event_belongs_to(connection, reader):
 
     stories = [sent(reader, stations, event_id)["correlation_id"] for event_id in (inner, outer, own)]
     assert stories == ["inner", "outer", "own"]
+
+
+@pytest.mark.contract("C11")
+def test_an_empty_scope_is_refused_by_the_database_too(shop):
+    """C11: whoever inserts by hand or through a view meets the same rule as a publisher."""
+    insert = (
+        "insert into outbox (id, aggregate_type, aggregate_id, event_type, correlation_id, payload, tenant_id) "
+        "values (gen_random_uuid(), 'order', '1', 'order.placed', 'c', '{}', '')"
+    )
+    with pytest.raises(psycopg.errors.CheckViolation, match="outbox_tenant_id_is_not_empty"):
+        shop.rows(insert)

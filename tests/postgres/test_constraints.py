@@ -49,6 +49,7 @@ VIOLATIONS = {
     "outbox_schema_version_is_positive": outbox(schema_version="0"),
     "outbox_failed_has_error_and_no_retry": outbox(status="'failed'", retry_count="1"),
     "outbox_names_are_not_empty": outbox(names="'order', '', 'placed', 'because'"),
+    "outbox_occurred_at_is_readable": outbox(occurred_at="'infinity'"),
     # Asked of a table beside the log: in the log itself no partition takes such a position.
     "log_position_is_positive": "create temp table log (like log including constraints); " + LOG,
     "stream_seq_is_positive": "insert into stream (aggregate_type, aggregate_id, seq, ts) values ('a', '1', 0, now())",

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -366,3 +366,17 @@ def test_a_key_is_valid_in_one_scope(inserter):
     assert inserter._scope_of(one) != inserter._scope_of(other)
     with pytest.raises(InvalidEnvelope, match="one scope"):
         next(inserter.script([*one, *other], "psycopg", "key"))
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime.max.replace(tzinfo=timezone(-timedelta(hours=14))),
+        datetime.max.replace(tzinfo=UTC),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=14))),
+        datetime(1, 12, 31, tzinfo=UTC),
+    ],
+)
+def test_a_moment_that_readers_could_not_read_back_is_refused(inserter, moment):
+    with pytest.raises(InvalidEnvelope, match="out of range"):
+        inserter.rows([pinged.draft({}, occurred_at=moment)], SCOPE)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -26,6 +26,8 @@ Script = Generator[tuple[str, Sequence[Any]], Sequence[Sequence[Any]], "Receipt"
 
 MAX_AGGREGATE_ID = 255
 MAX_KEY = 255
+EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
+LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 MAX_SCOPE = 255
 
 _COLUMNS = (
@@ -260,6 +262,9 @@ def _occurred_at(given: datetime | None) -> datetime:
         return utc_now()
     if not isinstance(given, datetime) or given.tzinfo is None or given.utcoffset() is None:
         raise InvalidEnvelope(f"occurred_at {given!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
+    if not EARLIEST <= given < LATEST:
+        # Not every language and time zone can read such a moment back, and one event must not stop its readers.
+        raise InvalidEnvelope(f"occurred_at {given.isoformat()} is out of range: from year 2 to year 9998, in UTC")
     return given
 
 

@@ -15,7 +15,7 @@ from aftercommit.errors import SchemaDrift
 from aftercommit.postgres import partitions
 from aftercommit.postgres.blocks import name_literal, unless, without_purpose
 from aftercommit.postgres.catalog import SCOPED_TABLES, Catalog, asking, read
-from aftercommit.postgres.shape import SCOPE_TYPES, Shape
+from aftercommit.postgres.shape import MAX_IDENTIFIER, SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.postgres.views import views
 
@@ -149,7 +149,14 @@ def _column_parts(shape: Shape, table: str, name: str) -> dict[str, sql.Composab
         "table": sql.Identifier(table),
         "column": sql.Identifier(name),
         "type": sql.SQL(SCOPE_TYPES[shape.scope[name]]),
+        "check": _not_empty(name) if table == "outbox" and shape.scope[name] is str else sql.SQL(""),
     }
+
+
+def _not_empty(name: str) -> sql.Composable:
+    # Every event enters by the outbox, also through a view or by hand: an empty text is no scope.
+    constraint = sql.Identifier(f"outbox_{name}_is_not_empty"[:MAX_IDENTIFIER])
+    return sql.SQL("constraint {} check ({} <> '')").format(constraint, sql.Identifier(name))
 
 
 def _index_pieces(shape: Shape) -> Iterator[Piece]:

@@ -170,6 +170,7 @@ CREATE TABLE aftercommit.outbox (
     last_error text,
     CONSTRAINT outbox_failed_has_error_and_no_retry CHECK ((((status)::text <> 'failed'::text) OR ((next_retry_at IS NULL) AND (last_error IS NOT NULL) AND (retry_count > 0)))),
     CONSTRAINT outbox_names_are_not_empty CHECK ((((aggregate_type)::text <> ''::text) AND ((aggregate_id)::text <> ''::text) AND ((event_type)::text <> ''::text) AND ((correlation_id)::text <> ''::text))),
+    CONSTRAINT outbox_occurred_at_is_readable CHECK (((occurred_at >= '0002-01-01 00:00:00+00'::timestamp with time zone) AND (occurred_at < '9999-01-01 00:00:00+00'::timestamp with time zone))),
     CONSTRAINT outbox_retry_count_is_not_negative CHECK ((retry_count >= 0)),
     CONSTRAINT outbox_schema_version_is_positive CHECK ((schema_version >= 1)),
     CONSTRAINT outbox_status_is_known CHECK (((status)::text = ANY ((ARRAY['pending'::character varying, 'failed'::character varying])::text[])))
@@ -178,7 +179,7 @@ WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='5000',
 
 -- Name: TABLE outbox; Type: COMMENT; Schema: aftercommit; Owner: -
 
-COMMENT ON TABLE aftercommit.outbox IS 'The queue: committed events that are not in the log yet. seq is drawn by the INSERT, while the writer holds its aggregate''s lock.';
+COMMENT ON TABLE aftercommit.outbox IS 'Committed events that are not in the log yet. seq is drawn by the INSERT, while the writer holds its aggregate''s lock.';
 
 -- Name: event_outbox; Type: VIEW; Schema: aftercommit; Owner: -
 

@@ -38,9 +38,10 @@ create table {schema}.outbox (
     constraint outbox_failed_has_error_and_no_retry check (
         status <> 'failed' or (next_retry_at is null and last_error is not null and retry_count > 0)
     ),
-    constraint outbox_names_are_not_empty check (aggregate_type <> '' and aggregate_id <> '' and event_type <> '' and correlation_id <> '')
+    constraint outbox_names_are_not_empty check (aggregate_type <> '' and aggregate_id <> '' and event_type <> '' and correlation_id <> ''),
+    constraint outbox_occurred_at_is_readable check (occurred_at >= '0002-01-01T00:00:00Z' and occurred_at < '9999-01-01T00:00:00Z')
 ) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_insert_scale_factor = 0.2);
-comment on table {schema}.outbox is 'The queue: committed events that are not in the log yet. seq is drawn by the INSERT, while the writer holds its aggregate''s lock.';
+comment on table {schema}.outbox is 'Committed events that are not in the log yet. seq is drawn by the INSERT, while the writer holds its aggregate''s lock.';
 
 -- Only partial indexes: a row that failed or waits costs the drain nothing.
 create index outbox_fresh on {schema}.outbox (seq) where status = 'pending' and next_retry_at is null;

@@ -120,11 +120,11 @@ obj_description(to_regprocedure({function_name}), 'pg_proc') is not distinct fro
 
 -- name: add_scope_column
 -- A declared scope value is a typed column that cannot be null: the database itself refuses an event without it.
-alter table {schema}.{table} add column {column} {type} not null
+alter table {schema}.{table} add column {column} {type} not null {check}
 
 -- name: fill_scope_column
 -- The same where there are events already: they get a value once, later ones must bring their own.
-alter table {schema}.{table} add column {column} {type} not null default {value};
+alter table {schema}.{table} add column {column} {type} not null default {value} {check};
 alter table {schema}.{table} alter column {column} drop default;
 
 -- name: index_log_scope
