@@ -55,7 +55,7 @@ class Statements:
         shape = self.shape
         composed = sql.SQL(_texts()[name]).format(
             schema=sql.Identifier(shape.schema),
-            scope=scope_list(shape, "o"),
+            fence=sql.SQL(_texts()["fence"]).format(schema=sql.Identifier(shape.schema)),
             scope_names=scope_list(shape),
             moved_scope=scope_list(shape, "moved"),
             settled_scope=scope_list(shape, "settled"),

@@ -79,14 +79,9 @@ where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(la
         and (held.status = 'failed' or held.next_retry_at is not null)
   )
 
--- name: append
--- The heart: delivered events leave the outbox and enter the log, if and only if this relay still holds their lanes.
--- fence   locks the lanes' leases (in lane order, or it would deadlock with a takeover) and counts those with our token
--- chosen  says which rows are meant
--- moved   takes them out of the outbox
--- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
--- latency counts the moved rows by type and by the time since they were written, for the metrics
-with fence as (
+-- name: fence
+-- Locks the leases of the lanes a write depends on, in lane order or it would deadlock with a takeover, and counts ours.
+fence as (
     select count(*) as held
     from (
         select from {schema}.lane
@@ -94,7 +89,16 @@ with fence as (
         order by lane
         for share
     ) mine
-),
+)
+
+-- name: append
+-- The heart: delivered events leave the outbox and enter the log, if and only if this relay still holds their lanes.
+-- fence   counts the lanes that are still ours
+-- chosen  says which rows are meant
+-- moved   takes them out of the outbox
+-- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
+-- latency counts the moved rows by type and by the time since they were written, for the metrics
+with {fence},
 {chosen}
 moved as (
     delete from {schema}.outbox using fence
@@ -171,15 +175,7 @@ left join streams on streams.aggregate_type = moved.aggregate_type and streams.a
 
 -- name: count_attempts
 -- After a takeover from a relay that died: the attempt is counted before delivery, so that an event that kills the process ends.
-with fence as (
-    select count(*) as held
-    from (
-        select from {schema}.lane
-        where lane = any(%(lanes)s) and token = %(token)s
-        order by lane
-        for share
-    ) mine
-)
+with {fence}
 update {schema}.outbox o
 set retry_count = o.retry_count + 1
 from fence
@@ -188,15 +184,7 @@ returning o.retry_count
 
 -- name: give_back_attempt
 -- The attempt counted before delivery was not made after all, because the destination as a whole is down.
-with fence as (
-    select count(*) as held
-    from (
-        select from {schema}.lane
-        where lane = any(%(lanes)s) and token = %(token)s
-        order by lane
-        for share
-    ) mine
-)
+with {fence}
 update {schema}.outbox o
 set retry_count = o.retry_count - 1
 from fence
@@ -204,15 +192,7 @@ where o.id = %(id)s and o.status = 'pending' and o.retry_count > 0 and fence.hel
 
 -- name: settle_failures
 -- Failed deliveries wait for their retry, or end as failed; each leaves or updates its dead letter, with its history.
-with fence as (
-    select count(*) as held
-    from (
-        select from {schema}.lane
-        where lane = any(%(lanes)s) and token = %(token)s
-        order by lane
-        for share
-    ) mine
-),
+with {fence},
 failure as (
     select *
     from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(counts)s::integer[])
