@@ -241,6 +241,8 @@ def test_a_recovery_longer_than_the_timeout_goes_on_and_is_waited_for_by_the_nex
     first = make(tmp_path)
     first.start()
     run(first, "create table kept as select 1 as one")
+    # A hundred megabytes to recover: more than any machine does in no time.
+    run(first, "create table ballast as select repeat('x', 500) as filler from generate_series(1, 200000)")
     first.kill()
     first.stop()
     hasty, patient = make(tmp_path, start_timeout=0), make(tmp_path)
