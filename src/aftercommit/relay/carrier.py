@@ -93,11 +93,9 @@ class Carrier:
             for name in ("due_fresh", "due_fresh_strict", "due_retries", "due_retries_strict")
         }
 
-    async def read(
-        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], limit: int | None = None
-    ) -> Batch:
+    async def read(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> Batch:
         """Due events of these lanes by seq: those whose retry is due (at most half a batch), and untried ones."""
-        limit = limit or self._batch_size
+        limit = self._batch_size
         # Taken before the read: a transaction that ends between the two is resolved, but not in what was read.
         resolved = self._marks.resolved
         watermark = self._watermark.for_lanes(lanes)
