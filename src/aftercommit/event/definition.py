@@ -97,9 +97,11 @@ class EventType:
         if self.key is None:
             return None
         try:
-            value = self.key(payload) if callable(self.key) else _field(payload, self.key)
+            value = _field(payload, self.key) if isinstance(self.key, str) else self.key(payload)
         except (LookupError, AttributeError, TypeError, ValueError) as problem:
             raise InvalidPayload(f"{self.name} has no aggregate id: key failed with {problem!r}") from problem
+        if type(value) is str and value:
+            return value
         if isinstance(value, Enum):
             value = value.value
         if not isinstance(value, str | int | UUID) or isinstance(value, bool) or value == "":
@@ -195,5 +197,6 @@ def define(
 
 
 def _field(payload: Any, name: str) -> Any:
-    value = payload.get(name) if isinstance(payload, Mapping) else getattr(payload, name, None)
+    is_mapping = type(payload) is dict or isinstance(payload, Mapping)
+    value = payload.get(name) if is_mapping else getattr(payload, name, None)
     return None if value is msgspec.UNSET else value

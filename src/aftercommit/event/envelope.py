@@ -1,6 +1,5 @@
 """The envelope: what is known about every event whatever its type, as a draft, as stored and as read."""
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -10,8 +9,7 @@ import msgspec
 PayloadT = TypeVar("PayloadT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """An event about to be published; what is None in its envelope is filled in at publish."""
 
     type_name: str
@@ -21,7 +19,7 @@ class Draft:
     occurred_at: datetime | None = None
     correlation_id: str | None = None
     causation_id: UUID | None = None
-    scope: dict[str, Any] = field(default_factory=dict)
+    scope: dict[str, Any] = {}
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):

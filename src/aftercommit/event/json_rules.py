@@ -98,7 +98,9 @@ def text_problem(text: str) -> str | None:
 
 def is_storable(value: Any, longest: int) -> bool:
     """Whether this is text that fits a column of so many characters."""
-    return isinstance(value, str) and 0 < len(value) <= longest and text_problem(value) is None
+    if not isinstance(value, str) or not 0 < len(value) <= longest:
+        return False
+    return (value.isascii() and "\x00" not in value) or text_problem(value) is None
 
 
 def dotted(parts: Iterable[str | int]) -> str:

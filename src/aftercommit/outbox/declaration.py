@@ -1,7 +1,7 @@
 """The Outbox: what publishers, relays and consumers share. A declaration: no connection, nothing started."""
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from aftercommit.backoff import Backoff, Exponential
@@ -10,8 +10,8 @@ from aftercommit.event.definition import EventType, Key, Upcaster, define
 from aftercommit.event.registry import Registry
 from aftercommit.outbox.adapters import publisher_for
 from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
-from aftercommit.outbox.insert import Inserter, Receipt, checked_key
-from aftercommit.outbox.publisher import AsyncPublisher
+from aftercommit.outbox.insert import EventRows, Inserter, Receipt, checked_key
+from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher
 from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import DeclaredView, Shape
 from aftercommit.telemetry import Meter, say
@@ -211,15 +211,31 @@ class Outbox:
         publisher = publisher_for(connection)
         if not rows:
             return _nothing_published() if isinstance(publisher, AsyncPublisher) else Receipt(())
-        script = self._inserter.script(rows, publisher.style, idempotency_key)
         if isinstance(publisher, AsyncPublisher):
-            return self._enqueued_async(publisher.run(script, outside_transaction), rows)
-        return self._enqueued(publisher.run(script, outside_transaction), rows)
+            return self._publish_async(publisher, rows, idempotency_key, outside_transaction)
+        return self._publish(publisher, rows, idempotency_key, outside_transaction)
 
-    async def _enqueued_async(self, running: Awaitable[Receipt], rows: Sequence[tuple[Any, ...]]) -> Receipt:
-        return self._enqueued(await running, rows)
+    def _publish(
+        self, publisher: SyncPublisher, rows: EventRows, key: str | None, outside_transaction: bool
+    ) -> Receipt:
+        if not outside_transaction:
+            publisher.require_transaction()
+        if key is not None:
+            return self._enqueued(publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
+        publisher.execute(*self._inserter.statement(rows, publisher.style))
+        return self._enqueued(Receipt(tuple([row[0] for row in rows])), rows)
 
-    def _enqueued(self, receipt: Receipt, rows: Sequence[tuple[Any, ...]]) -> Receipt:
+    async def _publish_async(
+        self, publisher: AsyncPublisher, rows: EventRows, key: str | None, outside_transaction: bool
+    ) -> Receipt:
+        if not outside_transaction:
+            await publisher.require_transaction()
+        if key is not None:
+            return self._enqueued(await publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
+        await publisher.execute(*self._inserter.statement(rows, publisher.style))
+        return self._enqueued(Receipt(tuple([row[0] for row in rows])), rows)
+
+    def _enqueued(self, receipt: Receipt, rows: EventRows) -> Receipt:
         if not receipt.duplicate and logger.isEnabledFor(logging.INFO):
             say(
                 logger,

@@ -22,7 +22,9 @@ from aftercommit.postgres.shape import SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 
 Style = Literal["psycopg", "asyncpg", "text"]
-Script = Generator[tuple[str, Sequence[Any]], Sequence[Sequence[Any]], "Receipt"]
+EventRows = Sequence[tuple[Any, ...]]
+Question = tuple[str, Sequence[Any]]
+Script = Generator[Question, Sequence[Sequence[Any]], "Receipt"]
 
 MAX_AGGREGATE_ID = 255
 MAX_KEY = 255
@@ -72,6 +74,8 @@ class Inserter:
 
     def rows(self, events: Sequence[Any], scope: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """A row per event, all contracts checked; in a list, a violation names the event's index."""
+        if len(events) == 1:
+            return [self._row(events[0], scope)]
         rows: list[tuple[Any, ...]] = []
         seen: set[UUID] = set()
         for index, event in enumerate(events):
@@ -80,24 +84,25 @@ class Inserter:
                 if row[0] in seen:
                     raise InvalidEnvelope(f"event_id {row[0]} is given to two events: leave it out, or choose another")
             except ContractViolation as problem:
-                if len(events) > 1:
-                    problem.args = (f"event {index} of {len(events)}: {problem}", *problem.args[1:])
+                problem.args = (f"event {index} of {len(events)}: {problem}", *problem.args[1:])
                 raise
             seen.add(row[0])
             rows.append(row)
         return rows
 
-    def script(self, rows: Sequence[tuple[Any, ...]], style: Style, key: str | None) -> Script:
-        """The statements to run, as a conversation: yields SQL and parameters, is sent rows."""
+    def statement(self, rows: EventRows, style: Style) -> Question:
+        """The one statement of a publish without a key, and its parameters."""
+        if len(rows) == 1:
+            return self._statement("publish_one", style), _adapted(rows[0], style)
+        return self._statement("publish_many", style), _arrays(rows, style)
+
+    def script(self, rows: EventRows, style: Style, key: str) -> Script:
+        """The statements of a publish under a key, as a conversation: yields SQL and parameters, is sent rows."""
         ids = tuple(row[0] for row in rows)
-        if key is None:
-            kind = "publish_one" if len(rows) == 1 else "publish_many"
-            yield self._statement(kind, style), _parameters(rows, style)
-            return Receipt(ids)
         scope, fingerprint = self._scope_of(rows), _fingerprint(rows)
         parameters = [
             *_adapted([key, scope, fingerprint, list(ids)], style),
-            *_parameters(rows, style, always_arrays=True),
+            *_arrays(rows, style),
         ]
         while True:
             answer = yield self._statement("publish_once", style), parameters
@@ -113,7 +118,7 @@ class Inserter:
                     )
                 return Receipt(tuple(UUID(str(event_id)) for event_id in _listed(found[0][0])), duplicate=True)
 
-    def _scope_of(self, rows: Sequence[tuple[Any, ...]]) -> str:
+    def _scope_of(self, rows: EventRows) -> str:
         """The scope a key is valid in, as text: no tenant's key may touch another's."""
         scopes = {tuple(map(str, row[len(_COLUMNS) :])) for row in rows}
         if len(scopes) > 1:
@@ -131,7 +136,7 @@ class Inserter:
                 f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, "
                 "or raise Outbox(max_payload_bytes=…)"
             )
-        event_id = _identifier("event_id", draft.event_id) or uuid7()
+        event_id = uuid7() if draft.event_id is None else _identifier("event_id", draft.event_id)
         return (
             event_id,
             event_type.aggregate or NO_AGGREGATE,
@@ -140,16 +145,16 @@ class Inserter:
             event_type.version,
             _occurred_at(draft.occurred_at),
             _correlation(draft, event_id),
-            _identifier("causation_id", draft.causation_id) or current_causation(),
+            current_causation() if draft.causation_id is None else _identifier("causation_id", draft.causation_id),
             payload.decode(),
-            *self._scope({**scope, **draft.scope}),
+            *self._scope({**scope, **draft.scope} if draft.scope else scope),
         )
 
     def _scope(self, given: Mapping[str, Any]) -> list[Any]:
         declared = self._shape.scope
-        for name in given:
-            if name not in declared:
-                raise ScopeViolation(f"{name!r} is not a scope of this outbox: declared are {list(declared) or 'none'}")
+        if not given.keys() <= declared.keys():
+            name = next(name for name in given if name not in declared)
+            raise ScopeViolation(f"{name!r} is not a scope of this outbox: declared are {list(declared) or 'none'}")
         return [_scope_value(name, kind, given.get(name)) for name, kind in declared.items()]
 
     def _statement(self, kind: str, style: Style) -> str:
@@ -181,7 +186,7 @@ class Inserter:
         )
 
 
-def _fingerprint(rows: Sequence[tuple[Any, ...]]) -> str:
+def _fingerprint(rows: EventRows) -> str:
     said = json.dumps([[row[1], row[2] if row[1] != NO_AGGREGATE else "", row[3], row[4], row[8]] for row in rows])
     return hashlib.sha256(said.encode()).hexdigest()
 
@@ -210,13 +215,11 @@ def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.S
     return sql.SQL(f"{mark}::{kind}{array}")
 
 
-def _parameters(rows: Sequence[tuple[Any, ...]], style: Style, *, always_arrays: bool = False) -> list[Any]:
-    if len(rows) == 1 and not always_arrays:
-        return _adapted(list(rows[0]), style)
+def _arrays(rows: EventRows, style: Style) -> Sequence[Any]:
     return _adapted([list(column) for column in zip(*rows, strict=True)], style)
 
 
-def _adapted(values: list[Any], style: Style) -> list[Any]:
+def _adapted(values: Sequence[Any], style: Style) -> Sequence[Any]:
     return values if style != "text" else [_as_text(value) for value in values]
 
 
@@ -234,8 +237,8 @@ def _listed(value: Any) -> Sequence[Any]:
     return value.strip("{}").split(",") if isinstance(value, str) else list(value)
 
 
-def _identifier(name: str, given: Any) -> UUID | None:
-    if given is None or isinstance(given, UUID):
+def _identifier(name: str, given: Any) -> UUID:
+    if isinstance(given, UUID):
         return given
     raise InvalidEnvelope(f"{name} {given!r:.80} is not a uuid.UUID: give UUID(…)")
 

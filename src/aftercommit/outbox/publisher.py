@@ -1,4 +1,8 @@
-"""Runs the statements of a publish on the caller's connection, in a blocking half and an async one."""
+"""Runs the statements of a publish on the caller's connection, in a blocking half and an async one.
+
+Every transaction of the application pays for what happens here, so one event without a key takes the short way: one
+statement, no rows to fetch, no conversation.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,17 +24,24 @@ class SyncPublisher(ABC):
         """Whether what is written now is undone by the caller's rollback."""
 
     @abstractmethod
-    def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+    def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Run one statement in the caller's transaction."""
 
-    def run(self, script: Script, outside_transaction: bool) -> Receipt:
-        """Hold the script's conversation with the database."""
-        if not outside_transaction and not self.in_transaction():
+    @abstractmethod
+    def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Run one statement in the caller's transaction and return its rows."""
+
+    def require_transaction(self) -> None:
+        """Refuse a connection on which the event would commit alone."""
+        if not self.in_transaction():
             raise NotInTransaction(_OUTSIDE)
+
+    def run(self, script: Script) -> Receipt:
+        """Hold the script's conversation with the database."""
         try:
             question = next(script)
             while True:
-                question = script.send(self.execute(*question))
+                question = script.send(self.fetch(*question))
         except StopIteration as end:
             return _receipt(end)
 
@@ -45,17 +56,24 @@ class AsyncPublisher(ABC):
         """Whether what is written now is undone by the caller's rollback."""
 
     @abstractmethod
-    async def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Run one statement in the caller's transaction."""
 
-    async def run(self, script: Script, outside_transaction: bool) -> Receipt:
-        """Hold the script's conversation with the database."""
-        if not outside_transaction and not await self.in_transaction():
+    @abstractmethod
+    async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Run one statement in the caller's transaction and return its rows."""
+
+    async def require_transaction(self) -> None:
+        """Refuse a connection on which the event would commit alone."""
+        if not await self.in_transaction():
             raise NotInTransaction(_OUTSIDE)
+
+    async def run(self, script: Script) -> Receipt:
+        """Hold the script's conversation with the database."""
         try:
             question = next(script)
             while True:
-                question = script.send(await self.execute(*question))
+                question = script.send(await self.fetch(*question))
         except StopIteration as end:
             return _receipt(end)
 

@@ -1,6 +1,7 @@
 """Finds the adapter for the caller's connection or session. Imports no library that is not in use."""
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,17 +30,31 @@ _ADAPTERS = {
     "sqlalchemy": "sqlalchemy",
     "django": "django",
 }
+_known: dict[type[Any], tuple[Finder, ...]] = {}
+
+
+@cache
+def _finder(adapter: str) -> Finder:
+    find: Finder = import_module(f"{__package__}.{adapter}").find
+    return find
+
+
+def _finders_for(kind: type[Any]) -> tuple[Finder, ...]:
+    """What may know objects of this class, by the libraries that it and its base classes come from."""
+    libraries = (ancestor.__module__.partition(".")[0] for ancestor in kind.__mro__)
+    return tuple(dict.fromkeys(_finder(_ADAPTERS[library]) for library in libraries if library in _ADAPTERS))
 
 
 def publisher_for(connection: Any) -> SyncPublisher | AsyncPublisher:
-    """The adapter for this object, chosen by the library that its class (or a base class) comes from."""
-    for ancestor in type(connection).__mro__:
-        adapter = _ADAPTERS.get(ancestor.__module__.partition(".")[0])
-        if adapter is not None:
-            find: Finder = import_module(f"{__package__}.{adapter}").find
-            publisher = find(connection)
-            if publisher is not None:
-                return publisher
+    """The adapter for this object."""
+    kind = type(connection)
+    finders = _known.get(kind)
+    if finders is None:
+        finders = _known[kind] = _finders_for(kind)
+    for find in finders:
+        publisher = find(connection)
+        if publisher is not None:
+            return publisher
     raise UnsupportedConnection(
         f"cannot publish on {connection!r:.120} "
         f"({type(connection).__module__}.{type(connection).__qualname__}): give a psycopg or asyncpg "

@@ -24,7 +24,11 @@ class Asyncpg(AsyncPublisher):
         """asyncpg commits every statement by itself unless a transaction was started."""
         return bool(self._connection.is_in_transaction())
 
-    async def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Prepared and cached by asyncpg."""
+        await self._connection.execute(statement, *parameters)
+
+    async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Likewise."""
         rows: Rows = await self._connection.fetch(statement, *parameters)
         return rows

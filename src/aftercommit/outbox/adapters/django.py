@@ -32,8 +32,13 @@ class Django(SyncPublisher):
         """Inside atomic(), or with Django's autocommit switched off."""
         return bool(self._connection.in_atomic_block or not self._connection.get_autocommit())
 
-    def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+    def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Through Django's cursor, so that its wrappers and logging see it."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+
+    def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Likewise."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement, parameters)
             rows: Rows = cursor.fetchall()

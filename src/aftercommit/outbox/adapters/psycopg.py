@@ -1,6 +1,7 @@
 """psycopg 3, blocking and asyncio."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -9,6 +10,11 @@ from psycopg.pq import TransactionStatus
 from aftercommit.outbox.publisher import AsyncPublisher, Rows, SyncPublisher
 
 _TUPLES = psycopg.rows.tuple_row
+
+
+@lru_cache(maxsize=256)
+def _encoded(statement: str) -> bytes:
+    return statement.encode()
 
 
 def find(connection: Any) -> SyncPublisher | AsyncPublisher | None:
@@ -38,10 +44,14 @@ class Psycopg(SyncPublisher):
         """False in autocommit mode with no transaction open."""
         return _in_transaction(self._connection)
 
-    def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """On a cursor of our own, so that the caller's row factory does not matter."""
+    def execute(self, statement: str, parameters: Sequence[Any]) -> None:
+        """On a cursor of our own, so that the caller's cursor and row factory do not matter."""
+        psycopg.Cursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
+
+    def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Likewise."""
         with psycopg.Cursor(self._connection, row_factory=_TUPLES) as cursor:
-            return cursor.execute(statement.encode(), parameters).fetchall()
+            return cursor.execute(_encoded(statement), parameters).fetchall()
 
 
 class AsyncPsycopg(AsyncPublisher):
@@ -57,8 +67,12 @@ class AsyncPsycopg(AsyncPublisher):
         """False in autocommit mode with no transaction open."""
         return _in_transaction(self._connection)
 
-    async def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """On a cursor of our own, so that the caller's row factory does not matter."""
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
+        """On a cursor of our own, so that the caller's cursor and row factory do not matter."""
+        await psycopg.AsyncCursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
+
+    async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Likewise."""
         async with psycopg.AsyncCursor(self._connection, row_factory=_TUPLES) as cursor:
-            await cursor.execute(statement.encode(), parameters)
+            await cursor.execute(_encoded(statement), parameters)
             return await cursor.fetchall()

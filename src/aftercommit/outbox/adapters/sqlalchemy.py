@@ -6,7 +6,7 @@ The statement goes to the driver as it is (`exec_driver_sql`), in the transactio
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -55,11 +55,18 @@ class Sqlalchemy(SyncPublisher):
         """True unless the connection was set to AUTOCOMMIT: SQLAlchemy begins with the first statement."""
         return not _is_autocommit(self._connection())
 
-    def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+    def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Straight to the driver, after what the session has yet to write."""
+        self._run(statement, parameters)
+
+    def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Likewise."""
+        return self._run(statement, parameters).fetchall()
+
+    def _run(self, statement: str, parameters: Sequence[Any]) -> CursorResult[Any]:
         if isinstance(self._target, Session):
             _flush(self._target)
-        return self._connection().exec_driver_sql(statement, tuple(parameters)).fetchall()
+        return self._connection().exec_driver_sql(statement, tuple(parameters))
 
 
 class AsyncSqlalchemy(AsyncPublisher):
@@ -78,9 +85,15 @@ class AsyncSqlalchemy(AsyncPublisher):
         """True unless the connection was set to AUTOCOMMIT: SQLAlchemy begins with the first statement."""
         return not await (await self._connection()).run_sync(_is_autocommit)
 
-    async def execute(self, statement: str, parameters: Sequence[Any]) -> Rows:
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Straight to the driver, after what the session has yet to write."""
+        await self._run(statement, parameters)
+
+    async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
+        """Likewise."""
+        return (await self._run(statement, parameters)).fetchall()
+
+    async def _run(self, statement: str, parameters: Sequence[Any]) -> CursorResult[Any]:
         if isinstance(self._target, AsyncSession):
             await self._target.run_sync(_flush)
-        result = await (await self._connection()).exec_driver_sql(statement, tuple(parameters))
-        return result.fetchall()
+        return await (await self._connection()).exec_driver_sql(statement, tuple(parameters))
