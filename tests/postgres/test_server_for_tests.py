@@ -8,12 +8,14 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, MissingPrivilege
+from aftercommit.outbox import Outbox
 from aftercommit.testing.postgres import PostgresServerForTests, with_database
 
 
@@ -72,6 +74,35 @@ def test_a_template_that_fails_to_be_prepared_leaves_nothing(server: PostgresSer
     assert databases(server) == before
     with pytest.raises(DatabaseError, match="no template 'broken'"):
         server.clone("broken")
+
+
+def test_an_outbox_has_a_template_with_your_tables_and_its_own_made_once(server: PostgresServerForTests) -> None:
+    prepared: list[str] = []
+
+    def prepare(dsn: str) -> None:
+        prepared.append(dsn)
+        run(dsn, "create table orders ()")
+
+    def for_outbox(**options: Any) -> str:
+        return server.template_for(Outbox("shop", **options), prepare)
+
+    first = for_outbox()
+    assert for_outbox() == first, "another declaration of the same shape"
+    assert len(prepared) == 1
+    scoped = for_outbox(scope={"tenant_id": str})
+    assert len({first, scoped, server.template_for(Outbox("shop"))}) == 3
+    clone = server.clone(scoped)
+    assert run(clone, "select count(tenant_id) from shop.outbox") == [(0,)]
+    assert run(clone, "select count(*) from orders") == [(0,)]
+
+
+def test_your_own_migrations_may_make_the_outbox_or_an_older_part_of_it(server: PostgresServerForTests) -> None:
+    def prepare(dsn: str) -> None:
+        with closing(psycopg.connect(dsn, autocommit=True)) as connection:
+            Outbox("shop").migrate(connection)
+
+    clone = server.clone(server.template_for(Outbox("shop", scope={"tenant_id": str}), prepare))
+    assert run(clone, "select count(tenant_id) from shop.outbox") == [(0,)]
 
 
 def test_drop_ends_open_sessions_and_spares_what_it_did_not_create(server: PostgresServerForTests) -> None:

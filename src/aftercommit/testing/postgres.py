@@ -23,6 +23,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, MissingPrivilege
+from aftercommit.outbox import Outbox
 from aftercommit.postgres.embedded import EmbeddedPostgres
 from aftercommit.postgres.embedded.folder_lock import FolderLock
 from aftercommit.postgres.embedded.postmaster import find_postmaster, kill_postmaster
@@ -61,6 +62,7 @@ class PostgresServerForTests:
         self._settings = settings
         self._embedded: EmbeddedPostgres | None = None
         self._templates: dict[str, str] = {}
+        self._outbox_templates: dict[tuple[str, object], str] = {}
         self._created: set[str] = set()
         self._run = secrets.token_hex(4)
         self._counter = 0
@@ -103,6 +105,7 @@ class PostgresServerForTests:
                 self._drop_database(database)
         self._created.clear()
         self._templates.clear()
+        self._outbox_templates.clear()
 
     def template(self, name: str, prepare: Callable[[str], None]) -> str:
         """Make a template database once per run: `prepare` gets its connection URI. Returns the name."""
@@ -122,6 +125,20 @@ class PostgresServerForTests:
             )
         self._templates[name] = database
         return name
+
+    def template_for(self, outbox: Outbox, prepare: Callable[[str], None] | None = None) -> str:
+        """Make a template with your tables and the outbox's, once for each outbox and `prepare`. Returns its name.
+
+        `prepare` gets the connection URI of an empty database. It may migrate the outbox itself, as an Alembic or
+        Django migration does; what it leaves out is made afterwards.
+        """
+        # A function without a closure is known by its code: a fixture may make it anew for every test.
+        identity = getattr(prepare, "__code__", prepare) if getattr(prepare, "__closure__", None) is None else prepare
+        key = (repr(outbox.shape), identity)
+        if key not in self._outbox_templates:
+            name = f"outbox {outbox.schema} {len(self._outbox_templates) + 1}"
+            self._outbox_templates[key] = self.template(name, lambda dsn: _prepare_outbox(dsn, outbox, prepare))
+        return self._outbox_templates[key]
 
     def clone(self, template: str) -> str:
         """A new database, equal to the template; returns its connection URI."""
@@ -192,6 +209,13 @@ class PostgresServerForTests:
                 f"{user} of the server for tests may not create databases: ALTER ROLE … CREATEDB, or unset "
                 "DATABASE_URL to use an embedded one"
             )
+
+
+def _prepare_outbox(dsn: str, outbox: Outbox, prepare: Callable[[str], None] | None) -> None:
+    if prepare is not None:
+        prepare(dsn)
+    with contextlib.closing(psycopg.connect(dsn, autocommit=True)) as connection:
+        outbox.migrate(connection)
 
 
 def with_database(dsn: str, database: str) -> str:

@@ -1,0 +1,44 @@
+"""Django and the test kit: point a Django database at a test's own, or the test kit at Django's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from psycopg.conninfo import conninfo_to_dict
+
+from aftercommit.testing.postgres import with_database
+
+_PARTS: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+
+
+@contextmanager
+def use_database(dsn: str, alias: str = "default") -> Iterator[None]:
+    """Inside this block `connections[alias]` leads to this database, in this thread; afterwards where it led before."""
+    connection = _connection(alias)
+    parts = conninfo_to_dict(dsn)
+    before = dict(connection.settings_dict)
+    connection.close()
+    connection.settings_dict.update({name: str(parts.get(part) or "") for name, part in _PARTS.items()})
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict.update(before)
+
+
+def dsn_of(alias: str = "default") -> str:
+    """The URI of the database that Django uses now; with pytest-django, of its test database."""
+    settings = _connection(alias).settings_dict
+    parts = {part: str(settings[name]) for name, part in _PARTS.items() if settings.get(name)}
+    options = " ".join(f"{part}='{_quoted(value)}'" for part, value in parts.items() if part != "dbname")
+    return with_database(options, parts["dbname"])
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _connection(alias: str) -> Any:
+    from django.db import connections
+
+    return connections[alias]

@@ -1,0 +1,163 @@
+"""What a test expects to have been published, compared with what was. Pure: words and verdicts, no IO."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from aftercommit.event import json_rules
+from aftercommit.event.definition import EventType
+from aftercommit.event.registry import Registry
+from aftercommit.outbox.handlers import Reference
+from aftercommit.testing.published import Published
+
+SHOWN: Final = 20
+WIDTH: Final = 160
+ABSENT: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One event that should be there. What is None or empty is not looked at.
+
+    `payload` is a part of it, as JSON shows it: `{"total": 40, "customer": {"id": "c-1"}}`. Lists are compared whole.
+    """
+
+    event: Reference
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    aggregate_id: str | None = None
+    correlation_id: str | None = None
+    where: Callable[[Published], bool] | None = None
+
+    def differences(self, found: Published, registry: Registry) -> list[str]:
+        """In words, where a published event is not the expected one; nothing when it is."""
+        wanted = registry.resolve(self.event).name
+        if found.type != wanted:
+            return [f"type: expected {wanted}, was {found.type}"]
+        different = [
+            f"{name}: expected {expected!r}, was {actual!r}"
+            for name, expected, actual in (
+                ("aggregate_id", self.aggregate_id, found.aggregate_id),
+                ("correlation_id", self.correlation_id, found.correlation_id),
+            )
+            if expected is not None and expected != actual
+        ]
+        different += _compare(dict(self.scope), found.scope, "scope", plain=False)
+        different += _compare(dict(self.payload), found.data, "$", plain=True)
+        if not different and self.where is not None and not self.where(found):
+            different.append("where: the condition does not hold")
+        return different
+
+    def __str__(self) -> str:
+        """In words."""
+        parts = [name_of(self.event)]
+        if self.payload:
+            parts.append(f"with {_short(dict(self.payload))}")
+        if self.aggregate_id is not None:
+            parts.append(f"about {self.aggregate_id}")
+        parts += [f"{name}={value!r}" for name, value in self.scope.items()]
+        if self.correlation_id is not None:
+            parts.append(f"correlation_id={self.correlation_id!r}")
+        if self.where is not None:
+            parts.append(f"where {getattr(self.where, '__qualname__', repr(self.where))}")
+        return " ".join(parts)
+
+
+def name_of(event: Reference) -> str:
+    """How an event type is called in messages."""
+    if isinstance(event, EventType):
+        return event.name
+    return event if isinstance(event, str) else event.__name__
+
+
+def matching(expected: Expected, published: Sequence[Published], registry: Registry) -> list[Published]:
+    """The events that are as expected."""
+    return [found for found in published if not expected.differences(found, registry)]
+
+
+def first_missing(
+    expected: Sequence[Expected], published: Sequence[Published], registry: Registry
+) -> tuple[list[Published], int | None]:
+    """Events that match one after the other, others in between left out; and which expectation found none."""
+    found: list[Published] = []
+    rest = iter(published)
+    for number, each in enumerate(expected):
+        match = next((event for event in rest if not each.differences(event, registry)), None)
+        if match is None:
+            return found, number
+        found.append(match)
+    return found, None
+
+
+def nearest(expected: Expected, published: Sequence[Published], registry: Registry) -> list[str]:
+    """The event of the same type that is most like the expected one, and where it differs."""
+    wanted = registry.resolve(expected.event).name
+    candidates = [event for event in published if event.type == wanted]
+    if not candidates:
+        return []
+    closest = min(candidates, key=lambda event: len(expected.differences(event, registry)))
+    different = expected.differences(closest, registry)
+    if not different:
+        return []
+    return [f"the nearest, {closest.event_id}, differs:", *(f"    {line}" for line in different)]
+
+
+def listed(published: Sequence[Published]) -> list[str]:
+    """What was published, a line each; the last ones when there are many."""
+    if not published:
+        return ["nothing was published"]
+    left_out = len(published) - SHOWN
+    lines = [f"published, in order ({len(published)}):"]
+    if left_out > 0:
+        lines.append(f"    … {left_out} earlier ones")
+    return lines + [f"    {_line(event)}" for event in published[-SHOWN:]]
+
+
+def _line(event: Published) -> str:
+    scope = " ".join(f"{name}={value!r}" for name, value in event.scope.items())
+    place = f"position {event.position}" if event.position is not None else event.status
+    about = f"{event.record.aggregate_type}/{event.aggregate_id}"
+    return "  ".join(part for part in (event.type, about, scope, place, _short(event.data)) if part)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=repr, ensure_ascii=False)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+
+
+def _compare(expected: Any, actual: Any, path: str, *, plain: bool) -> list[str]:
+    """Differences of a part from the whole: mappings may have more than was expected, everything else is equal."""
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        return [
+            line
+            for key, value in expected.items()
+            for line in _compare(value, actual.get(key, ABSENT), f"{path}.{key}", plain=plain)
+        ]
+    if isinstance(expected, list | tuple) and isinstance(actual, list):
+        return _compare_lists(expected, actual, path, plain=plain)
+    if actual is ABSENT:
+        return [f"{path}: expected {expected!r}, was missing"]
+    if expected == actual or (plain and _as_json(expected) == actual):
+        return []
+    return [f"{path}: expected {expected!r}, was {actual!r}"]
+
+
+def _compare_lists(expected: Sequence[Any], actual: Sequence[Any], path: str, *, plain: bool) -> list[str]:
+    if len(expected) != len(actual):
+        return [f"{path}: expected {len(expected)} items, were {len(actual)}"]
+    return [
+        line
+        for index, (one, other) in enumerate(zip(expected, actual, strict=True))
+        for line in _compare(one, other, f"{path}[{index}]", plain=plain)
+    ]
+
+
+def _as_json(value: Any) -> Any:
+    """A UUID, a datetime or an enum as the payload holds it; what has no JSON form is compared as it is."""
+    try:
+        return msgspec.json.decode(json_rules.ENCODER.encode(value))
+    except (TypeError, ValueError, OverflowError, NotImplementedError):
+        return value

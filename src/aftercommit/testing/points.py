@@ -1,0 +1,167 @@
+"""The named points that services pass while they work, and what a test can do there: die, or anything else.
+
+    points = Points()
+    points.crash_at("relay.delivered")                 # the next relay that comes there dies
+    async with Engine(outbox, database, probe=points): ...
+
+`World` has one of these for its `drain`. A program of its own dies where its environment says, if it asks:
+`Engine(…, probe=crash_from_environment())`.
+"""
+
+import asyncio
+import inspect
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, Final
+
+from aftercommit.errors import DeclarationError
+from aftercommit.service import Probe
+from aftercommit.testing.signals import Signals
+
+CRASH_AT: Final = "AFTERCOMMIT_CRASH_AT"
+
+POINTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "relay.ready": "A relay has connected and holds its lanes.",
+        "relay.read": "Due events were read; nothing is locked, counted or delivered.",
+        "relay.counted": "After a takeover: the attempt at one event was counted, before it is made.",
+        "relay.deliver": "A batch is about to be handed to the transport.",
+        "relay.delivered": "The transport has answered; the outbox does not know yet.",
+        "relay.appended": "Delivered events were committed to the log.",
+        "relay.failed": "Failed deliveries were committed with their next attempt, or as parked.",
+        "relay.idle": "There is nothing due.",
+        "relay.measured": "The figures of the backlog were taken.",
+        "relay.outage": "The transport as a whole is down; no attempt was spent.",
+        "relay.fenced": "A write was refused because another relay had taken the lane.",
+        "relay.stopped": "A relay has handed over its lanes and ends.",
+        "consumer.standing_by": "Another worker holds the consumer.",
+        "consumer.active": "A worker has taken the consumer's lease.",
+        "consumer.paused": "The consumer is paused by an operator.",
+        "consumer.read": "A page of the log was read; nothing of it is handled.",
+        "consumer.suspect": "After a takeover: the start of one event was counted, before it is handled.",
+        "consumer.handled": "Effects, inbox and checkpoint of a page are committed.",
+        "consumer.failed": "A handler failed; its dead letter is committed (with concurrency: soon).",
+        "consumer.retrying": "Dead letters whose wait is over were read; none of them is tried yet.",
+        "consumer.retried": "A dead letter had another attempt, whose outcome is committed.",
+        "consumer.heartbeat": "The lease was renewed while handlers work.",
+        "consumer.idle": "The end of the log is reached and no retry is due.",
+        "consumer.fenced": "A write was refused because another worker had taken the consumer.",
+        "consumer.stopped": "A worker has handed over its lease and ends.",
+        "database.lost": "A service has lost its database and is about to connect again.",
+        "listener.working": "Notifications are known to arrive.",
+        "listener.deaf": "Notifications do not arrive; services poll.",
+    }
+)
+
+Action = Callable[[], Any]
+
+
+class SimulatedCrash(BaseException):
+    """A service died at a point, as if its process had been killed: nothing is released, nothing is finished."""
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """What happens at a point: the first `after` times nothing, then `times` times the action."""
+
+    point: str
+    action: Action | None
+    times: int
+    after: int
+    done: int = 0
+    passed: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not happened as often as it was planned."""
+        return self.done < self.times
+
+    def falls_due(self) -> bool:
+        """Count one arrival at the point; whether something happens now."""
+        if not self.is_open:
+            return False
+        self.passed += 1
+        if self.passed <= self.after:
+            return False
+        self.done += 1
+        return True
+
+
+class Points(Signals):
+    """Signals at which services can also be made to die, or something be done to their surroundings."""
+
+    def __init__(self) -> None:
+        """Nothing planned."""
+        super().__init__()
+        self._plans: list[Plan] = []
+
+    def crash_at(self, point: str, *, times: int = 1, after: int = 0) -> Plan:
+        """The next `times` services that reach the point die there, once `after` have passed it unharmed."""
+        return self._plan(point, None, times, after)
+
+    def at(self, point: str, action: Action, *, times: int = 1, after: int = 0) -> Plan:
+        """Do something when the point is reached: a function (run in a thread) or a coroutine function."""
+        return self._plan(point, action, times, after)
+
+    @property
+    def unreached(self) -> list[Plan]:
+        """What was planned and has not happened."""
+        return [plan for plan in self._plans if plan.is_open]
+
+    async def __call__(self, point: str, detail: dict[str, Any]) -> None:
+        """Called by services at each point."""
+        await super().__call__(point, detail)
+        for plan in [plan for plan in self._plans if plan.point == point and plan.falls_due()]:
+            if plan.action is None:
+                raise SimulatedCrash(point)
+            await _run(plan.action)
+
+    def _plan(self, point: str, action: Action | None, times: int, after: int) -> Plan:
+        if times < 1 or after < 0:
+            raise DeclarationError(f"{point!r}: times={times} must be at least 1 and after={after} at least 0")
+        plan = Plan(checked_point(point), action, times, after)
+        self._plans.append(plan)
+        return plan
+
+
+def checked_point(point: str) -> str:
+    """The name itself, if there is such a point."""
+    if point not in POINTS:
+        close = get_close_matches(point, POINTS, 1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise DeclarationError(f"there is no point {point!r:.80}.{meant} There are: {', '.join(POINTS)}")
+    return point
+
+
+def crash_environment(point: str, *, after: int = 0) -> dict[str, str]:
+    """The variable that makes a program die at a point, if it asks `crash_from_environment`."""
+    return {CRASH_AT: f"{checked_point(point)}:{after}"}
+
+
+def crash_from_environment(environment: Mapping[str, str] | None = None) -> Probe | None:
+    """A probe that kills this process (SIGKILL) where AFTERCOMMIT_CRASH_AT says: `relay.delivered`, or
+    `relay.delivered:2` to let two pass. None when the variable is not set, so that a program may always ask."""
+    said = (os.environ if environment is None else environment).get(CRASH_AT)
+    if not said:
+        return None
+    point, _, after = said.partition(":")
+    if after and not after.isdecimal():
+        raise DeclarationError(f"{CRASH_AT}={said!r:.80}: behind the colon stands how many may pass, a number")
+    plan = Plan(checked_point(point), None, times=1, after=int(after or 0))
+
+    async def die(reached: str, detail: dict[str, Any]) -> None:
+        if reached == plan.point and plan.falls_due():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
+
+
+async def _run(action: Action) -> None:
+    # In a thread: what a fault does to the database may have to wait for this very loop.
+    done = await (action() if inspect.iscoroutinefunction(action) else asyncio.to_thread(action))
+    if inspect.isawaitable(done):
+        await done

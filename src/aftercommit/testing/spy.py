@@ -1,0 +1,146 @@
+"""Watches handlers and transports while a test drains: which event went to whom, and with what error."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from aftercommit.backoff import Constant
+from aftercommit.consumer.dispatcher import SHORT_WAIT
+from aftercommit.consumer.outcome import Failed, Retry, judge
+from aftercommit.errors import TransportUnavailable
+from aftercommit.event.envelope import Event, Record
+from aftercommit.outbox.handlers import Consumer, Handler
+from aftercommit.transport import RELAY_NAME, Failure, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of a consumer (or, as @relay, of the transport) at one event; `error` is None when it succeeded."""
+
+    consumer: str
+    event_id: UUID
+    event_type: str
+    event: Event[Any] | None
+    error: BaseException | None
+
+
+Ending = Callable[[Consumer], BaseException | None]
+
+
+def _well(consumer: Consumer) -> BaseException | None:
+    return None
+
+
+class Spy:
+    """Remembers attempts, and has handlers fail at their end where a test says so."""
+
+    def __init__(self, ending: Ending = _well) -> None:
+        """Nothing seen. `ending` is asked when a handler has done its work, and may name an error to end it with."""
+        self.attempts: list[Attempt] = []
+        self._ending = ending
+
+    def watch(self, consumer: Consumer, *, at_once: bool = False, **changes: Any) -> Consumer:
+        """The same consumer under watch. `at_once`: attempts behind the bus follow each other without a pause."""
+        if at_once:
+            changes["backoff"] = Constant(0.0)
+        handlers = [replace(handler, function=self._wrap(consumer, handler, at_once)) for handler in consumer.handlers]
+        return replace(consumer, handlers=handlers, **changes)
+
+    def note(self, consumer: str, record: Record, error: BaseException | None) -> None:
+        """Remember an attempt of somebody who is not a handler."""
+        self.attempts.append(Attempt(consumer, record.event_id, record.event_type, None, error))
+
+    def _wrap(self, consumer: Consumer, handler: Handler, at_once: bool) -> Callable[..., Any]:
+        function = handler.function
+
+        def answered(argument: Any, answer: Any) -> Any:
+            self._judge(consumer, argument, answer)
+            return _without_pause(answer) if at_once else answer
+
+        @functools.wraps(function)
+        async def watch_async(argument: Any, *connection: Any) -> Any:
+            try:
+                answer = await function(argument, *connection)
+            except Exception as error:
+                self._remember(consumer, argument, error)
+                raise
+            return answered(argument, answer)
+
+        @functools.wraps(function)
+        def watch(argument: Any, *connection: Any) -> Any:
+            try:
+                answer = function(argument, *connection)
+            except Exception as error:
+                self._remember(consumer, argument, error)
+                raise
+            return answered(argument, answer)
+
+        return watch_async if consumer.is_async else watch
+
+    def _judge(self, consumer: Consumer, argument: Any, answer: Any) -> None:
+        problem = self._ending(consumer)
+        if problem is not None:
+            self._remember(consumer, argument, problem)
+            raise problem
+        try:
+            judge(answer)
+        except Failed as failure:
+            self._remember(consumer, argument, failure.error)
+        else:
+            self._remember(consumer, argument, None)
+
+    def _remember(self, consumer: Consumer, argument: Any, error: BaseException | None) -> None:
+        for event in argument if isinstance(argument, list) else [argument]:
+            self.attempts.append(Attempt(consumer.name, event.event_id, event.type, event, error))
+
+
+class WatchedTransport:
+    """A transport whose failures and outages are remembered."""
+
+    def __init__(self, inner: Transport, spy: Spy, watched: Sequence[Consumer]) -> None:
+        """`watched`: consumers behind it whose handlers are watched already."""
+        self.name = inner.name
+        self.capabilities = inner.capabilities
+        self.outage: TransportUnavailable | None = None
+        self._inner = inner
+        self._spy = spy
+        self._watched = {consumer.name for consumer in watched}
+
+    async def open(self) -> None:
+        """Open it."""
+        try:
+            await self._inner.open()
+        except TransportUnavailable as problem:
+            self.outage = problem
+            raise
+
+    async def close(self) -> None:
+        """Close it."""
+        await self._inner.close()
+
+    async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
+        """Deliver, and remember what was refused."""
+        try:
+            failures = await self._inner.deliver(records)
+        except TransportUnavailable as problem:
+            self.outage = problem
+            raise
+        except Exception as error:
+            if len(records) == 1:
+                self._spy.note(RELAY_NAME, records[0], error)
+            raise
+        by_id = {record.event_id: record for record in records}
+        for failure in failures:
+            if failure.consumer not in self._watched and failure.event_id in by_id:
+                self._spy.note(failure.consumer, by_id[failure.event_id], failure.error)
+        self.outage = None
+        return failures
+
+
+def _without_pause(answer: Any) -> Any:
+    """A short wait that a handler asks for is kept inside the bus, where a test would have to sit it out."""
+    if isinstance(answer, Retry) and answer.after is not None and answer.after <= SHORT_WAIT:
+        return replace(answer, after=0.0)
+    return answer

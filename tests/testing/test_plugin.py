@@ -1,0 +1,233 @@
+"""The pytest plugin as its users have it: loaded by being installed, idle unless asked, told by ini or fixture."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftercommit.errors import DeclarationError
+from aftercommit.testing import PostgresServerForTests
+from aftercommit.testing.plugin import load_outbox, load_prepare, server_for
+
+SHOP = """
+    from dataclasses import dataclass
+    from aftercommit import Outbox
+    outbox = Outbox("shop_events")
+
+    @outbox.event("order.placed", aggregate="order", key="order_id")
+    @dataclass
+    class OrderPlaced:
+        order_id: str
+
+    def make_tables(dsn):
+        import psycopg
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("create table orders (id text)")
+"""
+INI = """
+    [pytest]
+    pythonpath = .
+    aftercommit_app = shop:outbox
+    addopts = -p no:cacheprovider
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project with an outbox; our own environment does not reach it."""
+    for name in ("AFTERCOMMIT_TEST_POSTGRES", "AFTERCOMMIT_TEST_DSN", "DATABASE_URL", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.makeini(textwrap.dedent(INI))
+    pytester.makepyfile(shop=SHOP)
+    return pytester
+
+
+def run(project: pytest.Pytester, *arguments: str, **counts: int) -> pytest.RunResult:
+    result = project.runpytest_subprocess("-q", *arguments)
+    result.assert_outcomes(**counts)
+    return result
+
+
+def test_a_run_that_uses_no_fixture_imports_nothing_of_ours(project: pytest.Pytester) -> None:
+    project.makepyfile("""
+        import sys
+
+        def test_nothing_was_imported():
+            assert not [name for name in sys.modules if name.split(".")[0] in ("aftercommit", "psycopg", "msgspec")]
+    """)
+    run(project, passed=1)
+
+
+def test_fixtures_are_prefixed_and_none_is_autouse(project: pytest.Pytester) -> None:
+    result = project.runpytest_subprocess("--fixtures", "-q")
+    ours = [line.split()[0] for line in result.outlines if "_aftercommit_pytest.py" in line]
+    assert len(ours) == 7
+    assert all(name.startswith("aftercommit_") for name in ours)
+    result = project.runpytest_subprocess("--help")
+    result.stdout.fnmatch_lines(["*--aftercommit-dsn=DSN*", "*--aftercommit-postgres=VERSION*"])
+
+
+def test_each_test_has_a_database_of_its_own_and_the_template_is_made_once(project: pytest.Pytester) -> None:
+    project.makeini(textwrap.dedent(INI) + "\naftercommit_prepare = shop:make_tables\n")
+    project.makepyfile("""
+        import psycopg, pytest, shop
+
+        prepared = []
+        original = shop.make_tables
+
+        @pytest.fixture(scope="session")
+        def aftercommit_prepare():
+            def prepare(dsn):
+                prepared.append(dsn)
+                original(dsn)
+            return prepare
+
+        @pytest.mark.parametrize("number", [1, 2, 3])
+        def test_it_is_empty(aftercommit_world, number):
+            aftercommit_world.assert_not_published()
+            with aftercommit_world.connect() as connection:
+                assert connection.execute("select count(*) from orders").fetchone() == (0,)
+                connection.execute("insert into orders values ('o-1')")
+            aftercommit_world.publish(shop.OrderPlaced("o-1"))
+            assert aftercommit_world.drain().appended == 1
+            assert len(prepared) == 1
+    """)
+    run(project, passed=3)
+
+
+def test_tables_come_from_a_function_or_a_file_of_sql_named_in_the_ini(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServerForTests
+) -> None:
+    monkeypatch.setenv("AFTERCOMMIT_TEST_DSN", postgres_server.dsn)
+    project.makepyfile("""
+        def test_the_table_is_there(aftercommit_world):
+            with aftercommit_world.connect() as connection:
+                assert connection.execute("select count(*) from orders").fetchone() == (0,)
+    """)
+    project.makeini(textwrap.dedent(INI) + "\naftercommit_prepare = shop:make_tables\n")
+    run(project, passed=1)
+    project.makeini(textwrap.dedent(INI) + "\naftercommit_prepare = sql/tables.sql\n")
+    project.mkdir("sql").joinpath("tables.sql").write_text("create table orders (id text); create table more ();")
+    run(project, passed=1)
+
+
+def test_workers_of_xdist_do_not_meet_on_a_server_of_yours(
+    project: pytest.Pytester, postgres_server: PostgresServerForTests
+) -> None:
+    before = databases(postgres_server)
+    project.makepyfile("""
+        import pytest
+        from shop import OrderPlaced
+
+        @pytest.mark.parametrize("number", range(6))
+        def test_alone(aftercommit_world, number, aftercommit_server):
+            assert aftercommit_server.embedded is None
+            aftercommit_world.publish(OrderPlaced(f"o-{number}"))
+            aftercommit_world.drain()
+            aftercommit_world.assert_published_in_order(OrderPlaced, only=True)
+    """)
+    run(project, "-n", "2", "--aftercommit-dsn", postgres_server.dsn, passed=6)
+    assert databases(postgres_server) == before
+
+
+def databases(server: PostgresServerForTests) -> set[Any]:
+    import psycopg
+
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        # Others of our own tests make databases on this server too, but each run names its own.
+        return {name for (name,) in connection.execute("select datname from pg_database").fetchall()}
+
+
+def test_the_embedded_server_is_of_the_version_that_is_told(project: pytest.Pytester) -> None:
+    project.makepyfile("""
+        def test_version(aftercommit_world):
+            with aftercommit_world.connect() as connection:
+                assert connection.info.server_version // 10000 == 16
+    """)
+    run(project, "--aftercommit-postgres", "16", passed=1)
+
+
+def test_an_option_comes_before_the_ini_and_the_ini_before_the_environment(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makeconftest("""
+        from contextlib import nullcontext
+        from aftercommit.testing import plugin
+        plugin.server_for = lambda dsn, version: nullcontext((dsn, version))
+    """)
+    project.makepyfile("""
+        import os
+
+        def test_told(aftercommit_server):
+            assert aftercommit_server == (os.environ["DSN"] or None, os.environ["VERSION"] or None)
+    """)
+
+    def told(dsn: str, version: str, *arguments: str) -> None:
+        monkeypatch.setenv("DSN", dsn)
+        monkeypatch.setenv("VERSION", version)
+        run(project, *arguments, passed=1)
+
+    told("", "")
+    monkeypatch.setenv("AFTERCOMMIT_TEST_DSN", "host=environment")
+    monkeypatch.setenv("AFTERCOMMIT_TEST_POSTGRES", "16")
+    told("host=environment", "16")
+    project.makeini(textwrap.dedent(INI) + "\naftercommit_dsn = host=ini\naftercommit_postgres = 17\n")
+    told("host=ini", "17")
+    told("host=option", "18", "--aftercommit-dsn=host=option", "--aftercommit-postgres=18")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("", "which Outbox is tested. Say aftercommit_app = package.module:name"),
+        ("tests.shop", "aftercommit_app = tests.shop should look like package.module:name"),
+        ("tests.shpo:outbox", "there is no module 'tests.shpo' .*pythonpath"),
+        ("tests.shop:inbox", "has no attribute 'inbox'"),
+        ("tests.shop:OrderPlaced", "and not an Outbox"),
+    ],
+)
+def test_an_outbox_that_is_not_there_is_named_with_the_remedy(where: str, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        load_outbox(where)
+
+
+def test_what_cannot_prepare_a_database_is_named_with_the_remedy(tmp_path: Path) -> None:
+    assert load_prepare("", tmp_path) is None
+    with pytest.raises(DeclarationError, match="cannot be called with a DSN"):
+        load_prepare("tests.shop:SCHEMA", tmp_path)
+    with pytest.raises(DeclarationError, match=r"missing\.sql, and there is no such file"):
+        load_prepare("missing.sql", tmp_path)
+    with pytest.raises(DeclarationError, match="'eighteen' is not a major version of PostgreSQL, such as 18"):
+        server_for(None, "eighteen")
+
+
+def test_a_broken_ini_fails_the_tests_that_need_it_and_no_others(project: pytest.Pytester) -> None:
+    project.makeini(textwrap.dedent(INI).replace("shop:outbox", "shop:inbox"))
+    project.makepyfile("""
+        def test_needs_it(aftercommit_world): ...
+        def test_does_not(): ...
+    """)
+    result = run(project, passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*DeclarationError: aftercommit_app = shop:inbox:*has no attribute 'inbox'"])
+
+
+def test_two_outboxes_in_one_run_have_a_template_each(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServerForTests
+) -> None:
+    monkeypatch.setenv("AFTERCOMMIT_TEST_DSN", postgres_server.dsn)
+    project.makepyfile(
+        test_one="def test_one(aftercommit_world): assert aftercommit_world.drain().appended == 0",
+        test_two="""
+            import pytest
+            from aftercommit import Outbox
+
+            @pytest.fixture(params=[str, int])
+            def aftercommit_outbox(request):
+                return Outbox("shop_events", scope={"tenant_id": request.param})
+
+            def test_two(aftercommit_world):
+                assert aftercommit_world.drain().appended == 0
+        """,
+    )
+    run(project, passed=3)
