@@ -1,1 +1,1 @@
-"""Measurements: our parts beside a raw-SQL floor, in one run on one server. Figures are ratios; machines differ."""
+"""Our parts beside raw-SQL floors and beside peers, side by side in one run: `python -m bench`, or `make bench`."""
