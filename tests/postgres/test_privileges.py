@@ -56,7 +56,7 @@ def statement_names() -> Iterator[str]:
     """Every statement by which programs work at run time."""
     folder = files(aftercommit.postgres).joinpath("queries")
     for path in folder.iterdir():
-        if path.name not in ("declare.sql", "publish.sql"):
+        if path.name not in ("declare.sql", "indexes.sql", "publish.sql"):
             for line in path.read_text(encoding="utf-8").splitlines():
                 if line.startswith("-- name: "):
                     yield line.removeprefix("-- name: ")

@@ -27,7 +27,10 @@ def migrate() -> None:
 @as_json
 @pass_settings
 def up(settings: Settings, patience: float, as_json: bool) -> None:
-    """Apply what is missing. Safe to repeat, and from several programs at once."""
+    """Apply what is missing. Safe to repeat, from several programs at once, and beside running ones.
+
+    An index on a large table is built without blocking writers, and that takes as long as it takes.
+    """
     shape = load_shape(settings)
     with load_database(settings, "migrate").connect_sync() as connection:
         done = migrations.up(connection, shape, patience=patience)
@@ -56,11 +59,13 @@ def status(settings: Settings, as_json: bool) -> None:
                 "current": found.is_current,
                 "applied": applied,
                 "pending": pending,
+                "newer": list(found.newer),
                 "differences": list(found.declaration),
             }
         )
         return
-    rows = [(name, "applied") for name in applied] + [(name, "pending") for name in pending]
+    rows = [(name, "by newer code" if name in found.newer else "applied") for name in applied]
+    rows += [(name, "pending") for name in pending]
     print_table(("migration", "state"), rows)
     for difference in found.declaration:
         line(f"differs: {difference}")
@@ -79,6 +84,8 @@ def check(settings: Settings) -> None:
 @migrate.command("sql")
 @click.option(
     "--after",
+    "--from",
+    "after",
     type=click.IntRange(min=0),
     default=0,
     metavar="VERSION",

@@ -3,9 +3,11 @@
 Pure text. Nothing is executed here.
 """
 
+import hashlib
+
 from psycopg import sql
 
-from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.shape import MAX_IDENTIFIER, Shape
 from aftercommit.postgres.statements import Statements
 
 # Migrations of one schema and its new partitions take turns under this advisory lock ("aftc").
@@ -38,3 +40,10 @@ def without_purpose(statement: str) -> str:
 def name_literal(*parts: str) -> sql.Literal:
     """A quoted name as a string, as `::regclass` and to_regclass() read it."""
     return sql.Literal(sql.Identifier(*parts).as_string())
+
+
+def bounded(name: str) -> str:
+    """A name that PostgreSQL does not cut off: two long ones could meet in one object otherwise."""
+    if len(name.encode()) <= MAX_IDENTIFIER:
+        return name
+    return name.encode()[:40].decode(errors="ignore") + "_" + hashlib.sha256(name.encode()).hexdigest()[:16]

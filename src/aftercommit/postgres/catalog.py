@@ -18,20 +18,30 @@ Ask = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The type of a column as SQL writes it, and whether it refuses null."""
+    """The type of a column as SQL writes it, whether it refuses null, and whether it fills itself."""
 
     type: str
     not_null: bool
+    has_default: bool
+
+    @property
+    def must_be_given(self) -> bool:
+        """Whether a row without a value for it is refused."""
+        return self.not_null and not self.has_default
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Tables, columns, views, indexes and functions of one schema; comments tell what is ours."""
+    """Tables, columns, views, indexes and functions of one schema; comments tell what is ours.
+
+    An index in `invalid` cannot be used: its build is under way, or was interrupted.
+    """
 
     columns: Mapping[tuple[str, str], Column]
     kinds: Mapping[str, str]
     relation_comments: Mapping[str, str | None]
     function_comments: Mapping[str, str | None]
+    invalid: frozenset[str] = frozenset()
 
 
 def asking(connection: psycopg.Connection[Any]) -> Ask:
@@ -52,10 +62,11 @@ def read(ask: Ask, shape: Shape) -> Catalog:
     relations = ask(statements.render("catalog_relations"), schema)
     return Catalog(
         columns={
-            (table, column): Column(type_name, not_null)
-            for table, column, type_name, not_null in ask(statements.render("catalog_columns"), tables)
+            (table, column): Column(*described)
+            for table, column, *described in ask(statements.render("catalog_columns"), tables)
         },
-        kinds={name: kind for name, kind, _ in relations},
-        relation_comments={name: comment for name, _, comment in relations},
+        kinds={name: kind for name, kind, _, _ in relations},
+        relation_comments={name: comment for name, _, comment, _ in relations},
         function_comments=dict(ask(statements.render("catalog_functions"), schema)),  # type: ignore[arg-type]
+        invalid=frozenset(name for name, _, _, is_valid in relations if not is_valid),
     )

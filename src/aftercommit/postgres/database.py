@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import conninfo
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
@@ -20,8 +20,9 @@ from aftercommit.errors import (
     SchemaNotMigrated,
     SchemaTooNew,
 )
+from aftercommit.postgres.catalog import Column
 from aftercommit.postgres.declared import OUTBOX_COLUMNS
-from aftercommit.postgres.migrate import migrations
+from aftercommit.postgres.numbered import migrations
 from aftercommit.postgres.shape import SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 
@@ -97,26 +98,29 @@ class Database:
 
 
 async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape) -> None:
-    """Refuse to work on tables that are missing, older or newer than this code; nothing is changed."""
-    newest = migrations()[-1]
-    query = sql.SQL("select max(version) from {}.migration").format(sql.Identifier(shape.schema))
+    """Refuse to work on tables that are missing, older than this code or too new for it; nothing is changed.
+
+    Tables that newer code has migrated are fine where the migration says so, and what newer code has added to them is
+    left alone: programs of the version before can be started again while a deployment is under way.
+    """
+    known = migrations()[-1].version
     try:
-        row = await (await connection.execute(query)).fetchone()
+        row = await (await connection.execute(Statements(shape)["schema_version"])).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as problem:
         raise SchemaNotMigrated(
             f"schema {shape.schema!r} does not exist in database {connection.info.dbname!r}: {_MIGRATE}"
         ) from problem
     except psycopg.errors.InsufficientPrivilege as problem:
         raise privilege(connection.info.user, shape, problem) from problem
-    version = row[0] if row else None
-    if version is None or version < newest.version:
+    version, needed = row or (None, None)
+    if version is None or needed is None or version < known:
         raise SchemaNotMigrated(
-            f"schema {shape.schema!r} is at migration {version or 0}, this code needs {newest.version}: {_MIGRATE}"
+            f"schema {shape.schema!r} is at migration {version or 0}, this code needs {known}: {_MIGRATE}"
         )
-    if version > newest.version:
+    if needed > known:
         raise SchemaTooNew(
-            f"schema {shape.schema!r} is at migration {version}, this code knows up to {newest.version}: "
-            "deploy the newer aftercommit"
+            f"schema {shape.schema!r} is at migration {version}, which needs code that knows migration {needed}, and "
+            f"this code knows up to {known}: deploy the newer aftercommit"
         )
     await _require_scope(connection, shape)
 
@@ -124,17 +128,18 @@ async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape)
 async def _require_scope(connection: psycopg.AsyncConnection[Any], shape: Shape) -> None:
     parameters = {"schema": shape.schema, "tables": ["outbox"]}
     rows = await (await connection.execute(Statements(shape)["catalog_columns"], parameters)).fetchall()
-    found = {name: kind for _, name, kind, _ in rows}
+    found = {name: Column(*described) for _, name, *described in rows}
     for name, python_type in shape.scope.items():
         wanted = SCOPE_TYPES[python_type].replace("varchar", "character varying")
-        if found.get(name) != wanted:
-            there = found.get(name, "missing")
+        there = found[name].type if name in found else "missing"
+        if there != wanted:
             raise SchemaDrift(f"scope {name!r} is declared as {wanted} and is {there} in {shape.schema!r}: {_MIGRATE}")
     for name in sorted(found.keys() - OUTBOX_COLUMNS - shape.scope.keys()):
-        raise SchemaDrift(
-            f"outbox {shape.schema!r} has the scope {name!r}, which this program does not declare: "
-            f"declare scope={{{name!r}: …}}, or use another schema"
-        )
+        if found[name].must_be_given:
+            raise SchemaDrift(
+                f"outbox {shape.schema!r} has the scope {name!r}, which this program does not declare: "
+                f"declare scope={{{name!r}: …}}, or use another schema"
+            )
 
 
 def privilege(user: str, shape: Shape, problem: psycopg.Error) -> MissingPrivilege:

@@ -1,23 +1,28 @@
-"""What an outbox declares on top of the numbered migrations: scope columns, indexes, views, the partition maker.
+"""What stands on top of the numbered migrations: scope columns, indexes, views, the partition maker.
 
 Each piece is a statement that acts only where it is missing. A scope column that cannot be added or taken away without
-a decision about existing events is never forced: the error says what to run.
+a decision about existing events is never forced: the error says what to run. An index on a large table is not built
+in a transaction.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from aftercommit.errors import SchemaDrift
-from aftercommit.postgres import partitions
+from aftercommit.postgres import indexes, partitions
 from aftercommit.postgres.blocks import name_literal, unless, without_purpose
 from aftercommit.postgres.catalog import SCOPED_TABLES, Catalog, asking, read
+from aftercommit.postgres.indexes import Index
+from aftercommit.postgres.numbered import migrations
+from aftercommit.postgres.patience import Patient
 from aftercommit.postgres.shape import MAX_IDENTIFIER, SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
-from aftercommit.postgres.views import views
+from aftercommit.postgres.views import View, views
 
 # A value for events from before the scope was declared; the reader of the message puts their own in its place.
 _PLACEHOLDERS = {
@@ -34,29 +39,30 @@ OUTBOX_COLUMNS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One thing that the declaration adds, the statements that add it, and how to tell that it is there."""
+    """One thing that the declaration adds, the statements that add it, and how to tell that it is there.
+
+    `stands_in` tells whether it is there in some form: newer code may have given it another definition.
+    """
 
     name: str
     statements: tuple[str, ...]
     is_in: Callable[[Catalog], bool]
+    stands_in: Callable[[Catalog], bool]
     scope: str | None = None
+    index: Index | None = None
 
 
 def pieces(shape: Shape) -> Iterator[Piece]:
     """Everything that this declaration adds, in the order in which it can be added."""
     yield from (_scope_piece(shape, name) for name in shape.scope)
-    yield from _index_pieces(shape)
-    for view in views(shape):
-        yield Piece(
-            f"view {view.name}",
-            (view.statement,),
-            lambda catalog, view=view: catalog.relation_comments.get(view.name) == view.stamp,  # type: ignore[misc]
-        )
+    yield from (_index_piece(shape, index) for index in _indexes(shape))
+    yield from (_view_piece(view) for view in views(shape))
     stamp, statement = partitions.definition(shape)
     yield Piece(
         "function make_partitions",
         (statement,),
         lambda catalog: catalog.function_comments.get("make_partitions") == stamp,
+        lambda catalog: "make_partitions" in catalog.function_comments,
     )
 
 
@@ -65,11 +71,18 @@ def missing(shape: Shape, catalog: Catalog) -> list[Piece]:
     return [piece for piece in pieces(shape) if not piece.is_in(catalog)]
 
 
+def absent(shape: Shape, catalog: Catalog) -> list[Piece]:
+    """The pieces that are not there in any form: what code that is behind the tables has to do without."""
+    return [piece for piece in pieces(shape) if not piece.stands_in(catalog)]
+
+
 def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
     """What stands against the declaration and cannot be put right without a decision, with what to do."""
     found = []
     for (table, name), column in catalog.columns.items():
-        if table == "outbox" and name not in OUTBOX_COLUMNS and name not in shape.scope:
+        undeclared = name not in OUTBOX_COLUMNS and name not in shape.scope
+        # A column that fills itself is no scope: newer code has added it, and this code can do without.
+        if table == "outbox" and undeclared and column.must_be_given:
             found.append(
                 f"{shape.schema}.outbox has the column {name!r} ({column.type}), which is not declared: "
                 f"declare scope={{{name!r}: …}}, or choose another schema for this outbox"
@@ -79,19 +92,38 @@ def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
     return found
 
 
-def apply(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
-    """Bring the schema up to the declaration, in the caller's transaction; returns in words what was done."""
+def apply(patient: Patient) -> list[str]:
+    """Bring the schema up to the declaration; returns in words what was done."""
+    done = patient.run(lambda: _apply(patient))
+    catalog = _catalog(patient)
+    for piece in missing(patient.shape, catalog):
+        if piece.index is not None:
+            indexes.build_concurrently(patient, piece.index)
+            done.append(f"made {piece.name} without blocking writers")
+    return done
+
+
+def _apply(patient: Patient) -> list[str]:
+    """What can be done in the transaction of this step; indexes on large tables are left."""
+    connection, shape = patient.connection, patient.shape
     catalog = read(asking(connection), shape)
     if found := conflicts(shape, catalog):
         raise SchemaDrift("; ".join(found))
     done = []
     for piece in missing(shape, catalog):
+        if piece.index is not None and indexes.is_large(patient, piece.index):
+            continue
         if piece.scope is not None:
             _add_scope(connection, shape, catalog, piece, piece.scope)
         else:
             _execute(connection, piece)
         done.append(f"made {piece.name}")
     return done
+
+
+def _catalog(patient: Patient) -> Catalog:
+    with patient.connection.transaction():
+        return read(asking(patient.connection), patient.shape)
 
 
 def _execute(connection: psycopg.Connection[Any], piece: Piece) -> None:
@@ -133,7 +165,7 @@ def _scope_piece(shape: Shape, name: str) -> Piece:
         return all((table, name) in catalog.columns for table in SCOPED_TABLES)
 
     statements = tuple(_add_scope_column(shape, table, name) for table in SCOPED_TABLES)
-    return Piece(f"scope column {name}", statements, is_in, scope=name)
+    return Piece(f"scope column {name}", statements, is_in, is_in, scope=name)
 
 
 def _add_scope_column(shape: Shape, table: str, name: str) -> str:
@@ -159,20 +191,34 @@ def _not_empty(name: str) -> sql.Composable:
     return sql.SQL("constraint {} check ({} <> '')").format(constraint, sql.Identifier(name))
 
 
-def _index_pieces(shape: Shape) -> Iterator[Piece]:
-    wanted = [("index_log_scope", f"log_scope_{name}", name) for name in shape.scope]
+def _view_piece(view: View) -> Piece:
+    return Piece(
+        f"view {view.name}",
+        (view.statement,),
+        lambda catalog: catalog.relation_comments.get(view.name) == view.stamp,
+        lambda catalog: view.name in catalog.kinds,
+    )
+
+
+def _indexes(shape: Shape) -> Iterator[Index]:
+    for migration in migrations():
+        yield from migration.indexes
+    for name in shape.scope:
+        yield Index(f"log_scope_{name}", "log", partial(_creation, "index_log_scope", name))
     for name in shape.indexed:
         query = "index_outbox_age" if name == "created_at" else "index_outbox_column"
-        wanted.append((query, f"outbox_by_{name}", name))
-    statements = Statements(shape)
-    for query, index, column in wanted:
-        creation = statements.render(query, index=sql.Identifier(index), column=sql.Identifier(column))
-        condition = statements.render("has_relation", relation=name_literal(shape.schema, index))
-        yield Piece(
-            f"index {index}",
-            (unless(shape, condition, creation),),
-            lambda catalog, index=index: index in catalog.kinds,  # type: ignore[misc]
-        )
+        yield Index(f"outbox_by_{name}", "outbox", partial(_creation, query, name))
+
+
+def _creation(query: str, column: str, shape: Shape, places: Mapping[str, sql.Composable]) -> str:
+    return Statements(shape).render(query, column=sql.Identifier(column), **places)
+
+
+def _index_piece(shape: Shape, index: Index) -> Piece:
+    def is_in(catalog: Catalog) -> bool:
+        return index.name in catalog.kinds and index.name not in catalog.invalid
+
+    return Piece(f"index {index.name}", (indexes.statement(shape, index),), is_in, is_in, index=index)
 
 
 def _needs_a_decision(shape: Shape, name: str, table: str, lacking: Sequence[str]) -> SchemaDrift:

@@ -1,28 +1,24 @@
 """Numbered migrations, applied once each, in order, one transaction per file; then what the outbox declares on top.
 
 Safe when several programs start at once (a transaction-level advisory lock, so poolers are fine), when killed half-way
-(a file is applied whole or not at all), and beside long readers (locks are asked for briefly and again, so that writers
-never queue up behind a migration). Never runs by itself: a program or a person calls it.
+(a file is applied whole or not at all, an index that was not finished is built again), beside long readers (locks are
+asked for briefly and again, so that writers never queue up behind a migration), and beside running programs of the
+version before (docs/decisions/0008-upgrades.md). Never runs by itself: a program or a person calls it.
 """
 
-import hashlib
-import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from aftercommit.backoff import Exponential
 from aftercommit.errors import (
     DatabaseError,
     DatabaseUnavailable,
+    DeclarationError,
     MissingPrivilege,
     SchemaDrift,
     SchemaNotMigrated,
@@ -31,71 +27,32 @@ from aftercommit.errors import (
 from aftercommit.postgres import declared, partitions, privileges
 from aftercommit.postgres.blocks import LOCK_CLASS, block, name_literal
 from aftercommit.postgres.catalog import Ask, Catalog, asking, read
+from aftercommit.postgres.numbered import Migration, migrations
+from aftercommit.postgres.patience import Patient
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
-_FILE = re.compile(r"(\d{4})_(\w+)\.sql")
-_BETWEEN_TRIES = Exponential(base=0.2, maximum=3.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One numbered SQL file."""
-
-    version: int
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        """As the file is called."""
-        return f"{self.version:04d}_{self.name}"
-
-    @property
-    def checksum(self) -> str:
-        """Tells whether the file that was applied is the file that is here."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
-    def statement(self, shape: Shape) -> str:
-        """The file and its record as one statement, which does nothing in a schema that has had it."""
-        statements = Statements(shape)
-        text = sql.SQL(self.text).format(schema=sql.Identifier(shape.schema))
-        body = statements.render(
-            "apply_migration",
-            text=text,
-            version=sql.Literal(self.version),
-            migration_name=sql.Literal(self.name),
-            checksum=sql.Literal(self.checksum),
-        )
-        return block(body)
+__all__ = ["Migration", "Status", "check", "grants", "migrations", "script", "statements", "status", "status_by", "up"]
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """Where a schema stands: what was applied, what is missing, and in words how the declaration differs.
 
-    `conflicts` are those differences that `up` refuses to settle, because they need a decision of yours.
+    `conflicts` are those differences that `up` refuses to settle, because they need a decision of yours. `newer` are
+    migrations that newer code has applied and that this code can work with, as during a deployment.
     """
 
     applied: dict[int, str]
     pending: tuple[Migration, ...]
     declaration: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    newer: tuple[str, ...] = ()
 
     @property
     def is_current(self) -> bool:
         """Nothing left to do."""
         return not self.pending and not self.declaration
-
-
-@cache
-def migrations() -> tuple[Migration, ...]:
-    """All numbered files, lowest first."""
-    found = []
-    for path in files(__package__).joinpath("migrations").iterdir():
-        match = _FILE.fullmatch(path.name)
-        if match:
-            found.append(Migration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
-    return tuple(sorted(found, key=lambda migration: migration.version))
 
 
 def up(
@@ -110,11 +67,12 @@ def up(
     done: list[str] = []
     with _explained(connection, shape):
         found = status(connection, shape)
-        patient = _Patient(connection, shape, lock_timeout, time.monotonic() + patience)
+        _refuse_behind(found, shape)
+        patient = Patient(connection, shape, lock_timeout, patience)
         for migration in found.pending:
             done += patient.run(lambda migration=migration: _apply(connection, shape, migration))  # type: ignore[misc]
         if not found.is_current:
-            done += patient.run(lambda: declared.apply(connection, shape))
+            done += declared.apply(patient)
         done += [f"made partition {name}" for name in partitions.ensure(connection, shape)]
     return done
 
@@ -131,18 +89,22 @@ def status_by(ask: Ask, shape: Shape) -> Status:
     catalog = read(ask, shape)
     applied = _applied(ask, shape, catalog)
     _refuse_foreign(applied, shape)
+    known = {migration.version for migration in migrations()}
     pending = tuple(migration for migration in migrations() if migration.version not in applied)
-    names = {version: name for version, (name, _) in applied.items()}
+    names = {version: each.name for version, each in applied.items()}
+    newer = tuple(f"{version:04d}_{name}" for version, name in names.items() if version not in known)
     if pending:
-        return Status(names, pending)
+        return Status(names, pending, newer=newer)
     conflicts = tuple(declared.conflicts(shape, catalog))
-    lacking = [f"{piece.name} is missing or differs" for piece in declared.missing(shape, catalog)]
-    return Status(names, pending, (*conflicts, *lacking), conflicts)
+    lacking = declared.absent(shape, catalog) if newer else declared.missing(shape, catalog)
+    differences = [f"{piece.name} is missing or differs" for piece in lacking]
+    return Status(names, pending, (*conflicts, *differences), conflicts, newer)
 
 
 def check(connection: psycopg.Connection[Any], shape: Shape) -> None:
     """Refuse to work on tables that this code does not know."""
     found = status(connection, shape)
+    _refuse_behind(found, shape)
     if found.pending:
         raise SchemaNotMigrated(
             f"schema {shape.schema!r} lacks migration {found.pending[0]}: run `aftercommit migrate up`"
@@ -156,22 +118,29 @@ def check(connection: psycopg.Connection[Any], shape: Shape) -> None:
         )
 
 
-def statements(shape: Shape, after: int = 0) -> Iterator[str]:
+def statements(shape: Shape, after: int = 0, to: int | None = None) -> Iterator[str]:
     """Everything as single statements for any driver, in one transaction of the caller's.
 
     Each looks before it acts, so all of them can run on an empty database, on an older schema and again. `after` leaves
-    out the migrations up to that version, which the schema must have had.
+    out the migrations up to that version, which the schema must have had. `to` stops at a version, and then what the
+    outbox declares is left out too unless it is the newest.
     """
+    newest = migrations()[-1].version
+    last = newest if to is None else to
+    if not 0 <= after <= newest or not 1 <= last <= newest:
+        raise DeclarationError(f"there is no migration {after if to is None else to}: they go from 1 to {newest}")
     yield _preparation(shape, after)
-    yield from (migration.statement(shape) for migration in migrations() if migration.version > after)
-    for piece in declared.pieces(shape):
-        yield from piece.statements
-    yield block(Statements(shape).render("call_make_partitions"))
+    yield from (migration.statement(shape) for migration in migrations() if after < migration.version <= last)
+    if last == newest:
+        for piece in declared.pieces(shape):
+            yield from piece.statements
+        yield block(Statements(shape).render("call_make_partitions"))
+    yield block(Statements(shape).render("finish_schema"))
 
 
 def script(shape: Shape, after: int = 0) -> Iterator[str]:
     """The same statements as plain SQL for a person or another tool to run, transaction included."""
-    yield "begin;\n"
+    yield "begin;\nset local client_min_messages = warning;\n"
     for statement in statements(shape, after):
         yield f"\n{statement};\n"
     yield "\ncommit;\n"
@@ -180,39 +149,6 @@ def script(shape: Shape, after: int = 0) -> Iterator[str]:
 def grants(shape: Shape, role: str) -> list[str]:
     """The statements that let a role publish, relay and consume, but not migrate. Run them as the schema's owner."""
     return privileges.grants(shape, role)
-
-
-class _Patient:
-    """Runs steps, each in a transaction of its own under the migration lock, and again when a table was locked."""
-
-    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lock_timeout: float, deadline: float) -> None:
-        self._connection = connection
-        self._shape = shape
-        self._lock_timeout = lock_timeout
-        self._deadline = deadline
-
-    def run(self, step: Callable[[], list[str]]) -> list[str]:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                with self._connection.transaction():
-                    self._take_lock()
-                    return step()
-            except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as problem:
-                if time.monotonic() >= self._deadline:
-                    raise _blocked(self._connection, self._shape) from problem
-                time.sleep(_BETWEEN_TRIES(attempt, problem) or 0)
-
-    def _take_lock(self) -> None:
-        remaining = max(self._deadline - time.monotonic(), self._lock_timeout)
-        query = Statements(self._shape).render("take_migration_lock", lock_class=sql.Literal(LOCK_CLASS))
-        parameters = {
-            "schema": self._shape.schema,
-            "patience": f"{remaining * 1000:.0f}ms",
-            "lock_timeout": f"{self._lock_timeout * 1000:.0f}ms",
-        }
-        asking(self._connection)(query, parameters)
 
 
 def _apply(connection: psycopg.Connection[Any], shape: Shape, migration: Migration) -> list[str]:
@@ -238,7 +174,16 @@ def _preparation(shape: Shape, after: int) -> str:
     return block(body)
 
 
-def _applied(ask: Ask, shape: Shape, catalog: Catalog) -> dict[int, tuple[str, str]]:
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A migration as the schema remembers it."""
+
+    name: str
+    checksum: str
+    needs_code: int
+
+
+def _applied(ask: Ask, shape: Shape, catalog: Catalog) -> dict[int, _Applied]:
     if "migration" not in catalog.kinds:
         return {}
     if not {("migration", name) for name in ("version", "name", "checksum")} <= catalog.columns.keys():
@@ -247,22 +192,34 @@ def _applied(ask: Ask, shape: Shape, catalog: Catalog) -> dict[int, tuple[str, s
             "choose another schema name for the outbox"
         )
     rows = ask(Statements(shape).render("applied_migrations"), {})
-    return {version: (name, checksum) for version, name, checksum in rows}
+    return {version: _Applied(*remembered) for version, *remembered in rows}
 
 
-def _refuse_foreign(applied: dict[int, tuple[str, str]], shape: Shape) -> None:
+def _refuse_foreign(applied: dict[int, _Applied], shape: Shape) -> None:
     known = {migration.version: migration for migration in migrations()}
-    for version, (name, checksum) in applied.items():
-        if version not in known:
-            raise SchemaTooNew(
-                f"schema {shape.schema!r} has migration {version:04d}_{name}, which this code does not have: "
-                "deploy the newer aftercommit, or restore a backup from before the upgrade"
-            )
-        if checksum != known[version].checksum:
+    newest = max(known)
+    for version, each in applied.items():
+        if version in known and each.checksum != known[version].checksum:
             raise SchemaDrift(
-                f"migration {version:04d}_{name} was applied with checksum {checksum}, the file here has "
+                f"migration {version:04d}_{each.name} was applied with checksum {each.checksum}, the file here has "
                 f"{known[version].checksum}: a released migration never changes, so one of the two is not ours"
             )
+        if each.needs_code > newest:
+            raise SchemaTooNew(
+                f"schema {shape.schema!r} has migration {version:04d}_{each.name}, which needs code that knows "
+                f"migration {each.needs_code:04d}, and this code knows up to {newest:04d}: "
+                "deploy the newer aftercommit, or restore a backup from before the upgrade"
+            )
+
+
+def _refuse_behind(found: Status, shape: Shape) -> None:
+    """Newer code decides what the tables look like; this code can only use what is there."""
+    if found.newer and (found.pending or found.declaration):
+        lacking = [f"migration {migration} is missing" for migration in found.pending]
+        raise SchemaTooNew(
+            f"schema {shape.schema!r} was migrated by newer code ({', '.join(found.newer)}), and this code may not "
+            f"change it any more: {'; '.join([*lacking, *found.declaration])}. Migrate with the newer aftercommit"
+        )
 
 
 def _refuse_transaction(connection: psycopg.Connection[Any]) -> None:
@@ -294,9 +251,10 @@ def _explained(connection: psycopg.Connection[Any], shape: Shape, *, reading: bo
         ) from problem
     except psycopg.OperationalError as problem:
         error = DatabaseUnavailable if connection.broken else DatabaseError
+        said = problem.diag.message_primary or str(problem).strip()
         raise error(
-            f"the work on schema {shape.schema!r} was interrupted: {str(problem).strip()}. The step that was running "
-            "left nothing behind: run it again"
+            f"the work on schema {shape.schema!r} was interrupted: {said}. Nothing is half done: run it again, and it "
+            "goes on from there"
         ) from problem
 
 
@@ -316,20 +274,4 @@ def _missing_privilege(
     doing = "use" if reading else "migrate"
     return MissingPrivilege(
         f"user {user!r} may not {doing} schema {shape.schema!r}: {problem.diag.message_primary}. Remedy: {remedy}"
-    )
-
-
-def _blocked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseError:
-    query = Statements(shape).render("lock_holders", lock_class=sql.Literal(LOCK_CLASS))
-    with connection.transaction():
-        holders = asking(connection)(query, {"schema": shape.schema})
-    who = "; ".join(
-        f"process {pid} (user {user!r}, application {application!r}, {state}"
-        + (f" for {seconds:.0f} s" if seconds is not None else "")
-        + f", last statement: {' '.join(statement.split())[:120]!r})"
-        for pid, user, application, state, seconds, statement in holders
-    )
-    return DatabaseError(
-        f"schema {shape.schema!r} cannot be migrated now: {who or 'another session'} holds a lock that is needed. "
-        "Wait for it to end, or end it with select pg_terminate_backend(pid), and run it again"
     )

@@ -25,6 +25,9 @@ RUNTIME: Mapping[str, str] = {
     "consumer": "select, insert, update, delete",
     "processed_events": "select, insert, update, delete",
     "dead_letter_events": "select, insert, update, delete",
+    "operation": "select, insert, update, delete",
+    "operation_event": "select, insert, update, delete",
+    "upkeep": "select, insert, update",
 }
 
 

@@ -330,12 +330,67 @@ CREATE TABLE aftercommit.migration (
     version integer NOT NULL,
     name text NOT NULL,
     checksum text NOT NULL,
-    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    needs_code integer
 );
 
 -- Name: TABLE migration; Type: COMMENT; Schema: aftercommit; Owner: -
 
 COMMENT ON TABLE aftercommit.migration IS 'Which migrations this schema has had, and the checksum of each.';
+
+-- Name: COLUMN migration.needs_code; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON COLUMN aftercommit.migration.needs_code IS 'Code that knows the migrations up to this one can work with the schema.';
+
+-- Name: operation; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.operation (
+    id uuid NOT NULL,
+    kind character varying(20) NOT NULL,
+    status character varying(20) DEFAULT 'running'::character varying NOT NULL,
+    requested_by text NOT NULL,
+    reason text DEFAULT ''::text NOT NULL,
+    target text NOT NULL,
+    selection jsonb NOT NULL,
+    detail jsonb DEFAULT '{}'::jsonb NOT NULL,
+    per_second double precision,
+    total bigint DEFAULT 0 NOT NULL,
+    done bigint DEFAULT 0 NOT NULL,
+    skipped bigint DEFAULT 0 NOT NULL,
+    failed bigint DEFAULT 0 NOT NULL,
+    driver uuid,
+    driven_until timestamp with time zone,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    finished_at timestamp with time zone,
+    CONSTRAINT operation_ends_once CHECK (((finished_at IS NULL) = ((status)::text = ANY ((ARRAY['running'::character varying, 'aborting'::character varying])::text[])))),
+    CONSTRAINT operation_is_driven_or_free CHECK (((driver IS NULL) = (driven_until IS NULL))),
+    CONSTRAINT operation_kind_is_known CHECK (((kind)::text = ANY ((ARRAY['retry'::character varying, 'edit'::character varying, 'discard'::character varying, 'replay'::character varying])::text[]))),
+    CONSTRAINT operation_rate_is_positive CHECK ((per_second > (0)::double precision)),
+    CONSTRAINT operation_status_is_known CHECK (((status)::text = ANY ((ARRAY['running'::character varying, 'aborting'::character varying, 'aborted'::character varying, 'done'::character varying])::text[])))
+);
+
+-- Name: TABLE operation; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.operation IS 'What operators did to events: who, why, which selection, and how it went. A replay runs in the open and can be aborted.';
+
+-- Name: operation_event; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.operation_event (
+    operation_id uuid NOT NULL,
+    ordinal bigint NOT NULL,
+    event_id uuid NOT NULL,
+    consumer_name character varying(100),
+    "position" bigint,
+    state character varying(20) DEFAULT 'waiting'::character varying NOT NULL,
+    former_status character varying(20),
+    was_handled boolean DEFAULT false NOT NULL,
+    note text,
+    CONSTRAINT operation_event_state_is_known CHECK (((state)::text = ANY ((ARRAY['waiting'::character varying, 'started'::character varying, 'done'::character varying, 'skipped'::character varying, 'failed'::character varying, 'aborted'::character varying])::text[])))
+);
+
+-- Name: TABLE operation_event; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.operation_event IS 'The frozen set of an operation, in the order in which it is gone through; what is needed to take a step back is kept beside it.';
 
 -- Name: outbox_seq_seq; Type: SEQUENCE; Schema: aftercommit; Owner: -
 
@@ -404,6 +459,28 @@ WITH (fillfactor='50');
 
 COMMENT ON TABLE aftercommit.stream IS 'The last stream_seq of each aggregate whose type is declared numbered.';
 
+-- Name: upkeep; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.upkeep (
+    task character varying(50) NOT NULL,
+    keep interval,
+    horizon timestamp with time zone,
+    removed bigint DEFAULT 0 NOT NULL,
+    kept_back jsonb DEFAULT '{}'::jsonb NOT NULL,
+    began_at timestamp with time zone,
+    next_page bigint,
+    ran_at timestamp with time zone,
+    leased_until timestamp with time zone,
+    CONSTRAINT upkeep_keeps_some_time CHECK ((keep > '00:00:00'::interval)),
+    CONSTRAINT upkeep_kept_back_is_an_object CHECK ((jsonb_typeof(kept_back) = 'object'::text)),
+    CONSTRAINT upkeep_page_is_not_negative CHECK ((next_page >= 0)),
+    CONSTRAINT upkeep_pass_has_begun CHECK (((next_page IS NULL) OR (began_at IS NOT NULL)))
+);
+
+-- Name: TABLE upkeep; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.upkeep IS 'What retention does: for each kind of row how long it is kept, the time before which rows may be gone (horizon), what was held back and by whom. Whoever relies on a horizon locks its row FOR SHARE: it does not move meanwhile. The row sweep is the right to do a round.';
+
 -- Name: log_000000; Type: TABLE ATTACH; Schema: aftercommit; Owner: -
 
 ALTER TABLE ONLY aftercommit.log ATTACH PARTITION aftercommit.log_000000 FOR VALUES FROM ('1') TO ('1000001');
@@ -461,6 +538,16 @@ ALTER TABLE ONLY aftercommit.log_000002
 ALTER TABLE ONLY aftercommit.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (version);
 
+-- Name: operation_event operation_event_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.operation_event
+    ADD CONSTRAINT operation_event_pkey PRIMARY KEY (operation_id, ordinal);
+
+-- Name: operation operation_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.operation
+    ADD CONSTRAINT operation_pkey PRIMARY KEY (id);
+
 -- Name: outbox outbox_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 
 ALTER TABLE ONLY aftercommit.outbox
@@ -486,9 +573,14 @@ ALTER TABLE ONLY aftercommit.relay
 ALTER TABLE ONLY aftercommit.stream
     ADD CONSTRAINT stream_pkey PRIMARY KEY (aggregate_type, aggregate_id);
 
--- Name: dead_letter_age; Type: INDEX; Schema: aftercommit; Owner: -
+-- Name: upkeep upkeep_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 
-CREATE INDEX dead_letter_age ON aftercommit.dead_letter_events USING brin (last_seen_at);
+ALTER TABLE ONLY aftercommit.upkeep
+    ADD CONSTRAINT upkeep_pkey PRIMARY KEY (task);
+
+-- Name: dead_letter_count; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX dead_letter_count ON aftercommit.dead_letter_events USING btree (consumer_name, status) WHERE ((status)::text = ANY ((ARRAY['retrying'::character varying, 'waiting'::character varying, 'parked'::character varying])::text[]));
 
 -- Name: dead_letter_due; Type: INDEX; Schema: aftercommit; Owner: -
 
@@ -530,6 +622,22 @@ CREATE INDEX log_000002_aggregate_id_position_idx ON aftercommit.log_000002 USIN
 
 CREATE INDEX log_000002_id_idx ON aftercommit.log_000002 USING btree (id);
 
+-- Name: operation_age; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX operation_age ON aftercommit.operation USING btree (created_at);
+
+-- Name: operation_event_event; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX operation_event_event ON aftercommit.operation_event USING btree (event_id);
+
+-- Name: operation_event_started; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX operation_event_started ON aftercommit.operation_event USING btree (operation_id, ordinal) WHERE ((state)::text = 'started'::text);
+
+-- Name: operation_event_waiting; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX operation_event_waiting ON aftercommit.operation_event USING btree (operation_id, ordinal) WHERE ((state)::text = 'waiting'::text);
+
 -- Name: outbox_failed; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX outbox_failed ON aftercommit.outbox USING btree (seq) WHERE ((status)::text = 'failed'::text);
@@ -545,14 +653,6 @@ CREATE INDEX outbox_held ON aftercommit.outbox USING btree (aggregate_type, aggr
 -- Name: outbox_retries; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX outbox_retries ON aftercommit.outbox USING btree (next_retry_at) WHERE (((status)::text = 'pending'::text) AND (next_retry_at IS NOT NULL));
-
--- Name: processed_events_age; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX processed_events_age ON aftercommit.processed_events USING brin (processed_at);
-
--- Name: published_key_age; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX published_key_age ON aftercommit.published_key USING brin (created_at);
 
 -- Name: log_000000_aggregate_id_position_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
@@ -589,3 +689,8 @@ ALTER INDEX aftercommit.log_event ATTACH PARTITION aftercommit.log_000002_id_idx
 -- Name: log_000002_pkey; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
 ALTER INDEX aftercommit.log_pkey ATTACH PARTITION aftercommit.log_000002_pkey;
+
+-- Name: operation_event operation_event_operation_fkey; Type: FK CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.operation_event
+    ADD CONSTRAINT operation_event_operation_fkey FOREIGN KEY (operation_id) REFERENCES aftercommit.operation(id) ON DELETE CASCADE;

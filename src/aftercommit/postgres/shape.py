@@ -16,7 +16,8 @@ MAX_IDENTIFIER = 63
 MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
 SCOPE_TYPES: Mapping[type[Any], str] = {str: "varchar(255)", int: "bigint", UUID: "uuid"}
 ENGINE_TABLES = frozenset(
-    "migration head outbox log stream relay lane published_key consumer processed_events dead_letter_events".split()
+    "migration head outbox log stream relay lane published_key consumer processed_events dead_letter_events "
+    "operation operation_event upkeep".split()
 )
 PARTITION_NAME = re.compile(r"log_\d{6,}")
 # Columns of our tables and names inside our queries, parameters of publish(), and what PostgreSQL keeps for itself.

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from aftercommit.postgres.blocks import block, name_literal, quoted
+from aftercommit.postgres.blocks import block, bounded, name_literal, quoted
 from aftercommit.postgres.shape import (
     ID_COLUMNS,
-    MAX_IDENTIFIER,
     SCOPE_TYPES,
     VIEW_COLUMNS,
     DeclaredView,
@@ -61,7 +60,7 @@ def stamp_of(*texts: str) -> str:
 def _view(shape: Shape, name: str, definition: str, insert: str | None) -> View:
     statements = Statements(shape)
     stamp = stamp_of(definition, insert or "")
-    parts = {"view": sql.Identifier(name), "function": sql.Identifier(_bounded(f"insert_into_{name}"))}
+    parts = {"view": sql.Identifier(name), "function": sql.Identifier(bounded(f"insert_into_{name}"))}
     writing = "" if insert is None else _writing(shape, parts, insert)
     body = statements.render(
         "replace_view",
@@ -78,13 +77,6 @@ def _writing(shape: Shape, parts: dict[str, sql.Identifier], insert: str) -> str
     return Statements(shape).render(
         "write_through_view", **parts, trigger=sql.Identifier("insert_event"), body=quoted(insert)
     )
-
-
-def _bounded(name: str) -> str:
-    # PostgreSQL would cut a long name off, and two views could then meet in one function.
-    if len(name.encode()) <= MAX_IDENTIFIER:
-        return name
-    return name.encode()[:40].decode(errors="ignore") + "_" + hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def _shown_columns(shape: Shape, view: DeclaredView) -> sql.Composable:

@@ -1,6 +1,7 @@
 -- name: catalog_columns
--- The columns of some tables of the schema: type as SQL writes it, and whether null is refused.
-select class.relname::text, attribute.attname::text, format_type(attribute.atttypid, attribute.atttypmod), attribute.attnotnull
+-- The columns of some tables of the schema: type as SQL writes it, whether null is refused, and whether it fills itself.
+select class.relname::text, attribute.attname::text, format_type(attribute.atttypid, attribute.atttypmod), attribute.attnotnull,
+       attribute.atthasdef or attribute.attidentity <> ''
 from pg_attribute attribute
 join pg_class class on class.oid = attribute.attrelid
 join pg_namespace namespace on namespace.oid = class.relnamespace
@@ -8,10 +9,11 @@ where namespace.nspname = %(schema)s and class.relname::text = any(%(tables)s)
   and attribute.attnum > 0 and not attribute.attisdropped
 
 -- name: catalog_relations
--- Everything in the schema that has a name of its own there: tables, views, indexes, sequences.
-select class.relname::text, class.relkind::text, obj_description(class.oid, 'pg_class')
+-- Everything in the schema that has a name of its own there: tables, views, indexes (and whether they can be used), sequences.
+select class.relname::text, class.relkind::text, obj_description(class.oid, 'pg_class'), coalesce(index.indisvalid, true)
 from pg_class class
 join pg_namespace namespace on namespace.oid = class.relnamespace
+left join pg_index index on index.indexrelid = class.oid
 where namespace.nspname = %(schema)s
 
 -- name: catalog_functions
@@ -22,8 +24,15 @@ join pg_namespace namespace on namespace.oid = routine.pronamespace
 where namespace.nspname = %(schema)s
 
 -- name: applied_migrations
--- Which migrations this schema has had, and what they were.
-select version, name, checksum from {schema}.migration order by version
+-- Which migrations this schema has had, what they were, and which code can work with each. The first release did not
+-- write the latter down, and its table has no column for it.
+select version, name, checksum, coalesce((to_jsonb(migration) ->> 'needs_code')::integer, version)
+from {schema}.migration
+order by version
+
+-- name: schema_version
+-- The newest migration, and the one that code has to know to work with this schema.
+select max(version), max(coalesce((to_jsonb(migration) ->> 'needs_code')::integer, version)) from {schema}.migration
 
 -- name: has_rows
 -- Whether a table holds anything.
@@ -61,8 +70,12 @@ select set_config('lock_timeout', %(patience)s, true), pg_advisory_xact_lock({lo
 
 -- name: prepare_schema
 -- The schema and the list of its migrations. Refuses to go on where newer code was, or where a step would be left out.
+-- Writers queue up behind a wait for a table, so it is a short one, unless whoever runs this has decided otherwise.
 begin
     perform pg_advisory_xact_lock({lock_class}, hashtext({schema_name}));
+    if current_setting('lock_timeout') = '0' then
+        perform set_config('lock_timeout', '1s', true), set_config('aftercommit.lock_timeout', 'ours', true);
+    end if;
     if not exists (select from pg_namespace where nspname = {schema_name}) then
         create schema {schema};
     end if;
@@ -75,6 +88,10 @@ begin
             constraint migration_pkey primary key (version)
         );
         comment on table {schema}.migration is 'Which migrations this schema has had, and the checksum of each.';
+    end if;
+    if not exists (select from pg_attribute where attrelid = {migration_table}::regclass and attname = 'needs_code') then
+        alter table {schema}.migration add column needs_code integer;
+        comment on column {schema}.migration.needs_code is 'Code that knows the migrations up to this one can work with the schema.';
     end if;
     if exists (select from {schema}.migration where version > {newest}) then
         raise exception using errcode = 'object_not_in_prerequisite_state',
@@ -91,10 +108,19 @@ end
 begin
     if not exists (select from {schema}.migration where version = {version}) then
         {text}
-        insert into {schema}.migration (version, name, checksum) values ({version}, {migration_name}, {checksum});
+        insert into {schema}.migration (version, name, checksum, needs_code)
+        values ({version}, {migration_name}, {checksum}, {needs_code});
     elsif exists (select from {schema}.migration where version = {version} and checksum <> {checksum}) then
         raise exception using errcode = 'object_not_in_prerequisite_state',
             message = 'migration {version} was applied with another checksum than ' || {checksum} || ': one of the two files is not ours';
+    end if;
+end
+
+-- name: finish_schema
+-- The end of a list of statements: the waits of whoever goes on in this transaction are their own again.
+begin
+    if current_setting('aftercommit.lock_timeout', true) = 'ours' then
+        perform set_config('lock_timeout', '0', true), set_config('aftercommit.lock_timeout', '', true);
     end if;
 end
 
@@ -126,18 +152,6 @@ alter table {schema}.{table} add column {column} {type} not null {check}
 -- The same where there are events already: they get a value once, later ones must bring their own.
 alter table {schema}.{table} add column {column} {type} not null default {value} {check};
 alter table {schema}.{table} alter column {column} drop default;
-
--- name: index_log_scope
--- Readers of one scope walk the log by position.
-create index {index} on {schema}.log ({column}, position)
-
--- name: index_outbox_column
--- Pending events are found by this column too; each such index costs every publish a little, so it is declared.
-create index {index} on {schema}.outbox ({column}, created_at)
-
--- name: index_outbox_age
--- Pending events oldest first, as documents that poll the outbox by created_at ask for them.
-create index {index} on {schema}.outbox ({column}) where status = 'pending'
 
 -- name: view_event_outbox
 -- Every event with its status, under the canonical names.
@@ -318,10 +332,6 @@ drop table {schema}.{partition}
 -- name: last_of_partition
 -- The newest row of a partition, or nothing.
 select position, ts from {schema}.{partition} order by position desc limit 1
-
--- name: lagging_consumers
--- Consumers that have not read up to here.
-select name, position from {schema}.consumer where position < %(position)s order by position
 
 -- name: grant_on_schema
 -- Names inside the schema can be used.

@@ -1,0 +1,1 @@
+"""The commands that the app adds to manage.py."""

@@ -1,0 +1,1 @@
+"""The revisions of the branch `aftercommit`, one for each numbered migration. Alembic reads them as files."""

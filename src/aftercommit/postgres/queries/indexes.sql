@@ -1,0 +1,70 @@
+-- name: index_log_scope
+-- Readers of one scope walk the log by position.
+create index {concurrently} {index} on {only} {schema}.{table} ({column}, position)
+
+-- name: index_outbox_column
+-- Pending events are found by this column too; each such index costs every publish a little, so it is declared.
+create index {concurrently} {index} on {only} {schema}.{table} ({column}, created_at)
+
+-- name: index_outbox_age
+-- Pending events oldest first, as documents that poll the outbox by created_at ask for them.
+create index {concurrently} {index} on {only} {schema}.{table} ({column}) where status = 'pending'
+
+-- name: table_bytes
+-- The size of a table with its partitions.
+select (pg_relation_size({table_name}::regclass)
+        + coalesce((select sum(pg_relation_size(relid)) from pg_partition_tree({table_name}::regclass)), 0))::bigint
+
+-- name: create_small_index
+-- An index within somebody's transaction. Writers wait meanwhile, so on a large table it is left to those who can build it otherwise.
+begin
+    if exists (select from pg_index where indexrelid = to_regclass({index_name}) and indisvalid) then
+        return;
+    end if;
+    if ({bytes}) > {small} then
+        raise exception using errcode = 'object_not_in_prerequisite_state',
+            message = 'index ' || {index_name} || ' would have to be built in this transaction, and writers of '
+                || {table_name} || ' would wait: run `aftercommit migrate up`, which builds it without blocking them, and then this again';
+    end if;
+    drop index if exists {schema}.{index};
+    {creation};
+end
+
+-- name: index_is_valid
+-- Whether an index can be used; no row when there is none.
+select indisvalid from pg_index where indexrelid = to_regclass({index_name})
+
+-- name: wait_for_builders
+-- Whoever builds an index concurrently holds this same lock. A statement of its own: one that has looked at the table already
+-- would be waited for by the builder in turn.
+lock table {schema}.{table} in share update exclusive mode
+
+-- name: drop_invalid_index
+-- What a concurrent build has left behind. With the lock of builders in hand, an invalid index is a dead one.
+begin
+    if exists (select from pg_index where indexrelid = to_regclass({index_name}) and not indisvalid) then
+        drop index {schema}.{index};
+    end if;
+end
+
+-- name: partitions_without_index
+-- Partitions whose part of an index is not attached yet. The highest comes last: the index is whole with the last attached,
+-- and retention never takes that one away.
+select child.relname::text
+from pg_inherits link
+join pg_class child on child.oid = link.inhrelid
+where link.inhparent = {table_name}::regclass and not link.inhdetachpending
+  and not exists (
+      select from pg_inherits attached
+      join pg_index part on part.indexrelid = attached.inhrelid
+      where attached.inhparent = {index_name}::regclass and part.indrelid = child.oid
+  )
+order by length(child.relname), child.relname
+
+-- name: attach_index
+-- The index of a partition becomes a part of the whole.
+alter index {schema}.{index} attach partition {schema}.{partition_index}
+
+-- name: relation_kind
+-- What a relation is: r a table, p a partitioned one.
+select relkind::text from pg_class where oid = {relation}::regclass

@@ -1,0 +1,190 @@
+"""Indexes on large tables: built without blocking writers, by any number of programs, killed at any moment."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from aftercommit.errors import DatabaseUnavailable
+from aftercommit.postgres import indexes, migrate, partitions
+from aftercommit.postgres.shape import Shape
+from tests.postgres.engine import Engine, connected, value, wait_until, waits_for_a_lock
+
+PLAIN = Shape()
+INDEXED = Shape(indexed=("aggregate_id",))
+VALID = "select indisvalid from pg_index where indexrelid = to_regclass('aftercommit.outbox_by_aggregate_id')"
+
+
+@pytest.fixture
+def connection(database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[Any]]:
+    """On an outbox with events, where every table with a row counts as large."""
+    with connected(database) as connection:
+        migrate.up(connection, PLAIN)
+        engine = Engine(connection)
+        engine.deliver(engine.publish())
+        engine.publish()
+        monkeypatch.setattr(indexes, "SMALL_BYTES", 0)
+        yield connection
+
+
+def up(dsn: str, shape: Shape, application_name: str = "builder") -> list[str]:
+    with connected(dsn, application_name=application_name, autocommit=False) as connection:
+        return migrate.up(connection, shape, lock_timeout=1, patience=60)
+
+
+def end_session(dsn: str, application_name: str) -> None:
+    with connected(dsn) as operator:
+        operator.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = %s",
+            [application_name],
+        )
+
+
+def test_a_large_table_gets_its_index_while_writers_go_on(database, connection):
+    with connected(database, autocommit=False) as early, ThreadPoolExecutor(1) as program:
+        early.execute("delete from aftercommit.outbox where false")
+        building = program.submit(up, database, INDEXED)
+        wait_until(lambda: waits_for_a_lock(database, "builder"))
+
+        # The build waits for the early writer; later ones wait for nobody.
+        connection.execute("set lock_timeout = '1ms'")
+        Engine(connection).publish()
+        early.commit()
+
+        assert building.result(timeout=60) == ["made index outbox_by_aggregate_id without blocking writers"]
+    assert value(connection, VALID) is True
+    migrate.check(connection, INDEXED)
+    assert migrate.up(connection, INDEXED) == []
+
+
+def test_a_small_table_gets_its_index_in_the_transaction_of_the_others(connection, monkeypatch):
+    monkeypatch.setattr(indexes, "SMALL_BYTES", 1 << 20)
+
+    assert migrate.up(connection, INDEXED) == ["made index outbox_by_aggregate_id"]
+
+
+def interrupted(database: str) -> None:
+    """A build that was killed while it waited for a writer."""
+    with connected(database, autocommit=False) as early, ThreadPoolExecutor(1) as program:
+        early.execute("delete from aftercommit.outbox where false")
+        building = program.submit(up, database, INDEXED)
+        wait_until(lambda: waits_for_a_lock(database, "builder"))
+        end_session(database, "builder")
+        with pytest.raises(DatabaseUnavailable, match="run it again"):
+            building.result(timeout=60)
+
+
+def test_an_index_whose_build_was_killed_is_noticed_and_built_again(database, connection):
+    interrupted(database)
+
+    assert value(connection, VALID) is False
+    assert migrate.status(connection, INDEXED).declaration == ("index outbox_by_aggregate_id is missing or differs",)
+    up(database, INDEXED)
+
+    assert value(connection, VALID) is True
+    migrate.check(connection, INDEXED)
+
+
+def test_a_script_also_clears_away_what_a_killed_build_has_left(database, connection, monkeypatch):
+    interrupted(database)
+    monkeypatch.setattr(indexes, "SMALL_BYTES", 1 << 20)
+
+    connection.execute("".join(migrate.script(INDEXED)).encode())
+
+    assert value(connection, VALID) is True
+
+
+def test_a_build_that_somebody_else_has_under_way_is_waited_for_and_not_taken_for_a_dead_one(database, connection):
+    with connected(database, autocommit=False) as early, ThreadPoolExecutor(2) as programs:
+        early.execute("delete from aftercommit.outbox where false")
+        first = programs.submit(up, database, INDEXED, "first")
+        wait_until(lambda: waits_for_a_lock(database, "first"))
+        assert value(connection, VALID) is False
+        oid = value(connection, "select 'aftercommit.outbox_by_aggregate_id'::regclass::oid")
+        second = programs.submit(up, database, INDEXED, "second")
+        wait_until(lambda: waits_for_a_lock(database, "second"))
+        early.commit()
+
+        first.result(timeout=60)
+        second.result(timeout=60)
+    assert value(connection, VALID) is True
+    assert value(connection, "select 'aftercommit.outbox_by_aggregate_id'::regclass::oid") == oid
+
+
+def test_when_the_builder_dies_the_one_who_waited_builds_it(database, connection):
+    with connected(database, autocommit=False) as early, ThreadPoolExecutor(2) as programs:
+        early.execute("delete from aftercommit.outbox where false")
+        first = programs.submit(up, database, INDEXED, "first")
+        wait_until(lambda: waits_for_a_lock(database, "first"))
+        second = programs.submit(up, database, INDEXED, "second")
+        wait_until(lambda: waits_for_a_lock(database, "second"))
+        end_session(database, "first")
+        with pytest.raises(DatabaseUnavailable):
+            first.result(timeout=60)
+        early.commit()
+
+        second.result(timeout=60)
+    assert value(connection, VALID) is True
+
+
+SCOPED = Shape(scope={"tenant_id": str})
+LOG_INDEX = "select indisvalid from pg_index where indexrelid = to_regclass('aftercommit.log_scope_tenant_id')"
+
+
+def add_scope(connection: psycopg.Connection[Any]) -> None:
+    for table in ("outbox", "log", "dead_letter_events"):
+        connection.execute(
+            f"alter table aftercommit.{table} add column tenant_id varchar(255) not null default 'acme';"
+            f"alter table aftercommit.{table} alter column tenant_id drop default".encode()
+        )
+
+
+def test_the_log_is_indexed_one_partition_at_a_time(database, connection):
+    add_scope(connection)
+
+    done = up(database, SCOPED)
+
+    assert "made index log_scope_tenant_id without blocking writers" in done
+    assert value(connection, LOG_INDEX) is True
+    migrate.check(connection, SCOPED)
+    connection.execute("update aftercommit.head set position = 1000000")
+    assert partitions.ensure(connection, SCOPED) == ["log_000003"]
+    query = "select count(*) from pg_inherits where inhparent = 'aftercommit.log_scope_tenant_id'::regclass"
+    assert value(connection, query) == 4
+    assert value(connection, LOG_INDEX) is True
+
+
+def test_an_index_of_the_log_that_was_half_built_is_finished_and_not_begun_again(database, connection):
+    add_scope(connection)
+    with connected(database, autocommit=False) as early, ThreadPoolExecutor(1) as program:
+        # Somebody writes into the second partition, where the build will wait.
+        early.execute("delete from aftercommit.log_000001 where false")
+        building = program.submit(up, database, SCOPED)
+        wait_until(lambda: waits_for_a_lock(database, "builder"))
+        end_session(database, "builder")
+        with pytest.raises(DatabaseUnavailable):
+            building.result(timeout=60)
+    attached = "select inhrelid from pg_inherits where inhparent = 'aftercommit.log_scope_tenant_id'::regclass"
+    first = value(connection, attached)
+    assert value(connection, LOG_INDEX) is False
+
+    up(database, SCOPED)
+
+    assert value(connection, LOG_INDEX) is True
+    assert first in {row[0] for row in connection.execute(attached.encode())}
+
+
+@pytest.mark.parametrize("shape", [INDEXED, SCOPED], ids=["outbox", "log"])
+def test_a_transaction_of_somebody_elses_refuses_to_build_on_a_large_table_and_names_the_way(connection, shape):
+    if shape is SCOPED:
+        add_scope(connection)
+
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="run `aftercommit migrate up`"):
+        connection.execute("".join(migrate.script(shape)).encode())
+    connection.rollback()
+
+    migrate.up(connection, shape)
+    connection.execute("".join(migrate.script(shape)).encode())
+    migrate.check(connection, shape)
