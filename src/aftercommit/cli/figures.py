@@ -3,9 +3,10 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from aftercommit.postgres.overview import Overview
 from aftercommit.telemetry import LATENCY_BUCKETS_MS, Meter
 
 WINDOW_SECONDS = 15.0
@@ -95,3 +96,26 @@ class Window:
         while len(self._samples) > 2 and now.at - self._samples[1].at >= WINDOW_SECONDS:
             self._samples.popleft()
         return compare(self._samples[0], now)
+
+
+class Pace:
+    """What comes in and goes out in a second, from looks at the tables: for who watches and has no meter."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, Overview]] = deque()
+
+    def of(self, seen: Overview, at: float) -> Overview:
+        """The look with rates of the last seconds; the first one keeps those of the last minute, which it brings."""
+        if self._looks and (seen.outbox, seen.head) < (self._looks[-1][1].outbox, self._looks[-1][1].head):
+            # Another life of the log: what was counted before says nothing about it.
+            self._looks.clear()
+        self._looks.append((at, seen))
+        while len(self._looks) > 2 and at - self._looks[1][0] >= WINDOW_SECONDS:
+            self._looks.popleft()
+        began, first = self._looks[0]
+        if at <= began:
+            return seen
+        delivered = seen.head - first.head
+        # What came in is what went out, and what waits more than before.
+        published = delivered + (seen.pending + seen.failed) - (first.pending + first.failed)
+        return replace(seen, published_rate=max(0.0, published / (at - began)), delivered_rate=delivered / (at - began))

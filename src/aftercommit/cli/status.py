@@ -7,20 +7,25 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
 from aftercommit.cli.consumers import CONSUMER_COLUMNS, consumer_rows
+from aftercommit.cli.figures import Pace
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.look import Look
 from aftercommit.cli.options import as_json, pass_settings
-from aftercommit.cli.output import line, message, print_json, print_table, printable, rich_table
+from aftercommit.cli.output import line, message, print_json, print_table, printable
+from aftercommit.cli.screen import Screen, ago, kept
 from aftercommit.errors import DatabaseUnavailable
-from aftercommit.postgres.overview import Overview
+from aftercommit.postgres.health import Limits, problems
+from aftercommit.postgres.overview import LANES, Overview
 from aftercommit.settings import Settings
 
 UNHEALTHY = 3
+_DEFAULTS = Limits()
+
+Section = tuple[Sequence[str], list[tuple[Any, ...]]]
 
 
 @click.command()
@@ -36,88 +41,138 @@ UNHEALTHY = 3
 @click.option(
     "--max-age",
     type=click.FloatRange(min=0),
-    default=60.0,
+    default=_DEFAULTS.max_age,
     show_default=True,
     metavar="SECONDS",
     help="How long an event may wait before that is a problem.",
 )
+@click.option("--max-lag", type=click.IntRange(min=0), metavar="EVENTS", help="How far a consumer may be behind.")
+@click.option(
+    "--max-lag-seconds",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long an event in the log may wait for a consumer.",
+)
+@click.option(
+    "--max-dead",
+    type=click.IntRange(min=0),
+    default=_DEFAULTS.max_dead,
+    show_default=True,
+    metavar="COUNT",
+    help="How many dead letters may be parked, and events failed.",
+)
+@click.option(
+    "--max-transaction",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.max_transaction,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a transaction may hold things up.",
+)
 @as_json
 @pass_settings
 @click.pass_context
-def status(ctx: click.Context, settings: Settings, watch: bool, interval: float, max_age: float, as_json: bool) -> None:
-    """Show what waits, where the log and its consumers are, who is at work, and what is wrong.
+def status(
+    ctx: click.Context, /, settings: Settings, watch: bool, interval: float, as_json: bool, **limits: Any
+) -> None:
+    """Show what waits, where the log and its consumers are, who is at work, what is held up by whom, and what is wrong.
 
-    Exits with 3 when events wait without a relay, wait too long, or a consumer has nobody to work for it.
+    Exits with 3 when events wait without a relay or for too long, when a consumer has nobody to work for it, when dead
+    letters are parked, an operation is left alone, or a transaction holds things up; each is said with its remedy.
     """
+    allowed = Limits(**limits)
     database = load_database(settings, "status")
     with Look(database, lambda connection: find_shape(settings, connection)) as look:
         if watch:
-            _watch(look, interval, max_age, as_json)
+            _watch(look, interval, allowed, as_json)
             return
         found = look.now()
-    problems = found.problems(max_age)
+    wrong = problems(found, allowed)
     if as_json:
-        print_json(_document(found, problems))
+        print_json(_document(found, wrong))
     else:
         for columns, rows in _sections(found):
             print_table(columns, rows)
-            line("")
-    for problem in problems:
+            if not sys.stdout.isatty():
+                line("")
+    for problem in wrong:
         message(f"problem: {printable(problem)}")
-    ctx.exit(UNHEALTHY if problems else 0)
+    ctx.exit(UNHEALTHY if wrong else 0)
 
 
-def _watch(look: Look, interval: float, max_age: float, as_json: bool) -> None:
+def _watch(look: Look, interval: float, limits: Limits, as_json: bool) -> None:
     """Until interrupted. The database may come and go meanwhile."""
+    pace = Pace()
     try:
         if sys.stdout.isatty() and not as_json:
-            with Live(console=Console(highlight=False), auto_refresh=False, transient=True) as live:
+            # On a screen of its own, which the terminal puts away afterwards: nothing scrolls and nothing flickers.
+            with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
                 while True:
-                    live.update(_screen(look, max_age), refresh=True)
+                    live.update(_screen(look, pace, limits, interval), refresh=True)
                     time.sleep(interval)
         while True:
-            _print_line(look, max_age, as_json)
+            _print_line(look, pace, limits, as_json)
             time.sleep(interval)
     except KeyboardInterrupt:
         return
 
 
-def _screen(look: Look, max_age: float) -> RenderableType:
+def _screen(look: Look, pace: Pace, limits: Limits, interval: float) -> Screen:
     try:
-        found = look.now()
+        found = pace.of(look.now(), time.monotonic())
     except DatabaseUnavailable as problem:
-        return Text(printable(str(problem)), style="red")
-    problems = [Text(f"problem: {printable(problem)}", style="red") for problem in found.problems(max_age)]
-    return Group(*(rich_table(columns, rows) for columns, rows in _sections(found)), *problems)
+        return Screen(None, [str(problem)], interval)
+    return Screen(found, problems(found, limits), interval)
 
 
-def _print_line(look: Look, max_age: float, as_json: bool) -> None:
+def _print_line(look: Look, pace: Pace, limits: Limits, as_json: bool) -> None:
     try:
-        found = look.now()
+        found = pace.of(look.now(), time.monotonic())
     except DatabaseUnavailable as problem:
         message(f"problem: {printable(str(problem))}")
         return
-    problems = found.problems(max_age)
+    wrong = problems(found, limits)
     if as_json:
-        print_json(_document(found, problems), compact=True)
+        print_json(_document(found, wrong), compact=True)
         return
     lag = max((consumer.lag for consumer in found.consumers), default=0)
     line(
-        f"pending={found.pending} oldest={found.oldest_seconds:.1f}s failed={found.failed} head={found.head} lag={lag} "
-        f"retrying={found.dead('retrying')} parked={found.dead('parked')} problems={len(problems)}"
+        f"pending={found.pending} oldest={found.oldest_seconds:.1f}s in={_rate(found.published_rate)}/s "
+        f"out={_rate(found.delivered_rate)}/s failed={found.failed} head={found.head} lag={lag} "
+        f"retrying={found.dead('retrying')} parked={found.dead('parked')} held_up_by={len(found.holders)} "
+        f"problems={len(wrong)}"
     )
 
 
-def _document(found: Overview, problems: Sequence[str]) -> dict[str, Any]:
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.1f}"
+
+
+def _document(found: Overview, wrong: Sequence[str]) -> dict[str, Any]:
     relays = [{**asdict(relay), "alive": relay.is_alive} for relay in found.relays]
-    return {**asdict(found), "relays": relays, "problems": list(problems)}
+    holders = [{**asdict(holder), "remedy": holder.remedy} for holder in found.holders]
+    return {
+        **asdict(found),
+        "drain_seconds": found.drain_seconds,
+        "relays": relays,
+        "holders": holders,
+        "problems": list(wrong),
+    }
 
 
-def _sections(found: Overview) -> Iterator[tuple[Sequence[str], list[tuple[Any, ...]]]]:
+def _sections(found: Overview) -> Iterator[Section]:
     yield (
         ("outbox", "pending", "oldest (s)", "retrying", "failed", "log head"),
         [(found.outbox, found.pending, found.oldest_seconds, found.retrying, found.failed, found.head)],
     )
+    yield (
+        ("in (/s)", "out (/s)", "drained in (s)", "lanes held"),
+        [(found.published_rate, found.delivered_rate, found.drain_seconds, f"{LANES - found.free_lanes} of {LANES}")],
+    )
+    yield from (section for section in _details(found) if section[1])
+
+
+def _details(found: Overview) -> Iterator[Section]:
     yield CONSUMER_COLUMNS, consumer_rows(found.consumers)
     yield (
         ("relay", "heard of (s)", "lanes", "alive"),
@@ -127,3 +182,25 @@ def _sections(found: Overview) -> Iterator[tuple[Sequence[str], list[tuple[Any, 
         ("dead letters of", "status", "count"),
         [(each.owner, each.status, each.count) for each in found.dead_letters],
     )
+    yield (
+        ("operation", "kind", "status", "through", "failed", "driven"),
+        [
+            (each.id, each.kind, each.status, f"{each.through} of {each.total}", each.failed, each.driven)
+            for each in found.operations
+        ],
+    )
+    yield (
+        ("retention of", "kept for", "removed", "last looked at", "kept back"),
+        [
+            (
+                each.task.replace("_", " "),
+                kept(each.keep_seconds),
+                each.removed,
+                ago(each.ran_seconds_ago),
+                "; ".join(each.kept_back) or None,
+            )
+            for each in found.upkeep
+            if each.ran_seconds_ago is not None
+        ],
+    )
+    yield ("held up by", "what"), [(str(holder), "; ".join(holder.holds)) for holder in found.holders]

@@ -1,29 +1,37 @@
 """How an outbox is doing, read from its tables in one look. Changes nothing and locks nothing."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
 
-from aftercommit.errors import SchemaNotMigrated
+from aftercommit.errors import DatabaseUnavailable, SchemaNotMigrated
 from aftercommit.postgres.catalog import asking
 from aftercommit.postgres.database import privilege
+from aftercommit.postgres.holders import Holder, holders
+from aftercommit.postgres.retention import words
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
 # A relay speaks up several times within its lease; one without lanes is taken for alive this long.
 SILENCE_SECONDS = 15.0
+LANES = 64
+_MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A consumer of the log: how far it is, and who works for it (None: nobody)."""
+    """A consumer of the log: how far it is, who works for it (None: nobody), how long its next event has waited."""
 
     name: str
     position: int
     lag: int
     paused: bool
     holder: str | None
+    lag_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +58,36 @@ class DeadLetterCount:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationState:
+    """An operation under way: how many of its events are through, and whether a program drives it."""
+
+    id: str
+    kind: str
+    status: str
+    requested_by: str
+    total: int
+    through: int
+    failed: int
+    driven: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepState:
+    """What retention does with one kind of thing: kept how long (None: for ever), what is gone, what had to stay."""
+
+    task: str
+    keep_seconds: float | None
+    horizon: datetime | None
+    removed: int
+    kept_back: tuple[str, ...]
+    under_way: bool
+    ran_seconds_ago: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
-    """An outbox at one moment."""
+    """An outbox at one moment; rates are events a second, None where they could not be told."""
 
     outbox: str
     pending: int
@@ -62,25 +98,30 @@ class Overview:
     consumers: tuple[ConsumerState, ...]
     relays: tuple[RelayState, ...]
     dead_letters: tuple[DeadLetterCount, ...]
+    published_rate: float | None = None
+    delivered_rate: float | None = None
+    free_lanes: int = 0
+    operations: tuple[OperationState, ...] = ()
+    upkeep: tuple[UpkeepState, ...] = ()
+    holders: tuple[Holder, ...] = ()
 
     def dead(self, status: str) -> int:
         """Dead letters in one status, whoever owns them."""
         return sum(each.count for each in self.dead_letters if each.status == status)
 
-    def problems(self, max_age: float) -> list[str]:
-        """What an operator should look at, in words; nothing when all is well."""
-        found = []
-        if self.pending and not any(relay.is_alive for relay in self.relays):
-            found.append(f"{self.pending} events wait and no relay is alive: start `aftercommit relay`")
-        if self.oldest_seconds > max_age:
-            found.append(f"the oldest event has waited {self.oldest_seconds:.0f} s, more than {max_age:g} s")
-        for consumer in self.consumers:
-            if consumer.lag > 0 and consumer.holder is None and not consumer.paused:
-                found.append(
-                    f"consumer {consumer.name!r} is {consumer.lag} events behind and nobody works for it: "
-                    "start `aftercommit worker`"
-                )
-        return found
+    @property
+    def drain_seconds(self) -> float | None:
+        """When nothing will be pending at this pace; None when it will not come to that, or nothing is known."""
+        return drain_seconds(self.pending, self.published_rate, self.delivered_rate)
+
+
+def drain_seconds(pending: int, published_rate: float | None, delivered_rate: float | None) -> float | None:
+    """How long until a backlog is gone, from what comes in and what goes out in a second."""
+    if pending == 0:
+        return 0.0
+    if published_rate is None or delivered_rate is None or delivered_rate <= published_rate:
+        return None
+    return pending / (delivered_rate - published_rate)
 
 
 def outboxes(connection: psycopg.Connection[Any]) -> list[str]:
@@ -88,30 +129,71 @@ def outboxes(connection: psycopg.Connection[Any]) -> list[str]:
     return [row[0] for row in asking(connection)(Statements(Shape()).render("find_outboxes"), {})]
 
 
+def require_outbox(connection: psycopg.Connection[Any], shape: Shape) -> None:
+    """SchemaNotMigrated where there is no outbox, or one that older code has made."""
+    with explained(connection, shape):
+        asking(connection)(Statements(shape).render("overview_upkeep"), {})
+
+
 def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
     """One look at an outbox; SchemaNotMigrated when it is not there."""
     statements, ask = Statements(shape), asking(connection)
+
+    def rows(query: str) -> Any:
+        return ask(statements.render(query), {})
+
+    with explained(connection, shape), connection.transaction():
+        rows("overview_patience")
+        pending, oldest_seconds, retrying, failed, head, waiting = rows("overview_outbox")[0]
+        appended, written = rows("overview_minute")[0]
+        return Overview(
+            shape.schema,
+            pending,
+            oldest_seconds,
+            retrying,
+            failed,
+            head,
+            consumers=tuple(ConsumerState(*row) for row in rows("overview_consumers")),
+            relays=tuple(RelayState(*row) for row in rows("overview_relays")),
+            dead_letters=tuple(DeadLetterCount(*row) for row in rows("overview_dead_letters")),
+            published_rate=None if written is None else (written + waiting) / _MINUTE,
+            delivered_rate=None if appended is None else appended / _MINUTE,
+            free_lanes=rows("overview_lanes")[0][0],
+            operations=tuple(OperationState(*row) for row in rows("overview_operations")),
+            upkeep=tuple(_upkeep(*row) for row in rows("overview_upkeep")),
+            holders=holders(connection, shape),
+        )
+
+
+@contextmanager
+def explained(connection: psycopg.Connection[Any], shape: Shape) -> Iterator[None]:
+    """Errors of PostgreSQL about tables that are not there, locked, or not for this user, as ours."""
     try:
-        with connection.transaction():
-            pending, oldest_seconds, retrying, failed, head = ask(statements.render("overview_outbox"), {})[0]
-            consumers = ask(statements.render("overview_consumers"), {})
-            relays = ask(statements.render("overview_relays"), {})
-            dead_letters = ask(statements.render("overview_dead_letters"), {})
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as problem:
+        yield
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as problem:
         raise SchemaNotMigrated(
-            f"there is no outbox in schema {shape.schema!r} of database {connection.info.dbname!r}: "
+            f"there is no outbox of this version in schema {shape.schema!r} of database {connection.info.dbname!r}: "
             "run `aftercommit migrate up`"
         ) from problem
     except psycopg.errors.InsufficientPrivilege as problem:
         raise privilege(connection.info.user, shape, problem) from problem
-    return Overview(
-        shape.schema,
-        pending,
-        oldest_seconds,
-        retrying,
-        failed,
-        head,
-        consumers=tuple(ConsumerState(*row) for row in consumers),
-        relays=tuple(RelayState(*row) for row in relays),
-        dead_letters=tuple(DeadLetterCount(*row) for row in dead_letters),
-    )
+    except psycopg.errors.LockNotAvailable as problem:
+        raise _locked(connection, shape) from problem
+
+
+def _locked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseUnavailable:
+    found = holders(connection, shape, seconds=0.0)
+    who = "; ".join(f"{each} holds up {each.holds[0]} ({each.remedy})" for each in found if each.locks_tables)
+    return DatabaseUnavailable(f"a table of outbox {shape.schema!r} is locked and cannot be read: {who or 'ask again'}")
+
+
+def _upkeep(
+    task: str,
+    keep_seconds: float | None,
+    horizon: datetime | None,
+    removed: int,
+    kept_back: dict[str, int],
+    under_way: bool,
+    ran_seconds_ago: float | None,
+) -> UpkeepState:
+    return UpkeepState(task, keep_seconds, horizon, removed, words(kept_back), under_way, ran_seconds_ago)

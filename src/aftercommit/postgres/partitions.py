@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -52,6 +52,20 @@ class Partition:
     upper: int
     detaching: bool = False
     condemned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What a run of retention over the log did: the partitions that are gone, and where it stopped.
+
+    `held` names those who still need the partition at which it stopped; `horizon` is the time of the newest event gone.
+    """
+
+    partitions: tuple[str, ...]
+    stopped_at: str | None
+    reason: str | None
+    held: tuple[str, ...]
+    horizon: datetime | None
 
 
 def existing(connection: psycopg.Connection[Any], shape: Shape) -> list[Partition]:
@@ -100,22 +114,42 @@ def drop_before(
 ) -> list[str]:
     """Drop whole partitions whose newest event is older, lowest first; returns the names of those that are gone.
 
-    Stops at the first partition that is not full or that a consumer has yet to read (unless forced), so no gap is left
-    in what remains. Readers are waited for up to `patience` seconds, and writers not at all; what could not be finished
-    is left to the next run. The connection must be in autocommit mode and belong to the schema's owner: a partition is
-    detached concurrently, which cannot be part of a transaction.
+    Stops at the first partition that is not full or that a consumer, a dead letter or an operation still needs (unless
+    forced), so no gap is left in what remains. Readers are waited for up to `patience` seconds, and writers not at all;
+    what could not be finished is left to the next run. The connection must be in autocommit mode and belong to the
+    schema's owner: a partition is detached concurrently, which cannot be part of a transaction.
     """
+    found = retain(connection, shape, older_than=older_than, force=force, patience=patience)
+    if found.reason is not None:
+        fields = {"outbox": shape.schema, "partition": found.stopped_at, "reason": found.reason}
+        say(logger, logging.INFO, "log_retention_stopped", **fields)
+    return list(found.partitions)
+
+
+def retain(
+    connection: psycopg.Connection[Any],
+    shape: Shape,
+    *,
+    older_than: datetime,
+    force: bool = False,
+    patience: float = 10.0,
+    go_on: Callable[[], bool] = lambda: True,
+    dry_run: bool = False,
+) -> Dropped:
+    """The same, telling where it stopped and why; `go_on` is asked before each partition."""
     if not connection.autocommit:
         raise DatabaseError("retention needs a connection in autocommit mode: psycopg.connect(…, autocommit=True)")
     if older_than.tzinfo is None:
         raise DeclarationError(f"older_than={older_than!r} has no time zone: use datetime.now(UTC) - timedelta(…)")
+    run = _Retention(connection, shape, older_than, force, dry_run)
     try:
-        return list(_Retention(connection, shape, older_than, force).run(patience))
+        gone = tuple(run.run(patience, go_on))
     except psycopg.errors.InsufficientPrivilege as problem:
         raise MissingPrivilege(
             f"user {connection.info.user!r} may not drop partitions of schema {shape.schema!r}: "
             f"{problem.diag.message_primary}. Run retention as the owner of the schema"
         ) from problem
+    return Dropped(gone, run.stopped_at, run.reason, run.held, run.horizon)
 
 
 def definition(shape: Shape) -> tuple[str, str]:
@@ -144,22 +178,29 @@ def _log_name(shape: Shape) -> str:
 class _Retention:
     """One run of retention over the log, lowest partitions first."""
 
-    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, older_than: datetime, force: bool) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], shape: Shape, older_than: datetime, force: bool, dry_run: bool
+    ) -> None:
         self._connection = connection
         self._shape = shape
         self._older_than = older_than
         self._force = force
+        self._dry_run = dry_run
         self._statements = Statements(shape)
         self._ask = asking(connection)
+        self.stopped_at: str | None = None
+        self.reason: str | None = None
+        self.held: tuple[str, ...] = ()
+        self.horizon: datetime | None = None
 
-    def run(self, patience: float) -> Iterator[str]:
+    def run(self, patience: float, go_on: Callable[[], bool]) -> Iterator[str]:
         """Drop what may go; yields the names of those that are gone."""
         parameters = {"schema": self._shape.schema, "condemned": _CONDEMNED}
         for (name,) in self._ask(self._statements.render("condemned_tables"), parameters):
-            if self._try(name, ["drop_partition"], patience):
+            if go_on() and self._try(name, ["drop_partition"], patience):
                 yield name
         for partition in existing(self._connection, self._shape):
-            if not self._try(partition.name, self._steps(partition), patience):
+            if not go_on() or not self._try(partition.name, self._steps(partition), patience):
                 return
             yield partition.name
 
@@ -168,11 +209,12 @@ class _Retention:
             with _cancelled_after(self._connection, patience):
                 for step in steps:
                     self._execute(step, name)
-        except _Stays as reason:
-            self._explain(name, str(reason))
+        except _Stays as stays:
+            self.stopped_at, self.reason, self.held = name, str(stays), stays.held
             return False
         except _LATER as problem:
-            self._explain(name, f"somebody is in the way: {problem.diag.message_primary}")
+            self.stopped_at, self.reason = name, f"somebody is in the way: {problem.diag.message_primary}"
+            self.held = (f"partition {name}: {self.reason}",)
             return False
         return True
 
@@ -194,21 +236,35 @@ class _Retention:
         position, ts = newest[0]
         if ts >= self._older_than:
             raise _Stays("its newest event is not old enough")
-        lagging = self._ask(self._statements.render("lagging_consumers"), {"position": position})
-        if lagging and not self._force:
-            raise _Stays(f"consumer {lagging[0][0]!r} has read up to {lagging[0][1]} only")
+        holders = self._ask(self._statements.render("log_holders"), {"position": position})
+        if holders and not self._force:
+            held = tuple(_need(*holder) for holder in holders)
+            raise _Stays(held[0], held)
+        self.horizon = ts
 
     def _execute(self, query: str, partition: str) -> None:
-        parts = {"partition": sql.Identifier(partition), "condemned": sql.Literal(_CONDEMNED)}
-        self._connection.execute(self._statements.render(query, **parts).encode())
-
-    def _explain(self, partition: str, reason: str) -> None:
-        fields = {"outbox": self._shape.schema, "partition": partition, "reason": reason}
-        say(logger, logging.INFO, "log_retention_stopped", **fields)
+        if not self._dry_run:
+            parts = {"partition": sql.Identifier(partition), "condemned": sql.Literal(_CONDEMNED)}
+            self._connection.execute(self._statements.render(query, **parts).encode())
 
 
 class _Stays(Exception):
-    """Why a partition may not go yet."""
+    """Why a partition may not go yet, and who still needs it."""
+
+    def __init__(self, reason: str, held: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.held = held
+
+
+def _need(kind: str, name: str, position: int) -> str:
+    """Who needs what, in words."""
+    match kind:
+        case "consumer":
+            return f"consumer {name!r} has read up to {position} only"
+        case "dead letter":
+            return f"a dead letter of {name!r} is open at position {position}"
+        case _:
+            return f"operation {name} is under way and goes through position {position}"
 
 
 @contextlib.contextmanager

@@ -1,13 +1,20 @@
-"""Upkeep beside the relay: partitions of the log are made ahead of the tip. Blocks nobody and takes its time."""
+"""Upkeep beside the relay: partitions of the log are made ahead of the tip, and what is old is removed.
+
+Blocks nobody and takes its time. Of all relays one at a time does a round of retention; its failure is said and stops
+nobody.
+"""
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import psycopg
 
 from aftercommit.errors import DatabaseError
 from aftercommit.postgres import partitions
 from aftercommit.postgres.database import Database
+from aftercommit.postgres.retention import Retention, Round, Swept, the_only_one
 from aftercommit.postgres.shape import Shape
 from aftercommit.service import wait_for_any
 from aftercommit.telemetry import say
@@ -15,27 +22,42 @@ from aftercommit.telemetry import say
 logger = logging.getLogger("aftercommit.sweeper")
 
 INTERVAL = 10.0
+# Between two rounds of retention, whichever relay does them.
+ROUND_INTERVAL = 60.0
+ROUND_SECONDS = 5.0
+# A relay that dies in its round keeps the others from theirs for this long.
+ROUND_LEASE = 60.0
 
 
 class Sweeper:
-    """Makes partitions ahead, on a connection of its own that is open only while there is something to look at."""
+    """Does the upkeep on a connection of its own, which is open only while there is something to do."""
 
-    def __init__(self, shape: Shape, database: Database) -> None:
+    def __init__(self, shape: Shape, database: Database, retention: Retention | None = None) -> None:
         """Nothing done yet."""
         self._shape = shape
         self._database = database
+        self._retention = retention or Retention()
+        self._said: object = None
 
     async def keep(self, stopping: asyncio.Event) -> None:
-        """Look after the partitions until stopped."""
+        """Look after the outbox until stopped."""
         while not stopping.is_set():
-            made = await asyncio.to_thread(self.sweep)
+            made = await asyncio.to_thread(self.sweep, stopping.is_set)
             if made:
                 say(logger, logging.INFO, "log_partitions_made", outbox=self._shape.schema, partitions=made)
             await wait_for_any(INTERVAL, stopping)
 
-    def sweep(self) -> list[str]:
-        """Make what is missing ahead of the tip; returns the names of new partitions."""
+    def sweep(self, stopping: Callable[[], bool] = lambda: False) -> list[str]:
+        """Make what is missing ahead of the tip, remove what is old; returns the names of new partitions."""
         connection = self._database.connect_sync()
+        try:
+            made = self._make_partitions(connection)
+            self._retain(connection, stopping)
+            return made
+        finally:
+            connection.close()
+
+    def _make_partitions(self, connection: psycopg.Connection[Any]) -> list[str]:
         try:
             return partitions.ensure(connection, self._shape)
         except DatabaseError as problem:
@@ -44,5 +66,29 @@ class Sweeper:
             # Somebody is in the way. There are partitions left, and where there are none the append makes one.
             say(logger, logging.WARNING, "log_partitions_not_made", outbox=self._shape.schema, error=str(problem))
             return []
-        finally:
-            connection.close()
+
+    def _retain(self, connection: psycopg.Connection[Any], stopping: Callable[[], bool]) -> None:
+        try:
+            with the_only_one(connection, self._shape, interval=ROUND_INTERVAL, lease=ROUND_LEASE) as ours:
+                if ours:
+                    a_round = Round(connection, self._shape, self._retention, ROUND_SECONDS, stopping)
+                    self._tell(a_round.run())
+        except Exception as problem:  # noqa: BLE001 - events have to flow whatever happens to the old ones
+            self._say_once(logging.WARNING, "retention_failed", error=" ".join(str(problem).split()))
+
+    def _tell(self, swept: Sequence[Swept]) -> None:
+        for each in swept:
+            if each.removed:
+                fields = {"what": each.task, "removed": each.removed, "partitions": list(each.partitions) or None}
+                say(logger, logging.INFO, "retention_removed", outbox=self._shape.schema, **fields)
+        kept_back = [f"{each.task}: {reason}" for each in swept for reason in each.kept_back]
+        if kept_back:
+            self._say_once(logging.WARNING, "retention_kept_back", reasons=kept_back)
+        else:
+            self._said = None
+
+    def _say_once(self, level: int, name: str, **fields: Any) -> None:
+        """What stays the same from round to round is said in the first."""
+        if self._said != (name, fields):
+            say(logger, level, name, outbox=self._shape.schema, **fields)
+        self._said = (name, fields)

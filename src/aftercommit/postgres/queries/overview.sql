@@ -9,19 +9,65 @@ where (
 order by 1
 
 -- name: overview_outbox
--- What waits and since when, what waits for a retry, what failed for good, and the head of the log.
-select count(*) filter (where outbox.status = 'pending'),
-       coalesce(extract(epoch from clock_timestamp() - min(outbox.created_at) filter (where outbox.status = 'pending')), 0)::float8,
-       count(*) filter (where outbox.status = 'pending' and outbox.next_retry_at is not null),
-       count(*) filter (where outbox.status = 'failed'),
-       (select position from {schema}.head)
-from {schema}.outbox
+-- What waits and since when, what waits for a retry, what failed for good, and the head of the log. Each kind is counted along
+-- the index that holds it alone: a hundred thousand failed events cost what counting them costs.
+with fresh as (
+    select count(*) as events, min(created_at) as oldest,
+           count(*) filter (where created_at >= statement_timestamp() - interval '60 seconds') as recent
+    from {schema}.outbox where status = 'pending' and next_retry_at is null
+),
+retries as (
+    select count(*) as events, min(created_at) as oldest,
+           count(*) filter (where created_at >= statement_timestamp() - interval '60 seconds') as recent
+    from {schema}.outbox where status = 'pending' and next_retry_at is not null
+),
+failed as (
+    select count(*) as events from {schema}.outbox where status = 'failed'
+)
+select fresh.events + retries.events,
+       coalesce(extract(epoch from clock_timestamp() - least(fresh.oldest, retries.oldest)), 0)::float8,
+       retries.events, failed.events, head.position, fresh.recent + retries.recent
+from fresh, retries, failed, {schema}.head
+
+-- name: overview_minute
+-- Events appended, and of those written, in the last minute. The log has no index by time and needs none: ts never runs
+-- backwards and positions have no gaps, so the first position of the minute is found by halving; likewise, nearly, by created_at.
+with recursive bounds as materialized (
+    select coalesce((select min(position) from {schema}.log), head.position + 1) as first, head.position as last from {schema}.head
+),
+appended as (
+    select first as low, last + 1 as high from bounds
+    union all
+    select case when probe.is_before then middle.position + 1 else low end, case when probe.is_before then high else middle.position end
+    from appended,
+         lateral (select (low + high) / 2 as position) middle,
+         lateral (select log.ts < statement_timestamp() - interval '60 seconds' as is_before
+                  from {schema}.log where log.position = middle.position) probe
+    where low < high
+),
+written as (
+    select first as low, last + 1 as high from bounds
+    union all
+    select case when probe.is_before then middle.position + 1 else low end, case when probe.is_before then high else middle.position end
+    from written,
+         lateral (select (low + high) / 2 as position) middle,
+         lateral (select log.created_at < statement_timestamp() - interval '60 seconds' as is_before
+                  from {schema}.log where log.position = middle.position) probe
+    where low < high
+)
+select bounds.last + 1 - (select low from appended where low = high), bounds.last + 1 - (select low from written where low = high)
+from bounds
 
 -- name: overview_consumers
--- Every consumer: its checkpoint, how far it is behind, who works for it.
+-- Every consumer: its checkpoint, how far it is behind in events, who works for it, and since when its next event waits for it.
 select consumer.name::text, consumer.position, head.position - consumer.position, consumer.paused,
-       case when consumer.leased_until > clock_timestamp() then consumer.worker end
-from {schema}.consumer, {schema}.head
+       case when consumer.leased_until > clock_timestamp() then consumer.worker end,
+       coalesce(extract(epoch from clock_timestamp() - next.ts), 0)::float8
+from {schema}.head
+cross join {schema}.consumer
+left join lateral (
+    select log.ts from {schema}.log where log.position > consumer.position order by log.position limit 1
+) next on true
 order by consumer.name
 
 -- name: overview_relays
@@ -32,6 +78,10 @@ left join {schema}.lane on lane.relay = relay.id and lane.leased_until > clock_t
 group by relay.id
 order by relay.name, relay.id
 
+-- name: overview_lanes
+-- Lanes that nobody holds.
+select count(*) from {schema}.lane where relay is null or leased_until <= clock_timestamp()
+
 -- name: overview_dead_letters
 -- Dead letters that somebody or something still has to deal with, by owner and status.
 select consumer_name::text, status::text, count(*)
@@ -39,3 +89,86 @@ from {schema}.dead_letter_events
 where status in ('retrying', 'waiting', 'parked')
 group by consumer_name, status
 order by consumer_name, status
+
+-- name: overview_operations
+-- Operations under way, and whether somebody drives them.
+select id::text, kind::text, status::text, requested_by, total, done + skipped + failed, failed,
+       coalesce(driven_until > clock_timestamp(), false), extract(epoch from clock_timestamp() - created_at)::float8
+from {schema}.operation
+where finished_at is null
+order by created_at
+limit 20
+
+-- name: overview_upkeep
+-- What retention keeps and removes, and what had to stay.
+select task::text, extract(epoch from keep)::float8, horizon, removed, kept_back, next_page is not null,
+       extract(epoch from clock_timestamp() - ran_at)::float8
+from {schema}.upkeep
+where task <> 'sweep'
+order by array_position(array['log', 'inbox', 'keys', 'dead_letters', 'operations'], task::text)
+
+-- name: overview_patience
+-- Who looks does not queue up behind somebody who has locked a table: it says so instead.
+select set_config('lock_timeout', '2s', true)
+
+-- name: holding_transactions
+-- Transactions that have been open for a while, and what each holds up: locks on our tables, sessions that wait for it, and
+-- the oldest rows that vacuum has to leave. Of other users' sessions an ordinary role sees the locks alone.
+with ours as (
+    select class.oid, class.relname
+    from pg_class class join pg_namespace namespace on namespace.oid = class.relnamespace
+    where namespace.nspname = %(schema)s and class.relkind in ('r', 'p')
+),
+held as (
+    select lock.pid, bool_or(ours.relname = 'outbox' and lock.mode = 'RowExclusiveLock') as publishes,
+           bool_or(ours.relname = 'head' and lock.mode = 'RowExclusiveLock') as appends,
+           min(ours.relname::text) filter (where lock.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')) as locked
+    from pg_locks lock join ours on ours.oid = lock.relation
+    where lock.locktype = 'relation' and lock.granted
+      and lock.database = (select oid from pg_database where datname = current_database())
+    group by lock.pid
+),
+waiting as (
+    select blocker, array_agg(format('process %%s (%%s)', pid, coalesce(nullif(application_name, ''), 'unnamed'))) as sessions
+    from pg_stat_activity, lateral unnest(pg_blocking_pids(pid)) blocker
+    where wait_event_type = 'Lock' and datname = current_database()
+    group by blocker
+)
+select activity.pid::text, activity.usename::text, coalesce(activity.application_name, ''), coalesce(activity.state, 'unknown'),
+       extract(epoch from statement_timestamp() - activity.xact_start)::float8,
+       coalesce(held.publishes, false), coalesce(held.appends, false), held.locked, held.pid is not null,
+       coalesce(waiting.sessions, '{{}}'), coalesce(age(activity.backend_xmin), age(activity.backend_xid))
+from pg_stat_activity activity
+left join held on held.pid = activity.pid
+left join waiting on waiting.blocker = activity.pid
+where activity.datname = current_database() and activity.pid <> pg_backend_pid()
+  and coalesce(activity.backend_type, 'client backend') = 'client backend'
+  and (activity.xact_start <= statement_timestamp() - make_interval(secs => %(seconds)s)
+       or (activity.xact_start is null and activity.state is null and held.pid is not null))
+  and (held.pid is not null or waiting.blocker is not null or activity.backend_xmin is not null or activity.backend_xid is not null)
+order by activity.xact_start nulls last
+limit 20
+
+-- name: holding_prepared
+-- Prepared transactions outlive their session: nobody ends them by closing a connection.
+select prepared.gid, prepared.owner::text, extract(epoch from statement_timestamp() - prepared.prepared)::float8,
+       exists (
+           select from pg_locks own
+           join pg_locks lock on lock.virtualtransaction = own.virtualtransaction and lock.pid is null
+           where own.locktype = 'transactionid' and own.transactionid = prepared.transaction and own.pid is null
+             and lock.locktype = 'relation' and lock.relation = %(outbox)s::regclass and lock.mode = 'RowExclusiveLock'
+       ),
+       age(prepared.transaction)
+from pg_prepared_xacts prepared
+where prepared.database = current_database()
+  and prepared.prepared <= statement_timestamp() - make_interval(secs => %(seconds)s)
+order by prepared.prepared
+
+-- name: holding_slots
+-- Replication slots that keep rows from being cleaned up, or WAL on the disk while nobody reads it.
+select slot_name::text, slot_type, active, coalesce(age(xmin), age(catalog_xmin)), xmin is not null,
+       case when not pg_is_in_recovery() then pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) end::float8,
+       coalesce(wal_status, 'unknown')
+from pg_replication_slots
+where (database is null or database = current_database()) and (not active or age(xmin) > 100000)
+order by slot_name

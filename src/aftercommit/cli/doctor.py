@@ -1,0 +1,79 @@
+"""`aftercommit doctor`: looks everything over and says what is wrong and what to do. Exit status 3 at a problem."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from shutil import get_terminal_size
+from textwrap import wrap
+
+import click
+
+from aftercommit.cli.loading import find_shape, load_database, load_outbox
+from aftercommit.cli.options import as_json, pass_settings
+from aftercommit.cli.output import line, message, print_json, printable
+from aftercommit.doctor import Finding, diagnose
+from aftercommit.outbox import Outbox
+from aftercommit.settings import Settings
+
+UNHEALTHY = 3
+_INDENT = " " * 9
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+
+
+@click.command()
+@as_json
+@pass_settings
+@click.pass_context
+def doctor(ctx: click.Context, /, settings: Settings, as_json: bool) -> None:
+    """Look the outbox over: server, settings, tables, flow. Each finding comes with its remedy; nothing is changed.
+
+    With --app, also what the application declares is compared. Exits with 3 when there is a problem; warnings are no
+    reason to.
+    """
+    outbox, found = _application(settings)
+    database = load_database(settings, "doctor")
+    # An application that cannot be imported should not keep us from looking at its tables.
+    told = settings if outbox is not None else replace(settings, app=None)
+    declared = None if outbox is None else outbox.consumers.keys()
+    found += diagnose(database, lambda connection: find_shape(told, connection), declared=declared)
+    unhealthy = any(each.level == "problem" for each in found)
+    if as_json:
+        print_json({"healthy": not unhealthy, "checks": [asdict(each) for each in found]})
+    else:
+        _print(found)
+    ctx.exit(UNHEALTHY if unhealthy else 0)
+
+
+def _application(settings: Settings) -> tuple[Outbox | None, list[Finding]]:
+    if settings.app is None:
+        return None, []
+    try:
+        outbox = load_outbox(settings)
+    except Exception as error:  # noqa: BLE001 - an application can fail to import in any way, and that is the finding
+        said = f"--app {settings.app} cannot be imported: {type(error).__name__}: {error}"
+        return None, [Finding("application", "problem", said, "mend the import; relays and workers need it")]
+    found = (
+        f"outbox {outbox.schema!r} with {len(list(outbox.registry))} event types and {len(outbox.consumers)} consumers"
+    )
+    return outbox, [Finding("application", "ok", found)]
+
+
+def _print(found: Sequence[Finding]) -> None:
+    for each in found:
+        label = click.style(f"{each.level:<8}", fg=_COLOURS[each.level], bold=each.level != "ok")
+        told = [f"{each.check}: {each.found}", *([f"remedy: {each.remedy}"] if each.remedy else [])]
+        first, *others = [part for text in told for part in _wrapped(printable(" ".join(text.split())))]
+        line(f"{label} {first}")
+        for part in others:
+            line(f"{_INDENT}{part}")
+    counts = Counter(each.level for each in found)
+    message(f"{len(found)} findings: ok {counts['ok']}, warnings {counts['warning']}, problems {counts['problem']}")
+
+
+def _wrapped(text: str) -> list[str]:
+    """Lines for a terminal; in a pipe a finding is one line, and its remedy another."""
+    if not sys.stdout.isatty():
+        return [text]
+    width = max(60, get_terminal_size().columns - 1) - len(_INDENT)
+    return wrap(text, width, break_on_hyphens=False, break_long_words=False)

@@ -1,0 +1,83 @@
+"""The options that say how long things are kept, the same for every command that removes what is old."""
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import click
+
+from aftercommit.errors import DeclarationError
+from aftercommit.postgres.retention import Retention
+
+FOR_EVER = "forever"
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+_DEFAULTS = Retention()
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_WHAT = {
+    "log": "partitions of the log, from their newest event on",
+    "inbox": "which consumer has handled which event",
+    "keys": "idempotency keys",
+    "dead_letters": "dead letters that are resolved or discarded",
+    "operations": "operations that have ended, with their events",
+}
+
+
+class Duration(click.ParamType[timedelta | str]):
+    """`90d`, `36h`, `30m`, `45s`, `2w`, or `forever`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta | str:
+        """As a time, or the word for none."""
+        if isinstance(value, timedelta):
+            return value
+        if value == FOR_EVER:
+            return FOR_EVER
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value.strip())
+        if match is None:
+            self.fail(f"{value!r} is not a time: write 30d, 36h, 15m, 45s, 2w or {FOR_EVER}", param, ctx)
+        try:
+            return timedelta(**{_UNITS[match[2]]: float(match[1])})
+        except OverflowError:
+            self.fail(f"{value!r} is longer than any calendar: write {FOR_EVER}", param, ctx)
+
+
+def shown(keep: timedelta | None) -> str:
+    """A time as these options are written."""
+    if keep is None:
+        return FOR_EVER
+    seconds = keep.total_seconds()
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
+def retention_options(command: Decorated) -> Decorated:
+    """Let a command take --keep-log and its like; `retention_of` makes a Retention of what was said."""
+    for task, what in reversed(_WHAT.items()):
+        name = f"keep-{task.replace('_', '-')}"
+        option = click.option(
+            f"--{name}",
+            type=Duration(),
+            default=shown(getattr(_DEFAULTS, task)),
+            show_default=True,
+            metavar="TIME",
+            envvar=f"AFTERCOMMIT_{name.replace('-', '_').upper()}",
+            show_envvar=True,
+            help=f"How long to keep {what}.",
+        )
+        command = option(command)
+    return command
+
+
+def retention_of(options: dict[str, Any]) -> Retention:
+    """What the options say, as one object; they are taken out of the dictionary."""
+    told = {task: options.pop(f"keep_{task}") for task in _WHAT}
+    try:
+        return Retention(**{task: None if keep == FOR_EVER else keep for task, keep in told.items()})
+    except DeclarationError as problem:
+        raise click.UsageError(str(problem)) from problem

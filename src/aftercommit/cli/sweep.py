@@ -1,0 +1,86 @@
+"""`aftercommit sweep`: one round of retention by hand or by cron. Relays do the same by themselves."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from aftercommit.cli.loading import find_shape, load_database
+from aftercommit.cli.options import as_json, pass_settings
+from aftercommit.cli.output import message, print_json, print_table, printable
+from aftercommit.cli.retention import retention_of, retention_options, shown
+from aftercommit.postgres.overview import require_outbox
+from aftercommit.postgres.retention import Round, Swept, the_only_one
+from aftercommit.settings import Settings
+
+PARTIAL = 4
+_PATIENCE = 30.0
+
+
+@click.command()
+@retention_options
+@click.option("--dry-run", is_flag=True, help="Count what would go, and change nothing.")
+@click.option(
+    "--even-if-unread",
+    is_flag=True,
+    help="Drop partitions of the log also where consumers, dead letters or operations still need them.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to work at most; what is left is for the next time.",
+)
+@as_json
+@pass_settings
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    /,
+    settings: Settings,
+    dry_run: bool,
+    even_if_unread: bool,
+    seconds: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Remove what need not be kept any longer: one round over everything, in small steps that stand in nobody's way.
+
+    What somebody still needs stays, and is named. Dropping partitions of the log takes the owner of the schema. Exits
+    with 4 when the time was over before all was looked at.
+    """
+    retention = retention_of(options)
+    with load_database(settings, "sweep").connect_sync() as connection:
+        shape = find_shape(settings, connection)
+        require_outbox(connection, shape)
+        a_round = Round(
+            connection,
+            shape,
+            retention,
+            seconds,
+            whole=True,
+            dry_run=dry_run,
+            even_if_unread=even_if_unread,
+        )
+        if dry_run:
+            swept = a_round.run()
+        else:
+            with the_only_one(connection, shape, interval=0, lease=seconds + 60, patience=_PATIENCE):
+                swept = a_round.run()
+    _tell(shape.schema, swept, dry_run, as_json)
+    ctx.exit(0 if all(each.finished for each in swept) else PARTIAL)
+
+
+def _tell(outbox: str, swept: Sequence[Swept], dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        found = [{**asdict(each), "keep": each.keep.total_seconds() if each.keep else None} for each in swept]
+        print_json({"outbox": outbox, "dry_run": dry_run, "swept": found})
+    else:
+        rows = [(each.task.replace("_", " "), shown(each.keep), each.removed, each.finished) for each in swept]
+        print_table(("what", "kept for", "would go" if dry_run else "removed", "all looked at"), rows)
+    for each in swept:
+        for reason in each.kept_back:
+            message(f"kept back: {each.task.replace('_', ' ')}: {printable(reason)}")

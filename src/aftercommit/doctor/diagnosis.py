@@ -1,0 +1,74 @@
+"""Runs the checks in order and collects what they find. A check that cannot look is a finding of its own."""
+
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from aftercommit.clock import utc_now
+from aftercommit.doctor.findings import Case, Check, Finding
+from aftercommit.doctor.flow import FLOW
+from aftercommit.doctor.server import HELD_UP, SERVER
+from aftercommit.doctor.tables import MIGRATIONS, TABLES
+from aftercommit.errors import AftercommitError
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.shape import Shape
+
+# What cannot be looked at before the tables are there.
+_OUTBOX = (*TABLES, *HELD_UP, *FLOW)
+CHECKS = (*SERVER, MIGRATIONS, *_OUTBOX)
+
+ChooseShape = Callable[[psycopg.Connection[Any]], Shape]
+
+
+def diagnose(
+    database: Database,
+    choose_shape: ChooseShape,
+    *,
+    declared: Collection[str] | None = None,
+    now: Callable[[], datetime] = utc_now,
+) -> list[Finding]:
+    """Everything that the checks find; where there is no connection, that alone.
+
+    `choose_shape` names the outbox once connected; `declared` are the consumers of the application, where it is known.
+    """
+    try:
+        connection = database.connect_sync()
+    except AftercommitError as error:
+        return [Finding("connection", "problem", str(error), "until it can be reached, nothing else can be looked at")]
+    with connection:
+        at = f"{database.safe_dsn}, as user {connection.info.user!r}"
+        found = [Finding("connection", "ok", f"PostgreSQL {_version(connection)} at {at}")]
+        try:
+            case = Case(connection, database, choose_shape(connection), declared, now)
+        except AftercommitError as error:
+            return [*found, Finding("outbox", "problem", str(error), "say which outbox is meant")]
+        return [*found, *_all(case)]
+
+
+def _all(case: Case) -> Iterator[Finding]:
+    for check in SERVER:
+        yield from _one(case, check)
+    migrations = list(_one(case, MIGRATIONS))
+    yield from migrations
+    if not any(each.level == "problem" for each in migrations):
+        for check in _OUTBOX:
+            yield from _one(case, check)
+
+
+def _one(case: Case, check: Check) -> Iterator[Finding]:
+    try:
+        troubles = list(check.look(case))
+    except (psycopg.Error, AftercommitError) as error:
+        said = " ".join(str(error).split())
+        yield Finding(check.name, "warning", f"could not be looked at: {said}", "mend that, and ask again")
+        return
+    for trouble in troubles:
+        yield Finding(check.name, trouble.level, trouble.found, trouble.remedy)
+    if not troubles:
+        yield Finding(check.name, "ok", check.fine)
+
+
+def _version(connection: psycopg.Connection[Any]) -> str:
+    return connection.info.parameter_status("server_version") or "of an unknown version"

@@ -1,0 +1,93 @@
+"""What a check found, and what checks look at."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal
+
+import psycopg
+
+from aftercommit.postgres.catalog import asking
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.overview import Overview, overview
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+
+Level = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found, and the remedy where something is not as it should be."""
+
+    check: str
+    level: Level
+    found: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that a check found wrong."""
+
+    level: Literal["warning", "problem"]
+    found: str
+    remedy: str
+
+
+def warning(found: str, remedy: str) -> Trouble:
+    """It works, and somebody should know."""
+    return Trouble("warning", found, remedy)
+
+
+def problem(found: str, remedy: str) -> Trouble:
+    """It does not work, or may lose something."""
+    return Trouble("problem", found, remedy)
+
+
+class Case:
+    """The outbox that is looked over, through one connection; what several checks need is read once."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        database: Database,
+        shape: Shape,
+        declared: Collection[str] | None,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`declared` are the consumers that the application declares, where it is known."""
+        self.connection = connection
+        self.database = database
+        self.shape = shape
+        self.declared = declared
+        self.now = now
+        self.statements = Statements(shape)
+
+    def rows(self, query: str, **parameters: Any) -> Sequence[Sequence[Any]]:
+        """The rows of a query of ours."""
+        return asking(self.connection)(self.statements.render(query), {"schema": self.shape.schema, **parameters})
+
+    def settings(self, *names: str) -> dict[str, str]:
+        """Settings of the server as they hold for this user in this database."""
+        return {str(name): str(value) for name, value in self.rows("doctor_settings", names=list(names))}
+
+    @cached_property
+    def overview(self) -> Overview:
+        """How the outbox is doing."""
+        return overview(self.connection, self.shape)
+
+    @cached_property
+    def user(self) -> str:
+        """Who we are to the database."""
+        return str(self.rows("doctor_server")[0][3])
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A named look; `fine` is what it says when it finds nothing."""
+
+    name: str
+    fine: str
+    look: Callable[[Case], Iterator[Trouble]]

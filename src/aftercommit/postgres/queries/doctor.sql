@@ -1,0 +1,88 @@
+-- name: doctor_server
+-- Which server this is, who we are to it, and whether it can be written to.
+select current_setting('server_version_num')::integer, current_setting('server_version'), pg_is_in_recovery(),
+       current_user::text, current_database()::text
+
+-- name: doctor_clock
+-- The time of the database.
+select clock_timestamp()
+
+-- name: doctor_settings
+-- Settings as they hold for this user in this database.
+select name, setting from pg_settings where name = any(%(names)s)
+
+-- name: doctor_privileges
+-- What of these privileges this user lacks.
+select wanted.relation, wanted.privilege
+from unnest(%(relations)s::text[], %(privileges)s::text[]) as wanted (relation, privilege)
+where not has_table_privilege(quote_ident(%(schema)s) || '.' || quote_ident(wanted.relation), wanted.privilege)
+
+-- name: doctor_rights
+-- May this user call the function that makes partitions, drop partitions, and see what other users' sessions do?
+select has_function_privilege(quote_ident(%(schema)s) || '.make_partitions()', 'execute'),
+       (select pg_has_role(relowner, 'usage') from pg_class where oid = (quote_ident(%(schema)s) || '.log')::regclass),
+       pg_has_role('pg_read_all_stats', 'usage')
+
+-- name: doctor_connections
+-- Connections in use and allowed: of the server, of this database, of this user. A limit of -1 is none.
+select 'the server', count(*),
+       current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
+           - coalesce(current_setting('reserved_connections', true)::bigint, 0)
+from pg_stat_activity where usesysid is not null and coalesce(backend_type, 'client backend') = 'client backend'
+union all
+select 'database ' || datname, (select count(*) from pg_stat_activity where datid = pg_database.oid), datconnlimit
+from pg_database where datname = current_database() and datconnlimit >= 0
+union all
+select 'user ' || rolname, (select count(*) from pg_stat_activity where usesysid = pg_roles.oid), rolconnlimit
+from pg_roles where rolname = current_user and rolconnlimit >= 0
+
+-- name: doctor_vacuum
+-- Tables of the outbox: dead rows against what should have set autovacuum off, when it last came, whether it is switched off.
+select class.relname::text, stat.n_dead_tup,
+       (coalesce(own.threshold, current_setting('autovacuum_vacuum_threshold'))::float8
+           + coalesce(own.scale, current_setting('autovacuum_vacuum_scale_factor'))::float8 * greatest(class.reltuples, 0))::float8,
+       extract(epoch from clock_timestamp() - greatest(stat.last_autovacuum, stat.last_vacuum))::float8,
+       coalesce(own.enabled, 'true')::boolean
+from pg_class class
+join pg_namespace namespace on namespace.oid = class.relnamespace
+join pg_stat_all_tables stat on stat.relid = class.oid
+left join lateral (
+    select max(option_value) filter (where option_name = 'autovacuum_vacuum_threshold') as threshold,
+           max(option_value) filter (where option_name = 'autovacuum_vacuum_scale_factor') as scale,
+           max(option_value) filter (where option_name = 'autovacuum_enabled') as enabled
+    from pg_options_to_table(class.reloptions)
+) own on true
+where namespace.nspname = %(schema)s and class.relkind = 'r'
+order by class.relname
+
+-- name: doctor_indexes
+-- Indexes that PostgreSQL does not use: a build or a concurrent change of theirs was interrupted.
+select index_class.relname::text, table_class.relname::text
+from pg_index index
+join pg_class index_class on index_class.oid = index.indexrelid
+join pg_class table_class on table_class.oid = index.indrelid
+join pg_namespace namespace on namespace.oid = table_class.relnamespace
+where namespace.nspname = %(schema)s and not (index.indisvalid and index.indisready)
+order by 1
+
+-- name: doctor_default_partition
+-- A partition for whatever fits into no other.
+select child.relname::text
+from pg_inherits link join pg_class child on child.oid = link.inhrelid
+where link.inhparent = %(log)s::regclass and pg_get_expr(child.relpartbound, child.oid) = 'DEFAULT'
+
+-- name: doctor_log
+-- The head of the log beside what the log holds.
+select head.position, (select max(position) from {schema}.log), (select min(position) from {schema}.log) from {schema}.head
+
+-- name: doctor_samples
+-- Stretches of the log: how many events each holds, and how often time runs backwards in it.
+select sample.first, count(event.position), count(*) filter (where event.ts < event.ts_before)
+from unnest(%(firsts)s::bigint[]) as sample (first)
+left join lateral (
+    select position, ts, lag(ts) over (order by position) as ts_before
+    from {schema}.log
+    where position >= sample.first and position < sample.first + %(size)s
+) event on true
+group by sample.first
+order by sample.first

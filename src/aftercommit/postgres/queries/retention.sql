@@ -1,0 +1,150 @@
+-- name: claim_sweep
+-- The right to do a round, for one program at a time; it comes back by itself when that program dies.
+insert into {schema}.upkeep as upkeep (task, ran_at, leased_until)
+values ('sweep', clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease)s))
+on conflict (task) do update set ran_at = excluded.ran_at, leased_until = excluded.leased_until
+where (upkeep.leased_until is null or upkeep.leased_until < clock_timestamp())
+  and (upkeep.ran_at is null or upkeep.ran_at <= clock_timestamp() - make_interval(secs => %(interval)s))
+returning 1
+
+-- name: release_sweep
+-- The round is over.
+update {schema}.upkeep set leased_until = null where task = 'sweep'
+
+-- name: brief_locks
+-- Whoever holds a row that has to go is not waited for: the next pass finds it.
+select set_config('lock_timeout', '1s', true)
+
+-- name: lock_upkeep
+-- Where a task stands, locked: who relies on its horizon holds the row FOR SHARE and is waited for. Due is a new pass after a
+-- twentieth of the time that rows are kept.
+insert into {schema}.upkeep as upkeep (task) values (%(task)s)
+on conflict (task) do update set task = excluded.task
+returning next_page, began_at - %(keep)s::interval, keep is not distinct from %(keep)s::interval,
+          began_at is null or clock_timestamp() >= began_at + %(keep)s::interval / 20, kept_back
+
+-- name: begin_pass
+-- The horizon is written before the first row goes, and never runs backwards.
+update {schema}.upkeep
+set keep = %(keep)s::interval, began_at = statement_timestamp(), next_page = 0, ran_at = statement_timestamp(), kept_back = '{{}}',
+    horizon = greatest(horizon, statement_timestamp() - %(keep)s::interval)
+where task = %(task)s
+returning began_at - keep
+
+-- name: note_progress
+-- Where the pass goes on (nowhere: it is through), what it removed, and what had to stay.
+update {schema}.upkeep
+set next_page = %(next_page)s, removed = removed + %(removed)s, ran_at = clock_timestamp(), kept_back = %(kept_back)s
+where task = %(task)s
+
+-- name: note_kept
+-- A task that goes through no pages: how long is kept, what was removed up to when, and what had to stay.
+insert into {schema}.upkeep as upkeep (task, keep, removed, horizon, kept_back, ran_at)
+values (%(task)s, %(keep)s::interval, %(removed)s, %(horizon)s, %(kept_back)s, clock_timestamp())
+on conflict (task) do update
+set keep = excluded.keep, removed = upkeep.removed + excluded.removed, horizon = greatest(upkeep.horizon, excluded.horizon),
+    kept_back = excluded.kept_back, ran_at = excluded.ran_at
+
+-- name: kept_since
+-- The moment before which nothing has to be kept, on the database's clock.
+select clock_timestamp() - %(keep)s::interval
+
+-- name: pages_of
+-- How many pages a table has.
+select pg_relation_size(%(table)s::regclass) / current_setting('block_size')::bigint
+
+-- name: sweep_pages
+-- Removes what is old on some pages of a table, except what somebody still needs, and tells how much of both.
+with old as materialized (
+    {old}
+),
+gone as (
+    delete from {schema}.{table} where ctid = any(array(select place from old where holder is null)) returning 1
+)
+select (select count(*) from gone),
+       (select coalesce(jsonb_object_agg(holder, held), '{{}}')
+        from (select holder, count(*) as held from old where holder is not null group by holder) holders)
+
+-- name: count_pages
+-- The same without removing anything.
+with old as materialized (
+    {old}
+)
+select (select count(*) from old where holder is null),
+       (select coalesce(jsonb_object_agg(holder, held), '{{}}')
+        from (select holder, count(*) as held from old where holder is not null group by holder) holders)
+
+-- name: old_inbox
+-- Inbox rows of these pages; one stays while its event may come again: from the outbox, or by a dead letter.
+select inbox.ctid as place,
+       case when waiting.id is not null then 'events that are still in the outbox'
+            when letter.consumer_name is not null then 'dead letters of ' || quote_literal(letter.consumer_name) end as holder
+from {schema}.processed_events inbox
+left join lateral (select outbox.id from {schema}.outbox where outbox.id = inbox.event_id limit 1) waiting on true
+left join lateral (
+    select dead.consumer_name from {schema}.dead_letter_events dead
+    where dead.event_id = inbox.event_id and dead.status <> 'resolved' limit 1
+) letter on true
+where inbox.ctid >= %(first)s::tid and inbox.ctid < %(last)s::tid and inbox.processed_at < %(before)s
+
+-- name: old_keys
+-- Idempotency keys of these pages.
+select ctid as place, null::text as holder
+from {schema}.published_key
+where ctid >= %(first)s::tid and ctid < %(last)s::tid and created_at < %(before)s
+
+-- name: old_dead_letters
+-- Dead letters of these pages that nobody has to deal with any more.
+select ctid as place, null::text as holder
+from {schema}.dead_letter_events
+where ctid >= %(first)s::tid and ctid < %(last)s::tid and status in ('resolved', 'discarded') and last_seen_at < %(before)s
+
+-- name: running_operations
+-- Operations under way rely on inbox and dead letters as they were when their events were chosen.
+select id, kind::text, requested_by from {schema}.operation where finished_at is null order by created_at limit 5
+
+-- name: old_operations
+-- Operations that ended before; none begins after it ends, so the index by their beginning finds them.
+select id, kind::text from {schema}.operation
+where created_at < %(before)s and finished_at < %(before)s
+order by created_at
+limit %(limit)s
+
+-- name: count_old_operations
+-- How many of them there are.
+select count(*) from {schema}.operation where created_at < %(before)s and finished_at < %(before)s
+
+-- name: sweep_operation_events
+-- Some events of an operation, in order; returns how many, and the last.
+with gone as (
+    delete from {schema}.operation_event
+    where operation_id = %(operation)s and ordinal in (
+        select ordinal from {schema}.operation_event
+        where operation_id = %(operation)s and ordinal > %(after)s
+        order by ordinal
+        limit %(limit)s
+    )
+    returning ordinal
+)
+select count(*), max(ordinal) from gone
+
+-- name: sweep_operation
+-- The operation itself, when its events are gone.
+delete from {schema}.operation where id = %(operation)s and finished_at < %(before)s returning 1
+
+-- name: log_holders
+-- Who still needs positions up to here: consumers that have yet to read them, open dead letters, operations under way.
+select 'consumer', name::text, position from {schema}.consumer where position < %(position)s
+union all
+select 'dead letter', consumer_name::text, min(position)
+from {schema}.dead_letter_events
+where status in ('retrying', 'waiting', 'parked') and position <= %(position)s
+group by consumer_name
+union all
+select 'operation', operation.id::text, min(event.position)
+from {schema}.operation
+join {schema}.operation_event event on event.operation_id = operation.id and event.state in ('waiting', 'started')
+where operation.finished_at is null and event.position <= %(position)s
+group by operation.id
+order by 3
+limit 5

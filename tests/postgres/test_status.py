@@ -1,0 +1,387 @@
+"""`status`: the whole picture of an outbox in one look, cheap at any volume, and every problem with its remedy."""
+
+import io
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from aftercommit.cli import cli
+from aftercommit.cli.figures import Pace
+from aftercommit.cli.screen import Screen, ago
+from aftercommit.postgres import holders
+from aftercommit.postgres.health import Limits, problems
+from aftercommit.postgres.overview import ConsumerState, Overview, overview
+from aftercommit.postgres.statements import Statements
+from tests.postgres.engine import wait_until, waits_for_a_lock
+from tests.programs import CLEANED, running
+from tests.shop import OrderPlaced, Shop
+
+APPEND = """
+    insert into log (position, ts, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
+                     correlation_id, payload, retry_count, created_at, tenant_id)
+    select n, now() - make_interval(secs => (%s - n) * %s::float8), gen_random_uuid(), n, n %% 64, 'order', n %% 500,
+           'order.placed', 1, now(), 'c', '{}', 0, now() - make_interval(secs => (%s - n) * %s::float8 + 1), 'acme'
+    from generate_series(1, %s) n
+"""
+
+
+LOCK = "lock table outbox in access exclusive mode"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in CLEANED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AFTERCOMMIT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def everything_is_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a transaction that has just begun."""
+    monkeypatch.setattr(holders, "WORTH_A_LOOK_SECONDS", 0.0)
+
+
+def run(shop: Shop, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["status", "--dsn", shop.dsn, *arguments])
+
+
+def look(shop: Shop) -> Overview:
+    with shop.connect(autocommit=True) as connection:
+        return overview(connection, shop.outbox.shape)
+
+
+def fill_log(shop: Shop, count: int, apart: float) -> None:
+    """A log whose events were appended at even intervals, the last one just now, each a second after it was written."""
+    shop.rows(APPEND, [count, apart, count, apart, count])
+    shop.rows("update head set position = %s, ts = now()", [count])
+
+
+def operate(shop: Shop, **columns: Any) -> str:
+    operation = str(uuid4())
+    row = {"id": operation, "kind": "replay", "requested_by": "anna", "target": "index", "selection": "{}", **columns}
+    shop.rows(f"insert into operation ({', '.join(row)}) values ({', '.join(['%s'] * len(row))})", list(row.values()))
+    return operation
+
+
+@contextmanager
+def open_transaction(shop: Shop, statement: str, **options: Any) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(shop.dsn, application_name="somebody", **options) as connection:
+        connection.execute("set local search_path to shop")
+        connection.execute(statement.encode())
+        yield connection
+        connection.rollback()
+
+
+class TestFigures:
+    def test_rates_of_the_last_minute_are_found_by_halving_the_log(self, shop: Shop) -> None:
+        fill_log(shop, 1000, apart=0.5)
+        shop.publish(*(OrderPlaced("o", number) for number in range(60)))
+
+        seen = look(shop)
+
+        assert seen.delivered_rate == pytest.approx(2.0, abs=0.2)
+        assert seen.published_rate == pytest.approx(3.0, abs=0.3)
+        assert seen.drain_seconds is None, "more comes in than goes out"
+
+    def test_the_time_to_drain_follows_from_both_rates(self, shop: Shop) -> None:
+        fill_log(shop, 1000, apart=0.1)
+        shop.publish(*(OrderPlaced("o", number) for number in range(50)))
+        shop.rows("update outbox set created_at = created_at - interval '1 hour'")
+        shop.rows("update log set created_at = created_at - interval '1 hour'")
+
+        seen = look(shop)
+
+        assert seen.published_rate == 0.0
+        assert seen.delivered_rate == pytest.approx(10.0, abs=0.2)
+        assert seen.drain_seconds == pytest.approx(5.0, abs=0.2)
+
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_a_young_log_has_rates_too(self, shop: Shop, count: int) -> None:
+        fill_log(shop, count, apart=1)
+        assert look(shop).delivered_rate == pytest.approx(count / 60)
+
+    def test_lag_is_told_in_events_and_in_seconds(self, shop: Shop) -> None:
+        fill_log(shop, 100, apart=2)
+        for name, position in (("through", 100), ("behind", 70)):
+            shop.rows("insert into consumer (name, position, declared_by) values (%s, %s, 'x')", [name, position])
+
+        behind, through = look(shop).consumers
+
+        assert (behind.lag, through.lag, through.lag_seconds) == (30, 0, 0.0)
+        assert behind.lag_seconds == pytest.approx(58, abs=5)
+
+    def test_lanes_without_a_holder_are_counted(self, shop: Shop) -> None:
+        hold = (
+            "update lane set relay = gen_random_uuid(), token = gen_random_uuid(), leased_until = now() + %s::interval"
+        )
+        shop.rows(hold + " where lane < 40", ["1 hour"])
+        shop.rows(hold + " where lane < 5", ["-1 hour"])
+
+        assert look(shop).free_lanes == 24 + 5
+
+    def test_retention_shows_what_it_keeps_and_what_is_held_back(self, shop: Shop) -> None:
+        shop.rows("update upkeep set keep = '7 days', removed = 5, ran_at = now(), kept_back = '{\"x\": 2}'")
+
+        (row,) = [line for line in run(shop).stdout.splitlines() if line.startswith("keys")]
+
+        assert row.split() == ["keys", "7d", "5", "0s", "ago", "2", "held", "by", "x"]
+
+    def test_operations_under_way_are_shown_with_their_progress(self, shop: Shop) -> None:
+        driven = operate(shop, total=10, done=3, failed=1, driver=uuid4(), driven_until="infinity")
+        left = operate(shop, total=5)
+        operate(shop, status="done", finished_at="now")
+
+        result = run(shop, "--json")
+
+        shown = {each["id"]: each for each in json.loads(result.stdout)["operations"]}
+        assert shown.keys() == {driven, left}
+        assert (shown[driven]["through"], shown[driven]["failed"], shown[driven]["driven"]) == (4, 1, True)
+        assert result.exit_code == 3
+        assert f"operation {left} (replay, 0 of 5) is under way and nobody drives it" in result.stderr
+        assert driven not in result.stderr
+
+
+class TestHolders:
+    @pytest.mark.parametrize(
+        ("statement", "what"),
+        [
+            (
+                "insert into outbox (id, aggregate_type, aggregate_id, event_type, correlation_id, payload, tenant_id)"
+                " values (gen_random_uuid(), 'order', 'o', 'order.placed', 'c', '{}', 'acme')",
+                "the relays' watermark, because it has published and not committed",
+            ),
+            ("update head set ts = ts", "every append to the log, because it has written to the head"),
+            ("lock table log in share mode", "readers and writers of table log, which it has locked"),
+            ("select count(*) from log", "migrations and the dropping of partitions"),
+            ("create table elsewhere ()", "vacuum, which has to leave what it might still see"),
+        ],
+    )
+    def test_an_open_transaction_is_named_with_what_it_holds_up(
+        self, shop: Shop, everything_is_worth_a_look: None, statement: str, what: str
+    ) -> None:
+        with open_transaction(shop, statement) as connection:
+            result = run(shop, "--max-transaction", "0")
+            pid = connection.info.backend_pid
+
+        assert result.exit_code == 3
+        (problem,) = result.stderr.splitlines()
+        assert problem.startswith(f"problem: process {pid} of user ")
+        assert "(somebody), idle in transaction for 0 s holds up" in problem
+        assert what in problem
+        assert problem.endswith(f"select pg_terminate_backend({pid})")
+
+    def test_who_waits_for_its_locks_is_named(self, shop: Shop, everything_is_worth_a_look: None) -> None:
+        with (
+            psycopg.connect(shop.dsn, autocommit=True, application_name="the relay") as waiting,
+            psycopg.connect(shop.dsn, autocommit=True) as connection,
+            ThreadPoolExecutor(1) as program,
+        ):
+            with open_transaction(shop, LOCK) as holder:
+                reading = program.submit(waiting.execute, "select count(*) from shop.outbox")
+                wait_until(lambda: waits_for_a_lock(shop.dsn, "the relay"))
+                found = {each.name: each for each in holders.holders(connection, shop.outbox.shape)}
+                blocking, pid = found[str(holder.info.backend_pid)], waiting.info.backend_pid
+            reading.result(timeout=20)
+        assert f"process {pid} (the relay), waiting for its locks" in blocking.holds
+
+    def test_a_locked_table_is_not_waited_for_and_its_holder_is_named(self, shop: Shop) -> None:
+        with open_transaction(shop, LOCK) as holder:
+            result = run(shop)
+            pid = holder.info.backend_pid
+
+        assert result.exit_code == 1
+        assert "a table of outbox 'shop' is locked and cannot be read: process" in result.stderr
+        assert f"select pg_terminate_backend({pid})" in result.stderr
+
+    def test_short_transactions_are_everyday_work(self, shop: Shop) -> None:
+        with open_transaction(shop, "select count(*) from log"):
+            result = run(shop, "--max-transaction", "0")
+        assert (result.exit_code, result.stderr) == (0, "")
+
+    def test_a_transaction_that_holds_nothing_is_left_out(self, shop: Shop, everything_is_worth_a_look: None) -> None:
+        with open_transaction(shop, "select 1"):
+            assert look(shop).holders == ()
+
+
+class TestLimits:
+    def test_parked_dead_letters_and_failed_events_are_a_problem_unless_allowed(self, shop: Shop) -> None:
+        event = shop.place()
+        shop.rows("update outbox set status = 'failed', retry_count = 1, last_error = 'e'")
+        shop.rows(
+            "insert into dead_letter_events (event_id, consumer_name, status, event_type, schema_version,"
+            " aggregate_type, aggregate_id, occurred_at, correlation_id, payload, seq, created_at, error, error_class,"
+            " attempts, tenant_id) values (%s, '@relay', 'parked', 'order.placed', 1, 'order', 'o', now(),"
+            " 'c', '{}', 1, now(), 'e', 'E', 1, 'acme')",
+            [event],
+        )
+
+        result = run(shop)
+
+        assert result.exit_code == 3
+        assert result.stderr.splitlines() == [
+            "problem: 1 dead letters are parked (@relay: 1): see `aftercommit dead groups`, then retry or discard them",
+            "problem: 1 events failed for good and are not in the log: see `aftercommit dead list`",
+        ]
+        assert run(shop, "--max-dead", "1").exit_code == 0
+
+    @pytest.mark.parametrize(
+        ("limits", "words"),
+        [
+            ((), None),
+            (("--max-lag", "29"), "30 events behind (5"),
+            (("--max-lag", "30"), None),
+            (("--max-lag-seconds", "10"), "more than 10 s"),
+            (("--max-lag-seconds", "3600"), None),
+        ],
+    )
+    def test_a_lag_is_a_problem_beyond_what_was_said(
+        self, shop: Shop, limits: tuple[str, ...], words: str | None
+    ) -> None:
+        fill_log(shop, 100, apart=2)
+        shop.rows(
+            "insert into consumer (name, position, declared_by, worker, token, leased_until)"
+            " values ('index', 70, 'x', 'w', gen_random_uuid(), 'infinity')"
+        )
+
+        result = run(shop, *limits)
+
+        assert result.exit_code == (0 if words is None else 3)
+        assert (words or "") in result.stderr
+
+    def test_a_paused_consumer_beyond_its_limit_is_to_be_resumed(self) -> None:
+        consumer = ConsumerState("index", 1, 30, paused=True, holder=None, lag_seconds=5)
+        seen = Overview("shop", 0, 0, 0, 0, 31, (consumer,), (), ())
+        assert problems(seen) == []
+        (problem,) = problems(seen, Limits(max_lag=10))
+        assert problem.endswith("`aftercommit consumers resume index`")
+
+
+class TestVolume:
+    def test_a_look_costs_the_same_with_a_long_past(self, shop: Shop) -> None:
+        """A look reads indexes, and of the log some forty rows."""
+        fill_log(shop, 100_000, apart=0.01)
+        shop.rows(
+            "insert into outbox (id, aggregate_type, aggregate_id, event_type, correlation_id, payload, tenant_id,"
+            " status, retry_count, last_error) select gen_random_uuid(), 'order', n, 'order.placed', 'c',"
+            " json_build_object('n', repeat('x', 300)), 'acme', 'failed', 1, 'e' from generate_series(1, 20000) n"
+        )
+        shop.rows(
+            "insert into dead_letter_events (event_id, consumer_name, status, event_type, schema_version,"
+            " aggregate_type, aggregate_id, occurred_at, correlation_id, payload, seq, created_at, error, error_class,"
+            " attempts, tenant_id) select id, '@relay', 'parked', event_type, 1, 'order', aggregate_id, now(), 'c',"
+            " payload, seq, now(), 'e', 'E', 1, 'acme' from outbox"
+        )
+        shop.rows("insert into consumer (name, position, declared_by) values ('index', 500, 'x')")
+        statements = Statements(shop.outbox.shape)
+        with shop.connect(autocommit=True) as connection:
+            wait_until(lambda: vacuumed(connection))
+            plans = {}
+            for name in ("outbox", "minute", "consumers", "dead_letters"):
+                statement = b"explain (analyze, format json) " + statements[f"overview_{name}"]
+                row = connection.execute(statement, {}).fetchone()
+                assert row is not None
+                plans[name] = list(walk(row[0][0]["Plan"]))
+
+        large = ("log", "outbox", "dead_letter")
+        for name, plan in plans.items():
+            scans = [node for node in plan if "Seq Scan" in node["Node Type"] and node["Actual Rows"] > 10]
+            assert not [node for node in scans if node["Relation Name"].startswith(large)], name
+        assert {"Index Only Scan"} == {
+            node["Node Type"] for node in plans["dead_letters"] if "Scan" in node["Node Type"]
+        }
+        read = sum(
+            node["Actual Rows"] * node["Actual Loops"]
+            for node in plans["minute"]
+            if node.get("Relation Name", "").startswith("log")
+        )
+        assert read < 60
+
+
+def vacuumed(connection: psycopg.Connection[Any]) -> bool:
+    """Whether vacuum could mark every page; an analyze by autovacuum at the same moment keeps it from that."""
+    connection.execute("vacuum analyze")
+    left = connection.execute(
+        "select count(*) from pg_class where relnamespace = 'shop'::regnamespace and relkind = 'r'"
+        " and relallvisible < relpages"
+    ).fetchone()
+    return left == (0,)
+
+
+def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from walk(child)
+
+
+IDLE = Overview("shop", 0, 0.0, 0, 0, 0, (), (), ())
+
+
+class TestPace:
+    def test_rates_come_from_the_differences_between_looks(self) -> None:
+        pace = Pace()
+        first = pace.of(replace(IDLE, pending=10, head=100, published_rate=1.0, delivered_rate=2.0), at=0.0)
+        second = pace.of(replace(IDLE, pending=30, head=140), at=2.0)
+
+        assert (first.published_rate, first.delivered_rate) == (1.0, 2.0)
+        assert (second.published_rate, second.delivered_rate) == (30.0, 20.0)
+
+    def test_another_life_of_the_log_begins_anew(self) -> None:
+        pace = Pace()
+        pace.of(replace(IDLE, head=100), at=0.0)
+        assert pace.of(replace(IDLE, head=5, delivered_rate=0.5), at=2.0).delivered_rate == 0.5
+
+
+def drawn(screen: Screen, width: int = 80, height: int = 24) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
+    console.print(screen)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+class TestScreen:
+    def test_it_fits_on_the_smallest_terminal_and_cuts_no_problem_away(self) -> None:
+        consumers = tuple(ConsumerState(f"consumer-{number}" * 5, 1, number, False, None) for number in range(100))
+        seen = replace(IDLE, consumers=consumers)
+        wrong = ["something long is wrong " * 8 + "remedy 1", "and another thing: remedy 2"]
+
+        lines = drawn(Screen(seen, wrong, 2.0))
+
+        assert len(lines) <= 24
+        assert max(map(len, lines)) <= 80
+        assert "remedy 1" in " ".join(lines)
+        assert lines[-1] == "problem: and another thing: remedy 2"
+        assert any("more lines: a larger window shows them" in line for line in lines)
+        assert "100" not in lines[4]
+        assert "99 behind" not in lines[0]
+
+    def test_an_outage_is_the_whole_picture(self) -> None:
+        assert drawn(Screen(None, ["cannot connect"], 2.0))[-1] == "problem: cannot connect"
+
+    def test_text_from_the_database_cannot_paint_over_it(self) -> None:
+        seen = replace(IDLE, consumers=(ConsumerState("\x1b[2Jgone", 1, 2, False, None),))
+        assert "\x1b" not in "".join(drawn(Screen(seen, [], 2.0)))
+
+    @pytest.mark.parametrize(
+        ("seconds", "words"), [(None, "-"), (5, "5s ago"), (300, "5m ago"), (7300, "2h ago"), (200_000, "2d ago")]
+    )
+    def test_times_are_told_in_the_unit_that_reads_best(self, seconds: float | None, words: str) -> None:
+        assert ago(seconds) == words
+
+
+def test_watching_in_a_pipe_is_one_line_per_look(shop: Shop) -> None:
+    with running("status", "--watch", "--interval", "0.1", "--dsn", shop.dsn) as status:
+        status.until(lambda: "enough" if len(status.stdout) >= 3 else None)
+        status.send(signal.SIGINT)
+        assert status.ends() == 0, status
+    assert status.stdout[2].startswith("pending=0 oldest=0.0s in=0.0/s out=0.0/s failed=0 head=0 lag=0 ")
