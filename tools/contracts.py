@@ -1,9 +1,9 @@
 """Which tests prove which promise: reads docs/contracts.md and the marks in tests/, and compares.
 
-A row of the page is `held` (at least one test proves it) or `planned` (not delivered yet). A test names the
-rows it proves with `@pytest.mark.contract("C3", "S5")`, on itself, on its class, or for a whole file in
-`pytestmark`. Files are parsed, never imported: the answer depends neither on a database nor on what happens
-to be installed.
+A row of the page is `held` (at least one test proves it), `partly` (tests prove a part of it, the rest is not
+delivered yet) or `planned` (not delivered yet). A test names the rows it proves with
+`@pytest.mark.contract("C3", "S5")`, on itself, on its class, or for a whole file in `pytestmark`. Files are parsed,
+never imported: the answer depends neither on a database nor on what happens to be installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-STATUSES = ("held", "planned")
+STATUSES = ("held", "partly", "planned")
 ROW = re.compile(r"^\|\s*(?P<identifier>[A-Z]\d+)\s*\|\s*(?P<status>[^|]*?)\s*\|\s*(?P<sentence>.*?)\s*\|$")
 
 # A test that is always skipped, or expected to fail, proves nothing.
@@ -82,10 +82,10 @@ def compare(root: Path) -> Report:
         else:
             problems.append(f"{claim.test} names row {claim.row}, which docs/contracts.md does not have")
     problems += [
-        f"{row.identifier} is held but no test proves it: mark one with"
+        f"{row.identifier} is {row.status} but no test proves it: mark one with"
         f' pytest.mark.contract("{row.identifier}"), or set the row to planned'
         for row in rows
-        if row.status == "held" and not row.tests
+        if row.status != "planned" and not row.tests
     ]
     return Report(rows, problems)
 
@@ -101,7 +101,10 @@ def read_page(page: Path) -> tuple[list[Row], list[str]]:
             continue
         row = Row(match["identifier"], match["status"], match["sentence"])
         if row.status not in STATUSES:
-            problems.append(f"{page.name}:{number}: {row.identifier} has status {row.status!r}, not held or planned")
+            known = ", ".join(STATUSES)
+            problems.append(
+                f"{page.name}:{number}: {row.identifier} has status {row.status!r}, which is none of {known}"
+            )
         if row.identifier in rows:
             problems.append(f"{page.name}:{number}: {row.identifier} is there twice")
         rows[row.identifier] = row

@@ -31,6 +31,7 @@ from aftercommit.event.correlation import correlation
 from aftercommit.event.envelope import Event
 from aftercommit.outbox import Outbox, Receipt
 from aftercommit.postgres.database import Database
+from aftercommit.postgres.retention import Retention
 from aftercommit.postgres.shape import DeclaredView
 from aftercommit.relay import RelaySettings
 from aftercommit.wiring import Engine
@@ -51,6 +52,7 @@ __all__ = [
     "Park",
     "Receipt",
     "RelaySettings",
+    "Retention",
     "Retry",
     "__version__",
     "correlation",

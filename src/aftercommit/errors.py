@@ -20,17 +20,27 @@
     │   ├── MissingPrivilege
     │   ├── SchemaNotMigrated
     │   ├── SchemaTooNew
-    │   └── SchemaDrift
+    │   ├── SchemaDrift
+    │   └── SweepUnderWay
     ├── LeaseLost                  somebody else took over; nothing was written
     ├── TransportUnavailable       the destination as a whole is down; no attempt is spent
     ├── HandlerTimeout
     ├── ConsumerNameTaken
     ├── ConsumerRenamed
     ├── EmbeddedPostgresError
+    ├── RepairError                what an operator asked for cannot be done as it was asked
+    │   ├── SelectionError
+    │   ├── LetterNotFound
+    │   ├── PastHorizon            events might be handled twice
+    │   └── OperationBusy
+    ├── DrainFailed                in a test: a handler or the transport failed
+    ├── DrainNeverEnded            in a test: there is always more to do
     └── MissingExtra               an optional dependency is not installed
 
 A message says what was wrong, with the value, and what to do about it.
 """
+
+from typing import Any
 
 
 class AftercommitError(Exception):
@@ -152,3 +162,43 @@ class MissingExtra(AftercommitError):
         super().__init__(f"{module!r} is not installed: pip install 'aftercommit[{extra}]'")
         self.extra = extra
         self.module = module
+
+
+class SweepUnderWay(DatabaseError):
+    """Another program is doing a round of retention at this moment."""
+
+
+class DrainFailed(AftercommitError):
+    """A test drained an outbox and something failed; `drained` has the story, the cause is the handler's error."""
+
+    def __init__(self, message: str, drained: Any) -> None:
+        super().__init__(message)
+        self.drained = drained
+
+
+class DrainNeverEnded(AftercommitError):
+    """A test drained an outbox and it did not come to an end."""
+
+
+class RepairError(AftercommitError):
+    """What an operator asked for (a retry, an edit, a replay) cannot be done as it was asked; nothing was changed."""
+
+
+class SelectionError(RepairError):
+    """A selection of events or dead letters cannot be read, or says something that the outbox does not have."""
+
+
+class LetterNotFound(RepairError):
+    """There is no such dead letter, or none in a state that allows what was asked."""
+
+
+class PastHorizon(RepairError):
+    """Of some events the inbox no longer knows whether they were handled, so a replay might handle them twice."""
+
+    def __init__(self, message: str, count: int) -> None:
+        super().__init__(message)
+        self.count = count
+
+
+class OperationBusy(RepairError):
+    """Another process drives this operation right now."""

@@ -84,6 +84,14 @@ def test_a_held_row_without_a_test_is_a_problem_and_a_planned_one_is_not(tree):
     assert problem.startswith("T1 is held but no test proves it")
 
 
+def test_a_row_that_holds_in_part_needs_a_test_too(tree):
+    page = PAGE.replace("| T2 | planned |", "| T2 | partly |")
+
+    (problem,) = contracts.compare(tree('@pytest.mark.contract("T1")\ndef test_it(): ...', page)).problems
+
+    assert problem.startswith("T2 is partly but no test proves it")
+
+
 def test_an_unknown_row_is_a_problem_that_names_the_test(tree):
     source = '@pytest.mark.contract("T1", "T9")\ndef test_it(): ...'
 

@@ -104,11 +104,11 @@ def numbered(count: int, order_id: str = "o-1") -> list[tuple[str, int]]:
 def outbox_records(shop: Shop) -> list[Record]:
     """What is in the outbox, as the relay would hand it to a transport."""
     names = (
-        "id seq lane event_type schema_version aggregate_type aggregate_id occurred_at correlation_id causation_id "
-        "payload::text retry_count created_at tenant_id"
+        "id event_type schema_version aggregate_type aggregate_id occurred_at correlation_id causation_id "
+        "payload::text created_at seq lane retry_count tenant_id"
     )
     rows = shop.rows(f"select {', '.join(names.split())} from outbox order by seq")
-    return [outbox_record((*row[:10], row[10].encode(), *row[11:]), shop.outbox.shape) for row in rows]
+    return [outbox_record((*row[:8], row[8].encode(), *row[9:]), shop.outbox.shape) for row in rows]
 
 
 def letters(shop: Shop, columns: str = "status, attempts") -> list[tuple[Any, ...]]:

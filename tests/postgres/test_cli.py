@@ -187,9 +187,10 @@ class TestConsumers:
     def test_list_shows_checkpoints(self, shop: Shop) -> None:
         (found,) = json.loads(run("consumers", "list", "--dsn", shop.dsn, "--json").stdout)
 
-        assert found == {"name": "index", "position": 0, "lag": 0, "paused": False, "holder": None}
+        expected = {"name": "index", "position": 0, "lag": 0, "lag_seconds": 0.0, "paused": False, "holder": None}
+        assert found == expected
         assert run("consumers", "list", "--dsn", shop.dsn).stdout.split() == (
-            "consumer position lag paused holder index 0 0 no -".split()
+            "consumer position lag lag (s) paused holder index 0 0 0.0 no -".split()
         )
 
     def test_pause_and_resume(self, shop: Shop) -> None:
@@ -313,7 +314,9 @@ class TestUsage:
         assert json.loads(run("version", "--json").stdout)["aftercommit"] == __version__
         assert run("version").stdout.startswith("aftercommit ")
 
-    @pytest.mark.parametrize("name", ["", "up", "migrate", "migrate up", "relay", "worker", "consumers", "status"])
+    @pytest.mark.parametrize(
+        "name", ["", "up", "migrate", "migrate up", "relay", "worker", "consumers", "status", "sweep", "doctor"]
+    )
     def test_every_command_explains_itself(self, name: str) -> None:
         result = run(*name.split(), "--help")
         assert result.exit_code == 0

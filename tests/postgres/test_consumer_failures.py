@@ -8,6 +8,7 @@ import pytest
 
 from aftercommit.backoff import ByError, Constant, Never
 from aftercommit.consumer import Dispatcher, Done, Park, Retry
+from aftercommit.consumer import letters as letters_room
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Event
 from tests.postgres.consuming import (
@@ -304,8 +305,9 @@ async def test_a_letter_whose_event_nobody_takes_any_more_is_resolved(shop: Shop
     assert letters(shop) == [("resolved", 1)]
 
 
-async def test_letters_are_retried_one_by_one_and_new_events_are_not_kept_waiting(shop: Shop) -> None:
+async def test_many_letters_take_turns_with_new_events(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many letters fall due at once; between turns of them the log is followed."""
+    monkeypatch.setattr(letters_room, "LETTERS_PER_TURN", 16)
     ledger = Ledger(shop)
     order: list[str] = []
     consumer = shop.outbox.consumer("index", retry_count=3, backoff=Constant(HOUR))

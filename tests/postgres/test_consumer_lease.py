@@ -133,7 +133,7 @@ async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(shop: Shop) 
         await ledger.write(event, connection)
 
     place_in_log(shop, *numbered(3))
-    hold = shop.signals.hold("consumer.retried")
+    hold = shop.signals.hold("consumer.retrying")
     other = Signals()
     async with worker_on(shop, consumer, lease=SHORT) as zombie:
         await hold.wait()

@@ -239,7 +239,10 @@ def test_a_slice_begins_without_reading_the_inbox(engine):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_due_dead_letters_do_not_look_at_those_that_have_to_wait(engine, strict):
-    plan = explain(engine, STATEMENTS["due_letters"], consumer="consumer-1", strict=strict, limit=LIMIT)
+    due = STATEMENTS.part("due_letters_strict" if strict else "due_letters")
+    query = STATEMENTS.render("within_bytes", due=due).encode()
+
+    plan = explain(engine, query, consumer="consumer-1", limit=LIMIT, in_a_row=LIMIT, max_bytes=1 << 20)
 
     assert 0 < plan.rows < LIMIT
     assert plan.whole_scans == []

@@ -283,9 +283,9 @@ def held(script: Script, *answers: Any) -> tuple[list[tuple[str, Any]], Receipt]
 @pytest.mark.parametrize(
     ("style", "one", "many"),
     [
-        ("psycopg", "%s::uuid, %s::varchar", "%b::uuid[], %b::varchar[]"),
-        ("asyncpg", "$1::uuid, $2::varchar", "$1::uuid[], $2::varchar[]"),
-        ("text", "%s::uuid, %s::varchar", "%s::uuid[], %s::varchar[]"),
+        ("psycopg", "%s::uuid, %s::varchar", '%s::uuid[] as "id", %b::varchar[] as "aggregate_type"'),
+        ("asyncpg", "$1::uuid, $2::varchar", '$1::uuid[] as "id", $2::varchar[] as "aggregate_type"'),
+        ("text", "%s::uuid, %s::varchar", '%s::uuid[] as "id", %s::varchar[] as "aggregate_type"'),
     ],
 )
 def test_one_event_is_one_statement_of_values_and_many_are_one_of_arrays(inserter, style, one, many):
@@ -296,7 +296,29 @@ def test_one_event_is_one_statement_of_values_and_many_are_one_of_arrays(inserte
     assert len(values) == len(COLUMNS)
     several, arrays = inserter.statement(rows, style)
     assert many in several
-    assert [len(array) for array in arrays] == [2] * len(COLUMNS)
+    assert len(arrays) == len(COLUMNS)
+
+
+def test_what_all_events_share_is_sent_once(inserter):
+    rows = inserter.rows([pinged(), pinged()], SCOPE)
+
+    sent = dict(zip(COLUMNS, inserter.statement(rows, "asyncpg")[1], strict=True))
+
+    assert sent["id"] == [rows[0][0], rows[1][0]]
+    assert [len(sent[name]) for name in ("event_type", "schema_version", "occurred_at", "tenant")] == [1, 1, 1, 1]
+    assert (sent["correlation_id"], sent["causation_id"]) == ([], [])
+
+
+def test_what_differs_is_sent_for_each_event(inserter):
+    cause, moment = uuid4(), datetime(2026, 1, 1, tzinfo=UTC)
+    told = pinged.draft({}, correlation_id="story", causation_id=cause, occurred_at=moment)
+    rows = inserter.rows([pinged(), told], SCOPE)
+
+    sent = dict(zip(COLUMNS, inserter.statement(rows, "asyncpg")[1], strict=True))
+
+    assert sent["correlation_id"] == [str(rows[0][0]), "story"]
+    assert sent["causation_id"] == [None, cause]
+    assert sent["occurred_at"] == [rows[0][5], moment]
 
 
 def test_a_fresh_key_takes_one_statement(inserter):

@@ -1,7 +1,7 @@
 """The command line: one module per group of commands. Parses, calls, prints; what it does is done in other rooms.
 
 Data goes to stdout and everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage, 3 the schema is not
-what the code needs or `status` found something to look at, 130 interrupted.
+what the code needs or `status` or `doctor` found something to look at, 4 only a part was done, 130 interrupted.
 """
 
 import traceback
@@ -12,11 +12,15 @@ import psycopg
 
 from aftercommit._version import __version__
 from aftercommit.cli.consumers import consumers
+from aftercommit.cli.dead import dead
+from aftercommit.cli.doctor import doctor
 from aftercommit.cli.migrate import migrate
 from aftercommit.cli.options import Given, global_options
 from aftercommit.cli.output import message, printable
 from aftercommit.cli.relay import relay
+from aftercommit.cli.replay import replay
 from aftercommit.cli.status import status
+from aftercommit.cli.sweep import sweep
 from aftercommit.cli.up import up
 from aftercommit.cli.version import version
 from aftercommit.cli.worker import worker
@@ -58,7 +62,7 @@ def cli(ctx: click.Context) -> None:
     ctx.obj = ctx.ensure_object(Given)
 
 
-for command in (up, migrate, relay, worker, consumers, status, version):
+for command in (up, migrate, relay, worker, consumers, dead, replay, status, sweep, doctor, version):
     cli.add_command(command)
 
 

@@ -15,7 +15,7 @@ from aftercommit.postgres.overview import ConsumerState, overview
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
 
-CONSUMER_COLUMNS = ("consumer", "position", "lag", "paused", "holder")
+CONSUMER_COLUMNS = ("consumer", "position", "lag", "lag (s)", "paused", "holder")
 
 Change = Callable[[psycopg.AsyncConnection[Any], Shape], Awaitable[None]]
 
@@ -41,7 +41,7 @@ def list_consumers(settings: Settings, as_json: bool) -> None:
 
 def consumer_rows(found: Iterable[ConsumerState]) -> list[tuple[Any, ...]]:
     """The rows of the table that `status` shows too."""
-    return [(each.name, each.position, each.lag, each.paused, each.holder) for each in found]
+    return [(each.name, each.position, each.lag, each.lag_seconds, each.paused, each.holder) for each in found]
 
 
 @consumers.command()

@@ -1,6 +1,7 @@
 """`aftercommit relay`: carry events from the outbox to a transport and into the log, until told to stop."""
 
 import logging
+from typing import Any
 
 import click
 
@@ -8,6 +9,7 @@ from aftercommit.cli.loading import load_database, load_outbox
 from aftercommit.cli.logs import logging_to_stderr
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.process import metrics_options, run_engine
+from aftercommit.cli.retention import retention_of, retention_options
 from aftercommit.relay import RelaySettings
 from aftercommit.settings import Settings
 from aftercommit.wiring import BUS_CARRIERS, Engine, TransportName
@@ -43,6 +45,7 @@ _DEFAULTS = RelaySettings()
     metavar="SECONDS",
     help="After a crash another relay takes over within this time.",
 )
+@retention_options
 @metrics_options
 @pass_settings
 def relay(
@@ -53,15 +56,17 @@ def relay(
     lease: float,
     metrics_port: int | None,
     metrics_address: str,
+    **options: Any,
 ) -> None:
     """Deliver what was published and append it to the log, until stopped. Several relays share the work.
 
     An unreachable database is waited for. SIGTERM or Ctrl-C finishes what is under way and ends; a second one ends at
     once.
     """
+    retention = retention_of(options)
     outbox, database = load_outbox(settings), load_database(settings, "relay")
     chosen = carriers or (BUS_CARRIERS if transport == "bus" else _DEFAULTS.carriers)
-    relay_settings = RelaySettings(batch_size=batch_size, carriers=chosen, lease=lease)
+    relay_settings = RelaySettings(batch_size=batch_size, carriers=chosen, lease=lease, retention=retention)
     with logging_to_stderr(settings, logging.INFO):
         run_engine(
             "relay",

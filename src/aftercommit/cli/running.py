@@ -45,7 +45,8 @@ class Stopper:
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         """Run an event loop; a signal that comes when it is over is only remembered."""
         try:
-            asyncio.run(main)
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(main)
         finally:
             self._ask = None
 
@@ -58,6 +59,15 @@ class Stopper:
         self.requested = True
         if self._ask is not None:
             self._ask()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The quicker event loop where it is installed (`aftercommit[uvloop]`), otherwise that of Python."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def run_until_stopped(make: Callable[[], Service], on_request: Callable[[], object]) -> None:

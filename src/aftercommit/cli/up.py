@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from typing import Any
 
 import click
 
@@ -17,6 +18,7 @@ from aftercommit.cli.logs import TextFormatter, logging_to, logging_to_stderr
 from aftercommit.cli.look import Look
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.output import message
+from aftercommit.cli.retention import retention_of, retention_options
 from aftercommit.cli.running import Stopper
 from aftercommit.demo import orders
 from aftercommit.errors import EmbeddedPostgresError
@@ -51,13 +53,15 @@ _APPLICATION_NAME = "aftercommit up"
     metavar="SECONDS",
     help="Between two looks at the figures. Default: 0.5 on a terminal, 2 elsewhere.",
 )
+@retention_options
 @pass_settings
-def up(settings: Settings, rate: float, interval: float | None) -> None:
+def up(settings: Settings, rate: float, interval: float | None, **options: Any) -> None:
     """Run everything: PostgreSQL, tables, relay, consumers, and the order example unless --app names yours.
 
     Without DATABASE_URL an embedded PostgreSQL is started in AFTERCOMMIT_HOME (./.aftercommit), or the one that runs
     there is used. Ctrl-C stops everything that was started here; the data stays.
     """
+    relay_settings = RelaySettings(gauge_seconds=1.0, retention=retention_of(options))
     outbox = load_outbox(settings) if settings.app is not None else orders.outbox
     with Stopper() as stopper, _logging(settings) as recent, _postgres(settings) as (database, server):
         if stopper.requested:
@@ -66,7 +70,7 @@ def up(settings: Settings, rate: float, interval: float | None) -> None:
         message(_about(database.safe_dsn if server is None else server.dsn, outbox))
         with Look(database, lambda connection: outbox.shape) as look:
             seconds = interval or (2.0 if recent is None else 0.5)
-            parts: list[Service] = [Engine(outbox, database, relay_settings=RelaySettings(gauge_seconds=1.0))]
+            parts: list[Service] = [Engine(outbox, database, relay_settings=relay_settings)]
             if server is not None:
                 parts.append(Keeper(server))
             if outbox is orders.outbox and rate > 0:

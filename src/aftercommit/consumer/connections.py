@@ -85,10 +85,12 @@ class Connections:
 
 def restore(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
     """Row and cursor types as they come by default: a handler may have chosen others for itself, not for the next."""
-    connection.row_factory = tuple_row
+    if connection.row_factory is not tuple_row:
+        connection.row_factory = tuple_row
     if isinstance(connection, psycopg.AsyncConnection):
-        connection.cursor_factory = psycopg.AsyncCursor
-    else:
+        if connection.cursor_factory is not psycopg.AsyncCursor:
+            connection.cursor_factory = psycopg.AsyncCursor
+    elif connection.cursor_factory is not psycopg.Cursor:
         connection.cursor_factory = psycopg.Cursor
 
 

@@ -14,6 +14,7 @@ from aftercommit.errors import DeclarationError, TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.resilience import LOST
 from aftercommit.service import finish_all
@@ -102,7 +103,7 @@ class Dispatcher:
         def begin(segment: Sequence[Item]) -> Query:
             parameters: dict[str, Any] = {
                 "consumer": runner.consumer.name,
-                "ids": [item.record.event_id for item in segment],
+                "ids": uuid_array(item.record.event_id for item in segment),
                 "patience": runner.patience(GRACE),
             }
             return Query("begin_unfenced_slice", parameters)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import psycopg
@@ -13,7 +12,7 @@ from aftercommit.consumer.outcome import Failed, failed, judge
 from aftercommit.consumer.slices import Call, Query, Script, SliceFailed, name_of
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout
-from aftercommit.event.correlation import caused_by
+from aftercommit.event.correlation import tell, told
 from aftercommit.postgres.statements import Statements
 from aftercommit.text import readable
 
@@ -55,39 +54,62 @@ class SliceExecutor:
             try:
                 async with connection.transaction():
                     while (step := talk.next_step()) is not None:
-                        talk.answer = await self._step_async(connection, step)
+                        talk.answer = await self._step_async(connection, step, talk)
             except Exception as error:
-                raise _blame(error, talk.step, connection) from error
+                raise _blame(error, talk.doing, connection) from error
             return talk.handled
 
-    async def _step_async(self, connection: psycopg.AsyncConnection[Any], step: Query | Call) -> Any:
+    async def _step_async(
+        self, connection: psycopg.AsyncConnection[Any], step: Query | list[Call], talk: "_Conversation"
+    ) -> Any:
         if isinstance(step, Query):
             cursor = await connection.execute(self._statements[step.name], step.parameters)
             row = await cursor.fetchone() if cursor.description is not None else None
             if step.commits:
                 await connection.execute("commit")
             return row
-        with _story(step):
-            judge(await self._call_async(step, connection))
-        return _ended(connection)
-
-    async def _call_async(self, call: Call, connection: psycopg.AsyncConnection[Any]) -> Any:
         task = asyncio.current_task()
-        limit = asyncio.timeout(self._timeout)
+        limit = asyncio.timeout(None)
         try:
             async with limit:
-                return await call.handler.function(*_arguments(call, connection))
+                return await self._calls_async(connection, step, talk, limit)
         except TimeoutError as error:
             if limit.expired():
-                raise _too_long(call, self._timeout) from error
+                raise _too_long(talk.call, self._timeout) from error
             raise
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled us: it came out of something the handler waited for, and must not end the consumer.
-            raise HandlerCancelled(f"handler {name_of(call.handler)} waited for something cancelled") from error
+            raise HandlerCancelled(f"handler {name_of(talk.call.handler)} waited for something cancelled") from error
         except psycopg.Rollback as error:
-            raise _rolled_back(call) from error
+            raise _rolled_back(talk.call) from error
+
+    async def _calls_async(
+        self, connection: psycopg.AsyncConnection[Any], calls: list[Call], talk: "_Conversation", limit: asyncio.Timeout
+    ) -> Call | None:
+        """One handler after the other; returns the one that ended the transaction, if one did.
+
+        A timer per call costs more than a small handler. One is set for all, a little late, and set anew only when
+        that little has passed: each call has its time, and at most a tenth more.
+        """
+        now = asyncio.get_running_loop().time
+        late = self._timeout / 10
+        set_anew_at = 0.0
+        with told():
+            for call in calls:
+                talk.call = call
+                started = now()
+                if started >= set_anew_at:
+                    limit.reschedule(started + self._timeout + late)
+                    set_anew_at = started + late
+                _tell(call)
+                answer = await call.handler.function(*_arguments(call, connection))
+                if answer is not None:
+                    judge(answer)
+                if _ended(connection):
+                    return call
+        return None
 
     async def run_sync(self, connections: Connections, script: Script) -> int:
         """One slice on a blocking connection, in a thread; a handler that hangs loses its connection."""
@@ -113,28 +135,36 @@ class SliceExecutor:
             try:
                 with connection.transaction():
                     while (step := talk.next_step()) is not None:
-                        watch.enter(step if isinstance(step, Call) else None)
-                        talk.answer = self._step_sync(connection, step)
+                        watch.enter(None)
+                        talk.answer = self._step_sync(connection, step, talk, watch)
                     watch.enter(None)
             except Exception as error:
-                raise _blame(error, talk.step, connection) from error
+                raise _blame(error, talk.doing, connection) from error
             finally:
                 watch.leave()
             return talk.handled
 
-    def _step_sync(self, connection: psycopg.Connection[Any], step: Query | Call) -> Any:
+    def _step_sync(
+        self, connection: psycopg.Connection[Any], step: Query | list[Call], talk: "_Conversation", watch: Watch
+    ) -> Any:
         if isinstance(step, Query):
             cursor = connection.execute(self._statements[step.name], step.parameters)
             row = cursor.fetchone() if cursor.description is not None else None
             if step.commits:
                 connection.execute("commit")
             return row
-        with _story(step):
-            try:
-                judge(step.handler.function(*_arguments(step, connection)))
-            except psycopg.Rollback as error:
-                raise _rolled_back(step) from error
-        return _ended(connection)
+        with told():
+            for call in step:
+                talk.call = call
+                watch.enter(call)
+                _tell(call)
+                try:
+                    judge(call.handler.function(*_arguments(call, connection)))
+                except psycopg.Rollback as error:
+                    raise _rolled_back(call) from error
+                if _ended(connection):
+                    return call
+        return None
 
 
 async def _abandon(running: "asyncio.Future[int]", watch: Watch) -> None:
@@ -146,13 +176,30 @@ class _Conversation:
     """A script and how far it has come, so that an error can be laid at the right door."""
 
     def __init__(self, script: Script) -> None:
-        self.step: Query | Call | None = None
+        self.step: Query | list[Call] | None = None
         self.answer: Any = None
         self.handled = 0
+        self._call: Call | None = None
         self._script = script
 
-    def next_step(self) -> Query | Call | None:
+    @property
+    def call(self) -> Call:
+        """The handler that is at work."""
+        assert self._call is not None
+        return self._call
+
+    @call.setter
+    def call(self, call: Call) -> None:
+        self._call = call
+
+    @property
+    def doing(self) -> Query | Call | None:
+        """The statement or the handler at work, or None at COMMIT."""
+        return self._call if isinstance(self.step, list) else self.step
+
+    def next_step(self) -> Query | list[Call] | None:
         """What to do next, or None when only COMMIT is left."""
+        self._call = None
         try:
             self.step = self._script.send(self.answer)
         except StopIteration as end:
@@ -179,15 +226,19 @@ def _arguments(call: Call, connection: AnyConnection) -> Sequence[Any]:
     return (argument, connection) if call.handler.takes_transaction else (argument,)
 
 
-def _story(call: Call) -> AbstractContextManager[None]:
+def _tell(call: Call) -> None:
     if len(call.events) == 1:
-        return caused_by(call.events[0].event_id, call.events[0].correlation_id)
-    return nullcontext()
+        tell(call.events[0].event_id, call.events[0].correlation_id)
+    else:
+        tell(None, None)
 
 
 def _ended(connection: AnyConnection) -> bool:
     """Whether a handler that returned had ended the transaction; errors that it hid come out here."""
     status = connection.pgconn.transaction_status
+    if status == TransactionStatus.INTRANS:
+        restore(connection)
+        return False
     if status == TransactionStatus.INERROR:
         raise SwallowedDatabaseError(
             "the handler caught a database error and returned, but the transaction is lost: let the error out, "

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+from uuid import UUID
 
 import psycopg
 
@@ -19,6 +20,11 @@ from aftercommit.telemetry import say
 from aftercommit.text import storable_error
 
 logger = logging.getLogger("aftercommit.consumer")
+
+# Under strict ordering: so many letters of one aggregate are looked at in one turn.
+IN_A_ROW: Final = 200
+# Letters are loaded as pages of the log are: so much at once.
+MAX_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class DeadLetters:
         self._lease = lease
         self._statements = Statements(outbox.shape)
         self._mine = {"consumer": consumer.name, "strict": consumer.ordering == "strict"}
+        due = self._statements.part("due_letters_strict" if self._mine["strict"] else "due_letters")
+        self._due = self._statements.render("within_bytes", due=due).encode()
 
     def letters(self, item: Item, failure: Failed, behind: Sequence[Item]) -> list[Letter]:
         """For the first attempt that failed, and for the events that must wait behind it."""
@@ -75,15 +83,36 @@ class DeadLetters:
             await self.record(connection, waiting, position)
         return [item for item in items if item.record.aggregate not in blocked]
 
+    async def look(self, connection: psycopg.AsyncConnection[Any]) -> tuple[bool, bool]:
+        """Whether a letter is due, and whether any is open at all."""
+        row = await (await connection.execute(self._statements["look_at_letters"], self._mine)).fetchone()
+        return (row[0], row[1]) if row else (False, False)
+
     async def due(self, connection: psycopg.AsyncConnection[Any], limit: int) -> list[Record]:
-        """Events whose next attempt is due; `retry_count` of each says how many have been made."""
-        parameters = {**self._mine, "limit": limit}
-        rows = await (await connection.execute(self._statements["due_letters"], parameters)).fetchall()
+        """Events whose next attempt is due, in order; `retry_count` of each says how many have been made."""
+        parameters = {**self._mine, "limit": limit, "in_a_row": IN_A_ROW, "max_bytes": MAX_BYTES}
+        rows = await (await connection.execute(self._due, parameters)).fetchall()
         return [log_record(row, self._outbox.shape) for row in rows]
 
-    def resolving(self, record: Record) -> Query:
-        """The end of a slice in which a letter was handled."""
-        return Query("resolve_letter", {"event_id": record.event_id, "consumer": self._consumer.name})
+    def resolving(self, ids: Sequence[UUID]) -> Query:
+        """The end of a slice in which letters were handled."""
+        return Query("resolve_handled", {"ids": list(ids), "consumer": self._consumer.name})
+
+    async def take_up_replayed(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
+        """Events that were sent again while their letter is open go the letter's way; returns the others."""
+        parameters = {
+            "consumer": self._consumer.name,
+            "ids": [item.record.event_id for item in items],
+            "positions": [item.record.position for item in items],
+        }
+        rows = await (await connection.execute(self._statements["take_up_replayed"], parameters)).fetchall()
+        again = {row[0] for row in rows}
+        return [item for item in items if item.record.event_id not in again]
+
+    async def hold_back(self, connection: psycopg.AsyncConnection[Any], records: Sequence[Record]) -> None:
+        """Strict ordering: letters that were due in one row with one that failed wait behind it."""
+        parameters = {"consumer": self._consumer.name, "ids": [record.event_id for record in records]}
+        await connection.execute(self._statements["hold_back"], parameters)
 
     async def failed_again(self, connection: psycopg.AsyncConnection[Any], record: Record, failure: Failed) -> None:
         """Another attempt failed."""
@@ -101,6 +130,10 @@ class DeadLetters:
         # A letter that an operator dealt with in the meantime stays as the operator left it.
         if updated:
             self._tell(letter)
+
+    async def hold_back_blocked(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Strict ordering: letters that are due behind a parked one wait until somebody deals with that."""
+        await connection.execute(self._statements["hold_back_blocked"], self._mine)
 
     async def free_waiting(self, connection: psycopg.AsyncConnection[Any]) -> int:
         """Strict ordering: letters that wait behind nothing any more fall due; returns how many."""

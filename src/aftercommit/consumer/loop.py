@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import psycopg
 from aftercommit.consumer.execute import ConnectionLost
 from aftercommit.consumer.failures import DeadLetters, Letter
 from aftercommit.consumer.lease import CONSUMER_CHANGED, Held, Lease
+from aftercommit.consumer.letters import LetterRetries
 from aftercommit.consumer.names import register, require_mine
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.pages import Pages
@@ -24,6 +24,7 @@ from aftercommit.errors import AftercommitError, DatabaseUnavailable, Declaratio
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.database import Database, privilege, require_schema
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
@@ -34,9 +35,6 @@ logger = logging.getLogger("aftercommit.consumer")
 
 POLL: Final = 1.0
 POLL_WITHOUT_LISTENER: Final = 0.05
-# Dead letters take turns with new events: so many at most, and no more once they have taken so long.
-LETTERS_PER_TURN: Final = 16
-LETTERS_SECONDS: Final = 1.0
 
 
 class HandlerNeverFinished(AftercommitError):
@@ -85,6 +83,7 @@ class LogWorker(DatabaseService):
         self._pages = Pages(outbox, consumer, self._settings.page_size)
         self._runner = Runner(outbox, consumer, database)
         self._letters = DeadLetters(outbox, consumer, self._lease)
+        self._retries = LetterRetries(consumer, self._runner, self._letters, self._begin_shared, self.reach)
         channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else asyncio.Event()
         self._word = listener.subscribe(channel, CONSUMER_CHANGED) if listener is not None else asyncio.Event()
@@ -94,7 +93,6 @@ class LogWorker(DatabaseService):
         self._crashed = False
         self._crashed_at = 0
         self._crashes = 0
-        self._look_for_waiting_at = 0.0
 
     @property
     def token(self) -> UUID:
@@ -170,7 +168,7 @@ class LogWorker(DatabaseService):
         # Whoever died here, worker or (twice) database server: one of the next events may have done it.
         suspicious = held.died or held.unfinished or self._crashes > 1
         self._suspects = self._settings.page_size if suspicious else 0
-        self._look_for_waiting_at = 0.0
+        self._retries.start()
         self.active = True
         started = {"consumer": self.consumer.name, "position": held.position, "took_over": held.died}
         say(logger, logging.INFO, "consumer_started", **started)
@@ -212,6 +210,8 @@ class LogWorker(DatabaseService):
 
     async def _handle(self, connection: psycopg.AsyncConnection[Any], items: list[Item], upto: int) -> tuple[int, int]:
         """Handle a page; returns how many events are left of it, and how far the checkpoint has come."""
+        if items and self._retries.any_open:
+            items = await self._letters.take_up_replayed(connection, items)
         if self._strict and items:
             items = await self._letters.set_aside(connection, items, self.position)
         if self._suspects > 0:
@@ -275,37 +275,12 @@ class LogWorker(DatabaseService):
         return left
 
     async def _retry_letters(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Give dead letters that are due another attempt, each in a transaction of its own."""
-        started = time.monotonic()
-        if self._strict and started >= self._look_for_waiting_at:
-            self._look_for_waiting_at = started + POLL
-            await self._letters.free_waiting(connection)
-        records = await self._letters.due(connection, LETTERS_PER_TURN)
-        for record in records:
-            if not self._proceeds() or time.monotonic() - started > LETTERS_SECONDS:
-                break
-            failure = await self._retry(connection, record)
-            if failure is not None:
-                await self._letters.failed_again(connection, record, failure)
-            await self.reach("consumer.retried", event_id=record.event_id, failed=failure is not None)
-        return bool(records)
-
-    async def _retry(self, connection: psycopg.AsyncConnection[Any], record: Record) -> Failed | None:
-        items = prepare(self.consumer, [record], attempt=record.retry_count + 1)
-        resolving = self._letters.resolving(record)
-        if not items:
-            await self._runner.slice([], self._begin_shared([]), lambda: resolving)
-            return None
-        failures: list[Failed] = []
-
-        async def collect(item: Item, failure: Failed, behind: list[Item]) -> None:
-            failures.append(failure)
+        """Give dead letters that are due another attempt."""
 
         async def first(item: Item) -> Failed | None:
-            return await self._count_start(connection, record) if self._suspects > 0 else None
+            return await self._count_start(connection, item.record)
 
-        await self._runner.run(items, Manner(self._begin_shared, collect, end=lambda _: resolving, first=first))
-        return failures[0] if failures else None
+        return await self._retries.turn(connection, self._proceeds, first if self._suspects > 0 else None, POLL)
 
     def _begin(self, segment: Sequence[Item]) -> Query:
         name = "begin_slice" if self.consumer.inbox else "begin_slice_without_inbox"
@@ -318,7 +293,7 @@ class LogWorker(DatabaseService):
     def _slice_parameters(self, segment: Sequence[Item]) -> dict[str, Any]:
         return {
             **self._lease.parameters,
-            "ids": [item.record.event_id for item in segment],
+            "ids": uuid_array(item.record.event_id for item in segment),
             "patience": self._runner.patience(self._settings.lease),
         }
 

@@ -7,7 +7,7 @@ import psycopg
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.postgres.records import log_record
+from aftercommit.postgres.records import log_records
 from aftercommit.postgres.statements import Statements
 
 MAX_PAGE_BYTES: Final = 8 << 20
@@ -32,21 +32,17 @@ class Pages:
     async def read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> tuple[list[Record], int]:
         """The events after a position that the consumer takes, and the position up to which these are all."""
         upto = min(head, after + self._reach)
-        parameters = {
-            "after": after,
-            "upto": upto,
-            "types": self._consumer.types,
-            "max_bytes": MAX_PAGE_BYTES,
-        }
-        rows = await (await connection.execute(self._statements["read_log"], parameters)).fetchall()
-        records = [log_record(row[:-1], self._shape) for row in rows]
-        found = rows[0][-1] if rows else 0
-        if found > len(rows):
-            # Cut by its size: what lies behind the last event was not looked at. Measuring payloads that do not fit
-            # is work for nothing, so the next pages do not reach as far.
-            upto = records[-1].position or upto
-            self._reach = max(1, upto - after) * 2
-        else:
-            self._reach *= 2
-        self._reach = min(self._size, self._reach)
+        asked = {"after": after, "upto": upto, "types": self._consumer.types}
+        row = await (await connection.execute(self._statements["page_bytes"], asked)).fetchone()
+        if row is None or row[0] <= MAX_PAGE_BYTES:
+            rows = await (await connection.execute(self._statements["read_log"], asked)).fetchall()
+            self._reach = min(self._size, self._reach * 2)
+            return log_records(rows, self._shape), upto
+        bounded = {**asked, "max_bytes": MAX_PAGE_BYTES}
+        rows = await (await connection.execute(self._statements["read_log_cut"], bounded)).fetchall()
+        records = log_records(rows, self._shape)
+        # What lies behind the last event was not looked at. Measuring payloads that do not fit is work for nothing,
+        # so the next pages do not reach as far.
+        upto = records[-1].position or upto
+        self._reach = min(self._size, max(1, upto - after) * 2)
         return records, upto

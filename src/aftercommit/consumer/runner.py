@@ -10,7 +10,7 @@ from aftercommit.consumer.connections import Connections
 from aftercommit.consumer.execute import ConnectionLost, SliceExecutor
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import End, Item, Query, SliceFailed, no_end, script
-from aftercommit.consumer.walk import Walk
+from aftercommit.consumer.walk import FIRST, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
@@ -55,6 +55,7 @@ class Runner:
         self._executor = SliceExecutor(Statements(outbox.shape), consumer.timeout)
         self._connections = Connections(database)
         self._slots = asyncio.Semaphore(consumer.concurrency)
+        self._pace = FIRST
 
     async def close(self) -> None:
         """Close idle connections; new ones are opened when there is work again."""
@@ -78,7 +79,8 @@ class Runner:
 
     async def run(self, items: Sequence[Item], manner: Manner) -> list[Item]:
         """All items in order; returns those that are left when it was told not to proceed."""
-        walk = Walk(items, alone=manner.first is not None)
+        alone = manner.first is not None
+        walk = Walk(items, alone=alone, size=self._pace)
         while walk.waiting:
             failure = walk.failure()
             if failure is not None:
@@ -88,6 +90,8 @@ class Runner:
                 await self._advance(walk, manner)
             else:
                 break
+        if not alone:
+            self._pace = walk.size
         return list(walk.waiting)
 
     async def _advance(self, walk: Walk, manner: Manner) -> None:

@@ -5,13 +5,16 @@ fails, the slice is undone, the others are handled again without it, and nobody 
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from aftercommit.consumer.outcome import Failed, failed
 from aftercommit.errors import AftercommitError, LeaseLost
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox.handlers import Consumer, Handler
+from aftercommit.postgres.arrays import uuid_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +26,8 @@ class Query:
     commits: bool = False
 
 
-@dataclass(slots=True)
-class Call:
-    """Call a handler with these events (one, unless it takes batches), at these places of the slice.
-
-    Sent back is whether the transaction was over when the handler returned.
-    """
+class Call(msgspec.Struct):
+    """Call a handler with these events (one, unless it takes batches), at these places of the slice."""
 
     handler: Handler
     events: list[Event[Any]]
@@ -40,23 +39,22 @@ class Call:
         return self.places[0] if len(self.places) == 1 else None
 
 
-Script = Generator[Query | Call, Any, int]
+# To a list of calls is sent back the one that had ended the transaction when it returned, if any.
+Script = Generator[Query | list[Call], Any, int]
 End = Callable[[], Query | None]
 
 
-@dataclass(slots=True)
-class Item:
-    """One event of a slice: typed, with the handlers that take it, or with the error that made it unreadable."""
+class Item(msgspec.Struct):
+    """One event of a slice: typed, with the handlers that take it, or with the error that made it unreadable.
+
+    It goes alone when a handler acts outside our transaction, so that undoing a slice could not undo it.
+    """
 
     record: Record
-    calls: list[Handler] = field(default_factory=list)
-    event: Event[Any] | None = None
-    failure: Failed | None = None
-
-    @property
-    def goes_alone(self) -> bool:
-        """Whether a handler acts outside our transaction, so that undoing a slice could not undo it."""
-        return any(not handler.takes_transaction and not handler.batch for handler in self.calls)
+    calls: Sequence[Handler]
+    event: Event[Any] | None
+    failure: Failed | None
+    goes_alone: bool
 
 
 class HandlerEndedTransaction(AftercommitError):
@@ -75,20 +73,48 @@ class SliceFailed(Exception):
 
 def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list[Item]:
     """Read records as typed events and find the handlers for each; an event nobody takes is left out."""
-    items = []
-    types = consumer.types
+    items: list[Item] = []
+    handlers_of: dict[str, Handlers] = {}
     for record in records:
-        if types is not None and record.event_type not in types:
+        handlers = handlers_of.get(record.event_type)
+        if handlers is None:
+            handlers = handlers_of[record.event_type] = Handlers.of(consumer, record.event_type)
+        if not handlers.all:
             continue
-        item = Item(record)
         try:
-            item.event = consumer.registry.read(record, attempt)
-            item.calls = [handler for handler in consumer.handlers if handler.can_handle(item.event)]
+            event = consumer.registry.read(record, attempt)
+            taking = handlers.taking(event) if handlers.conditional else handlers
         except Exception as error:  # noqa: BLE001 - an unreadable event or a broken can_handle is this event's failure alone
-            item.failure = failed(error)
-        if item.calls or item.failure:
-            items.append(item)
+            items.append(Item(record, (), None, failed(error), goes_alone=False))
+            continue
+        if taking.all:
+            items.append(Item(record, taking.all, event, None, taking.act_outside))
     return items
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """Those of a consumer that may take an event type, found out once per page and not once per event."""
+
+    all: Sequence[Handler]
+    conditional: bool
+    act_outside: bool
+
+    @classmethod
+    def of(cls, consumer: Consumer, event_type: str) -> "Handlers":
+        """The handlers declared for this type, or for any."""
+        return cls.made([each for each in consumer.handlers if each.types is None or event_type in each.types])
+
+    @classmethod
+    def made(cls, handlers: Sequence[Handler]) -> "Handlers":
+        """Of these handlers."""
+        conditional = any(handler.condition is not None for handler in handlers)
+        act_outside = any(not handler.takes_transaction and not handler.batch for handler in handlers)
+        return cls(handlers, conditional, act_outside)
+
+    def taking(self, event: Event[Any]) -> "Handlers":
+        """Those whose condition holds for this event."""
+        return self.made([handler for handler in self.all if handler.can_handle(event)])
 
 
 def script(items: Sequence[Item], begin: Query, end: End) -> Script:
@@ -98,11 +124,10 @@ def script(items: Sequence[Item], begin: Query, end: End) -> Script:
         raise LeaseLost("the consumer was taken over by another worker: nothing of this slice was written")
     new = None if fresh is None else set(fresh)
     handled = [index for index, item in enumerate(items) if new is None or item.record.event_id in new]
-    for call in _calls(items, handled):
-        ended = yield call
-        if ended:
-            yield _return_unhandled(items, begin, call.places[-1])
-            raise SliceFailed(_ended(call), call.places[-1])
+    ended: Call | None = yield _calls(items, handled)
+    if ended is not None:
+        yield _return_unhandled(items, begin, ended.places[-1])
+        raise SliceFailed(_ended(ended), ended.places[-1])
     last = end()
     if last is not None:
         yield last
@@ -134,7 +159,7 @@ def _return_unhandled(items: Sequence[Item], begin: Query, last: int) -> Query:
     parameters = {
         "token": None,
         **begin.parameters,
-        "ids": [item.record.event_id for item in items[last + 1 :]],
+        "ids": uuid_array(item.record.event_id for item in items[last + 1 :]),
         "position": items[last].record.position if moved_checkpoint else None,
     }
     return Query("return_unhandled", parameters, commits=True)

@@ -9,7 +9,7 @@ from aftercommit.consumer.slices import Item, SliceFailed
 
 FIRST: Final = 16
 LARGEST: Final = 500
-QUICK: Final = 0.02
+QUICK: Final = 0.05
 SLOW: Final = 0.1
 # A handler that loses its connection this often in a row, while the database takes others, does it itself.
 MOST_LOSSES: Final = 3
@@ -21,14 +21,19 @@ SHARED_MATTERS: Final = ("40", "55P03", "25P03", "25P04")
 class Walk:
     """The events that are still to be handled, in order, and how many of them the next slice takes."""
 
-    def __init__(self, items: Sequence[Item], *, alone: bool) -> None:
-        """At the beginning; `alone` keeps every event in a slice of its own."""
+    def __init__(self, items: Sequence[Item], *, alone: bool = False, size: int = FIRST) -> None:
+        """At the beginning, with slices of this size; `alone` keeps every event in a slice of its own."""
         self.waiting = deque(items)
         self._known: dict[int, Failed] = {}
-        self._size = 1 if alone else FIRST
+        self._size = 1 if alone else size
         self._grows = not alone
         self._singly = 0
         self._losses = 0
+
+    @property
+    def size(self) -> int:
+        """How many events a slice takes, as far as the handlers' pace has shown."""
+        return self._size
 
     def failure(self) -> Failed | None:
         """The failure of the next event, if it is known already."""

@@ -44,6 +44,22 @@ def correlation(correlation_id: str) -> Iterator[None]:
         _correlation.reset(token)
 
 
+def tell(event_id: UUID | None, correlation_id: str | None) -> None:
+    """From here on everything published in this context belongs to this story, and names this event as its cause."""
+    _correlation.set(correlation_id)
+    _causation.set(event_id)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """A stretch in which stories are told with `tell`; what was before is back after it."""
+    before = _causation.get(), _correlation.get()
+    try:
+        yield
+    finally:
+        tell(*before)
+
+
 @contextmanager
 def caused_by(event_id: UUID, correlation_id: str) -> Iterator[None]:
     """Everything published inside belongs to the same story and names this event as its cause."""

@@ -22,8 +22,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     scope: dict[str, Any] = {}
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An event as it is stored: envelope fields and the payload still as JSON bytes."""
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """An event as it is stored: envelope fields and the payload still as JSON bytes.
+
+    The fields stand in the order of the columns of `read_log` and `load_due`: records are made by the thousand.
+    """
 
     event_id: UUID
     event_type: str
@@ -33,7 +36,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     occurred_at: datetime
     correlation_id: str
     causation_id: UUID | None
-    scope: dict[str, Any]
     payload: bytes
     created_at: datetime
     seq: int
@@ -42,6 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     position: int | None = None
     ts: datetime | None = None
     stream_seq: int | None = None
+    scope: dict[str, Any] = {}
 
     @property
     def aggregate(self) -> tuple[str, str]:
@@ -49,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return (self.aggregate_type, self.aggregate_id)
 
 
-class Event(msgspec.Struct, Generic[PayloadT], frozen=True, kw_only=True):
+class Event(msgspec.Struct, Generic[PayloadT], frozen=True):
     """An event as a handler gets it: the payload typed and lifted to the version this code knows."""
 
     event_id: UUID

@@ -245,7 +245,7 @@ class Outbox:
                 count=len(rows),
                 event_id=str(rows[0][0]),
                 event_type=rows[0][3],
-                correlation_id=rows[0][6],
+                correlation_id=rows[0][6] or str(rows[0][0]),
             )
         return receipt
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
+import msgspec
 from psycopg import sql
 
 from aftercommit.clock import utc_now
@@ -18,6 +19,7 @@ from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7
 from aftercommit.event.json_rules import is_storable
 from aftercommit.event.registry import Registry
+from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.shape import SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 
@@ -43,6 +45,8 @@ _COLUMNS = (
     ("causation_id", "uuid"),
     ("payload", "json"),
 )
+_ID, _CORRELATION, _CAUSATION, _PAYLOAD = 0, 6, 7, 8
+_EACH_ITS_OWN = frozenset({"id", "causation_id", "payload"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +78,14 @@ class Inserter:
 
     def rows(self, events: Sequence[Any], scope: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """A row per event, all contracts checked; in a list, a violation names the event's index."""
-        if len(events) == 1:
-            return [self._row(events[0], scope)]
+        shared = _Shared(utc_now(), current_correlation(), current_causation(), scope, len(events) == 1)
+        if shared.alone:
+            return [self._row(events[0], shared)]
         rows: list[tuple[Any, ...]] = []
         seen: set[UUID] = set()
         for index, event in enumerate(events):
             try:
-                row = self._row(event, scope)
+                row = self._row(event, shared)
                 if row[0] in seen:
                     raise InvalidEnvelope(f"event_id {row[0]} is given to two events: leave it out, or choose another")
             except ContractViolation as problem:
@@ -100,10 +105,7 @@ class Inserter:
         """The statements of a publish under a key, as a conversation: yields SQL and parameters, is sent rows."""
         ids = tuple(row[0] for row in rows)
         scope, fingerprint = self._scope_of(rows), _fingerprint(rows)
-        parameters = [
-            *_adapted([key, scope, fingerprint, list(ids)], style),
-            *_arrays(rows, style),
-        ]
+        parameters = [*_adapted([key, scope, fingerprint, _ids(ids, style)], style), *_arrays(rows, style)]
         while True:
             answer = yield self._statement("publish_once", style), parameters
             if answer[0][0] == 1:
@@ -127,7 +129,7 @@ class Inserter:
             )
         return json.dumps(dict(zip(self._shape.scope, scopes.pop(), strict=True)), sort_keys=True)
 
-    def _row(self, event: Any, scope: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _row(self, event: Any, shared: "_Shared") -> tuple[Any, ...]:
         event_type, draft = self._registry.draft(event)
         payload = event_type.encode(draft.payload)
         if len(payload) > self._max_payload_bytes:
@@ -143,14 +145,21 @@ class Inserter:
             _aggregate_id(event_type, draft, event_id),
             event_type.name,
             event_type.version,
-            _occurred_at(draft.occurred_at),
-            _correlation(draft, event_id),
-            current_causation() if draft.causation_id is None else _identifier("causation_id", draft.causation_id),
+            shared.now if draft.occurred_at is None else _occurred_at(draft.occurred_at),
+            _correlation(draft, event_id, shared),
+            shared.causation if draft.causation_id is None else _identifier("causation_id", draft.causation_id),
             payload.decode(),
-            *self._scope({**scope, **draft.scope} if draft.scope else scope),
+            *self._scope(draft, shared),
         )
 
-    def _scope(self, given: Mapping[str, Any]) -> list[Any]:
+    def _scope(self, draft: Draft, shared: "_Shared") -> Sequence[Any]:
+        if draft.scope:
+            return self._scope_values({**shared.scope, **draft.scope})
+        if shared.scope_values is None:
+            shared.scope_values = self._scope_values(shared.scope)
+        return shared.scope_values
+
+    def _scope_values(self, given: Mapping[str, Any]) -> list[Any]:
         declared = self._shape.scope
         if not given.keys() <= declared.keys():
             name = next(name for name in given if name not in declared)
@@ -168,22 +177,57 @@ class Inserter:
         if kind == "find_key":
             key, scope_text = _placeholder(1, "varchar", style), _placeholder(2, "text", style)
             return self._statements.render(kind, key=key, scope_text=scope_text)
-        first = 5 if kind == "publish_once" else 1
-        suffix = "" if kind == "publish_one" else "[]"
-        values = sql.SQL(", ").join(
-            _placeholder(first + index, kind_of, style, suffix) for index, (_, kind_of) in enumerate(self._types)
-        )
-        if kind != "publish_once":
+        if kind == "publish_one":
+            values = sql.SQL(", ").join(_placeholder(index, of, style) for index, (_, of) in enumerate(self._types, 1))
             return self._statements.render(kind, values=values, channel=channel)
+        parts = {"columns": self._columns(), "events": self._events(5 if kind == "publish_once" else 1, style)}
+        if kind == "publish_many":
+            return self._statements.render(kind, channel=channel, **parts)
         return self._statements.render(
             kind,
-            values=values,
             channel=channel,
+            **parts,
             key=_placeholder(1, "varchar", style),
             scope_text=_placeholder(2, "text", style),
             fingerprint=_placeholder(3, "text", style),
             ids=_placeholder(4, "uuid", style, "[]"),
         )
+
+    def _events(self, first: int, style: Style) -> sql.Composable:
+        """The arrays, and a row for each of their places; where an array is shorter than the ids there is null."""
+        names = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self._types)
+        given = sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(_placeholder(number, of, style, "[]"), sql.Identifier(name))
+            for number, (name, of) in enumerate(self._types, first)
+        )
+        arrays = sql.SQL(", ").join(sql.Identifier("given", name) for name, _ in self._types)
+        return sql.SQL("(select {given}) given, unnest({arrays}) as event ({names})").format(
+            given=given, arrays=arrays, names=names
+        )
+
+    def _columns(self) -> sql.Composable:
+        """Each event's own value, or the one that all have."""
+        return sql.SQL(", ").join(_own_or_shared(name) for name, _ in self._types)
+
+
+class _Shared(msgspec.Struct):
+    """What all events of one publish have in common unless a draft says otherwise."""
+
+    now: datetime
+    correlation: str | None
+    causation: UUID | None
+    scope: Mapping[str, Any]
+    alone: bool
+    scope_values: Sequence[Any] | None = None
+
+
+def _own_or_shared(name: str) -> sql.Composable:
+    own = sql.Identifier("event", name)
+    if name in _EACH_ITS_OWN:
+        return own
+    if name == "correlation_id":
+        return sql.SQL("coalesce({own}, given.correlation_id[1], event.id::text)").format(own=own)
+    return sql.SQL("coalesce({own}, {shared}[1])").format(own=own, shared=sql.Identifier("given", name))
 
 
 def _fingerprint(rows: EventRows) -> str:
@@ -210,13 +254,37 @@ def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.S
         first_cast = f"::text{array}" if kind == "json" else ""
         mark = f"${number}{first_cast}"
     else:
-        # Arrays go to psycopg in binary: in text form the same publish of many events is six times slower.
-        mark = "%b" if style == "psycopg" and array else "%s"
+        # Arrays go to psycopg in binary: in text form the same publish of many events is six times slower. Ids are
+        # the exception: they are text already.
+        mark = "%b" if style == "psycopg" and array and kind != "uuid" else "%s"
     return sql.SQL(f"{mark}::{kind}{array}")
 
 
 def _arrays(rows: EventRows, style: Style) -> Sequence[Any]:
-    return _adapted([list(column) for column in zip(*rows, strict=True)], style)
+    """An array per column. Making an array costs more than making the row, so what can be short is short."""
+    columns = list(zip(*rows, strict=True))
+    ids = columns[_ID]
+    arrays: list[Any] = [_shortest(column) for column in columns]
+    arrays[_ID] = _ids(ids, style)
+    arrays[_CORRELATION] = _correlations(columns[_CORRELATION], ids)
+    arrays[_CAUSATION] = [] if not any(columns[_CAUSATION]) else list(columns[_CAUSATION])
+    arrays[_PAYLOAD] = list(columns[_PAYLOAD])
+    return _adapted(arrays, style)
+
+
+def _shortest(column: Sequence[Any]) -> list[Any]:
+    return [column[0]] if len(set(column)) == 1 else list(column)
+
+
+def _ids(ids: Sequence[UUID], style: Style) -> Any:
+    return list(ids) if style == "asyncpg" else uuid_array(ids)
+
+
+def _correlations(column: Sequence[str | None], ids: Sequence[UUID]) -> list[Any]:
+    """None where an event begins a story of its own; if all of them do, the database writes that down."""
+    if not any(column):
+        return []
+    return _shortest([own or str(event_id) for own, event_id in zip(column, ids, strict=True)])
 
 
 def _adapted(values: Sequence[Any], style: Style) -> Sequence[Any]:
@@ -260,9 +328,7 @@ def _aggregate_id(event_type: EventType, draft: Draft, event_id: UUID) -> str:
     return str.__str__(chosen)
 
 
-def _occurred_at(given: datetime | None) -> datetime:
-    if given is None:
-        return utc_now()
+def _occurred_at(given: datetime) -> datetime:
     if not isinstance(given, datetime) or given.tzinfo is None or given.utcoffset() is None:
         raise InvalidEnvelope(f"occurred_at {given!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
     if not EARLIEST <= given < LATEST:
@@ -271,10 +337,10 @@ def _occurred_at(given: datetime | None) -> datetime:
     return given
 
 
-def _correlation(draft: Draft, event_id: UUID) -> str:
+def _correlation(draft: Draft, event_id: UUID, shared: _Shared) -> str | None:
     if draft.correlation_id is not None:
         return checked_correlation(draft.correlation_id)
-    return current_correlation() or str(event_id)
+    return shared.correlation or (str(event_id) if shared.alone else None)
 
 
 def _scope_value(name: str, kind: type[Any], value: Any) -> Any:

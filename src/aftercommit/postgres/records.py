@@ -1,34 +1,38 @@
 """Rows to records: the one place that knows in which order the queries return an event's columns."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from aftercommit.event.envelope import Record
 from aftercommit.postgres.shape import Shape
 
+# What `read_log` and `load_due` return before the scope columns, in the order of the fields of Record.
+LOG_COLUMNS: Final = 16
+OUTBOX_COLUMNS: Final = 13
+
+
+# Columns have no types for the checker; the tests of the queries know them.
+_record: Any = Record
+
 
 def outbox_record(row: Sequence[Any], shape: Shape) -> Record:
     """A row of `load_due`."""
-    return Record(
-        event_id=row[0],
-        seq=row[1],
-        lane=row[2],
-        event_type=row[3],
-        schema_version=row[4],
-        aggregate_type=row[5],
-        aggregate_id=row[6],
-        occurred_at=row[7],
-        correlation_id=row[8],
-        causation_id=row[9],
-        payload=row[10],
-        retry_count=row[11],
-        created_at=row[12],
-        scope=dict(zip(shape.scope, row[13:], strict=True)),
-    )
+    made: Record = _record(*row[:OUTBOX_COLUMNS], scope=_scope(shape, row[OUTBOX_COLUMNS:]))
+    return made
+
+
+def log_records(rows: Iterable[Sequence[Any]], shape: Shape) -> list[Record]:
+    """Rows of `read_log`."""
+    return [_record(*row[:LOG_COLUMNS], _scope(shape, row[LOG_COLUMNS:])) for row in rows]
+
+
+def _scope(shape: Shape, values: Sequence[Any]) -> dict[str, Any]:
+    # Lengths that differ would be a mistake of a query of ours; asking for every event is not cheap.
+    return dict(zip(shape.scope, values))  # noqa: B905
 
 
 def log_record(row: Sequence[Any], shape: Shape) -> Record:
-    """A row of `read_log` or `due_letters`."""
+    """A row of `due_letters`."""
     return Record(
         position=row[0],
         ts=row[1],

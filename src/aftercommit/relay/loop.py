@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -16,6 +16,7 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.database import Database, privilege, require_schema
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly, first_of
+from aftercommit.postgres.retention import Retention
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.carrier import Carrier
 from aftercommit.relay.doorbell import Doorbell
@@ -34,13 +35,17 @@ MARK_INTERVAL = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """How a relay works: `lease` bounds the takeover after a crash, `carriers` work side by side."""
+    """How a relay works: `lease` bounds the takeover after a crash, `carriers` work side by side.
+
+    `retention` says how long what is done with is kept; all relays of an outbox should be told the same.
+    """
 
     batch_size: int = 1000
     carriers: int = 1
     lease: float = 5.0
     drain_seconds: float = 10.0
     gauge_seconds: float = 5.0
+    retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
@@ -110,6 +115,7 @@ class Relay(DatabaseService):
         self._carriers.clear()
         try:
             await require_schema(control, self.outbox.shape)
+            await self._take_up_newer(control)
             await self.lanes.tick(control)
             self.session_is_up()
             await self.reach("relay.ready", lanes=len(self.lanes.held))
@@ -127,7 +133,7 @@ class Relay(DatabaseService):
             await close_quietly(control)
 
     async def _work(self, control: psycopg.AsyncConnection[Any]) -> None:
-        sweeper = Sweeper(self.outbox.shape, self._database)
+        sweeper = Sweeper(self.outbox.shape, self._database, self.settings.retention)
         async with asyncio.TaskGroup() as group:
             carriers = [group.create_task(self._carrier_loop(number)) for number in range(self.settings.carriers)]
             background = [
@@ -151,6 +157,15 @@ class Relay(DatabaseService):
                 seconds=self.settings.drain_seconds,
             )
             carrier.cancel()
+
+    async def _take_up_newer(self, control: psycopg.AsyncConnection[Any]) -> None:
+        """What older code parked, because it did not know the version, is delivered again by code that does."""
+        known = list(self.outbox.registry)
+        parameters = {
+            "types": [event_type.name for event_type in known],
+            "versions": [event_type.version for event_type in known],
+        }
+        await control.execute(self._statements["take_up_newer_deliveries"], parameters)
 
     async def _control_loop(self, control: psycopg.AsyncConnection[Any]) -> None:
         while True:

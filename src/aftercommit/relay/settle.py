@@ -11,6 +11,7 @@ from psycopg import sql
 
 from aftercommit.errors import DatabaseError, LeaseLost
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
 from aftercommit.telemetry import LATENCY_BUCKETS_MS
@@ -41,7 +42,7 @@ class Settlement:
         self._channel = outbox.shape.log_channel
         part = self._statements.part
         self._append_given = self._append_statement(
-            which=part("which_given"), chosen=sql.SQL(""), chosen_count=sql.SQL("cardinality(%(ids)b::uuid[])")
+            which=part("which_given"), chosen=sql.SQL(""), chosen_count=sql.SQL("cardinality(%(ids)s::uuid[])")
         )
         self._append_due = self._append_statement(
             which=part("which_due"),
@@ -70,7 +71,7 @@ class Settlement:
         """Move delivered events into the log; the dead letters of those that had failed before are resolved with it."""
 
         async def write() -> Appended:
-            appended = await self._append(connection, self._append_given, lanes, {"ids": list(ids)})
+            appended = await self._append(connection, self._append_given, lanes, {"ids": uuid_array(ids)})
             if retried:
                 await connection.execute(self._statements["resolve_letters"], {"ids": list(retried)})
             return appended

@@ -2,18 +2,33 @@
 -- The tip of the log.
 select position, ts, epoch from {schema}.head
 
+-- name: page_bytes
+-- How many bytes a range of the log will arrive as: a compressed payload unfolds.
+select coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
+                         else octet_length(payload::text) end), 0)::bigint
+from {schema}.log
+where position > %(after)s and position <= %(upto)s
+  and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
+
 -- name: read_log
--- A page of the log by position. The log is gapless, so a page is a range; types narrow it, bytes bound its memory. They are
--- counted as they will arrive: a compressed payload unfolds. The last column counts the events of the range, so that a
--- reader knows whether the page was cut. (An underscore in front: no scope column has such a name.)
-select position, ts, stream_seq, id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
-       correlation_id, causation_id, payload, retry_count, created_at {scope_names}, _found
+-- A page of the log by position. The log is gapless, so a page is a range; types narrow it.
+select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
+       created_at, seq, lane, retry_count, position, ts, stream_seq {scope_names}
+from {schema}.log
+where position > %(after)s and position <= %(upto)s
+  and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
+order by position
+
+-- name: read_log_cut
+-- The same where the range is too large for the memory: as many events as fit, one at least. (An underscore in front: no
+-- scope column has such a name.)
+select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
+       created_at, seq, lane, retry_count, position, ts, stream_seq {scope_names}
 from (
-    select *, count(*) over () as _found,
-           sum(_bytes) over (order by position rows between unbounded preceding and 1 preceding) as _bytes_before
+    select *, sum(_bytes) over (order by position rows between unbounded preceding and 1 preceding) as _bytes_before
     from (
-        select position, ts, stream_seq, id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
-               correlation_id, causation_id, payload, retry_count, created_at,
+        select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id,
+               payload, created_at, seq, lane, retry_count, position, ts, stream_seq,
                case when pg_column_compression(payload) is null then pg_column_size(payload)
                     else octet_length(payload::text) end as _bytes {scope_names}
         from {schema}.log
@@ -78,7 +93,8 @@ select pg_notify(%(channel)s, %(changed)s) from (select count(*) from freed) don
 
 -- name: begin_slice
 -- Opens a slice in the handler's transaction: the fence and the checkpoint in one row, then the inbox.
--- An event whose inbox row exists is not returned and so not handled; a concurrent duplicate waits here and then skips.
+-- An event whose inbox row exists is not returned and so not handled (null: all are new); a concurrent duplicate waits here
+-- and then skips.
 -- The server ends the transaction when the handlers have been silent for too long: their machine may be gone.
 with fence as (
     update {schema}.consumer
@@ -89,12 +105,12 @@ with fence as (
 ),
 inbox as (
     insert into {schema}.processed_events (event_id, consumer_name)
-    select event_id, %(consumer)s from unnest(%(ids)b::uuid[]) as event_id, fence
+    select event_id, %(consumer)s from unnest(%(ids)s::uuid[]) as event_id, fence
     order by event_id
     on conflict do nothing
     returning event_id
 )
-select (select count(*) from fence), (select coalesce(array_agg(event_id), '{{}}') from inbox),
+select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
        set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
 -- name: begin_slice_without_inbox
@@ -115,12 +131,12 @@ with fence as (
 ),
 inbox as (
     insert into {schema}.processed_events (event_id, consumer_name)
-    select event_id, %(consumer)s from unnest(%(ids)b::uuid[]) as event_id, fence
+    select event_id, %(consumer)s from unnest(%(ids)s::uuid[]) as event_id, fence
     order by event_id
     on conflict do nothing
     returning event_id
 )
-select (select count(*) from fence), (select coalesce(array_agg(event_id), '{{}}') from inbox),
+select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
        set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
 -- name: begin_shared_slice_without_inbox
@@ -134,12 +150,12 @@ select (select count(*) from fence), null, set_config('idle_in_transaction_sessi
 -- For the bus: the relay's lane leases are the fence, the inbox alone says what was handled.
 with inbox as (
     insert into {schema}.processed_events (event_id, consumer_name)
-    select event_id, %(consumer)s from unnest(%(ids)b::uuid[]) as event_id
+    select event_id, %(consumer)s from unnest(%(ids)s::uuid[]) as event_id
     order by event_id
     on conflict do nothing
     returning event_id
 )
-select 1, (select coalesce(array_agg(event_id), '{{}}') from inbox),
+select 1, (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
        set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
 -- name: return_unhandled
@@ -165,154 +181,6 @@ set suspect_attempts = case when suspect_position = %(position)s then suspect_at
     suspect_position = %(position)s
 where name = %(consumer)s and token = %(token)s
 returning suspect_attempts
-
--- name: record_failures
--- Events this consumer could not take: a dead letter each, and the checkpoint moves past them, in one fenced statement.
-with fence as (
-    update {schema}.consumer
-    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
-        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
-    where name = %(consumer)s and token = %(token)s
-    returning 1
-),
-failure as (
-    select *
-    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
-        as f (position, status, error, error_class, delay, attempt)
-),
-letters as (
-    insert into {schema}.dead_letter_events as letter (
-        event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
-        correlation_id, causation_id, payload, seq, position, created_at, error, error_class, attempts, next_retry_at, history {scope_names}
-    )
-    select log.id, %(consumer)s, failure.status, log.event_type, log.schema_version, log.aggregate_type, log.aggregate_id,
-           log.occurred_at, log.correlation_id, log.causation_id, log.payload, log.seq, log.position, log.created_at,
-           failure.error, failure.error_class, failure.attempt, clock_timestamp() + make_interval(secs => failure.delay),
-           case when failure.attempt = 0 then '[]'::jsonb else
-               jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class)) end
-           {log_scope}
-    from failure join {schema}.log on log.position = failure.position, fence
-    on conflict (event_id, consumer_name) do update
-    set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
-        attempts = letter.attempts + excluded.attempts, next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
-        history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
-    -- An event that is only to wait, read again after a crash, may have a letter that is further on already.
-    where excluded.attempts > 0 or letter.status in ('resolved', 'discarded')
-    returning 1
-)
-select (select count(*) from fence), (select count(*) from letters)
-
--- name: due_letters
--- Dead letters of this consumer whose wait is over; under strict ordering only the first open one of an aggregate.
--- Letters without a position belong to a relay: their event is in the outbox, and is delivered again from there.
-select position, last_seen_at as ts, null::bigint as stream_seq, event_id as id, seq, 0::smallint as lane, event_type, schema_version,
-       aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, attempts as retry_count, created_at {scope_names}
-from {schema}.dead_letter_events letter
-where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
-  and not (%(strict)s and exists (
-      select from {schema}.dead_letter_events earlier
-      where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
-        and earlier.aggregate_id = letter.aggregate_id and earlier.seq < letter.seq
-        and earlier.status in ('retrying', 'waiting', 'parked') and earlier.position is not null
-  ))
-order by next_retry_at
-limit %(limit)s
-
--- name: take_up_newer
--- Events parked by older code that did not know their version yet: this code does, so they are tried again.
-update {schema}.dead_letter_events letter
-set status = 'retrying', next_retry_at = clock_timestamp()
-from unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
-where letter.consumer_name = %(consumer)s and letter.status = 'parked' and letter.position is not null
-  and letter.error_class = 'NewerSchemaVersion'
-  and letter.event_type = known.event_type and letter.schema_version <= known.version
-
--- name: next_letter
--- Seconds until the next dead letter of this consumer falls due.
-select extract(epoch from min(next_retry_at) - clock_timestamp())::float8
-from {schema}.dead_letter_events letter
-where consumer_name = %(consumer)s and status = 'retrying' and position is not null
-  and not (%(strict)s and exists (
-      select from {schema}.dead_letter_events earlier
-      where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
-        and earlier.aggregate_id = letter.aggregate_id and earlier.seq < letter.seq
-        and earlier.status in ('retrying', 'waiting', 'parked') and earlier.position is not null
-  ))
-
--- name: free_waiting
--- Strict ordering: the first open letter of an aggregate waits for nobody. Usually `resolve_letter` has seen to it; this is for
--- letters resolved or discarded by hand, and for crashes. Steps from aggregate to aggregate, however many letters each has.
-with recursive first as (
-    (
-        select aggregate_type, aggregate_id, event_id, status
-        from {schema}.dead_letter_events
-        where consumer_name = %(consumer)s and status in ('retrying', 'waiting', 'parked') and position is not null
-        order by aggregate_type, aggregate_id, seq
-        limit 1
-    )
-    union all
-    select following.aggregate_type, following.aggregate_id, following.event_id, following.status
-    from first, lateral (
-        select letter.aggregate_type, letter.aggregate_id, letter.event_id, letter.status
-        from {schema}.dead_letter_events letter
-        where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked') and letter.position is not null
-          and (letter.aggregate_type, letter.aggregate_id) > (first.aggregate_type, first.aggregate_id)
-        order by letter.aggregate_type, letter.aggregate_id, letter.seq
-        limit 1
-    ) following
-)
-update {schema}.dead_letter_events letter
-set status = 'retrying', next_retry_at = clock_timestamp()
-from first
-where first.status = 'waiting' and letter.event_id = first.event_id and letter.consumer_name = %(consumer)s
-  and letter.status = 'waiting'
-
--- name: resolve_letter
--- The retry succeeded, in the handler's transaction; the next one waiting behind it (strict ordering) falls due now.
-with resolved as (
-    update {schema}.dead_letter_events
-    set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
-    where event_id = %(event_id)s and consumer_name = %(consumer)s
-    returning consumer_name, aggregate_type, aggregate_id
-),
-next as (
-    select waiting.event_id
-    from {schema}.dead_letter_events waiting join resolved using (consumer_name, aggregate_type, aggregate_id)
-    where waiting.status = 'waiting'
-    order by waiting.seq
-    limit 1
-)
-update {schema}.dead_letter_events letter
-set status = 'retrying', next_retry_at = clock_timestamp()
-from next
-where letter.event_id = next.event_id and letter.consumer_name = %(consumer)s
-
--- name: fail_letter
--- Another attempt failed: wait longer, or park. A letter that was dealt with by hand meanwhile is left alone.
-with fence as (
-    update {schema}.consumer set suspect_position = null, suspect_attempts = 0
-    where name = %(consumer)s and token = %(token)s
-    returning 1
-),
-failed as (
-    update {schema}.dead_letter_events
-    set status = case when %(delay)s::float8 is null then 'parked' else 'retrying' end,
-        next_retry_at = clock_timestamp() + make_interval(secs => %(delay)s::float8),
-        attempts = attempts + 1, error = %(error)s, error_class = %(error_class)s, last_seen_at = clock_timestamp(),
-        history = (case when jsonb_array_length(history) >= 50 then history - 0 else history end)
-            || jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(%(error)s, 500), 'error_class', %(error_class)s::text))
-    from fence
-    where event_id = %(event_id)s and consumer_name = %(consumer)s and status = 'retrying'
-    returning 1
-)
-select (select count(*) from fence), (select count(*) from failed)
-
--- name: blocked_aggregates
--- Strict ordering: aggregates of this page that have an open dead letter with this consumer.
-select distinct letter.aggregate_type, letter.aggregate_id
-from {schema}.dead_letter_events letter
-join unnest(%(types)s::text[], %(ids)s::text[]) as page (aggregate_type, aggregate_id) using (aggregate_type, aggregate_id)
-where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked') and letter.position is not null
 
 -- name: pause
 -- Pause or resume a consumer. A worker that rests is woken; one at work notices within a heartbeat.

@@ -6,9 +6,10 @@ select {values}
 where (select pg_notify({channel}, '')::text from {schema}.relay where listening limit 1) is distinct from 'never'
 
 -- name: publish_many
--- Many events in one statement, in the given order.
+-- Many events in one statement, in the given order. What is the same for all of them comes as an array of one value.
 insert into {schema}.outbox (id, aggregate_type, aggregate_id, event_type, schema_version, occurred_at, correlation_id, causation_id, payload {scope_names})
-select * from unnest({values})
+select {columns}
+from {events}
 where (select pg_notify({channel}, '')::text from {schema}.relay where listening limit 1) is distinct from 'never'
 
 -- name: publish_once
@@ -20,7 +21,8 @@ with fresh as (
 ),
 published as (
     insert into {schema}.outbox (id, aggregate_type, aggregate_id, event_type, schema_version, occurred_at, correlation_id, causation_id, payload {scope_names})
-    select event.* from unnest({values}) as event, fresh
+    select {columns}
+    from fresh, {events}
 ),
 rung as (
     select pg_notify({channel}, '') from {schema}.relay, fresh where listening limit 1

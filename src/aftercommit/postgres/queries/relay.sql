@@ -47,8 +47,8 @@ limit %(limit)s
 with due as (
     {due}
 )
-select id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id,
-       payload, retry_count, created_at {scope_names}
+select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
+       created_at, seq, lane, retry_count {scope_names}
 from (
     select o.*, sum(size.bytes) over (order by o.seq) - size.bytes as bytes_before
     from {schema}.outbox o
@@ -140,7 +140,7 @@ from fence left join tip on true
 
 -- name: which_given
 -- These events, which a transport has accepted.
-outbox.id = any(%(ids)b)
+outbox.id = any(%(ids)s::uuid[])
 
 -- name: chosen_due
 -- Whatever is due: for the log transport reading, delivering and appending are one statement.
@@ -231,12 +231,12 @@ letters as (
     returning 1
 ),
 recovered as (
-    -- A consumer that had failed and is not among the failures now has taken the event.
+    -- A consumer that had failed and is not among the failures now has taken the event, unless nobody was even asked.
     update {schema}.dead_letter_events letter
     set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
     from settled
-    where letter.event_id = settled.id and letter.status = 'retrying' and letter.position is null
-      and not exists (select from failure where failure.id = letter.event_id and failure.consumer_name = letter.consumer_name)
+    where letter.event_id = settled.id and letter.status in ('retrying', 'parked') and letter.position is null
+      and not exists (select from failure where failure.id = letter.event_id and failure.consumer_name in (letter.consumer_name, '@relay'))
 )
 select fence.held, (select count(*) from settled) as settled, (select count(*) from letters) as letters
 from fence

@@ -1,0 +1,205 @@
+"""`aftercommit dead`: what could not be delivered or handled; look at it, retry it, edit it, give it up."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+
+from aftercommit.cli.options import as_json, global_options, pass_settings
+from aftercommit.cli.output import line, message, print_json
+from aftercommit.cli.repair_output import (
+    document,
+    plural,
+    show_detail,
+    show_groups,
+    show_letters,
+    show_repaired,
+)
+from aftercommit.cli.selecting import (
+    by_option,
+    described,
+    dry_run_option,
+    event_ids_argument,
+    repair_desk,
+    run,
+    selection_options,
+    yes_option,
+)
+from aftercommit.errors import RepairError
+from aftercommit.repair import Repair, Repaired, Selection
+from aftercommit.repair.selection import OPEN
+from aftercommit.settings import Settings
+
+PARTIAL = 4
+_limit = click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="So many at most.")
+_reason = click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
+_consumer = click.option("--consumer", metavar="NAME", help="Whose letter, where an event has several.")
+
+
+@click.group()
+@global_options
+def dead() -> None:
+    """Dead letters: events that a consumer or the transport could not take."""
+
+
+@dead.command("list")
+@selection_options
+@_limit
+@click.option("--offset", type=click.IntRange(min=0), default=0, help="Leave out so many.")
+@as_json
+@pass_settings
+def list_letters(settings: Settings, selection: Selection, limit: int, offset: int, as_json: bool) -> None:
+    """Show letters, last seen first. Open ones, unless --status says otherwise. Payloads are shown by `show` alone."""
+    page = run(repair_desk(settings, "dead").letters(_open(selection), limit=limit, offset=offset))
+    if as_json:
+        print_json(document(page))
+        return
+    show_letters(page.letters)
+    if page.total > offset + len(page.letters):
+        message(f"{len(page.letters)} of {plural(page.total, 'letter')}: --limit and --offset show others")
+    elif not page.total:
+        message("no dead letters")
+
+
+@dead.command()
+@selection_options
+@_limit
+@as_json
+@pass_settings
+def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) -> None:
+    """Show letters by consumer and error, the most frequent first."""
+    found = run(repair_desk(settings, "dead").groups(_open(selection), limit=limit))
+    if as_json:
+        print_json(document(found))
+    elif found:
+        show_groups(found)
+    else:
+        message("no dead letters")
+
+
+@dead.command()
+@click.argument("event_id", type=click.UUID)
+@_consumer
+@as_json
+@pass_settings
+def show(settings: Settings, event_id: UUID, consumer: str | None, as_json: bool) -> None:
+    """Show all about the letters of one event: payload, attempts, and what operators did."""
+    found = run(repair_desk(settings, "dead").letter(event_id, consumer))
+    if as_json:
+        print_json(document(found))
+        return
+    for index, letter in enumerate(found):
+        if index:
+            line("")
+        show_detail(letter)
+
+
+@dead.command()
+@event_ids_argument
+@selection_options
+@_reason
+@by_option
+@dry_run_option
+@yes_option
+@as_json
+@pass_settings
+@click.pass_context
+def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
+    """Give letters all their attempts again, at once. Parked ones, unless event ids or --status say otherwise.
+
+    For many letters at a pace, with progress, see `replay start`.
+    """
+    desk = repair_desk(settings, "dead", options["by"])
+    _ask(desk, selection, "retry", options)
+    done = run(desk.retry(selection, reason=options["reason"], dry_run=options["dry_run"]))
+    _tell(ctx, done, "retried", options["as_json"])
+
+
+@dead.command()
+@event_ids_argument
+@selection_options
+@click.option("--reason", metavar="TEXT", help="Why: it is asked for, and kept.")
+@by_option
+@dry_run_option
+@yes_option
+@as_json
+@pass_settings
+@click.pass_context
+def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
+    """Give letters up. Nothing is lost: they stay on record with their event, and can be retried."""
+    desk = repair_desk(settings, "dead", options["by"])
+    _ask(desk, selection, "discard", options)
+    reason = options["reason"] or (None if options["dry_run"] else _asked_reason())
+    done = run(desk.discard(selection, reason=reason or "dry run", dry_run=options["dry_run"]))
+    _tell(ctx, done, "discarded", options["as_json"])
+
+
+@dead.command()
+@click.argument("event_id", type=click.UUID)
+@_consumer
+@click.option(
+    "--payload", type=click.Path(dir_okay=False, allow_dash=True), help="The new payload: a file, or - for stdin."
+)
+@_reason
+@by_option
+@dry_run_option
+@as_json
+@pass_settings
+@click.pass_context
+def edit(ctx: click.Context, /, settings: Settings, event_id: UUID, payload: str | None, **options: Any) -> None:
+    """Correct the payload of a letter and retry it; opens $EDITOR unless --payload is given.
+
+    The log never changes. With --app the payload is checked against its event type. The former one is kept on record.
+    """
+    desk = repair_desk(settings, "dead", options["by"])
+    new = _payload(desk, event_id, options["consumer"], payload)
+    if new is None:
+        message("nothing was changed")
+        return
+    chosen = {name: options[name] for name in ("consumer", "reason", "dry_run")}
+    done = run(desk.edit(event_id, new, **chosen))
+    _tell(ctx, done, "edited and retried", options["as_json"])
+
+
+def _open(selection: Selection) -> Selection:
+    return selection if selection.statuses else replace(selection, statuses=OPEN)
+
+
+def _ask(desk: Repair, selection: Selection, verb: str, options: dict[str, Any]) -> None:
+    """Say how many it will be, and let the operator think again."""
+    if options["yes"] or options["dry_run"]:
+        return
+    count = run(getattr(desk, verb)(selection, reason="counting", dry_run=True)).done
+    if count == 0:
+        return
+    click.confirm(f"{verb} {plural(count, 'letter')} ({described(selection)})?", abort=True, err=True)
+
+
+def _asked_reason() -> str:
+    if not sys.stdin.isatty():
+        raise RepairError("a letter is discarded for a reason, which is kept: say it with --reason")
+    return str(click.prompt("Why", err=True))
+
+
+def _payload(desk: Repair, event_id: UUID, consumer: str | None, source: str | None) -> bytes | None:
+    if source == "-":
+        return sys.stdin.buffer.read()
+    if source is not None:
+        return Path(source).read_bytes()
+    (letter, *others) = run(desk.letter(event_id, consumer))
+    if others:
+        names = ", ".join(each.consumer for each in (letter, *others))
+        raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
+    edited = click.edit(letter.payload, extension=".json")
+    return None if edited is None or edited.strip() == letter.payload.strip() else edited.encode()
+
+
+def _tell(ctx: click.Context, done: Repaired, verb: str, as_json: bool) -> None:
+    if as_json:
+        print_json(document(done))
+    else:
+        show_repaired(done, verb)
+    ctx.exit(PARTIAL if done.left_alone else 0)

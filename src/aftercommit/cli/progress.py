@@ -1,0 +1,62 @@
+"""Progress of a long operation, on stderr: a bar where somebody looks, a line now and then where not."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from aftercommit.cli.output import message, printable
+from aftercommit.repair import Progress as Replayed
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class ProgressBar:
+    """Shows how a replay goes."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._said: set[str] = set()
+        self._next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+            self._bar.add_task("", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, progress: Replayed) -> None:
+        """How it stands now."""
+        ended = progress.done + progress.skipped + progress.failed
+        words = _words(progress)
+        for text in progress.missing:
+            if text not in self._said:
+                self._said.add(text)
+                self._say(text)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], total=progress.total, completed=ended, description=words)
+        elif time.monotonic() >= self._next_line_at:
+            self._next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+            message(f"{ended}/{progress.total} {words}".rstrip())
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(printable(text), markup=False)
+        else:
+            message(printable(text))
+
+
+def _words(progress: Replayed) -> str:
+    parts = {"under way": progress.under_way, "skipped": progress.skipped, "failed": progress.failed}
+    return ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)

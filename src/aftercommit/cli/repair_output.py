@@ -1,0 +1,239 @@
+"""How `dead` and `replay` show what they found: two lines per letter where a person looks, plain columns in a pipe."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from aftercommit.cli.output import line, message, print_table, printable
+from aftercommit.cli.selecting import described
+from aftercommit.event.envelope import rfc3339
+from aftercommit.repair import (
+    Letter,
+    LetterDetail,
+    LetterGroup,
+    Operation,
+    Preview,
+    Repaired,
+    Selection,
+)
+
+_MOST_REASONS = 5
+
+
+def document(value: Any) -> Any:
+    """Anything of the repair room as JSON has it."""
+    if isinstance(value, Selection):
+        return value.as_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: document(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): document(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [document(each) for each in value]
+    return value
+
+
+def show_letters(letters: Sequence[Letter]) -> None:
+    """A list of letters."""
+    if not sys.stdout.isatty():
+        columns = ("event_id", "consumer", "status", "attempts", "last_seen_at", "event_type", "aggregate", "error")
+        print_table(columns, [_letter_row(letter) for letter in letters])
+        return
+    for letter in letters:
+        _entry(
+            f"{letter.event_id}  {letter.status:<9}  {_times(letter.attempts)}, {ago(letter.last_seen_at)} ago",
+            f"{letter.consumer} · {letter.event_type} · {letter.aggregate_type} {letter.aggregate_id}",
+            one_line(letter.error_class, letter.error),
+        )
+
+
+def _entry(first: str, *others: str) -> None:
+    """An entry of a list on a terminal: a line to copy from, and lines below it, none longer than the screen."""
+    console = Console(highlight=False)
+    for indent, style, text in ((0, "bold", first), *((2, "", other) for other in others)):
+        console.print(Padding(Text(printable(text), style, no_wrap=True, overflow="ellipsis"), (0, 0, 0, indent)))
+
+
+def _letter_row(letter: Letter) -> tuple[Any, ...]:
+    return (
+        letter.event_id,
+        letter.consumer,
+        letter.status,
+        letter.attempts,
+        rfc3339(letter.last_seen_at),
+        letter.event_type,
+        f"{letter.aggregate_type} {letter.aggregate_id}",
+        one_line(letter.error_class, letter.error),
+    )
+
+
+def show_groups(groups: Sequence[LetterGroup]) -> None:
+    """Letters by error."""
+    if sys.stdout.isatty():
+        for group in groups:
+            _entry(
+                f"{group.count:>7,}  {one_line(group.error_class, group.error)}",
+                f"       {group.consumer} · {', '.join(group.event_types)} · {group.parked:,} parked",
+                f"       last seen {ago(group.last_seen_at)} ago, for example {group.example}",
+            )
+        return
+    columns = ("letters", "parked", "consumer", "last_seen_at", "example", "error")
+    print_table(columns, [_group_row(group) for group in groups])
+
+
+def _group_row(group: LetterGroup) -> tuple[Any, ...]:
+    error = one_line(group.error_class, group.error)
+    return (group.count, group.parked, group.consumer, rfc3339(group.last_seen_at), group.example, error)
+
+
+def show_detail(letter: LetterDetail) -> None:
+    """One letter, with everything."""
+    about = {
+        "event": letter.event_id,
+        "type": f"{letter.event_type} (schema version {letter.schema_version})",
+        "aggregate": f"{letter.aggregate_type} {letter.aggregate_id}",
+        "scope": " ".join(f"{name}={value}" for name, value in letter.scope.items()) or "-",
+        "occurred at": rfc3339(letter.occurred_at),
+        "correlation": letter.correlation_id,
+        "place": _place(letter),
+        "consumer": letter.consumer,
+        "status": letter.status + (f", next at {rfc3339(letter.next_retry_at)}" if letter.next_retry_at else ""),
+        "seen": f"{rfc3339(letter.first_seen_at)} to {rfc3339(letter.last_seen_at)}, {_times(letter.attempts)}",
+        "error": f"{letter.error_class}: {letter.error}",
+    }
+    for name, value in about.items():
+        line(printable(f"{name:<12}  {value}"))
+    line("payload")
+    line(printable(letter.payload))
+    if letter.history:
+        line("attempts")
+        for attempt in letter.history:
+            line(printable(f"  {rfc3339(attempt.at)}  {one_line(attempt.error_class, attempt.error)}"))
+    if letter.deeds:
+        line("operators")
+        for deed in letter.deeds:
+            why = f": {deed.reason}" if deed.reason else ""
+            note = f" ({deed.note})" if deed.note else ""
+            line(printable(f"  {rfc3339(deed.at)}  {deed.kind} by {deed.by}{why}, {deed.state}{note}"))
+            if deed.former_payload is not None:
+                line(printable(f"    payload before: {deed.former_payload}"))
+
+
+def _place(letter: LetterDetail) -> str:
+    places = [f"outbox ({letter.outbox_status})"] if letter.outbox_status else []
+    places += [f"log at {position}" for position in letter.positions]
+    return ", ".join(places) or "nowhere but here"
+
+
+def show_repaired(done: Repaired, verb: str) -> None:
+    """What an action did, to whoever is looking."""
+    would = "would be " if done.dry_run else ""
+    message(f"{plural(done.done, 'letter')} {would}{verb}")
+    for each in list(done.left_alone)[:_MOST_REASONS]:
+        message(printable(f"left alone: {each.event_id} with {each.consumer}: {each.note}"))
+    more = len(done.left_alone) - _MOST_REASONS
+    if more > 0:
+        message(f"left alone: {more} more")
+
+
+def show_preview(found: Preview, selection: Selection, *, again: bool, past_horizon: bool) -> None:
+    """What a replay would do."""
+    message(printable(f"{plural(found.total, 'item')} to {_target(found.target)}: {described(selection)}"))
+    if found.first_position is not None:
+        message(f"  positions {found.first_position} to {found.last_position}")
+    for name, count in found.types:
+        message(printable(f"  {count:>8,}  {name}"))
+    if found.handled:
+        fate = "are handled once more" if again else "are skipped, unless --again"
+        message(f"  {found.handled:>8,}  of them were handled already and {fate}")
+    if found.past_horizon and found.horizon is not None:
+        fate = "may be handled twice" if past_horizon or again else "are refused, unless --past-horizon"
+        message(f"  {found.past_horizon:>8,}  of them the inbox has forgotten ({rfc3339(found.horizon)}): they {fate}")
+
+
+def show_operations(operations: Sequence[Operation]) -> None:
+    """A list of operations."""
+    if sys.stdout.isatty():
+        for each in operations:
+            _entry(
+                f"{each.id}  {each.kind}, {state(each)}",
+                f"{each.total:,} to {_target(each.target)}: {counts(each)}",
+                f"by {each.requested_by} {ago(each.created_at)} ago: {each.reason or described(each.selection)}",
+            )
+        return
+    columns = ("id", "kind", "status", "items", "done", "skipped", "failed", "started_at", "by", "reason")
+    print_table(columns, [_operation_row(each) for each in operations])
+
+
+def _operation_row(each: Operation) -> tuple[Any, ...]:
+    numbers = (each.total, each.done, each.skipped, each.failed)
+    return (each.id, each.kind, each.status, *numbers, rfc3339(each.created_at), each.requested_by, each.reason or None)
+
+
+def counts(operation: Operation) -> str:
+    """What became of the items."""
+    return f"{operation.done:,} done, {operation.skipped:,} skipped, {operation.failed:,} failed"
+
+
+def _target(target: str) -> str:
+    return {"@owner": "their owners", "@transport": "the transport"}.get(target, f"consumer {target!r}")
+
+
+def show_operation(operation: Operation) -> None:
+    """One operation."""
+    about = {
+        "operation": operation.id,
+        "kind": operation.kind,
+        "status": state(operation),
+        "target": operation.target,
+        "selection": described(operation.selection),
+        "by": operation.requested_by,
+        "reason": operation.reason or "-",
+        "started": rfc3339(operation.created_at),
+        "finished": rfc3339(operation.finished_at) if operation.finished_at else "-",
+        "items": operation.total,
+        "done": operation.done,
+        "skipped": operation.skipped,
+        "failed": operation.failed,
+    }
+    for name, value in about.items():
+        line(printable(f"{name:<12}  {value}"))
+
+
+def state(operation: Operation) -> str:
+    """The status, and whether anybody is at it."""
+    return operation.status if operation.is_finished or operation.is_driven else f"{operation.status}, nobody drives it"
+
+
+def one_line(error_class: str, error: str) -> str:
+    """An error as one line."""
+    return f"{error_class}: {' '.join(error.split())}"
+
+
+def ago(moment: datetime) -> str:
+    """How long ago, roughly."""
+    seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _times(attempts: int) -> str:
+    return plural(attempts, "attempt")

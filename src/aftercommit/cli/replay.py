@@ -1,0 +1,194 @@
+"""`aftercommit replay`: let events be delivered or handled once more, at a pace, with progress, on record."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import click
+
+from aftercommit.cli.dead import PARTIAL
+from aftercommit.cli.options import as_json, global_options, pass_settings
+from aftercommit.cli.output import line, message, print_json, printable
+from aftercommit.cli.progress import ProgressBar
+from aftercommit.cli.repair_output import (
+    counts,
+    document,
+    plural,
+    show_operation,
+    show_operations,
+    show_preview,
+)
+from aftercommit.cli.running import Stopper
+from aftercommit.cli.selecting import (
+    by_option,
+    dry_run_option,
+    event_ids_argument,
+    repair_desk,
+    run,
+    selection_options,
+    yes_option,
+)
+from aftercommit.repair import TO_TRANSPORT, Operation, Progress, Repair, Selection
+from aftercommit.settings import Settings
+
+INTERRUPTED = 130
+_operation = click.argument("operation_id", type=click.UUID, metavar="ID")
+
+
+@click.group()
+@global_options
+def replay() -> None:
+    """Replays: a frozen set of events goes to a consumer or through the transport once more."""
+
+
+@replay.command()
+@event_ids_argument
+@selection_options
+@click.option("--to", metavar="NAME", help="To this consumer alone. Letters go to their owners, if not given.")
+@click.option("--through-transport", is_flag=True, help="Out through the transport again; who had handled it skips it.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="So many a second at most.")
+@click.option("--again", is_flag=True, help="Also what the consumer has handled: its effects happen once more.")
+@click.option("--past-horizon", is_flag=True, help="Also what the inbox has forgotten: it may be handled twice.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
+@by_option
+@dry_run_option
+@yes_option
+@as_json
+@pass_settings
+@click.pass_context
+def start(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
+    """Replay dead letters (chosen by consumer, error or status) or events of the log (by what they are about).
+
+    Counts first and asks. Ctrl-C stops feeding, and `replay resume` goes on. Exits with 4 when something failed.
+    """
+    if options["to"] and options["through_transport"]:
+        raise click.UsageError("--to and --through-transport exclude each other")
+    target = TO_TRANSPORT if options["through_transport"] else options["to"]
+    desk = repair_desk(settings, "replay", options["by"])
+    found = run(desk.preview(selection, to=target))
+    if not options["as_json"]:
+        show_preview(found, selection, again=options["again"], past_horizon=options["past_horizon"])
+    if options["dry_run"] or not found.total:
+        if options["as_json"]:
+            print_json(document(found))
+        return
+    if not options["yes"]:
+        _ask(found.total, options["again"])
+    chosen = {name: options[name] for name in ("again", "past_horizon", "reason")}
+    operation = run(desk.start(selection, to=target, per_second=options["rate"], **chosen))
+    _drive(ctx, desk, operation, options["as_json"])
+
+
+@replay.command("list")
+@click.option("--all", "everything", is_flag=True, help="Retries, edits and discards too.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="So many at most.")
+@as_json
+@pass_settings
+def list_operations(settings: Settings, everything: bool, limit: int, as_json: bool) -> None:
+    """Show replays, newest first, with who started them and how they went."""
+    found = run(repair_desk(settings, "replay").operations(None if everything else ["replay"], limit=limit))
+    if as_json:
+        print_json(document(found))
+    elif found:
+        show_operations(found)
+    else:
+        message("no replays")
+
+
+@replay.command()
+@_operation
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="So many problems at most.")
+@as_json
+@pass_settings
+def show(settings: Settings, operation_id: UUID, limit: int, as_json: bool) -> None:
+    """Show one replay (or any operation), and what failed or was skipped, with the reason."""
+    desk = repair_desk(settings, "replay")
+    operation = run(desk.operation(operation_id))
+    problems = run(desk.problems(operation_id, limit=limit))
+    if as_json:
+        print_json({**document(operation), "problems": document(problems)})
+        return
+    show_operation(operation)
+    for problem in problems:
+        whose = f" with {problem.consumer}" if problem.consumer else ""
+        line(printable(f"{problem.state:<12}  {problem.event_id}{whose}: {' '.join(problem.note.split())}"))
+
+
+@replay.command()
+@_operation
+@as_json
+@pass_settings
+@click.pass_context
+def watch(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json: bool) -> None:
+    """Look on while another process drives a replay, until it ends."""
+    desk = repair_desk(settings, "replay")
+    with ProgressBar() as bar:
+        operation = run(_watch(desk, operation_id, bar))
+    _tell(ctx, operation, as_json)
+
+
+@replay.command()
+@_operation
+@as_json
+@pass_settings
+@click.pass_context
+def resume(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json: bool) -> None:
+    """Go on with a replay that nobody drives any more."""
+    desk = repair_desk(settings, "replay")
+    _drive(ctx, desk, run(desk.operation(operation_id)), as_json)
+
+
+@replay.command()
+@_operation
+@as_json
+@pass_settings
+@click.pass_context
+def abort(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json: bool) -> None:
+    """End a replay: nothing further is fed, and what was not tried yet is as it was before."""
+    _tell(ctx, run(repair_desk(settings, "replay").abort(operation_id)), as_json)
+
+
+def _ask(total: int, again: bool) -> None:
+    if again:
+        message("--again: what was handled is handled once more, with all its effects")
+    click.confirm(f"Replay {plural(total, 'item')}?", abort=True, err=True)
+
+
+def _drive(ctx: click.Context, desk: Repair, operation: Operation, as_json: bool) -> None:
+    message(f"replay {operation.id}")
+    ended: list[Operation] = []
+    with ProgressBar() as bar, Stopper() as stopper:
+
+        async def drive() -> None:
+            driver = desk.driver(operation.id, bar.show)
+            stopper.calls(driver.stopping.set)
+            ended.append(await driver.run())
+
+        stopper.run(drive())
+    if not ended[0].is_finished:
+        message(f"stopped: `aftercommit replay resume {operation.id}` goes on, `abort` takes back what was not tried")
+        ctx.exit(INTERRUPTED)
+    _tell(ctx, ended[0], as_json)
+
+
+async def _watch(desk: Repair, operation_id: UUID, bar: ProgressBar) -> Operation:
+    while True:
+        operation = await desk.operation(operation_id)
+        bar.show(
+            Progress(
+                operation.id, operation.status, operation.total, operation.done, operation.skipped, operation.failed
+            )
+        )
+        if operation.is_finished:
+            return operation
+        await asyncio.sleep(0.5)
+
+
+def _tell(ctx: click.Context, operation: Operation, as_json: bool) -> None:
+    if as_json:
+        print_json(document(operation))
+    else:
+        message(f"{operation.status}: {counts(operation)} of {plural(operation.total, 'item')}")
+        if operation.failed or operation.skipped:
+            message(f"`aftercommit replay show {operation.id}` says why")
+    ctx.exit(0 if operation.is_whole else PARTIAL)

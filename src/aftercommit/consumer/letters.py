@@ -1,0 +1,125 @@
+"""Gives dead letters their further attempts: in slices like new events, taking turns with them, the order kept."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+
+from aftercommit.consumer.failures import DeadLetters
+from aftercommit.consumer.outcome import Failed
+from aftercommit.consumer.runner import Manner, Runner
+from aftercommit.consumer.slices import Item, Query, prepare
+from aftercommit.consumer.walk import by_aggregate
+from aftercommit.event.envelope import Record
+from aftercommit.outbox.handlers import Consumer
+from aftercommit.service import finish_all
+
+# Dead letters take turns with new events: so many at most, and no more once they have taken so long.
+LETTERS_PER_TURN: Final = 500
+LETTERS_SECONDS: Final = 0.5
+
+Begin = Callable[[Sequence[Item]], Query]
+First = Callable[[Item], Awaitable[Failed | None]]
+Reach = Callable[..., Awaitable[None]]
+
+
+class LetterRetries:
+    """The letters of one consumer, tried again by its worker."""
+
+    def __init__(self, consumer: Consumer, runner: Runner, letters: DeadLetters, begin: Begin, reach: Reach) -> None:
+        """`begin` opens a slice that moves no checkpoint."""
+        self.any_open = True
+        self._consumer = consumer
+        self._runner = runner
+        self._letters = letters
+        self._begin = begin
+        self._reach = reach
+        self._strict = consumer.ordering == "strict"
+        self._look_for_waiting_at = 0.0
+
+    def start(self) -> None:
+        """Somebody else was at work until now: nothing is known about the letters."""
+        self.any_open = True
+        self._look_for_waiting_at = 0.0
+
+    async def turn(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        proceeds: Callable[[], bool],
+        first: First | None,
+        look_every: float,
+    ) -> bool:
+        """Give the letters that are due another attempt; whether there were any. `first` as in `Manner`."""
+        started = time.monotonic()
+        if self._strict and started >= self._look_for_waiting_at:
+            self._look_for_waiting_at = started + look_every
+            await self._letters.free_waiting(connection)
+        any_due, self.any_open = await self._letters.look(connection)
+        records = await self._letters.due(connection, LETTERS_PER_TURN) if any_due else []
+        if not records:
+            if any_due and self._strict:
+                await self._letters.hold_back_blocked(connection)
+            return False
+        await self._reach("consumer.retrying", letters=len(records))
+
+        def goes_on() -> bool:
+            return proceeds() and time.monotonic() - started <= LETTERS_SECONDS
+
+        items, unwanted = self._prepare(records)
+        if unwanted:
+            await self._resolve_unwanted(unwanted)
+        # Starts are counted in one place, so suspects go one after the other.
+        groups = by_aggregate(items, self._consumer.concurrency if first is None else 1)
+        await finish_all(self._retry(connection, group, goes_on, first) for group in groups)
+        return True
+
+    def _prepare(self, records: Sequence[Record]) -> tuple[list[Item], list[Record]]:
+        """The letters with their handlers, and those that no handler takes any more."""
+        items: list[Item] = []
+        unwanted: list[Record] = []
+        for record in records:
+            prepared = prepare(self._consumer, [record], attempt=record.retry_count + 1)
+            items.extend(prepared)
+            if not prepared:
+                unwanted.append(record)
+        return items, unwanted
+
+    async def _resolve_unwanted(self, records: Sequence[Record]) -> None:
+        resolving = self._letters.resolving([record.event_id for record in records])
+        await self._runner.slice([], self._begin([]), lambda: resolving)
+        for record in records:
+            await self._reach("consumer.retried", event_id=record.event_id, failed=False)
+
+    async def _retry(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        items: Sequence[Item],
+        proceed: Callable[[], bool],
+        first: First | None,
+    ) -> None:
+        failed: set[UUID] = set()
+        slice_ids: list[UUID] = []
+
+        async def fail(item: Item, failure: Failed, behind: list[Item]) -> None:
+            failed.add(item.record.event_id)
+            await self._letters.failed_again(connection, item.record, failure)
+            if behind:
+                failed.update(other.record.event_id for other in behind)
+                await self._letters.hold_back(connection, [other.record for other in behind])
+            await self._reach("consumer.retried", event_id=item.record.event_id, failed=True)
+
+        def begin(segment: Sequence[Item]) -> Query:
+            # One group is gone through slice by slice, so what a slice began with is what it ends with.
+            slice_ids[:] = [item.record.event_id for item in segment]
+            return self._begin(segment)
+
+        def end(seconds: float) -> Query:
+            return self._letters.resolving(slice_ids)
+
+        manner = Manner(begin, fail, end=end, first=first, proceed=proceed, strict=self._strict)
+        left = {item.record.event_id for item in await self._runner.run(items, manner)}
+        for item in items:
+            if item.record.event_id not in failed | left:
+                await self._reach("consumer.retried", event_id=item.record.event_id, failed=False)

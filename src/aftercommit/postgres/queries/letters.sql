@@ -1,0 +1,264 @@
+-- name: record_failures
+-- Events this consumer could not take: a dead letter each, and the checkpoint moves past them, in one fenced statement.
+with fence as (
+    update {schema}.consumer
+    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+    where name = %(consumer)s and token = %(token)s
+    returning 1
+),
+failure as (
+    select *
+    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
+        as f (position, status, error, error_class, delay, attempt)
+),
+letters as (
+    insert into {schema}.dead_letter_events as letter (
+        event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
+        correlation_id, causation_id, payload, seq, position, created_at, error, error_class, attempts, next_retry_at, history {scope_names}
+    )
+    select log.id, %(consumer)s, failure.status, log.event_type, log.schema_version, log.aggregate_type, log.aggregate_id,
+           log.occurred_at, log.correlation_id, log.causation_id, log.payload, log.seq, log.position, log.created_at,
+           failure.error, failure.error_class, failure.attempt, clock_timestamp() + make_interval(secs => failure.delay),
+           case when failure.attempt = 0 then '[]'::jsonb else
+               jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class)) end
+           {log_scope}
+    from failure join {schema}.log on log.position = failure.position, fence
+    on conflict (event_id, consumer_name) do update
+    set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
+        attempts = letter.attempts + excluded.attempts, next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
+        history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
+    -- An event that is only to wait, read again after a crash, may have a letter that is further on already.
+    where excluded.attempts > 0 or letter.status in ('resolved', 'discarded')
+    returning 1
+)
+select (select count(*) from fence), (select count(*) from letters)
+
+-- name: look_at_letters
+-- Asked every turn, so it is two steps into an index: is a dead letter of this consumer due, and is any open?
+-- Letters without a position belong to a relay: their event is in the outbox, and is delivered again from there.
+select exists (
+           select from {schema}.dead_letter_events
+           where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
+       ),
+       exists (
+           select from {schema}.dead_letter_events
+           where consumer_name = %(consumer)s and status in ('retrying', 'waiting', 'parked') and position is not null
+       )
+
+-- name: within_bytes
+-- The front of a list of letters that fits into memory, one at least. Bytes are counted as they will arrive: a compressed payload unfolds.
+select position, last_seen_at as ts, null::bigint as stream_seq, event_id as id, seq, 0::smallint as lane, event_type, schema_version,
+       aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, attempts as retry_count, created_at {scope_names}
+from (
+    select due.*, coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
+                                    else octet_length(payload::text) end)
+                               over (order by _turn, seq rows between unbounded preceding and 1 preceding), 0) as _bytes_before
+    from (
+        {due}
+    ) due
+) sized
+where _bytes_before < %(max_bytes)s
+order by _turn, seq
+
+-- name: due_letters
+-- Dead letters of this consumer whose wait is over, in the order in which they fell due.
+select *, next_retry_at as _turn
+from {schema}.dead_letter_events
+where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
+order by next_retry_at
+limit %(limit)s
+
+-- name: due_letters_strict
+-- Under strict ordering an aggregate goes on from its first open letter, if that is due, and only as far as nothing is in the
+-- way: those that wait behind it go with it, and one that is parked or not due yet ends the row.
+with head as materialized (
+    select aggregate_type, aggregate_id, row_number() over (order by next_retry_at) as _turn
+    from {schema}.dead_letter_events letter
+    where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
+      and not exists (
+          select from {schema}.dead_letter_events earlier
+          where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
+            and earlier.aggregate_id = letter.aggregate_id and earlier.seq < letter.seq
+            and earlier.status in ('retrying', 'waiting', 'parked') and earlier.position is not null
+      )
+    order by next_retry_at
+    limit %(limit)s
+)
+select line.*, head._turn
+from head cross join lateral (
+    select open.*, bool_and(coalesce(status = 'waiting' or next_retry_at <= statement_timestamp(), false)) over (order by seq) as _is_free
+    from (
+        select * from {schema}.dead_letter_events letter
+        where letter.consumer_name = %(consumer)s and letter.aggregate_type = head.aggregate_type
+          and letter.aggregate_id = head.aggregate_id and letter.status in ('retrying', 'waiting', 'parked') and letter.position is not null
+        order by letter.seq
+        limit %(in_a_row)s
+    ) open
+) line
+where line._is_free
+order by head._turn, line.seq
+limit %(limit)s
+
+-- name: resolve_handled
+-- The letters of a slice, in the handlers' transaction; what waits behind the last of an aggregate (strict ordering) falls due.
+with mine as (
+    -- In one order with the operators' own statements, or the two would deadlock.
+    select event_id from {schema}.dead_letter_events
+    where event_id = any(%(ids)s::uuid[]) and consumer_name = %(consumer)s
+    order by event_id
+    for update
+),
+resolved as (
+    update {schema}.dead_letter_events letter
+    set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
+    from mine
+    where letter.event_id = mine.event_id and letter.consumer_name = %(consumer)s
+    returning aggregate_type, aggregate_id
+),
+next as (
+    select waiting.event_id
+    from (select distinct aggregate_type, aggregate_id from resolved) done
+    cross join lateral (
+        select letter.event_id
+        from {schema}.dead_letter_events letter
+        where letter.consumer_name = %(consumer)s and letter.aggregate_type = done.aggregate_type
+          and letter.aggregate_id = done.aggregate_id and letter.status = 'waiting' and letter.event_id <> all(%(ids)s::uuid[])
+        order by letter.seq
+        limit 1
+    ) waiting
+)
+update {schema}.dead_letter_events letter
+set status = 'retrying', next_retry_at = clock_timestamp()
+from next
+where letter.event_id = next.event_id and letter.consumer_name = %(consumer)s and letter.status = 'waiting'
+
+-- name: fail_letter
+-- Another attempt failed: wait longer, or park. A letter that was dealt with by hand meanwhile is left alone.
+with fence as (
+    update {schema}.consumer set suspect_position = null, suspect_attempts = 0
+    where name = %(consumer)s and token = %(token)s
+    returning 1
+),
+failed as (
+    update {schema}.dead_letter_events
+    set status = case when %(delay)s::float8 is null then 'parked' else 'retrying' end,
+        next_retry_at = clock_timestamp() + make_interval(secs => %(delay)s::float8),
+        attempts = attempts + 1, error = %(error)s, error_class = %(error_class)s, last_seen_at = clock_timestamp(),
+        history = (case when jsonb_array_length(history) >= 50 then history - 0 else history end)
+            || jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(%(error)s, 500), 'error_class', %(error_class)s::text))
+    from fence
+    where event_id = %(event_id)s and consumer_name = %(consumer)s and status = 'retrying'
+    returning 1
+)
+select (select count(*) from fence), (select count(*) from failed)
+
+-- name: hold_back
+-- Strict ordering: these were due in one row with a letter that has failed now, and wait behind it.
+update {schema}.dead_letter_events
+set status = 'waiting', next_retry_at = null
+where event_id = any(%(ids)s::uuid[]) and consumer_name = %(consumer)s and status = 'retrying'
+
+-- name: hold_back_blocked
+-- Strict ordering: what is due behind a parked letter cannot go, however often somebody looks; it waits until that is dealt with.
+update {schema}.dead_letter_events letter
+set status = 'waiting', next_retry_at = null
+where letter.consumer_name = %(consumer)s and letter.status = 'retrying' and letter.next_retry_at <= statement_timestamp() and letter.position is not null
+  and exists (
+      select from {schema}.dead_letter_events earlier
+      where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
+        and earlier.aggregate_id = letter.aggregate_id and earlier.seq < letter.seq
+        and earlier.status = 'parked' and earlier.position is not null
+  )
+
+-- name: take_up_replayed
+-- Events of this page that have an open letter from an earlier position: they were sent again. They go the letter's way, in its
+-- turn and with the payload that it has, and a parked one is tried at once.
+with again as (
+    select letter.event_id
+    from {schema}.dead_letter_events letter
+    join unnest(%(ids)s::uuid[], %(positions)s::bigint[]) as page (event_id, position) on page.event_id = letter.event_id
+    where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked') and letter.position < page.position
+),
+due as (
+    update {schema}.dead_letter_events letter
+    set status = 'retrying', next_retry_at = clock_timestamp(), attempts = 0
+    from again
+    where letter.event_id = again.event_id and letter.consumer_name = %(consumer)s and letter.status = 'parked'
+)
+select event_id from again
+
+-- name: blocked_aggregates
+-- Strict ordering: aggregates of this page that have an open dead letter with this consumer.
+select distinct letter.aggregate_type, letter.aggregate_id
+from {schema}.dead_letter_events letter
+join unnest(%(types)s::text[], %(ids)s::text[]) as page (aggregate_type, aggregate_id) using (aggregate_type, aggregate_id)
+where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked') and letter.position is not null
+
+-- name: free_waiting
+-- Strict ordering: the first open letter of an aggregate waits for nobody. Usually `resolve_handled` has seen to it; this is for
+-- letters resolved or discarded by hand, and for crashes. Steps from aggregate to aggregate, however many letters each has.
+with recursive first as (
+    (
+        select aggregate_type, aggregate_id, event_id, status
+        from {schema}.dead_letter_events
+        where consumer_name = %(consumer)s and status in ('retrying', 'waiting', 'parked') and position is not null
+        order by aggregate_type, aggregate_id, seq
+        limit 1
+    )
+    union all
+    select following.aggregate_type, following.aggregate_id, following.event_id, following.status
+    from first, lateral (
+        select letter.aggregate_type, letter.aggregate_id, letter.event_id, letter.status
+        from {schema}.dead_letter_events letter
+        where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked') and letter.position is not null
+          and (letter.aggregate_type, letter.aggregate_id) > (first.aggregate_type, first.aggregate_id)
+        order by letter.aggregate_type, letter.aggregate_id, letter.seq
+        limit 1
+    ) following
+)
+update {schema}.dead_letter_events letter
+set status = 'retrying', next_retry_at = clock_timestamp()
+from first
+where first.status = 'waiting' and letter.event_id = first.event_id and letter.consumer_name = %(consumer)s
+  and letter.status = 'waiting'
+
+-- name: next_letter
+-- Seconds until the next dead letter of this consumer falls due.
+select extract(epoch from min(next_retry_at) - clock_timestamp())::float8
+from {schema}.dead_letter_events letter
+where consumer_name = %(consumer)s and status = 'retrying' and position is not null
+  and not (%(strict)s and exists (
+      select from {schema}.dead_letter_events earlier
+      where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
+        and earlier.aggregate_id = letter.aggregate_id and earlier.seq < letter.seq
+        and earlier.status in ('retrying', 'waiting', 'parked') and earlier.position is not null
+  ))
+
+-- name: take_up_newer
+-- Events parked by older code that did not know their version yet: this code does, so they are tried again.
+update {schema}.dead_letter_events letter
+set status = 'retrying', next_retry_at = clock_timestamp()
+from unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
+where letter.consumer_name = %(consumer)s and letter.status = 'parked' and letter.position is not null
+  and letter.error_class = 'NewerSchemaVersion'
+  and letter.event_type = known.event_type and letter.schema_version <= known.version
+
+-- name: take_up_newer_deliveries
+-- The same behind the bus: the event is a failed row of the outbox, and is delivered again to those who have not taken it.
+with sent as (
+    update {schema}.outbox
+    set status = 'pending', retry_count = 1, next_retry_at = clock_timestamp()
+    where status = 'failed' and id in (
+        select letter.event_id
+        from {schema}.dead_letter_events letter
+        join unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version) on known.event_type = letter.event_type
+        where letter.status = 'parked' and letter.position is null
+          and letter.error_class = 'NewerSchemaVersion' and letter.schema_version <= known.version
+    )
+    returning id, next_retry_at
+)
+update {schema}.dead_letter_events letter
+set status = 'retrying', next_retry_at = sent.next_retry_at
+from sent
+where letter.event_id = sent.id and letter.status = 'parked' and letter.position is null

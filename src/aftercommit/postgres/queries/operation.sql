@@ -1,0 +1,395 @@
+-- name: record_operation
+-- What is about to be done, by whom and why.
+insert into {schema}.operation (id, kind, status, requested_by, reason, target, selection, detail, per_second, finished_at)
+values (%(id)s, %(kind)s, %(status)s::text, %(requested_by)s, %(reason)s, %(target)s, %(selection)s, %(detail)s, %(per_second)s,
+        case when %(status)s::text = 'done' then clock_timestamp() end)
+
+-- name: record_items
+-- The letters that an action dealt with, and those that it left alone, with the reason.
+with items as (
+    insert into {schema}.operation_event (operation_id, ordinal, event_id, consumer_name, position, state, note)
+    select %(id)s, ordinal, event_id, consumer_name, position, state, note
+    from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(positions)s::bigint[], %(states)s::text[], %(notes)s::text[])
+        with ordinality as item (event_id, consumer_name, position, state, note, ordinal)
+    returning state
+)
+update {schema}.operation
+set total = (select count(*) from items), done = (select count(*) from items where state = 'done'),
+    skipped = (select count(*) from items where state = 'skipped')
+where id = %(id)s
+
+-- name: operations
+-- Operations, newest first.
+select id, kind, status, requested_by, reason, target, selection, detail, per_second, total, done, skipped, failed, created_at, finished_at,
+       coalesce(driven_until > clock_timestamp(), false)
+from {schema}.operation
+where (%(id)s::uuid is null or id = %(id)s::uuid) and (%(kinds)s::text[] is null or kind = any(%(kinds)s::text[]))
+order by created_at desc, id
+limit %(limit)s
+
+-- name: failed_items
+-- Items of an operation that did not succeed, with the reason; in order.
+select event_id, consumer_name, state, note
+from {schema}.operation_event
+where operation_id = %(id)s and state in ('failed', 'skipped') and note is not null
+order by ordinal
+limit %(limit)s
+
+-- name: consumer_of
+-- Whether a consumer follows the log, how far it is, and what it takes.
+select position, string_to_array(declared_by, ' ') from {schema}.consumer where name = %(consumer)s
+
+-- name: known_owners
+-- Everybody who has a checkpoint or dead letters.
+select name from {schema}.consumer
+union
+select consumer_name from {schema}.dead_letter_events where consumer_name <> '@relay'
+order by 1
+
+-- name: chosen_letters
+-- A set of dead letters: each goes to its owner, which is a consumer of the log or (as null) the relay; or all to the transport.
+-- A relay's letter can only go again while its event waits in the outbox, or when the whole delivery was discarded.
+select min(event.seq) as seq, event.event_id, owner.consumer_name, owner.position
+from {schema}.dead_letter_events event
+cross join lateral (
+    select case when event.position is not null and not %(to_transport)s then event.consumer_name end as consumer_name,
+           case when not %(to_transport)s then event.position end as position
+) owner
+where {which}
+  and (%(to_transport)s or event.position is not null or event.status in ('retrying', 'parked') or event.consumer_name = '@relay')
+group by event.event_id, owner.consumer_name, owner.position
+
+-- name: chosen_for_consumer
+-- A set of events of the log for one consumer that follows it: those that it takes and has come past. The others are still to come.
+select min(event.seq) as seq, event.id as event_id, %(target)s::text as consumer_name, min(event.position) as position
+from {schema}.log event
+where {which} and event.position <= %(checkpoint)s
+  and (%(taken)s::text[] is null or event.event_type = any(%(taken)s::text[]))
+group by event.id
+
+-- name: chosen_for_transport
+-- A set of events for the transport: those of the log, and those that failed on their way into it.
+select min(event.seq) as seq, event.id as event_id, %(target)s::text as consumer_name, null::bigint as position
+from {schema}.log event
+where {which} and (%(taken)s::text[] is null or event.event_type = any(%(taken)s::text[]))
+group by event.id
+union all
+select event.seq, event.id, %(target)s::text, null::bigint
+from {schema}.outbox event
+where event.status = 'failed' and {which_rows} and (%(taken)s::text[] is null or event.event_type = any(%(taken)s::text[]))
+  and not exists (select from {schema}.log where log.id = event.id)
+
+-- name: preview
+-- How many events a set has, how many of them were handled already, and of how many the inbox cannot say it any more.
+with chosen as materialized (
+    {chosen}
+),
+horizon as (
+    select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment
+)
+select count(*), count(distinct chosen.event_id), count(*) filter (where letter.status in ('retrying', 'waiting', 'parked')),
+       count(*) filter (where inbox.event_id is not null),
+       count(*) filter (where {is_past_horizon}), (select moment from horizon where isfinite(moment)),
+       min(chosen.position), max(chosen.position), min(event.created_at), max(event.created_at)
+from chosen
+cross join horizon
+{details}
+
+-- name: preview_types
+-- The same set by event type, the largest first.
+with chosen as (
+    {chosen}
+)
+select coalesce(event.event_type, '?'), count(*)
+from chosen
+{details}
+group by 1
+order by count(*) desc, 1
+limit 20
+
+-- name: item_details
+-- What is known about an item of a set: its letter, its inbox row, the event itself (its first time in the log).
+left join {schema}.dead_letter_events letter on letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
+left join {schema}.processed_events inbox on inbox.event_id = chosen.event_id and inbox.consumer_name = chosen.consumer_name
+left join lateral (
+    select found.event_type, found.created_at, found.since, found.in_log
+    from (
+        select log.event_type, log.created_at, least(log.created_at, log.occurred_at) as since, true as in_log, log.seq
+        from {schema}.log where log.id = chosen.event_id
+        union all
+        select known.event_type, known.created_at, least(known.created_at, known.occurred_at), false, known.seq
+        from {schema}.dead_letter_events known where known.event_id = chosen.event_id
+    ) found
+    order by found.in_log desc, found.seq
+    limit 1
+) event on true
+left join {schema}.outbox queued on queued.id = chosen.event_id
+
+-- name: is_past_horizon
+-- Handled or not? The inbox does not know any more what was handled before its horizon. An open letter says that it was not, and
+-- the inbox rows of an event that is still in the outbox are kept.
+inbox.event_id is null and event.since < horizon.moment and event.in_log and queued.id is null
+    and coalesce(letter.status, 'resolved') in ('resolved', 'discarded')
+
+-- name: freeze
+-- The set as it is at this moment, in the order of the events' writers; nothing that happens later changes it.
+with frozen as (
+    insert into {schema}.operation_event (operation_id, ordinal, event_id, consumer_name, position)
+    select %(id)s, row_number() over (order by chosen.seq, chosen.event_id, chosen.consumer_name), chosen.event_id, chosen.consumer_name, chosen.position
+    from (
+        {chosen}
+    ) chosen
+    returning 1
+)
+update {schema}.operation set total = (select count(*) from frozen) where id = %(id)s
+returning total
+
+-- name: take_operation
+-- The right to drive an operation: free, run out, or ours.
+update {schema}.operation
+set driver = %(driver)s, driven_until = clock_timestamp() + make_interval(secs => %(lease)s)
+where id = %(id)s and finished_at is null
+  and (driver is null or driver = %(driver)s or driven_until < clock_timestamp())
+returning status
+
+-- name: hold_operation
+-- Every step begins here: the row's lock and the driver's token keep a second driver out, and an abort is seen.
+update {schema}.operation set driven_until = clock_timestamp() + make_interval(secs => %(lease)s)
+where id = %(id)s and driver = %(driver)s and finished_at is null
+returning status
+
+-- name: release_operation
+-- Somebody else may go on at once.
+update {schema}.operation set driver = null, driven_until = null where id = %(id)s and driver = %(driver)s
+
+-- name: ask_to_abort
+-- Whoever drives it sees this with the next step.
+update {schema}.operation set status = 'aborting' where id = %(id)s and status = 'running'
+
+-- name: end_operation
+-- The last step.
+update {schema}.operation
+set status = %(status)s::text, finished_at = clock_timestamp(), driver = null, driven_until = null
+where id = %(id)s and driver = %(driver)s
+
+-- name: hold_horizon
+-- The inbox forgets nothing more while we decide by what it knows.
+select horizon from {schema}.upkeep where task = 'inbox' for share
+
+-- name: next_items
+-- The next items that wait for their turn, with what decides about each.
+select chosen.ordinal, chosen.event_id, chosen.consumer_name, chosen.position, letter.status, queued.status, inbox.event_id is not null,
+       event.created_at is not null or queued.id is not null, coalesce({is_past_horizon}, false)
+from (
+    select * from {schema}.operation_event
+    where operation_id = %(id)s and state = 'waiting'
+    order by ordinal
+    limit %(limit)s
+) chosen
+cross join (select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment) horizon
+{details}
+order by chosen.ordinal
+
+-- name: mark_items
+-- What became of items in this step, and what they were before it.
+with marked as (
+    update {schema}.operation_event item
+    set state = outcome.state, former_status = outcome.former, was_handled = outcome.handled, note = outcome.note
+    from unnest(%(ordinals)s::bigint[], %(states)s::text[], %(formers)s::text[], %(handled)s::boolean[], %(notes)s::text[])
+        as outcome (ordinal, state, former, handled, note)
+    where item.operation_id = %(id)s and item.ordinal = any(%(ordinals)s::bigint[]) and item.ordinal = outcome.ordinal
+    returning item.state
+)
+update {schema}.operation
+set skipped = skipped + (select count(*) from marked where state = 'skipped'),
+    failed = failed + (select count(*) from marked where state = 'failed')
+where id = %(id)s
+
+-- name: forget_handled
+-- To be handled once more, an event must leave the inbox; the operator was asked.
+delete from {schema}.processed_events inbox
+using unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+where inbox.event_id = chosen.event_id and inbox.consumer_name = chosen.consumer_name
+
+-- name: lock_known_letters
+-- In one order with the workers, which may be at some of these letters.
+select 1
+from {schema}.dead_letter_events letter
+join unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+    on letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
+where letter.event_id = any(%(ids)s::uuid[])
+order by letter.event_id
+for update of letter
+
+-- name: reopen_deliveries
+-- A discarded delivery that is replayed is open again.
+update {schema}.dead_letter_events letter
+set status = 'parked'
+where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = '@relay' and letter.status = 'discarded'
+
+-- name: feed_known_letters
+-- Letters that exist already fall due, in the given order. One that waits behind another (strict ordering) goes on waiting.
+update {schema}.dead_letter_events letter
+set status = 'retrying', attempts = 0, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
+from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(ordinals)s::bigint[]) as chosen (event_id, consumer_name, ordinal)
+where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name and letter.status <> 'waiting'
+
+-- name: feed_new_letters
+-- An event of the log is put before its consumer as a letter that is due: handled in a transaction of its own, past no checkpoint.
+insert into {schema}.dead_letter_events (
+    event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
+    correlation_id, causation_id, payload, seq, position, created_at, error, error_class, attempts, next_retry_at {scope_names}
+)
+select log.id, chosen.consumer_name, 'retrying', log.event_type, log.schema_version, log.aggregate_type, log.aggregate_id, log.occurred_at,
+       log.correlation_id, log.causation_id, log.payload, log.seq, log.position, log.created_at,
+       'replayed by an operator', 'Replayed', 0, statement_timestamp() + chosen.ordinal * interval '1 microsecond' {log_scope}
+from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(ordinals)s::bigint[], %(positions)s::bigint[])
+    as chosen (event_id, consumer_name, ordinal, position)
+join {schema}.log on log.position = chosen.position and log.id = chosen.event_id
+on conflict (event_id, consumer_name) do nothing
+
+-- name: item_outcomes
+-- What has become of the items under way: by their letter, or (behind a relay) by their row of the outbox.
+outcome as (
+    select item.ordinal, item.event_id, item.consumer_name, item.former_status, item.was_handled, item.position is not null as by_letter,
+           case
+               when item.position is null and queued.id is null and discarded.event_id is not null then 'skipped'
+               when item.position is null and queued.id is null then 'done'
+               when item.position is null then case queued.status when 'failed' then 'failed' end
+               when letter.event_id is null then 'failed'
+               when letter.status = 'waiting' and exists (
+                   select from {schema}.dead_letter_events earlier
+                   where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
+                     and earlier.aggregate_id = letter.aggregate_id and earlier.seq < letter.seq
+                     and earlier.status = 'parked' and earlier.position is not null
+               ) then 'failed'
+               else case letter.status when 'resolved' then 'done' when 'discarded' then 'skipped' when 'parked' then 'failed' end
+           end as state,
+           case
+               when item.position is null then queued.last_error
+               when letter.event_id is null then 'the letter was removed meanwhile'
+               when letter.status = 'waiting' then 'waits behind a parked letter of ' || letter.aggregate_type || ' ' || letter.aggregate_id
+               else letter.error_class || ': ' || left(letter.error, 500)
+           end as note,
+           case when item.position is null then queued.retry_count <= 1 else letter.attempts = 0 end as untried
+    from {schema}.operation_event item
+    left join {schema}.dead_letter_events letter
+        on item.position is not null and letter.event_id = item.event_id and letter.consumer_name = item.consumer_name
+    left join {schema}.outbox queued on item.position is null and queued.id = item.event_id
+    left join {schema}.dead_letter_events discarded
+        on item.position is null and discarded.event_id = item.event_id and discarded.consumer_name = '@relay' and discarded.status = 'discarded'
+    where item.operation_id = %(id)s and item.state = 'started'
+)
+
+-- name: settle_items
+-- Items that have come to an end are counted; returned is how it stands then, and how many under way were not tried yet.
+with {outcomes},
+settled as (
+    update {schema}.operation_event item
+    set state = outcome.state, note = case when outcome.state <> 'done' then outcome.note end
+    from outcome
+    where item.operation_id = %(id)s and item.ordinal = outcome.ordinal and outcome.state is not null
+    returning item.state
+),
+counted as (
+    update {schema}.operation
+    set done = done + (select count(*) from settled where state = 'done'),
+        skipped = skipped + (select count(*) from settled where state = 'skipped'),
+        failed = failed + (select count(*) from settled where state = 'failed')
+    where id = %(id)s
+    returning total, done, skipped, failed
+)
+select counted.total, counted.done, counted.skipped, counted.failed,
+       (select count(*) from outcome where state is null), (select count(*) from outcome where state is null and untried)
+from counted
+
+-- name: rows_under_way
+-- Before letters, rows: an operation that is taken back locks in the order of the relay, and leaves to it what it settles now.
+select queued.id from {schema}.outbox queued
+join {schema}.operation_event item on item.event_id = queued.id
+where item.operation_id = %(id)s and item.state = 'started' and item.position is null
+order by queued.id
+for update of queued skip locked
+
+-- name: withdraw_letters
+-- Aborted: letters that were not tried yet are what they were before; those that the operation made are removed.
+with {outcomes},
+untried as (
+    select * from outcome where by_letter and state is null and untried
+),
+removed as (
+    delete from {schema}.dead_letter_events letter using untried
+    where letter.event_id = untried.event_id and letter.consumer_name = untried.consumer_name
+      and untried.former_status is null and letter.status = 'retrying' and letter.attempts = 0
+),
+restored as (
+    update {schema}.dead_letter_events letter
+    set status = untried.former_status, next_retry_at = null
+    from untried
+    where letter.event_id = untried.event_id and letter.consumer_name = untried.consumer_name
+      and untried.former_status in ('parked', 'resolved', 'discarded') and letter.status = 'retrying' and letter.attempts = 0
+)
+insert into {schema}.processed_events (event_id, consumer_name)
+select event_id, consumer_name from untried where was_handled
+order by event_id
+on conflict do nothing
+
+-- name: withdraw_rows
+-- The same behind a relay: what had failed has failed again, what was inserted from log or letter leaves. `former_status` says which.
+with {outcomes},
+untried as (
+    select * from outcome where not by_letter and state is null and untried and event_id = any(%(ids)s::uuid[])
+),
+removed as (
+    delete from {schema}.outbox queued using untried
+    where queued.id = untried.event_id and untried.former_status is null and queued.status = 'pending' and queued.retry_count <= 1
+    returning queued.id
+),
+restored as (
+    update {schema}.outbox queued
+    set status = 'failed', next_retry_at = null, last_error = coalesce(queued.last_error, 'a replay was aborted')
+    from untried
+    where queued.id = untried.event_id and untried.former_status = 'failed' and queued.status = 'pending' and queued.retry_count = 1
+    returning queued.id
+),
+letters as (
+    update {schema}.dead_letter_events letter
+    set status = 'parked', next_retry_at = null
+    from (select id from removed union all select id from restored) back
+    where letter.event_id = back.id and letter.position is null and letter.status = 'retrying'
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, consumer_name from untried where was_handled and consumer_name is not null
+    order by event_id
+    on conflict do nothing
+)
+select (select count(*) from removed) + (select count(*) from restored)
+
+-- name: end_items
+-- Aborted: nothing waits any more. What was tried and failed goes on being retried by its own policy, and counts as failed.
+with {outcomes},
+ended as (
+    update {schema}.operation_event item
+    set state = case when outcome.untried is not false then 'aborted' else 'failed' end,
+        note = case when outcome.untried is not false then null else outcome.note end
+    from outcome
+    where item.operation_id = %(id)s and item.ordinal = outcome.ordinal
+    returning item.state
+),
+waiting as (
+    update {schema}.operation_event set state = 'aborted' where operation_id = %(id)s and state = 'waiting'
+)
+update {schema}.operation set failed = failed + (select count(*) from ended where state = 'failed') where id = %(id)s
+
+-- name: who_is_missing
+-- Those without whom nothing moves: consumers that nobody works for or that are paused, and (as null) any relay at all.
+select distinct consumer.name::text, consumer.paused
+from {schema}.operation_event item
+join {schema}.consumer on consumer.name = item.consumer_name
+where item.operation_id = %(id)s and item.state = 'started' and item.position is not null
+  and (consumer.paused or consumer.leased_until is null or consumer.leased_until < clock_timestamp())
+union all
+select null, false
+where exists (select from {schema}.operation_event where operation_id = %(id)s and state = 'started' and position is null)
+  and not exists (select from {schema}.lane where leased_until > clock_timestamp())

@@ -1,0 +1,214 @@
+-- name: which_events
+-- What a selection says of an event, wherever it is kept; what was not said (null) holds for all.
+(%(event_ids)s::uuid[] is null or {event_id} = any(%(event_ids)s::uuid[]))
+and (%(types)s::text[] is null or event.event_type = any(%(types)s::text[]))
+and (%(aggregate_type)s::text is null or event.aggregate_type = %(aggregate_type)s::text)
+and (%(aggregate_id)s::text is null or event.aggregate_id = %(aggregate_id)s::text)
+and (%(correlation_id)s::text is null or event.correlation_id = %(correlation_id)s::text)
+and (%(since)s::timestamptz is null or event.created_at >= %(since)s::timestamptz)
+and (%(until)s::timestamptz is null or event.created_at < %(until)s::timestamptz)
+and (%(from_position)s::bigint is null or {position} >= %(from_position)s::bigint)
+and (%(to_position)s::bigint is null or {position} <= %(to_position)s::bigint)
+{scope}
+
+-- name: which_letters
+-- The same of dead letters, which have an owner, an error and a status besides.
+{events}
+and (%(consumer)s::text is null or event.consumer_name = %(consumer)s::text)
+and (%(error_class)s::text is null or event.error_class = %(error_class)s::text)
+and (%(error)s::text is null or position(%(error)s::text in event.error) > 0)
+and (%(statuses)s::text[] is null or event.status = any(%(statuses)s::text[]))
+
+-- name: list_letters
+-- Dead letters, last seen first, without their payloads; the last column counts all that were chosen.
+select event.event_id, event.consumer_name, event.status, event.event_type, event.aggregate_type, event.aggregate_id, event.position,
+       event.error, event.error_class, event.attempts, event.first_seen_at, event.last_seen_at, event.next_retry_at, count(*) over ()
+from {schema}.dead_letter_events event
+where {which}
+order by event.last_seen_at desc, event.event_id, event.consumer_name
+limit %(limit)s offset %(offset)s
+
+-- name: group_letters
+-- Dead letters by owner and error. Numbers and ids in the text are of one event each, so they are left out of it.
+select consumer_name, error_class, message, count(*), count(*) filter (where status = 'parked'), min(first_seen_at), max(last_seen_at),
+       array_agg(distinct event_type::text), (array_agg(event_id))[1]
+from (
+    select event.*, left(regexp_replace(split_part(event.error, E'\n', 1),
+        '[0-9a-fA-F]{{8}}-([0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}}|[0-9]+', '#', 'g'), 200) as message
+    from {schema}.dead_letter_events event
+    where {which}
+) letter
+group by consumer_name, error_class, message
+order by count(*) desc, max(last_seen_at) desc
+limit %(limit)s
+
+-- name: show_letters
+-- All that is known about the letters of one event: the only question whose answer holds a payload.
+select letter.event_id, letter.consumer_name, letter.status, letter.event_type, letter.aggregate_type, letter.aggregate_id, letter.position,
+       letter.error, letter.error_class, letter.attempts, letter.first_seen_at, letter.last_seen_at, letter.next_retry_at,
+       letter.schema_version, letter.occurred_at, letter.created_at, letter.correlation_id, letter.causation_id,
+       letter.payload::text, letter.history,
+       (select outbox.status from {schema}.outbox where outbox.id = letter.event_id),
+       coalesce((select array_agg(log.position order by log.position) from {schema}.log where log.id = letter.event_id), '{{}}')
+       {letter_scope}
+from {schema}.dead_letter_events letter
+where letter.event_id = %(event_id)s and (%(consumer)s::text is null or letter.consumer_name = %(consumer)s::text)
+order by letter.consumer_name
+
+-- name: operations_on_event
+-- What operators did to one event, first to last.
+select operation.id, operation.kind, operation.requested_by, operation.reason, operation.created_at, item.state, item.note,
+       operation.detail ->> 'former_payload'
+from {schema}.operation_event item
+join {schema}.operation on operation.id = item.operation_id
+where item.event_id = %(event_id)s
+order by operation.created_at, operation.id
+
+-- name: events_of_relay_letters
+-- Events that an action on these letters will touch in the outbox; asked before the letters are locked.
+select distinct event.event_id
+from {schema}.dead_letter_events event
+where {which} and event.position is null
+
+-- name: find_rows
+-- Those of these events that are in the outbox.
+select id from {schema}.outbox where id = any(%(ids)s::uuid[])
+
+-- name: lock_rows
+-- Rows of the outbox before their letters, as the relay locks them. One that the relay is settling right now is left to it.
+select id from {schema}.outbox where id = any(%(ids)s::uuid[]) order by id for update skip locked
+
+-- name: lock_letters
+-- The letters that an action is for, as they are at this moment.
+select event.event_id, event.consumer_name, event.seq, event.position, event.status
+from {schema}.dead_letter_events event
+where {which}
+order by event.event_id
+for update
+
+-- name: retry_letters
+-- Letters of log consumers fall due at once, in the given order and with all their attempts; what was tried stays on record.
+update {schema}.dead_letter_events letter
+set status = 'retrying', attempts = 0, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
+from unnest(%(ids)s::uuid[], %(consumers)s::text[]) with ordinality as chosen (event_id, consumer_name, ordinal)
+where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
+
+-- name: redeliver
+-- Events go out again in the given order: a failed row of the outbox is pending again, an event that has left it is inserted
+-- with the same id, as it stands in the log or else in its dead letter. One attempt stays on record: by it the relay knows that
+-- there may be a letter to resolve. A row with a time of its retry is found below any watermark.
+with chosen as (
+    select event_id, ordinal from unnest(%(ids)s::uuid[]) with ordinality as chosen (event_id, ordinal)
+),
+sent as (
+    update {schema}.outbox
+    set status = 'pending', retry_count = 1, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
+    from chosen
+    where outbox.id = chosen.event_id and (outbox.status = 'failed' or outbox.next_retry_at is not null)
+    returning outbox.id, outbox.next_retry_at
+),
+inserted as (
+    insert into {schema}.outbox (
+        id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
+        retry_count, next_retry_at {scope_names}
+    )
+    select event.id, event.event_type, event.schema_version, event.aggregate_type, event.aggregate_id, event.occurred_at,
+           event.correlation_id, event.causation_id, event.payload,
+           1, statement_timestamp() + chosen.ordinal * interval '1 microsecond' {event_scope}
+    from chosen
+    cross join lateral (
+        select 1 as place, log.id, log.event_type, log.schema_version, log.aggregate_type, log.aggregate_id, log.occurred_at,
+               log.correlation_id, log.causation_id, log.payload {log_scope}
+        from {schema}.log where log.id = chosen.event_id
+        union all
+        select 2, letter.event_id, letter.event_type, letter.schema_version, letter.aggregate_type, letter.aggregate_id, letter.occurred_at,
+               letter.correlation_id, letter.causation_id, letter.payload {letter_scope}
+        from {schema}.dead_letter_events letter where letter.event_id = chosen.event_id
+        order by place
+        limit 1
+    ) event
+    where not exists (select from {schema}.outbox where outbox.id = chosen.event_id)
+    order by chosen.ordinal
+    on conflict (id) do nothing
+    returning id, next_retry_at
+),
+letters as (
+    update {schema}.dead_letter_events letter
+    set status = 'retrying', next_retry_at = going.next_retry_at
+    from (select * from sent union all select * from inserted) going
+    where letter.event_id = going.id and letter.position is null and letter.status in ('parked', 'retrying')
+)
+select id from sent union all select id from inserted
+
+-- name: reopen_letters
+-- Discarded letters of a relay are wanted again: the inbox row that stood for a consumer's "handled" is taken back.
+with reopened as (
+    update {schema}.dead_letter_events letter
+    set status = 'parked'
+    from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+    where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name and letter.status = 'discarded'
+    returning letter.event_id, letter.consumer_name
+)
+delete from {schema}.processed_events using reopened
+where processed_events.event_id = reopened.event_id and processed_events.consumer_name = reopened.consumer_name
+
+-- name: resolve_delivered
+-- A delivery that was discarded and has been made since, in another way: there is nothing left to do about it.
+update {schema}.dead_letter_events letter
+set status = 'resolved'
+where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = '@relay' and letter.status = 'discarded'
+  and exists (select from {schema}.log where log.id = letter.event_id)
+  and not exists (select from {schema}.outbox where outbox.id = letter.event_id)
+returning letter.event_id
+
+-- name: discard_letters
+-- Given up: nobody tries these again by himself.
+update {schema}.dead_letter_events letter
+set status = 'discarded', next_retry_at = null
+from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
+
+-- name: count_as_handled
+-- A consumer behind the bus that is spared an event has it in its inbox, so that the event can go on to the log.
+insert into {schema}.processed_events (event_id, consumer_name)
+select event_id, consumer_name from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+order by event_id
+on conflict do nothing
+
+-- name: without_open_letters
+-- Those of these events that wait for no consumer and no transport any more, in the order of their writers.
+select outbox.id
+from {schema}.outbox
+where outbox.id = any(%(ids)s::uuid[]) and outbox.status = 'failed'
+  and not exists (
+      select from {schema}.dead_letter_events letter
+      where letter.event_id = outbox.id and letter.position is null and letter.status in ('retrying', 'waiting', 'parked')
+  )
+order by outbox.seq
+
+-- name: remove_rows
+-- A discarded delivery leaves the outbox; its letter keeps all of it. Only a row that has failed: one that is pending may be on
+-- its way at this moment. And only when no consumer waits for it.
+delete from {schema}.outbox
+where id = any(%(ids)s::uuid[]) and status = 'failed'
+  and not exists (
+      select from {schema}.dead_letter_events letter
+      where letter.event_id = outbox.id and letter.consumer_name <> '@relay' and letter.position is null
+        and letter.status in ('retrying', 'waiting', 'parked')
+  )
+returning id
+
+-- name: edit_letter
+-- The letters that carry this payload (all of a relay's letters are of one row) get another. The log never changes.
+update {schema}.dead_letter_events letter
+set payload = %(payload)s::json
+where letter.event_id = %(event_id)s
+  and (letter.consumer_name = %(consumer)s or (%(of_relay)s and letter.position is null))
+
+-- name: edit_row
+-- An event that is not published yet is corrected where it waits.
+update {schema}.outbox set payload = %(payload)s::json where id = %(event_id)s
+
+-- name: wake_everybody
+-- Workers and relays look for what was put in front of them.
+select pg_notify(%(log_channel)s, %(changed)s), pg_notify(%(publish_channel)s, '')

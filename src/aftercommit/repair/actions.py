@@ -1,0 +1,258 @@
+"""Dead letters are acted on: retried, edited, discarded. One transaction each, on record with who and why.
+
+Whose letter it is decides how. One of a log consumer has a position and is the letter itself: the live worker takes it
+up. One without belongs to a relay: its event is a row of the outbox, and the row is what goes again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from aftercommit.errors import InvalidPayload, LetterNotFound, RepairError
+from aftercommit.event import json_rules
+from aftercommit.event.envelope import Record
+from aftercommit.repair.ground import Ground
+from aftercommit.repair.letters import LetterDetail, owner, show_letters
+from aftercommit.repair.operations import Dealt, record, record_dealt
+from aftercommit.repair.selection import OPEN, RELAY, Selection
+
+RETRIED: Final = ("parked", "retrying", "discarded")
+BUSY: Final = "its event is being settled by a relay at this moment"
+ON_ITS_WAY: Final = "its event is pending and may be on its way: discard it once it is parked"
+OTHERS_WAIT: Final = "consumers still wait for its event: discard their letters first, or with it"
+NOTHING_TO_SEND: Final = "its event has been delivered meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What an action did: how many letters were dealt with, and which were left alone for what reason."""
+
+    operation_id: UUID | None
+    done: int
+    left_alone: Sequence[Dealt]
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    event_id: UUID
+    consumer: str
+    seq: int
+    position: int | None
+    status: str
+
+    def left(self, note: str) -> Dealt:
+        return Dealt(self.event_id, self.consumer, self.position, note)
+
+    def done(self) -> Dealt:
+        return Dealt(self.event_id, self.consumer, self.position)
+
+
+async def retry(ground: Ground, selection: Selection, *, by: str, reason: str, dry_run: bool = False) -> Repaired:
+    """The chosen letters get all their attempts again, at once and in order."""
+    locked = await _lock(ground, selection, RETRIED)
+    if dry_run:
+        return Repaired(None, len(locked.letters), (), dry_run=True)
+    dealt = await _retry(ground, locked)
+    return await _finish(ground, "retry", selection, dealt, by, reason)
+
+
+async def discard(ground: Ground, selection: Selection, *, by: str, reason: str, dry_run: bool = False) -> Repaired:
+    """The chosen letters are given up. Nothing is lost: a letter keeps its event, and can be retried later."""
+    if not reason.strip():
+        raise RepairError("a letter is discarded for a reason, which is kept: say reason=…, or --reason")
+    locked = await _lock(ground, selection, OPEN)
+    if dry_run:
+        return Repaired(None, len(locked.letters), (), dry_run=True)
+    dealt = await _discard(ground, locked.of_log)
+    dealt += await _discard_behind_bus(ground, locked)
+    dealt += await _discard_deliveries(ground, locked)
+    return await _finish(ground, "discard", selection, dealt, by, reason)
+
+
+async def edit(
+    ground: Ground, event_id: UUID, consumer: str | None, payload: bytes, *, by: str, reason: str, dry_run: bool = False
+) -> Repaired:
+    """A letter gets another payload and is retried with it. The log never changes; the former payload is on record."""
+    letter = await only_letter(ground, event_id, consumer)
+    text = checked_payload(ground, letter, payload)
+    selection = Selection(event_ids=(event_id,), consumer=letter.consumer)
+    locked = await _lock(ground, selection, RETRIED)
+    if not locked.letters or event_id in locked.busy:
+        raise LetterNotFound(f"the letter of event {event_id} with {owner(letter.consumer)} cannot be edited: {BUSY}")
+    if dry_run:
+        return Repaired(None, 1, (), dry_run=True)
+    parameters = {"event_id": event_id, "consumer": letter.consumer, "of_relay": letter.is_of_relay, "payload": text}
+    await ground.rows("edit_letter", parameters)
+    if letter.is_of_relay:
+        await ground.rows("edit_row", parameters)
+    dealt = await _retry(ground, locked)
+    former = {"former_payload": letter.payload}
+    return await _finish(ground, "edit", selection, dealt, by, reason, former)
+
+
+async def only_letter(ground: Ground, event_id: UUID, consumer: str | None) -> LetterDetail:
+    """The one letter that is meant; RepairError when there are several, or when it has been dealt with."""
+    found = await show_letters(ground, event_id, consumer)
+    if len(found) > 1:
+        names = ", ".join(letter.consumer for letter in found)
+        raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
+    if found[0].status not in RETRIED:
+        raise LetterNotFound(
+            f"the letter of event {event_id} with {owner(found[0].consumer)} is {found[0].status}: only "
+            f"{', '.join(RETRIED)} ones can be edited"
+        )
+    return found[0]
+
+
+def checked_payload(ground: Ground, letter: LetterDetail, payload: bytes) -> str:
+    """The payload as text that can be stored, if it is what the event's type promises; InvalidPayload otherwise."""
+    try:
+        document = msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise InvalidPayload(f"the new payload is not JSON: {problem}", field="$") from problem
+    if not isinstance(document, dict):
+        raise InvalidPayload(f"the new payload must be a JSON object, not {payload[:40]!r}", field="$")
+    json_rules.check(document, typed=False)
+    if ground.outbox is not None:
+        _check_type(ground, letter, payload)
+    return payload.decode()
+
+
+def _check_type(ground: Ground, letter: LetterDetail, payload: bytes) -> None:
+    assert ground.outbox is not None
+    event_type = ground.outbox.registry.named(letter.event_type)
+    stored = Record(
+        event_id=letter.event_id,
+        event_type=letter.event_type,
+        schema_version=letter.schema_version,
+        aggregate_type=letter.aggregate_type,
+        aggregate_id=letter.aggregate_id,
+        occurred_at=letter.occurred_at,
+        correlation_id=letter.correlation_id,
+        causation_id=letter.causation_id,
+        scope=dict(letter.scope),
+        payload=payload,
+        created_at=letter.created_at,
+        seq=0,
+    )
+    # As a handler will read it, lifted to the version of this code; and as a publisher would have had to write it.
+    event_type.encode(event_type.read(stored).payload)
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """Letters in the order of their events. `busy` are events whose row of the outbox a relay has locked right now."""
+
+    letters: list[_Chosen]
+    busy: frozenset[UUID]
+
+    @property
+    def of_log(self) -> list[_Chosen]:
+        """Letters of consumers that follow the log."""
+        return [each for each in self.letters if each.position is not None]
+
+    def of_relay(self, kind: Callable[[_Chosen], bool] = lambda _: True) -> tuple[list[_Chosen], list[Dealt]]:
+        """Letters of a relay: those that can be acted on, and those that are left to it."""
+        mine = [each for each in self.letters if each.position is None and kind(each)]
+        free = [each for each in mine if each.event_id not in self.busy]
+        return free, [each.left(BUSY) for each in mine if each.event_id in self.busy]
+
+
+async def _lock(ground: Ground, selection: Selection, allowed: Sequence[str]) -> _Locked:
+    """The letters that are meant: parked ones, unless something else is said or one event is named."""
+    asked = selection.statuses or (tuple(allowed) if selection.event_ids else ("parked",))
+    wanted = tuple(status for status in asked if status in allowed)
+    if not wanted:
+        raise RepairError(f"letters that are {', '.join(asked)} cannot be acted on: choose {', '.join(allowed)} ones")
+    selection = replace(selection, statuses=wanted)
+    which, parameters = ground.which_letters(selection), ground.parameters(selection)
+    events = {"ids": [row[0] for row in await ground.rows("events_of_relay_letters", parameters, which=which)]}
+    there = {row[0] for row in await ground.rows("find_rows", events)}
+    # Rows before letters, as the relay does it, or the two would deadlock.
+    locked = {row[0] for row in await ground.rows("lock_rows", events)}
+    letters = [_Chosen(*row) for row in await ground.rows("lock_letters", parameters, which=which)]
+    letters.sort(key=lambda letter: (letter.seq, letter.consumer))
+    return _Locked(letters, frozenset(there - locked))
+
+
+async def _retry(ground: Ground, locked: _Locked) -> list[Dealt]:
+    mine = locked.of_log
+    if mine:
+        await ground.rows("retry_letters", _keys(mine))
+    letters, busy = locked.of_relay()
+    return [each.done() for each in mine] + await _redeliver(ground, letters) + busy
+
+
+async def _redeliver(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
+    """Their events go out again, to those who have not taken them."""
+    if not letters:
+        return []
+    discarded = [each for each in letters if each.status == "discarded"]
+    delivered: set[UUID] = set()
+    if discarded:
+        delivered = {row[0] for row in await ground.rows("resolve_delivered", _keys(discarded))}
+        await ground.rows("reopen_letters", _keys(discarded))
+    dealt, going = [], []
+    for each in letters:
+        done_already = each.consumer == RELAY and each.event_id in delivered
+        dealt.append(each.left(NOTHING_TO_SEND) if done_already else each.done())
+        if not done_already:
+            going.append(each.event_id)
+    await ground.rows("redeliver", {"ids": list(dict.fromkeys(going))})
+    return dealt
+
+
+async def _discard(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
+    if letters:
+        await ground.rows("discard_letters", _keys(letters))
+    return [each.done() for each in letters]
+
+
+async def _discard_behind_bus(ground: Ground, locked: _Locked) -> list[Dealt]:
+    """A consumer is spared the event as if it had handled it; the event goes on when nobody else has to be asked."""
+    letters, busy = locked.of_relay(lambda each: each.consumer != RELAY)
+    if not letters:
+        return busy
+    await ground.rows("count_as_handled", _keys(letters))
+    dealt = await _discard(ground, letters)
+    rows = await ground.rows("without_open_letters", _keys(letters))
+    await ground.rows("redeliver", {"ids": [row[0] for row in rows]})
+    return dealt + busy
+
+
+async def _discard_deliveries(ground: Ground, locked: _Locked) -> list[Dealt]:
+    """The event leaves the outbox and stays in its letter."""
+    letters, busy = locked.of_relay(lambda each: each.consumer == RELAY)
+    parked = {"ids": [each.event_id for each in letters if each.status == "parked"]}
+    gone = {row[0] for row in await ground.rows("remove_rows", parked)} if letters else set()
+    gone |= set(parked["ids"]) - {row[0] for row in await ground.rows("find_rows", parked)} if letters else set()
+    going = [each for each in letters if each.event_id in gone]
+    kept = [each for each in letters if each.event_id not in gone]
+    left = [each.left(OTHERS_WAIT if each.status == "parked" else ON_ITS_WAY) for each in kept]
+    return await _discard(ground, going) + left + busy
+
+
+def _keys(letters: Sequence[_Chosen]) -> dict[str, object]:
+    return {"ids": [each.event_id for each in letters], "consumers": [each.consumer for each in letters]}
+
+
+async def _finish(
+    ground: Ground,
+    kind: str,
+    selection: Selection,
+    dealt: Sequence[Dealt],
+    by: str,
+    reason: str,
+    detail: Mapping[str, str] | None = None,
+) -> Repaired:
+    if not dealt:
+        return Repaired(None, 0, ())
+    operation_id = await record(ground, kind, "@owner", selection, by=by, reason=reason, detail=detail)
+    await record_dealt(ground, operation_id, dealt)
+    await ground.wake_everybody()
+    left_alone = [each for each in dealt if each.note is not None]
+    return Repaired(operation_id, len(dealt) - len(left_alone), left_alone)

@@ -1,0 +1,164 @@
+"""The repair desk: what an operator can do about events that did not get where they should. The room's front door."""
+
+import asyncio
+import getpass
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from aftercommit.errors import OperationBusy, RepairError
+from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.resilience import close_quietly
+from aftercommit.postgres.shape import Shape
+from aftercommit.repair import actions, letters, operations, replay
+from aftercommit.repair.actions import Repaired
+from aftercommit.repair.driver import Driver, Progress
+from aftercommit.repair.ground import Ground
+from aftercommit.repair.letters import LetterDetail, LetterGroup, LetterPage
+from aftercommit.repair.operations import ItemProblem, Operation
+from aftercommit.repair.replay import Options, Preview
+from aftercommit.repair.selection import Selection
+
+EVERYTHING = Selection()
+
+
+def this_user() -> str:
+    """Who acts, where nobody says it: the login and the machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+class Repair:
+    """Look at dead letters, retry, edit or discard them, and replay events; each change is on record with who and why.
+
+        repair = Repair(outbox, Database(dsn))
+        await repair.retry(Selection(consumer="order-totals", error_class="Timeout"), reason="the ledger is back")
+
+    With an `Outbox`, payloads and consumers are checked against what it declares; otherwise a `Shape` with the name of
+    its schema will do.
+    """
+
+    def __init__(self, declared: Outbox | Shape, database: Database, *, by: str | None = None) -> None:
+        """Nothing is connected. `by` says who acts; the user of this process unless given."""
+        self._declared = declared
+        self._database = database
+        self._by = by or this_user()
+
+    async def letters(self, selection: Selection = EVERYTHING, *, limit: int = 100, offset: int = 0) -> LetterPage:
+        """Dead letters, last seen first, without payloads."""
+        if limit < 1 or offset < 0:
+            raise RepairError(f"limit={limit} must be positive and offset={offset} not negative")
+        async with self._ground() as ground:
+            return await letters.list_letters(ground, selection, limit, offset)
+
+    async def groups(self, selection: Selection = EVERYTHING, *, limit: int = 100) -> list[LetterGroup]:
+        """Dead letters by owner and error, the largest group first."""
+        async with self._ground() as ground:
+            return await letters.group_letters(ground, selection, limit)
+
+    async def letter(self, event_id: UUID, consumer: str | None = None) -> list[LetterDetail]:
+        """All that is known about the letters of one event, with the payload; LetterNotFound when there are none."""
+        async with self._ground() as ground:
+            return await letters.show_letters(ground, event_id, consumer)
+
+    async def retry(self, selection: Selection, *, reason: str = "", dry_run: bool = False) -> Repaired:
+        """Give the chosen letters all their attempts again: parked ones, unless statuses or event_ids say otherwise."""
+        _refuse_everything(selection)
+        async with self._transaction() as ground:
+            return await actions.retry(ground, selection, by=self._by, reason=reason, dry_run=dry_run)
+
+    async def edit(
+        self, event_id: UUID, payload: bytes, *, consumer: str | None = None, reason: str = "", dry_run: bool = False
+    ) -> Repaired:
+        """Give a letter another payload and retry it; the log never changes, the former payload stays on record."""
+        async with self._transaction() as ground:
+            return await actions.edit(ground, event_id, consumer, payload, by=self._by, reason=reason, dry_run=dry_run)
+
+    async def discard(self, selection: Selection, *, reason: str, dry_run: bool = False) -> Repaired:
+        """Give the chosen letters up, for a reason that is kept. They can be retried later all the same."""
+        _refuse_everything(selection)
+        async with self._transaction() as ground:
+            return await actions.discard(ground, selection, by=self._by, reason=reason, dry_run=dry_run)
+
+    async def preview(self, selection: Selection, *, to: str | None = None) -> Preview:
+        """What a replay would do, before it does anything."""
+        async with self._ground() as ground:
+            return await replay.preview(ground, selection, to)
+
+    async def start(
+        self,
+        selection: Selection,
+        *,
+        to: str | None = None,
+        per_second: float | None = None,
+        again: bool = False,
+        past_horizon: bool = False,
+        reason: str = "",
+    ) -> Operation:
+        """Freeze a set of events for a replay; `drive` then works through it.
+
+        `to` is a consumer's name or "@transport"; dead letters go to their owners when it is not given. `again` lets a
+        consumer handle what it has handled before. PastHorizon when the inbox cannot tell that any more, unless
+        `past_horizon`.
+        """
+        options = Options(per_second, again, past_horizon)
+        async with self._transaction() as ground:
+            operation_id = await replay.start(ground, selection, to, options, by=self._by, reason=reason)
+            return await operations.find_operation(ground, operation_id)
+
+    def driver(self, operation_id: UUID, on_progress: Callable[[Progress], None] | None = None) -> Driver:
+        """What works through a replay, for callers that want to stop it halfway."""
+        return Driver(self._declared, self._database, operation_id, on_progress=on_progress)
+
+    async def drive(self, operation_id: UUID, on_progress: Callable[[Progress], None] | None = None) -> Operation:
+        """Work through a replay to its end; also one whose driver has died. OperationBusy when another is at it."""
+        return await self.driver(operation_id, on_progress).run()
+
+    async def abort(self, operation_id: UUID) -> Operation:
+        """Feed nothing further, and take back what was fed and not tried yet; waits until that is done."""
+        async with self._transaction() as ground:
+            await operations.find_operation(ground, operation_id)
+            await ground.rows("ask_to_abort", {"id": operation_id})
+        while True:
+            try:
+                return await self.drive(operation_id)
+            except OperationBusy:
+                await asyncio.sleep(0.1)
+
+    async def operation(self, operation_id: UUID) -> Operation:
+        """One operation; RepairError when there is none of this id."""
+        async with self._ground() as ground:
+            return await operations.find_operation(ground, operation_id)
+
+    async def operations(self, kinds: Sequence[str] | None = None, *, limit: int = 50) -> list[Operation]:
+        """What was done, newest first: of all kinds, or of some ("retry", "edit", "discard", "replay")."""
+        async with self._ground() as ground:
+            return await operations.find_operations(ground, kinds, limit)
+
+    async def problems(self, operation_id: UUID, *, limit: int = 50) -> list[ItemProblem]:
+        """Events of an operation that failed or were skipped, each with the reason."""
+        async with self._ground() as ground:
+            return await operations.problems(ground, operation_id, limit)
+
+    @asynccontextmanager
+    async def _ground(self) -> AsyncIterator[Ground]:
+        connection = await self._database.connect()
+        try:
+            yield await Ground.find(connection, self._declared)
+        finally:
+            await close_quietly(connection)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Ground]:
+        async with self._ground() as ground, ground.connection.transaction():
+            yield ground
+
+
+def _refuse_everything(selection: Selection) -> None:
+    if selection.is_everything:
+        raise RepairError("nothing is chosen: say which letters, or statuses=('parked',) to mean all that are parked")

@@ -1,0 +1,223 @@
+"""Drives a replay: feeds its frozen set, window by window, and counts what becomes of it. Handles nothing itself.
+
+Each step is one transaction that begins with the operation's row: its lock and the driver's token keep others out, so
+that a driver can be killed at any point and another goes on from there.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from aftercommit.errors import OperationBusy
+from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.resilience import close_quietly
+from aftercommit.postgres.shape import Shape
+from aftercommit.repair.feeding import Item, Pace, Step, by_way, decide
+from aftercommit.repair.ground import Ground
+from aftercommit.repair.operations import Operation, find_operation
+from aftercommit.service import Probe, wait_for_any
+
+LEASE: Final = 10.0
+SHORTEST_LOOK: Final = 0.05
+LONGEST_LOOK: Final = 0.5
+# When nothing has moved for so long, somebody should be told who is missing.
+PATIENCE: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a replay stands. `missing` says in words who does not work, when nothing moves."""
+
+    operation_id: UUID
+    status: str
+    total: int
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    under_way: int = 0
+    missing: Sequence[str] = ()
+
+    @property
+    def waiting(self) -> int:
+        """Items whose turn has not come."""
+        return self.total - self.done - self.skipped - self.failed - self.under_way
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the operation has ended."""
+        return self.status in ("done", "aborted")
+
+
+class Driver:
+    """One process at work on one replay."""
+
+    def __init__(
+        self,
+        declared: Outbox | Shape,
+        database: Database,
+        operation_id: UUID,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        lease: float = LEASE,
+        probe: Probe | None = None,
+    ) -> None:
+        """Not begun. `lease` bounds the time until another driver can go on after a crash."""
+        self.stopping = asyncio.Event()
+        self._declared = declared
+        self._database = database
+        self._id = operation_id
+        self._on_progress = on_progress
+        self._mine = {"id": operation_id, "driver": uuid4(), "lease": lease}
+        self._probe = probe
+
+    async def run(self) -> Operation:
+        """Until the replay is over, or `stopping` is set; OperationBusy when another process drives it."""
+        connection = await self._database.connect()
+        try:
+            ground = await Ground.find(connection, self._declared)
+            operation = await find_operation(ground, self._id)
+            if operation.is_finished:
+                return operation
+            await self._take(ground)
+            try:
+                await self._drive(ground, operation)
+            finally:
+                if not connection.broken:
+                    await ground.rows("release_operation", self._mine)
+            return await find_operation(ground, self._id)
+        finally:
+            await close_quietly(connection)
+
+    async def _take(self, ground: Ground) -> None:
+        row = await ground.row("take_operation", self._mine)
+        if row is None:
+            raise OperationBusy(
+                f"another process drives replay {self._id}: `aftercommit replay watch {self._id}` looks on; "
+                f"should it have died, its right ends within {LEASE:g} s"
+            )
+
+    async def _drive(self, ground: Ground, operation: Operation) -> None:
+        pace = Pace(operation.per_second, time.monotonic())
+        look, moved_at, before = SHORTEST_LOOK, time.monotonic(), None
+        while not self.stopping.is_set():
+            progress, fed = await self._step(ground, operation, pace)
+            await self._reach("replay.stepped", progress=progress)
+            if progress != before:
+                look, moved_at = SHORTEST_LOOK, time.monotonic()
+            elif time.monotonic() - moved_at > PATIENCE:
+                moved_at = time.monotonic()
+                self._tell(replace(progress, missing=await self._missing(ground)))
+            before = progress
+            self._tell(progress)
+            if progress.is_over:
+                return
+            # After a whole chunk there is more to feed, and those who handle it should not wait for us.
+            await wait_for_any(0.0 if fed == pace.chunk else look, self.stopping)
+            look = min(LONGEST_LOOK, look * 1.3)
+
+    async def _step(self, ground: Ground, operation: Operation, pace: Pace) -> tuple[Progress, int]:
+        """Count what has come to its end, then feed what there is room for; how it stood, and how many were fed."""
+        async with ground.connection.transaction():
+            row = await ground.row("hold_operation", self._mine)
+            if row is None:
+                raise OperationBusy(f"another process has taken replay {self._id} over: nothing was written")
+            outcomes = ground.statements.part("item_outcomes")
+            counts = await ground.row("settle_items", self._mine, outcomes=outcomes)
+            progress = Progress(self._id, row[0], *counts[:5])
+            if progress.status == "aborting":
+                return await self._abort(ground), 0
+            if not progress.waiting and not progress.under_way:
+                return await self._end(ground, "done"), 0
+            room = pace.room(time.monotonic(), progress.under_way, untried=counts[5]) if progress.waiting else 0
+            steps = await self._feed(ground, operation, room) if room else []
+            await self._reach("replay.feeding", count=len(steps))
+        pace.fed += sum(step.state == "started" for step in steps)
+        await self._reach("replay.fed", count=len(steps))
+        return progress, len(steps)
+
+    async def _feed(self, ground: Ground, operation: Operation, limit: int) -> list[Step]:
+        parts = {
+            "details": ground.statements.part("item_details"),
+            "is_past_horizon": ground.statements.part("is_past_horizon"),
+        }
+        await ground.rows("hold_horizon", {})
+        rows = await ground.rows("next_items", {**self._mine, "limit": limit}, **parts)
+        again, past = bool(operation.detail.get("again")), bool(operation.detail.get("past_horizon"))
+        steps = [decide(Item(*row), again=again, past_horizon=past) for row in rows]
+        await self._deliver(ground, steps)
+        await self._put_before_consumers(ground, steps)
+        forgotten = [step.item for step in steps if step.state == "started" and step.item.was_handled and again]
+        if forgotten:
+            await ground.rows("forget_handled", _keys(forgotten))
+        parameters = {
+            "id": self._id,
+            "ordinals": [step.item.ordinal for step in steps],
+            "states": [step.state for step in steps],
+            "formers": [step.former_status for step in steps],
+            "handled": [step.item.was_handled and again for step in steps],
+            "notes": [step.note for step in steps],
+        }
+        await ground.rows("mark_items", parameters)
+        await ground.wake_everybody()
+        return steps
+
+    async def _deliver(self, ground: Ground, steps: Sequence[Step]) -> None:
+        rows = by_way(steps, "row")
+        if rows:
+            await ground.rows("reopen_deliveries", _keys(rows))
+            await ground.rows("redeliver", _keys(rows))
+
+    async def _put_before_consumers(self, ground: Ground, steps: Sequence[Step]) -> None:
+        known, new = by_way(steps, "letter"), by_way(steps, "new letter")
+        if known:
+            await ground.rows("lock_known_letters", _keys(known))
+            await ground.rows("feed_known_letters", _keys(known))
+        if new:
+            await ground.rows("feed_new_letters", _keys(new))
+
+    async def _abort(self, ground: Ground) -> Progress:
+        """Nothing further is fed; what was fed and not tried is what it was before."""
+        outcomes = ground.statements.part("item_outcomes")
+        rows = await ground.rows("rows_under_way", self._mine)
+        locked = {**self._mine, "ids": [row[0] for row in rows]}
+        await ground.rows("withdraw_rows", locked, outcomes=outcomes)
+        await ground.rows("withdraw_letters", self._mine, outcomes=outcomes)
+        await ground.rows("end_items", self._mine, outcomes=outcomes)
+        return await self._end(ground, "aborted")
+
+    async def _end(self, ground: Ground, status: str) -> Progress:
+        await ground.rows("end_operation", {**self._mine, "status": status})
+        operation = await find_operation(ground, self._id)
+        return Progress(self._id, status, operation.total, operation.done, operation.skipped, operation.failed)
+
+    async def _missing(self, ground: Ground) -> list[str]:
+        found = []
+        for name, paused in await ground.rows("who_is_missing", self._mine):
+            if name is None:
+                found.append("no relay is alive: start `aftercommit relay`")
+            elif paused:
+                found.append(f"consumer {name!r} is paused: `aftercommit consumers resume {name}`")
+            else:
+                found.append(f"nobody works for consumer {name!r}: start `aftercommit worker {name}`")
+        return found
+
+    def _tell(self, progress: Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    async def _reach(self, point: str, **detail: Any) -> None:
+        if self._probe is not None:
+            await self._probe(point, detail)
+
+
+def _keys(items: Sequence[Item]) -> dict[str, Any]:
+    return {
+        "ids": [item.event_id for item in items],
+        "consumers": [item.consumer for item in items],
+        "ordinals": [item.ordinal for item in items],
+        "positions": [item.position for item in items],
+    }
