@@ -14,10 +14,10 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check verify bench planted contracts schema lock format clean reset-data
+.PHONY: help up test check verify bench planted contracts schema lock format clean reset-data faults faults-planted
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV); ARGS='-x -k lease' is handed on."
 
@@ -45,12 +45,18 @@ check: $(STAMP) ## lint, formatting, types, layers, golden schema, contracts
 
 verify: test check ## test and check
 
-bench: $(STAMP) ## measure the drain beside its floor, and the memory that a large backlog takes
-	$(BIN)/python -m bench.drain $(ARGS)
-	$(BIN)/python -m bench.memory
+# Without ARGS a whole run, which writes the page, the picture and the record anew. `make bench ARGS=--quick` only prints.
+bench: $(STAMP) ## measure our parts beside raw SQL and beside peers (half an hour); ARGS=--quick, --only, --no-peers
+	$(BIN)/python -m bench $(if $(strip $(ARGS)),$(ARGS),--json docs/benchmarks.json --page docs)
 
 planted: $(STAMP) ## plant known bugs in a copy of the tree and see the tests catch them
 	$(BIN)/python -m tools.planted $(ARGS)
+
+faults: $(STAMP) ## kill, stop, crash and cut off everything for about 13 minutes, and check what came of it
+	$(BIN)/python -m tests.faults $(ARGS)
+
+faults-planted: $(STAMP) ## plant known bugs in a copy of the tree and see the fault harness find them
+	$(BIN)/python -m tests.faults.planted $(ARGS)
 
 contracts: $(STAMP) ## print each contract row with the tests that prove it
 	@$(BIN)/python -m tools.contracts $(ARGS)

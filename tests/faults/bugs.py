@@ -1,0 +1,268 @@
+"""Mistakes that systems of this kind are known for: edits to the source, each with the checker that must see it."""
+
+from dataclasses import dataclass
+
+RELAY_SQL = "src/aftercommit/postgres/queries/relay.sql"
+LEASE_SQL = "src/aftercommit/postgres/queries/lease.sql"
+CONSUMER_SQL = "src/aftercommit/postgres/queries/consumer.sql"
+PUBLISH_SQL = "src/aftercommit/postgres/queries/publish.sql"
+CARRIER = "src/aftercommit/relay/carrier.py"
+SETTLE = "src/aftercommit/relay/settle.py"
+LANES = "src/aftercommit/relay/lanes.py"
+SLICES = "src/aftercommit/consumer/slices.py"
+RUNNER = "src/aftercommit/consumer/runner.py"
+FAILURES = "src/aftercommit/consumer/failures.py"
+INSERT = "src/aftercommit/outbox/insert.py"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place, right and wrong."""
+
+    file: str
+    right: str
+    wrong: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A mistake: its edits, the run that is to find it, and the checkers of which one must."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    run: str
+    seen_by: frozenset[str]
+    needs: str = ""
+
+
+def _bug(name: str, *edits: Edit, run: str, seen_by: str, needs: str = "") -> Bug:
+    return Bug(name, edits, run, frozenset(seen_by.split()), needs)
+
+
+_KILLS = "--only kills --kills 30 --seconds 20"
+_ZOMBIES = "--only zombies --zombies 8 --seconds 30"
+
+BUGS = (
+    _bug(
+        "the sequence is the readers' cursor",
+        Edit(
+            RELAY_SQL,
+            "select tip.position - count(*) over () + row_number() over (order by moved.seq), tip.ts, {stream_seq},",
+            "select moved.seq, tip.ts, {stream_seq},",
+        ),
+        run="--only restarts --seconds 10",
+        seen_by="gap poll_skip",
+    ),
+    _bug(
+        "the append is not fenced",
+        Edit(
+            RELAY_SQL,
+            "where {which} and fence.held = %(lane_count)s",
+            "where {which} and fence.held >= 0",
+        ),
+        run=f"{_ZOMBIES} --points relay.deliver,relay.delivered,relay.read",
+        seen_by="intrusion",
+    ),
+    _bug(
+        "marked before delivered",
+        Edit(
+            CARRIER,
+            "        outcome = await self.deliver(batch)\n        return await self.settle(connection, batch, outcome)",
+            "        done = await self.settle(connection, batch, Outcome(list(batch.events), []))\n"
+            "        await self.deliver(batch)\n        return done",
+        ),
+        run=f"{_KILLS} --points relay.deliver,handler.begun",
+        seen_by="lost_effect",
+    ),
+    _bug(
+        "the inbox is checked and then written",
+        Edit(
+            CONSUMER_SQL,
+            "the inbox alone says what was handled.\nwith inbox as (",
+            "the inbox alone says what was handled.\nwith written as (",
+        ),
+        Edit(
+            CONSUMER_SQL,
+            "    on conflict do nothing\n    returning event_id\n)\nselect 1, (select",
+            """    on conflict (event_id, consumer_name) do update set consumer_name = excluded.consumer_name
+    returning event_id
+),
+inbox as (
+    select event_id from written
+    where event_id not in (select event_id from {schema}.processed_events where consumer_name = %(consumer)s)
+)
+select 1, (select""",
+        ),
+        run=f"{_ZOMBIES} --points handler.written",
+        seen_by="duplicated_effect",
+    ),
+    _bug(
+        "the inbox row is committed before the effects",
+        Edit(
+            SLICES, "held, fresh, *_ = yield begin", "held, fresh, *_ = yield Query(begin.name, begin.parameters, True)"
+        ),
+        run=f"{_KILLS} --points handler.begun,handler.written",
+        seen_by="lost_effect",
+    ),
+    _bug(
+        "the checkpoint alone is committed before the effects",
+        Edit(
+            SLICES,
+            "held, fresh, *_ = yield begin",
+            'held, fresh, *_ = yield Query(begin.name, begin.parameters, "without_inbox" in begin.name)',
+        ),
+        run="--only kills --kills 60 --seconds 30 --points handler.begun,handler.written",
+        seen_by="lost_effect",
+    ),
+    _bug(
+        "the consumer's slice is not fenced",
+        Edit(
+            CONSUMER_SQL,
+            """    where name = %(consumer)s and token = %(token)s
+    returning 1
+)
+select (select count(*) from fence), null,""",
+            """    where name = %(consumer)s
+    returning 1
+)
+select (select count(*) from fence), null,""",
+        ),
+        run=f"{_ZOMBIES} --points consumer.read",
+        seen_by="duplicated_effect",
+    ),
+    _bug(
+        "the watermark passes events of transactions that are still open",
+        Edit(
+            "src/aftercommit/relay/plan.py",
+            "self.value = max(self.value, min(reached, resolved))",
+            "self.value = max(self.value, reached)",
+        ),
+        run="--only restarts --seconds 25",
+        seen_by="reordered",
+    ),
+    _bug(
+        "ordered by when a transaction began",
+        Edit(
+            "src/aftercommit/postgres/migrations/0001_engine.sql",
+            "    created_at timestamptz not null default clock_timestamp(),\n    last_error",
+            "    created_at timestamptz not null default now(),\n    last_error",
+        ),
+        Edit(
+            RELAY_SQL,
+            "row_number() over (order by moved.seq), tip.ts",
+            "row_number() over (order by moved.created_at), tip.ts",
+        ),
+        run=_KILLS,
+        seen_by="reordered",
+    ),
+    _bug(
+        "under strict ordering the relay goes on behind a failed event",
+        Edit(
+            RELAY_SQL,
+            """  and not exists (
+      select from {schema}.outbox held
+      where held.aggregate_type = o.aggregate_type and held.aggregate_id = o.aggregate_id and held.seq < o.seq
+        and (held.status = 'failed' or held.next_retry_at is not null)
+  )
+order by o.seq""",
+            "order by o.seq",
+        ),
+        run="--only restarts --seconds 15",
+        seen_by="reordered",
+    ),
+    _bug(
+        "under strict ordering a consumer goes on behind a failed event",
+        Edit(FAILURES, "return {(row[0], row[1]) for row in rows}", "return {(row[0], row[1]) for row in rows[:0]}"),
+        run="--only restarts --seconds 15",
+        seen_by="reordered_effect",
+    ),
+    _bug(
+        "the event is published on a connection of its own",
+        Edit(
+            "src/aftercommit/outbox/adapters/psycopg.py",
+            "        await psycopg.AsyncCursor(self._connection, row_factory=_TUPLES).execute(",
+            "        other = await psycopg.AsyncConnection.connect(self._connection.info.dsn, autocommit=True)\n"
+            "        async with other:\n"
+            "            await psycopg.AsyncCursor(other, row_factory=_TUPLES).execute(",
+        ),
+        run="--only restarts --seconds 10",
+        seen_by="unexpected",
+    ),
+    _bug(
+        "a commit that failed is taken for one that did not",
+        Edit(
+            RUNNER,
+            "            walk.lost(segment, problem)",
+            "            walk.done(segment, time.monotonic() - started)",
+        ),
+        run="--only connections,network --seconds 25",
+        seen_by="lost_effect",
+    ),
+    _bug(
+        "outbox and log are changed in two transactions",
+        Edit(
+            SETTLE,
+            "        async def write() -> Appended:\n",
+            """        async def write() -> Appended:
+            schema = self._statements.shape.schema
+            columns = (
+                "id, seq, aggregate_type, aggregate_id, event_type, schema_version, occurred_at, correlation_id, "
+                "causation_id, payload, status, retry_count, next_retry_at, created_at, last_error, tenant_id, region"
+            )
+            pair = (f"{schema}.outbox", f"{schema}.on_its_way")
+            move = (
+                "with gone as (delete from {0} where id = any(%s) returning {2}) "
+                "insert into {1} ({2}) overriding system value select * from gone"
+            )
+            there = f"create table if not exists {pair[1]} as select {columns} from {pair[0]} where false"
+            await connection.execute(there.encode())
+            await connection.execute(move.format(*pair, columns).encode(), [list(ids)])
+            await __import__("asyncio").sleep(0.05)
+            await connection.execute(move.format(*reversed(pair), columns).encode(), [list(ids)])
+""",
+        ),
+        run="--only kills --kills 60 --seconds 20",
+        seen_by="lost",
+    ),
+    _bug(
+        "a lease has run out by the taker's own clock",
+        Edit(
+            LANES,
+            'return {"relay": self.relay, "token": self.token, "lease": self.lease}',
+            'return {"relay": self.relay, "token": self.token, "lease": self.lease, "now": utc_now()}',
+        ),
+        Edit(
+            LANES,
+            "from aftercommit.postgres.listen import",
+            "from aftercommit.clock import utc_now\nfrom aftercommit.postgres.listen import",
+        ),
+        Edit(
+            LEASE_SQL,
+            "where (relay is null or leased_until < clock_timestamp()) and token",
+            "where (relay is null or leased_until < %(now)s) and token",
+        ),
+        run="--only kills,clock --kills 40 --seconds 25",
+        seen_by="intrusion",
+        needs="clock",
+    ),
+    _bug(
+        "scope values change places",
+        Edit(
+            INSERT,
+            "return [_scope_value(name, kind, given.get(name)) for name, kind in declared.items()]",
+            "return [_scope_value(name, kind, given.get(name)) for name, kind in reversed(declared.items())]",
+        ),
+        run="--only restarts --seconds 8",
+        seen_by="foreign_scope",
+    ),
+    _bug(
+        "an idempotency key that is known is written again",
+        Edit(
+            PUBLISH_SQL,
+            "    on conflict (key, scope) do nothing\n",
+            "    on conflict (key, scope) do update set event_ids = excluded.event_ids\n",
+        ),
+        run="--only network --seconds 30",
+        seen_by="duplicated",
+    ),
+)

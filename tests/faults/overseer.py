@@ -1,0 +1,184 @@
+"""The harness's own look into the database: who holds what, how far the log is, how long a recovery took."""
+
+import asyncio
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psycopg
+
+from tests.faults import workload
+from tests.faults.cast import Actor, Death
+
+LOOK: Final = 0.05
+IDLE: Final = 3.0
+APPLICATION: Final = "faults-overseer"
+
+
+@dataclass
+class Bereaved:
+    """What a killed process held, until somebody else has it and has worked on it."""
+
+    actor: Actor
+    began: float
+    held: dict[str, str]
+    mark: dict[str, int]
+    taken: float | None = None
+
+
+@dataclass
+class Recoveries:
+    """Seconds that recoveries took: `takeover` until all was in other hands, `progress` until they worked on it."""
+
+    takeover: list[float] = field(default_factory=list)
+    progress: list[float] = field(default_factory=list)
+    flow: list[float] = field(default_factory=list)
+
+
+class Overseer:
+    """Asks on a connection of its own; where the database does not answer, the answer is None."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._lock = asyncio.Lock()
+        self._bereaved: list[Bereaved] = []
+        self._mourning: set[asyncio.Task[None]] = set()
+        self.recoveries = Recoveries()
+
+    async def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]] | None:
+        async with self._lock:
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._connection = await psycopg.AsyncConnection.connect(
+                        self._dsn, autocommit=True, application_name=APPLICATION, prepare_threshold=None
+                    )
+                async with asyncio.timeout(10):
+                    cursor = await self._connection.execute(query.encode(), parameters or None)
+                    return await cursor.fetchall() if cursor.description else []
+            except (psycopg.Error, OSError, TimeoutError):
+                await self._drop()
+                return None
+
+    async def insist(self, statement: str) -> None:
+        """Until the database has done it."""
+        while await self.ask(statement) is None:  # noqa: ASYNC110 - there is nothing to wait on
+            await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._drop()
+
+    async def lanes_of(self, outbox: str, name: str) -> dict[int, str]:
+        """The lanes of a relay by its name, with their tokens."""
+        relay = f"(select id from {outbox}.relay where name = %s)"
+        rows = await self.ask(f"select lane, token::text from {outbox}.lane where relay = {relay}", name)
+        return dict(rows or ())
+
+    async def consumers_of(self, pid: int) -> dict[str, str]:
+        """The consumers that a process holds, with their tokens."""
+        worker = f"{socket.gethostname()}:{pid}"
+        rows = await self.ask("select name, token::text from book.consumer where worker = %s", worker)
+        return dict(rows or ())
+
+    async def held_by(self, actor: Actor, pid: int) -> dict[str, str]:
+        """Whatever it holds, by a name that says what it is."""
+        if actor.kind == "relay":
+            lanes = await self.lanes_of(actor.part.outbox, f"{actor.name}:{pid}")
+            return {f"{actor.part.outbox}/{lane}": token for lane, token in lanes.items()}
+        return await self.consumers_of(pid)
+
+    async def still_held(self, held: dict[str, str]) -> int | None:
+        """How much of it still carries the same token."""
+        tokens = list(set(held.values()))
+        rows = await self.ask(
+            """
+            select (select count(*) from book.lane where token::text = any(%s))
+                 + (select count(*) from post.lane where token::text = any(%s))
+                 + (select count(*) from book.consumer where token::text = any(%s))
+            """,
+            tokens,
+            tokens,
+            tokens,
+        )
+        return rows[0][0] if rows else None
+
+    async def heads(self) -> dict[str, int] | None:
+        rows = await self.ask("select 'book', position from book.head union all select 'post', position from post.head")
+        return dict(rows) if rows else None
+
+    def mourn(self, death: Death) -> None:
+        """A relay or worker was killed: what it held is watched until somebody else has it."""
+        if death.actor.kind in ("relay", "worker"):
+            task = asyncio.ensure_future(self._mourn(death))
+            self._mourning.add(task)
+            task.add_done_callback(self._mourning.discard)
+
+    async def _mourn(self, death: Death) -> None:
+        held = await self.held_by(death.actor, death.pid)
+        mark = await self._progress_of(death.actor, list(held))
+        if held and mark is not None:
+            self._bereaved.append(Bereaved(death.actor, death.at, held, mark))
+
+    async def watch(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            for one in list(self._bereaved):
+                if not await self._look_after(one):
+                    # The database itself is away: that is another recovery.
+                    self.forget()
+                    break
+            await asyncio.sleep(LOOK)
+
+    async def _look_after(self, one: Bereaved) -> bool:
+        now = time.monotonic()
+        if one.taken is None:
+            left = await self.still_held(one.held)
+            if left == 0:
+                one.taken = now
+                self.recoveries.takeover.append(now - one.began)
+            return left is not None
+        mark = await self._progress_of(one.actor, list(one.held))
+        if mark is not None and any(mark[name] > one.mark.get(name, 0) for name in mark):
+            self.recoveries.progress.append(now - one.began)
+            self._bereaved.remove(one)
+        elif now - one.taken > IDLE:
+            # Nothing came for what it held, so nothing is known about it.
+            self._bereaved.remove(one)
+        return mark is not None
+
+    async def _progress_of(self, actor: Actor, names: list[str]) -> dict[str, int] | None:
+        if actor.kind == "worker":
+            rows = await self.ask("select name, position from book.consumer where name = any(%s)", names)
+        else:
+            lanes = [int(name.partition("/")[2]) for name in names]
+            rows = await self.ask(
+                f"""
+                select 'log', coalesce(max(position), 0) from {actor.part.outbox}.log
+                where lane = any(%s) and position > (select position - 2000 from {actor.part.outbox}.head)
+                """,
+                lanes,
+            )
+        return dict(rows) if rows is not None else None
+
+    def forget(self) -> None:
+        """Takeovers that cannot be measured any more."""
+        self._bereaved.clear()
+
+    async def flows(self, patience: float) -> float | None:
+        """Seconds until both logs have grown from now on; None when they did not."""
+        began = time.monotonic()
+        start: dict[str, int] | None = None
+        while time.monotonic() - began < patience:
+            heads = await self.heads()
+            start = start or heads
+            if heads and start and all(heads[name] > start[name] for name in workload.CONSUMERS):
+                return time.monotonic() - began
+            await asyncio.sleep(LOOK)
+        return None
+
+    async def _drop(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
