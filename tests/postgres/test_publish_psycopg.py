@@ -1,7 +1,9 @@
 """Publishing on psycopg 3 connections, blocking and asyncio, of one's own and from a pool."""
 
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
@@ -170,3 +172,14 @@ def test_pipelines_and_client_side_binding_do_not_matter(publish_database):
         OUTBOX.publish(connection, OrderPlaced("three"), idempotency_key="pipeline", **SCOPE)
 
     assert count(publish_database) == before + 3
+
+
+def test_two_moments_that_a_wall_clock_shows_alike_stay_two(publish_database):
+    """The hour that comes twice in autumn: Python takes the two for equal, and they were once sent as one."""
+    berlin = ZoneInfo("Europe/Berlin")
+    moments = [datetime(2024, 10, 27, 2, 30, tzinfo=berlin, fold=fold) for fold in (0, 1)]
+    placed = OUTBOX.registry.resolve(OrderPlaced)
+    with psycopg.connect(publish_database) as connection:
+        OUTBOX.publish(connection, [placed.draft(OrderPlaced("o"), occurred_at=each) for each in moments], **SCOPE)
+        stored = connection.execute("select occurred_at from publish_suite.outbox order by seq desc limit 2").fetchall()
+    assert [row[0] for row in reversed(stored)] == [moment.astimezone(UTC) for moment in moments]

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from aftercommit.errors import InvalidEnvelope
-from aftercommit.event.correlation import caused_by, correlation, current_causation, current_correlation
+from aftercommit.event.correlation import correlation, current_causation, current_correlation, tell, told
 
 
 def test_there_is_no_story_unless_somebody_tells_one():
@@ -28,7 +28,8 @@ def test_the_inner_story_ends_where_its_block_ends_even_by_an_error():
 def test_an_event_being_handled_is_the_cause_of_what_is_published_inside():
     event_id = uuid4()
     with correlation("outer"):
-        with caused_by(event_id, "story"):
+        with told():
+            tell(event_id, "story")
             assert (current_correlation(), current_causation()) == ("story", event_id)
         assert (current_correlation(), current_causation()) == ("outer", None)
 

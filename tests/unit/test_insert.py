@@ -16,7 +16,7 @@ from aftercommit.errors import (
     ScopeViolation,
     UnknownEventType,
 )
-from aftercommit.event.correlation import caused_by, correlation
+from aftercommit.event.correlation import correlation, tell, told
 from aftercommit.outbox import Outbox, Receipt
 from aftercommit.outbox.insert import Inserter, Script, _fingerprint, checked_key
 
@@ -83,7 +83,8 @@ def test_an_event_without_an_aggregate_is_its_own(inserter):
 
 def test_the_story_and_the_cause_come_from_the_context_unless_set_by_hand(inserter):
     cause, other = uuid4(), uuid4()
-    with caused_by(cause, "story"):
+    with told():
+        tell(cause, "story")
         inherited = row_of(inserter, pinged())
         by_hand = row_of(inserter, pinged.draft({}, correlation_id="own", causation_id=other))
     with correlation("story"):

@@ -105,6 +105,9 @@ class SliceExecutor:
                     set_anew_at = started + late
                 _tell(call)
                 answer = await call.handler.function(*_arguments(call, connection))
+                if limit.expired():
+                    # It caught its own cancellation and went on; the event behind it is not to blame.
+                    raise _too_long(call, self._timeout)
                 if answer is not None:
                     judge(answer)
                 if _ended(connection):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ class LogWorker(DatabaseService):
         self._crashed = False
         self._crashed_at = 0
         self._crashes = 0
+        self._renew_at = 0.0
 
     @property
     def token(self) -> UUID:
@@ -125,6 +127,7 @@ class LogWorker(DatabaseService):
             raise
         finally:
             self.active = False
+            await self._pages.forget()
             await self._runner.close()
             await close_quietly(connection)
 
@@ -146,7 +149,14 @@ class LogWorker(DatabaseService):
             await self._rest(connection)
 
     async def _hold(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Take or renew the lease; False while somebody else has it."""
+        """Take or renew the lease; False while somebody else has it.
+
+        While it is young there is nothing to renew, and every write is fenced: a turn need not begin with one.
+        """
+        if self.active and not self._paused and not self._word.is_set() and time.monotonic() < self._renew_at:
+            return True
+        self._word.clear()
+        self._renew_at = time.monotonic() + self._settings.lease / 3
         held = await self._lease.take(connection)
         if held is None:
             # A slice of our own, cut off, may hold the row for a moment; only the fence says that a lease is lost.
@@ -222,7 +232,10 @@ class LogWorker(DatabaseService):
         else:
             left = await self._handle_side_by_side(connection, items, upto)
         reached = _before(left, upto)
-        await self._lease.move(connection, reached)
+        in_step = self.consumer.concurrency == 1 and not self._strict and not left and bool(items)
+        # One after the other, each slice has moved the checkpoint itself.
+        if not in_step or items[-1].record.position != reached:
+            await self._lease.move(connection, reached)
         return len(left), reached
 
     def _manner(self, connection: psycopg.AsyncConnection[Any], *, suspects: bool = False) -> Manner:

@@ -1,5 +1,10 @@
-"""Reads the log a page at a time. A page is a range of positions, bounded in number and in bytes."""
+"""Reads the log a page at a time. A page is a range of positions, bounded in number and in bytes.
 
+Behind a backlog the next page is read while the handlers are busy with this one: the log never changes, so what was
+read early is what would be read late.
+"""
+
+import asyncio
 from typing import Any, Final
 
 import psycopg
@@ -12,6 +17,8 @@ from aftercommit.postgres.statements import Statements
 
 MAX_PAGE_BYTES: Final = 8 << 20
 
+Page = tuple[list[Record], int]
+
 
 class Pages:
     """Pages of the log for one consumer."""
@@ -23,14 +30,38 @@ class Pages:
         self._consumer = consumer
         self._size = size
         self._reach = size
+        self._early: tuple[int, asyncio.Task[Page]] | None = None
 
     async def head(self, connection: psycopg.AsyncConnection[Any]) -> int:
         """The last position of the log."""
         row = await (await connection.execute(self._statements["head"])).fetchone()
         return int(row[0]) if row else 0
 
-    async def read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> tuple[list[Record], int]:
+    async def read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
         """The events after a position that the consumer takes, and the position up to which these are all."""
+        page = await self._read_early(after) or await self._read(connection, after, head)
+        upto = page[1]
+        if upto < head:
+            self._early = upto, asyncio.create_task(self._read(connection, upto, head), name="next page of the log")
+        return page
+
+    async def forget(self) -> None:
+        """Drop what was read early: nobody goes on from there, or not on this connection."""
+        early, self._early = self._early, None
+        if early is not None:
+            early[1].cancel()
+            await asyncio.wait({early[1]})
+            # An error would have been that of the next read, which there will not be.
+            early[1].cancelled() or early[1].exception()
+
+    async def _read_early(self, after: int) -> Page | None:
+        if self._early is None or self._early[0] != after:
+            await self.forget()
+            return None
+        reading, self._early = self._early[1], None
+        return await reading
+
+    async def _read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
         upto = min(head, after + self._reach)
         asked = {"after": after, "upto": upto, "types": self._consumer.types}
         row = await (await connection.execute(self._statements["page_bytes"], asked)).fetchone()
@@ -41,6 +72,9 @@ class Pages:
         bounded = {**asked, "max_bytes": MAX_PAGE_BYTES}
         rows = await (await connection.execute(self._statements["read_log_cut"], bounded)).fetchall()
         records = log_records(rows, self._shape)
+        if not records:
+            # Retention was told to drop what was not read yet.
+            return [], upto
         # What lies behind the last event was not looked at. Measuring payloads that do not fit is work for nothing,
         # so the next pages do not reach as far.
         upto = records[-1].position or upto

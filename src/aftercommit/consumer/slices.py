@@ -4,9 +4,10 @@ Sharing a transaction between events is what makes small handlers fast. It chang
 fails, the slice is undone, the others are handled again without it, and nobody outside has seen anything.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -119,19 +120,27 @@ class Handlers:
 
 def script(items: Sequence[Item], begin: Query, end: End) -> Script:
     """The conversation of one slice; returns how many events were handled (the others had been before)."""
-    held, fresh, *_ = yield begin
+    held, fresh, checkpoint, *_ = yield begin
     if not held:
         raise LeaseLost("the consumer was taken over by another worker: nothing of this slice was written")
-    new = None if fresh is None else set(fresh)
-    handled = [index for index, item in enumerate(items) if new is None or item.record.event_id in new]
+    handled = list(_new(items, None if fresh is None else set(fresh), checkpoint))
     ended: Call | None = yield _calls(items, handled)
     if ended is not None:
-        yield _return_unhandled(items, begin, ended.places[-1])
+        yield _return_unhandled(items, handled, begin, ended.places[-1])
         raise SliceFailed(_ended(ended), ended.places[-1])
     last = end()
     if last is not None:
         yield last
     return len(handled)
+
+
+def _new(items: Sequence[Item], fresh: set[UUID] | None, checkpoint: int | None) -> Iterable[int]:
+    """Places of the events that were not handled before: by inbox or letter (None: all are new), or by checkpoint."""
+    if checkpoint is not None:
+        return (index for index, item in enumerate(items) if (item.record.position or 0) > checkpoint)
+    if fresh is not None:
+        return (index for index, item in enumerate(items) if item.record.event_id in fresh)
+    return range(len(items))
 
 
 def no_end() -> Query | None:
@@ -153,13 +162,13 @@ def _calls(items: Sequence[Item], indexes: Sequence[int]) -> list[Call]:
     return calls
 
 
-def _return_unhandled(items: Sequence[Item], begin: Query, last: int) -> Query:
-    """The inbox rows of all events were committed too early: those of events not handled yet are taken back."""
+def _return_unhandled(items: Sequence[Item], handled: Sequence[int], begin: Query, last: int) -> Query:
+    """The new inbox rows were all committed too early: those of events not handled yet are taken back."""
     moved_checkpoint = "position" in begin.parameters
     parameters = {
         "token": None,
         **begin.parameters,
-        "ids": uuid_array(item.record.event_id for item in items[last + 1 :]),
+        "ids": uuid_array(items[index].record.event_id for index in handled if index > last),
         "position": items[last].record.position if moved_checkpoint else None,
     }
     return Query("return_unhandled", parameters, commits=True)

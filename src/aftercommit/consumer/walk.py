@@ -8,7 +8,7 @@ from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import Item, SliceFailed
 
 FIRST: Final = 16
-LARGEST: Final = 500
+LARGEST: Final = 1000
 QUICK: Final = 0.05
 SLOW: Final = 0.1
 # A handler that loses its connection this often in a row, while the database takes others, does it itself.

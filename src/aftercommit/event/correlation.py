@@ -58,15 +58,3 @@ def told() -> Iterator[None]:
         yield
     finally:
         tell(*before)
-
-
-@contextmanager
-def caused_by(event_id: UUID, correlation_id: str) -> Iterator[None]:
-    """Everything published inside belongs to the same story and names this event as its cause."""
-    correlation_token = _correlation.set(correlation_id)
-    causation_token = _causation.set(event_id)
-    try:
-        yield
-    finally:
-        _causation.reset(causation_token)
-        _correlation.reset(correlation_token)

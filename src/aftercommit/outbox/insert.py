@@ -334,7 +334,8 @@ def _occurred_at(given: datetime) -> datetime:
     if not EARLIEST <= given < LATEST:
         # Not every language and time zone can read such a moment back, and one event must not stop its readers.
         raise InvalidEnvelope(f"occurred_at {given.isoformat()} is out of range: from year 2 to year 9998, in UTC")
-    return given
+    # In a zone of its own the hour that comes twice in autumn would be one: Python compares what the clock shows.
+    return given.astimezone(UTC)
 
 
 def _correlation(draft: Draft, event_id: UUID, shared: _Shared) -> str | None:

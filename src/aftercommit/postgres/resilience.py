@@ -56,6 +56,10 @@ class DatabaseService(Service):
                 await self._outage(first_of(lost))
 
     async def _outage(self, problem: BaseException) -> None:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # The database was lost while we were being cancelled; the cancellation was swallowed by the one error.
+            raise asyncio.CancelledError from problem
         self._failures += 1
         if self._failures == 1:
             error = " ".join(str(problem).split())

@@ -111,18 +111,23 @@ inbox as (
     returning event_id
 )
 select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
-       set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
 -- name: begin_slice_without_inbox
--- The same where the checkpoint alone says what was handled.
-with fence as (
+-- The same where the checkpoint alone says what was handled: what lies behind it was, also when the answer to that COMMIT
+-- never came.
+with before as (
+    select name, position from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update
+),
+fence as (
     update {schema}.consumer
-    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+    set position = greatest(consumer.position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
         leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
-    where name = %(consumer)s and token = %(token)s
-    returning 1
+    from before where consumer.name = before.name
+    returning before.position
 )
-select (select count(*) from fence), null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+select (select count(*) from fence), null, (select position from fence),
+       set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
 -- name: begin_shared_slice
 -- One of several slices at work at once: the fence is shared, the checkpoint moves when all of them have committed.
@@ -137,14 +142,22 @@ inbox as (
     returning event_id
 )
 select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
-       set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
 -- name: begin_shared_slice_without_inbox
 -- The same for a dead letter where no inbox is kept: the letter itself says whether it was handled.
 with fence as (
     select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
+),
+due as (
+    select letter.event_id
+    from {schema}.dead_letter_events letter, fence
+    where letter.consumer_name = %(consumer)s and letter.event_id = any(%(ids)s::uuid[]) and letter.status = 'retrying'
+    order by letter.event_id
+    for update of letter
 )
-select (select count(*) from fence), null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from due),
+       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
 -- name: begin_unfenced_slice
 -- For the bus: the relay's lane leases are the fence, the inbox alone says what was handled.
@@ -156,7 +169,7 @@ with inbox as (
     returning event_id
 )
 select 1, (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
-       set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
 -- name: return_unhandled
 -- A handler committed the slice too early: inbox and checkpoint must not cover the events behind it, which nobody handled.
