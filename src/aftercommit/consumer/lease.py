@@ -81,4 +81,4 @@ class Lease:
             raise LeaseLost(f"consumer {self._name!r} was taken over by another worker")
 
     async def _row(self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> Any:
-        return await (await connection.execute(self._statements[name], parameters)).fetchone()
+        return await (await connection.execute(self._statements[name], parameters, prepare=True)).fetchone()

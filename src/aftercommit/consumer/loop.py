@@ -87,7 +87,7 @@ class LogWorker(DatabaseService):
         self._retries = LetterRetries(consumer, self._runner, self._letters, self._begin_shared, self.reach)
         channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else asyncio.Event()
-        self._word = listener.subscribe(channel, CONSUMER_CHANGED) if listener is not None else asyncio.Event()
+        self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else asyncio.Event()
         self._strict = consumer.ordering == "strict"
         self._paused = False
         self._suspects = 0

@@ -34,7 +34,7 @@ class Pages:
 
     async def head(self, connection: psycopg.AsyncConnection[Any]) -> int:
         """The last position of the log."""
-        row = await (await connection.execute(self._statements["head"])).fetchone()
+        row = await (await connection.execute(self._statements["head"], prepare=True)).fetchone()
         return int(row[0]) if row else 0
 
     async def read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
@@ -64,9 +64,9 @@ class Pages:
     async def _read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
         upto = min(head, after + self._reach)
         asked = {"after": after, "upto": upto, "types": self._consumer.types}
-        row = await (await connection.execute(self._statements["page_bytes"], asked)).fetchone()
+        row = await (await connection.execute(self._statements["page_bytes"], asked, prepare=True)).fetchone()
         if row is None or row[0] <= MAX_PAGE_BYTES:
-            rows = await (await connection.execute(self._statements["read_log"], asked)).fetchall()
+            rows = await (await connection.execute(self._statements["read_log"], asked, prepare=True)).fetchall()
             self._reach = min(self._size, self._reach * 2)
             return log_records(rows, self._shape), upto
         bounded = {**asked, "max_bytes": MAX_PAGE_BYTES}

@@ -179,7 +179,7 @@ class Inserter:
             return self._statements.render(kind, key=key, scope_text=scope_text)
         if kind == "publish_one":
             values = sql.SQL(", ").join(_placeholder(index, of, style) for index, (_, of) in enumerate(self._types, 1))
-            return self._statements.render(kind, values=values, channel=channel)
+            return self._statements.render(kind, values=values, names=self._names(), channel=channel)
         parts = {"columns": self._columns(), "events": self._events(5 if kind == "publish_once" else 1, style)}
         if kind == "publish_many":
             return self._statements.render(kind, channel=channel, **parts)
@@ -195,15 +195,17 @@ class Inserter:
 
     def _events(self, first: int, style: Style) -> sql.Composable:
         """The arrays, and a row for each of their places; where an array is shorter than the ids there is null."""
-        names = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self._types)
         given = sql.SQL(", ").join(
             sql.SQL("{} as {}").format(_placeholder(number, of, style, "[]"), sql.Identifier(name))
             for number, (name, of) in enumerate(self._types, first)
         )
         arrays = sql.SQL(", ").join(sql.Identifier("given", name) for name, _ in self._types)
         return sql.SQL("(select {given}) given, unnest({arrays}) as event ({names})").format(
-            given=given, arrays=arrays, names=names
+            given=given, arrays=arrays, names=self._names()
         )
+
+    def _names(self) -> sql.Composable:
+        return sql.SQL(", ").join(sql.Identifier(name) for name, _ in self._types)
 
     def _columns(self) -> sql.Composable:
         """Each event's own value, or the one that all have."""

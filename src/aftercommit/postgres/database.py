@@ -4,7 +4,7 @@ No session state is used except by the optional LISTEN connection, so PgBouncer 
 """
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg import conninfo
@@ -48,6 +48,17 @@ _NO_RIGHT_TO_CONNECT = "permission denied for database"
 _FAILED = (psycopg.OperationalError, psycopg.ProgrammingError)
 
 
+# Statements are prepared where `execute(…, prepare=True)` says so, and by themselves never: a plan that was made while
+# the outbox was empty can be a bad one when it is full.
+WHEN_TOLD: Final = 1 << 30
+
+
+async def _is_direct(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether nobody stands between us and the server: a pooler tells clients a process number of its own making."""
+    row = await (await connection.execute("select pg_backend_pid()")).fetchone()
+    return row is not None and row[0] == connection.info.backend_pid
+
+
 class RawJson(Loader):
     """JSON columns as the bytes they are; decoding is the codec's work."""
 
@@ -74,7 +85,10 @@ class Database:
         """A new asyncio connection; DatabaseUnavailable when waiting may help, otherwise DatabaseRefused."""
         dsn = self.listen_dsn if listen else self.dsn
         try:
-            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit, **self._parameters(dsn))
+            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **self._parameters(dsn))
+            if not listen and await _is_direct(connection):
+                connection.prepare_threshold = WHEN_TOLD
+            await connection.set_autocommit(autocommit)
         except _FAILED as problem:
             raise not_connected(dsn, problem) from problem
         connection.adapters.register_loader("json", RawJson)
@@ -91,7 +105,7 @@ class Database:
         given = conninfo.conninfo_to_dict(dsn)
         defaults = {"application_name": self._application_name, **_DEFAULTS}
         return {
-            # Server-side prepared statements do not survive transaction pooling; ours are large and few.
+            # Server-side prepared statements do not survive transaction pooling.
             "prepare_threshold": None,
             **{name: value for name, value in defaults.items() if name not in given},
         }

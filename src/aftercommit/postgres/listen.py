@@ -3,6 +3,7 @@ every reader polls as well, and where notifications cannot arrive (a transaction
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
@@ -29,18 +30,18 @@ class Listener(DatabaseService):
         """Not connected; channels are added with `subscribe` before the start."""
         super().__init__(probe)
         self._database = database
-        self._events: dict[str, list[tuple[asyncio.Event, str | None]]] = {}
+        self._events: dict[str, list[tuple[asyncio.Event, Collection[str] | None]]] = {}
         self._proof = f"aftercommit_proof_{uuid4().hex[:16]}"
         self._is_deaf = False
         self.working = False
 
-    def subscribe(self, channel: str, payload: str | None = None) -> asyncio.Event:
-        """An event that is set at each notification of the channel, or at those with this payload alone.
+    def subscribe(self, channel: str, payloads: Collection[str] | None = None) -> asyncio.Event:
+        """An event that is set at each notification of the channel, or at those with one of these payloads alone.
 
         Call it before the listener is started.
         """
         event = asyncio.Event()
-        self._events.setdefault(channel, []).append((event, payload))
+        self._events.setdefault(channel, []).append((event, payloads))
         return event
 
     def wake_all(self) -> None:
@@ -104,6 +105,6 @@ class Listener(DatabaseService):
 
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
         async for notification in connection.notifies():
-            for event, payload in self._events.get(notification.channel, ()):
-                if payload is None or payload == notification.payload:
+            for event, payloads in self._events.get(notification.channel, ()):
+                if payloads is None or notification.payload in payloads:
                     event.set()

@@ -30,6 +30,8 @@ logger = logging.getLogger("aftercommit.relay")
 
 MAX_BATCH_BYTES = 8 << 20
 RETRY_LOOK = 1.0
+# Longer than the pause of an idle carrier, which looks again at its end.
+IDLE_RETRY_LOOK = 1.5
 
 
 class DeliveryNeverFinished(AftercommitError):
@@ -87,6 +89,7 @@ class Carrier:
         self._watermark = Watermark()
         self._look_for_retries_at = 0.0
         self._strict = outbox.ordering == "strict"
+        self.took_all = False
         self._carries = transport.capabilities.carries
         self._loading = {
             name: self._statements.render("load_due", due=self._statements.part(name)).encode()
@@ -106,8 +109,12 @@ class Carrier:
             if len(retries) < max(1, limit // 2):
                 self._look_for_retries_at = time.monotonic() + RETRY_LOOK
         fresh = await self._query(connection, "due_fresh", {**parameters, "limit": limit - len(retries)})
+        if not fresh and not retries:
+            # Somebody rang: if not for an event that was never tried, then for one that is to be tried again.
+            retries = await self._query(connection, "due_retries", {**parameters, "limit": max(1, limit // 2)})
         if not fresh and not self._strict and len(retries) < limit:
             self._watermark.nothing_below(None, resolved)
+        self.took_all = not retries and len(fresh) < limit and not self._carries
         await self._reach("relay.read", count=len(retries) + len(fresh))
         events = sorted([*retries, *fresh], key=lambda event: event.seq)
         return Batch(events, [event.seq for event in fresh], resolved)
@@ -119,7 +126,8 @@ class Carrier:
         appended = await self._settlement.append_due(connection, lanes, watermark, self._batch_size)
         if appended.count:
             await self._tell_appended(appended)
-        if appended.count == appended.chosen < self._batch_size:
+        self.took_all = appended.count == appended.chosen < self._batch_size
+        if self.took_all:
             self._watermark.nothing_below(None, resolved)
         elif appended.count == appended.chosen and appended.last_seq is not None:
             self._watermark.settled([appended.last_seq], (), resolved)
@@ -193,6 +201,9 @@ class Carrier:
         seconds: float | None = row[0] if row else None
         if seconds is not None:
             self._look_for_retries_at = min(self._look_for_retries_at, time.monotonic() + max(0.0, seconds))
+        else:
+            # None waits, so whoever is woken by a new event need not look for one first.
+            self._look_for_retries_at = time.monotonic() + IDLE_RETRY_LOOK
         return seconds
 
     def look_back_to(self, seq: int) -> None:
@@ -206,9 +217,9 @@ class Carrier:
             return []
         name = f"{name}_strict" if self._strict else name
         if not self._carries:
-            rows = await (await connection.execute(self._statements[name], parameters)).fetchall()
+            rows = await (await connection.execute(self._statements[name], parameters, prepare=True)).fetchall()
             return [Due(*row[:-1]) for row in rows]
-        cursor = await connection.execute(self._loading[name], parameters)
+        cursor = await connection.execute(self._loading[name], parameters, prepare=True)
         return [outbox_record(row, self._outbox.shape) for row in await cursor.fetchall()]
 
     async def _deliver_all(self, records: list[Record]) -> Outcome:

@@ -16,7 +16,9 @@ from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.lanes import Lanes
+from aftercommit.relay.plan import LANES
 
+FOR_ALL = ""
 POLL = 1.0
 POLL_WITHOUT_LISTENER = 0.05
 SHORTEST_LOOK = 0.01
@@ -28,8 +30,8 @@ BUSY_STREAK = 16
 class Doorbell:
     """One carrier's bell: decides how long the carrier may wait for it. Also rings when the relay's lanes change."""
 
-    def __init__(self, shape: Shape, lanes: Lanes, listener: Listener | None) -> None:
-        """Awake."""
+    def __init__(self, shape: Shape, lanes: Lanes, listener: Listener | None, number: int = 0, of: int = 1) -> None:
+        """Awake. One of several carriers hears what is meant for its lanes, and what is meant for all."""
         self._statements = Statements(shape)
         self._outbox = sql.Identifier(shape.schema, "outbox").as_string()
         self._lanes = lanes
@@ -38,7 +40,8 @@ class Doorbell:
         self._look = SHORTEST_LOOK
         self._streak = 0
         self._seen: tuple[object, int] | None = None
-        self.rung = listener.subscribe(shape.publish_channel) if listener is not None else asyncio.Event()
+        mine = None if of == 1 else {FOR_ALL, *(str(lane) for lane in range(LANES) if lane % of == number)}
+        self.rung = listener.subscribe(shape.publish_channel, mine) if listener is not None else asyncio.Event()
         lanes.watch(self.rung)
 
     async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:
@@ -46,6 +49,12 @@ class Doorbell:
         self._streak += 1
         if self._lanes.is_listening(self) and (count >= BUSY_BATCH or self._streak >= BUSY_STREAK):
             await self._lanes.listen(connection, self, False)
+
+    @property
+    def hears(self) -> bool:
+        """Whether every publisher rings for this carrier, and has done so for a while."""
+        working = self._listener is not None and self._listener.working
+        return working and self._lanes.is_listening(self) and not self._unheard
 
     async def ran_dry(self, connection: psycopg.AsyncConnection[Any]) -> float:
         """Nothing was due. Seconds to wait for the bell; 0 means to look once more at once."""

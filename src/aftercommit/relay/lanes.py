@@ -35,7 +35,7 @@ class Lanes:
         self.lease = lease
         self.held: frozenset[int] = frozenset()
         self.suspect: set[int] = set()
-        self.tick_now = asyncio.Event() if listener is None else listener.subscribe(self._channel, NEWS)
+        self.tick_now = asyncio.Event() if listener is None else listener.subscribe(self._channel, {NEWS})
         self._listening = False
         self._listeners: set[object] = set()
         self._flag = asyncio.Lock()

@@ -79,7 +79,8 @@ class Relay(DatabaseService):
         self._transport = transport
         self._statements = Statements(outbox.shape)
         self.lanes = Lanes(outbox.shape, self.name, self.settings.lease, listener)
-        self._doorbells = [Doorbell(outbox.shape, self.lanes, listener) for _ in range(self.settings.carriers)]
+        carriers = self.settings.carriers
+        self._doorbells = [Doorbell(outbox.shape, self.lanes, listener, each, carriers) for each in range(carriers)]
         self._doorbell = self._doorbells[0]
         self._marks = Marks()
         self._settlement = Settlement(outbox, self.lanes.token)
@@ -203,6 +204,8 @@ class Relay(DatabaseService):
 
     async def _carrier_loop(self, number: int) -> None:
         connection = await self._database.connect()
+        if connection.prepare_threshold is not None:
+            await connection.execute(self._statements["plan_by_index"])
         carrier, doorbell = self.carrier(), self._doorbells[number]
         self._carriers.append(carrier)
         try:
@@ -239,7 +242,9 @@ class Relay(DatabaseService):
         if carried:
             self._transport_is_back()
             await doorbell.worked(connection, carried)
-            return
+            # What comes after a look that took all there was will ring, if the bell was heard all along.
+            if not (carrier.took_all and doorbell.hears):
+                return
         await self.reach("relay.idle")
         seconds = await doorbell.ran_dry(connection)
         if seconds > 0:

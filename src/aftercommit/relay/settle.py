@@ -116,7 +116,7 @@ class Settlement:
             "bounds": list(LATENCY_BUCKETS_MS),
             "named": logger.isEnabledFor(logging.INFO),
         }
-        row = await (await connection.execute(statement, parameters)).fetchone()
+        row = await (await connection.execute(statement, parameters, prepare=True)).fetchone()
         if row is None:
             raise DatabaseError("the append had no answer: the schema is damaged, restore it from a backup")
         held, count, position, _, last_seq, latency, ids, chosen = row[:8]

@@ -1,3 +1,7 @@
+-- name: plan_by_index
+-- A carrier's statements are planned once, perhaps while the outbox is empty. By index they are right however full it gets.
+select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false)
+
 -- name: due_fresh
 -- Committed events of these lanes that were never tried, in the order in which their writers drew seq. Nothing is locked.
 select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
