@@ -27,7 +27,7 @@ class Query:
     commits: bool = False
 
 
-class Call(msgspec.Struct):
+class Call(msgspec.Struct, gc=False):
     """Call a handler with these events (one, unless it takes batches), at these places of the slice."""
 
     handler: Handler

@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return (self.aggregate_type, self.aggregate_id)
 
 
-class Event(msgspec.Struct, Generic[PayloadT], frozen=True):
+class Event(msgspec.Struct, Generic[PayloadT], frozen=True, gc=False):
     """An event as a handler gets it: the payload typed and lifted to the version this code knows."""
 
     event_id: UUID
