@@ -15,6 +15,7 @@ none of them pays for nothing. No fixture is autouse.
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,9 +56,14 @@ def aftercommit_server(pytestconfig: pytest.Config) -> "Iterator[PostgresServerF
     """A PostgreSQL for this test process; each worker of pytest-xdist has its own, or its own databases."""
     from aftercommit.testing.plugin import server_for
 
-    dsn = pytestconfig.getoption("aftercommit_dsn") or pytestconfig.getini("aftercommit_dsn") or os.environ.get(DSN)
+    ways = {
+        "--aftercommit-dsn": pytestconfig.getoption("aftercommit_dsn"),
+        "aftercommit_dsn in pytest's ini file": pytestconfig.getini("aftercommit_dsn"),
+        DSN: os.environ.get(DSN),
+    }
+    given_by, dsn = next(((way, dsn) for way, dsn in ways.items() if dsn), (None, None))
     version = pytestconfig.getoption("aftercommit_postgres") or pytestconfig.getini("aftercommit_postgres")
-    with server_for(dsn or None, version or os.environ.get(POSTGRES) or None) as server:
+    with server_for(dsn, version or os.environ.get(POSTGRES) or None, given_by=given_by) as server:
         yield server
 
 
@@ -97,27 +103,42 @@ def aftercommit_dsn(
     aftercommit_server.drop(dsn)
 
 
+@contextmanager
+def _keeping_its_plans(session: pytest.Session, world: "World | AsyncWorld") -> Iterator[None]:
+    """A crash that was planned has to come before the test ends; a test that failed anyway is left with its reason."""
+    failed = session.testsfailed
+    yield
+    if session.testsfailed == failed:
+        world.points.require_reached("until the test ended: drain(), or give a service probe=world.points")
+
+
 @pytest.fixture
 def aftercommit_world(
+    request: pytest.FixtureRequest,
     aftercommit_outbox: "Outbox",
     aftercommit_dsn: str,
     aftercommit_transport: "TransportChoice",
     aftercommit_server: "PostgresServerForTests",
-) -> "World":
+) -> "Iterator[World]":
     """The test kit for ordinary tests."""
     from aftercommit.testing import World
 
-    return World(aftercommit_outbox, aftercommit_dsn, transport=aftercommit_transport, server=aftercommit_server)
+    world = World(aftercommit_outbox, aftercommit_dsn, transport=aftercommit_transport, server=aftercommit_server)
+    with _keeping_its_plans(request.session, world):
+        yield world
 
 
 @pytest.fixture
 def aftercommit_async_world(
+    request: pytest.FixtureRequest,
     aftercommit_outbox: "Outbox",
     aftercommit_dsn: str,
     aftercommit_transport: "TransportChoice",
     aftercommit_server: "PostgresServerForTests",
-) -> "AsyncWorld":
+) -> "Iterator[AsyncWorld]":
     """The test kit for tests that run in an event loop, whichever plugin runs them."""
     from aftercommit.testing import AsyncWorld
 
-    return AsyncWorld(aftercommit_outbox, aftercommit_dsn, transport=aftercommit_transport, server=aftercommit_server)
+    world = AsyncWorld(aftercommit_outbox, aftercommit_dsn, transport=aftercommit_transport, server=aftercommit_server)
+    with _keeping_its_plans(request.session, world):
+        yield world

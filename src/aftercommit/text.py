@@ -1,4 +1,4 @@
-"""Text that can be stored and shown whatever it came from."""
+"""Text that can be stored and shown whatever it came from, and words that go with a number."""
 
 MAX_ERROR_LENGTH = 2000
 
@@ -16,3 +16,8 @@ def storable_error(error: BaseException) -> str:
     text = readable(error)
     text = text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
     return text[:MAX_ERROR_LENGTH]
+
+
+def plural(count: int, noun: str) -> str:
+    """So many of a thing, for nouns that take an s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -99,7 +99,9 @@ select 1, (select""",
     _bug(
         "the inbox row is committed before the effects",
         Edit(
-            SLICES, "held, fresh, *_ = yield begin", "held, fresh, *_ = yield Query(begin.name, begin.parameters, True)"
+            SLICES,
+            "held, fresh, checkpoint, *_ = yield begin",
+            "held, fresh, checkpoint, *_ = yield Query(begin.name, begin.parameters, True)",
         ),
         run=f"{_KILLS} --points handler.begun,handler.written",
         seen_by="lost_effect",
@@ -108,26 +110,35 @@ select 1, (select""",
         "the checkpoint alone is committed before the effects",
         Edit(
             SLICES,
-            "held, fresh, *_ = yield begin",
-            'held, fresh, *_ = yield Query(begin.name, begin.parameters, "without_inbox" in begin.name)',
+            "held, fresh, checkpoint, *_ = yield begin",
+            'held, fresh, checkpoint, *_ = yield Query(begin.name, begin.parameters, "without_inbox" in begin.name)',
         ),
         run="--only kills --kills 60 --seconds 30 --points handler.begun,handler.written",
         seen_by="lost_effect",
     ),
     _bug(
-        "the consumer's slice is not fenced",
+        "the consumer's slice is fenced neither by its lease nor by its checkpoint",
         Edit(
             CONSUMER_SQL,
-            """    where name = %(consumer)s and token = %(token)s
-    returning 1
-)
-select (select count(*) from fence), null,""",
-            """    where name = %(consumer)s
-    returning 1
-)
-select (select count(*) from fence), null,""",
+            "select name, position from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update",
+            "select name, position from {schema}.consumer where name = %(consumer)s for no key update",
+        ),
+        Edit(
+            CONSUMER_SQL,
+            "select (select count(*) from fence), null, (select position from fence),",
+            "select (select count(*) from fence), null, null::bigint,",
         ),
         run=f"{_ZOMBIES} --points consumer.read",
+        seen_by="duplicated_effect",
+    ),
+    _bug(
+        "without an inbox a slice whose COMMIT was not answered is handled again",
+        Edit(
+            CONSUMER_SQL,
+            "select (select count(*) from fence), null, (select position from fence),",
+            "select (select count(*) from fence), null, null::bigint,",
+        ),
+        run="--only network --seconds 60",
         seen_by="duplicated_effect",
     ),
     _bug(

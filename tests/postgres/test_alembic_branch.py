@@ -222,7 +222,7 @@ def test_several_outboxes_go_through_the_branch_together(project):
     [
         ("", "set aftercommit_outboxes = package.module:name"),
         ("shop", "'shop' should look like package.module:name"),
-        ("shop:orders", "'shop:orders' is None and not an Outbox"),
+        ("shop:orders", "has no attribute 'orders'"),
         ("chop:outbox", "there is no module 'chop'"),
     ],
 )

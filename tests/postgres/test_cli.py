@@ -134,8 +134,8 @@ class TestStatus:
         document = json.loads(result.stdout)
         assert result.exit_code == 3
         assert (document["outbox"], document["pending"], document["head"]) == ("shop", 1, 0)
-        assert document["problems"] == ["1 events wait and no relay is alive: start `aftercommit relay`"]
-        assert result.stderr == "problem: 1 events wait and no relay is alive: start `aftercommit relay`\n"
+        assert document["problems"] == ["1 event waits and no relay is alive: start `aftercommit relay`"]
+        assert result.stderr == "problem: 1 event waits and no relay is alive: start `aftercommit relay`\n"
 
     def test_events_that_wait_too_long_are_a_problem(self, shop: Shop) -> None:
         shop.place("o-1")
@@ -188,6 +188,7 @@ class TestConsumers:
         (found,) = json.loads(run("consumers", "list", "--dsn", shop.dsn, "--json").stdout)
 
         expected = {"name": "index", "position": 0, "lag": 0, "lag_seconds": 0.0, "paused": False, "holder": None}
+        expected |= {"overdue": 0, "overdue_seconds": 0.0}
         assert found == expected
         assert run("consumers", "list", "--dsn", shop.dsn).stdout.split() == (
             "consumer position lag lag (s) paused holder index 0 0 0.0 no -".split()

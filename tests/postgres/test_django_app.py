@@ -280,7 +280,7 @@ def test_several_outboxes_share_a_database(project):
     [
         ('"shop.events.outbox"', "it should be a list such as"),
         ('{"nowhere": []}', "names database 'nowhere', which DATABASES does not have"),
-        ('["shop.events.nothing"]', "'shop.events.nothing' is None and not an Outbox"),
+        ('["shop.events.nothing"]', "has no attribute 'nothing'"),
         ('["shop.missing.outbox"]', "there is no module 'shop.missing'"),
         ('["outbox"]', "should look like package.module:name"),
         ('{"cache": ["shop.events.outbox"]}', "'cache' is sqlite: aftercommit needs PostgreSQL"),

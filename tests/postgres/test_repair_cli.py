@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_groups_and_show(shop: Shop, parked: list[str]) -> None:
 def test_a_retry_asks_with_the_count_and_does_nothing_when_told_no(shop: Shop, parked: list[str]) -> None:
     refused = run("dead", "retry", "--consumer", CONSUMER, input="n\n", status=1)
     assert "retry 2 letters (consumer=order-index)?" in refused.stderr
-    assert "2 letters would be retried" in run("dead", "retry", "--consumer", CONSUMER, "--dry-run").stderr
+    assert "2 letters would be tried again" in run("dead", "retry", "--consumer", CONSUMER, "--dry-run").stderr
     assert letters(shop, "status") == [("parked",), ("parked",)]
 
     done = run("dead", "retry", parked[0], "--yes", "--json", "--reason", "mended", "--by", "ann")
@@ -113,13 +114,89 @@ def test_an_edit_takes_the_payload_from_a_file_or_the_editor(
     assert "order_id" in refused.stderr
 
     given = '{"order_id": "o-1", "number": 10, "note": ""}'
-    run("dead", "edit", parked[0], "--payload", "-", "--app", APP, input=given)
-    monkeypatch.setenv("EDITOR", "sed -i s/3/30/")
-    run("dead", "edit", parked[1], "--reason", "typo")
     monkeypatch.setenv("EDITOR", "true")
     assert run("dead", "edit", parked[1]).stderr == "nothing was changed\n"
+    run("dead", "edit", parked[0], "--payload", "-", "--app", APP, "--yes", input=given)
+    # Indented for the eye, and stored as it came.
+    monkeypatch.setenv("EDITOR", """sed -i 's/^  "number": 3/  "number": 30/'""")
+    run("dead", "edit", parked[1], "--reason", "typo", "--yes")
+    assert shop.value("select payload::text like '{\"%%' from dead_letter_events where event_id = %s", (parked[1],))
 
     assert letters(shop, "status, (payload->>'number')::int") == [("retrying", 10), ("retrying", 30)]
+
+
+def test_an_edit_asks_and_can_be_tried_first(shop: Shop, parked: list[str], tmp_path: Path) -> None:
+    new = tmp_path / "new.json"
+    new.write_text('{"order_id": "o-1", "number": 10, "note": ""}')
+    edit = ("dead", "edit", parked[0], "--payload", str(new))
+
+    refused = run(*edit, input="n\n", status=1)
+    assert f"edit the payload of event {parked[0]} and retry it?" in refused.stderr
+    assert run(*edit, "--dry-run").stderr == "1 letter would be edited and tried again\n"
+    assert letters(shop, "status, (payload->>'number')::int") == [("parked", 1), ("parked", 3)]
+    assert "say --yes as well" in run("dead", "edit", parked[0], "--payload", "-", input="{}", status=2).stderr
+    assert "does not exist" in run("dead", "edit", parked[0], "--payload", "nofile.json", status=2).stderr
+
+    said = run(*edit, input="y\n").stderr
+    assert "1 letter edited, will be tried again" in said
+    assert f"nobody works for consumer '{CONSUMER}'" in said
+    assert letters(shop, "status, (payload->>'number')::int") == [("retrying", 10), ("parked", 3)]
+
+
+def test_what_was_typed_into_the_editor_is_not_lost_when_it_is_refused(
+    shop: Shop, parked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDITOR", "sed -i s/}/,/")
+    refused = run("dead", "edit", parked[0], status=1)
+    assert "the new payload is not JSON" in refused.stderr
+    (kept,) = re.findall(r"is kept in (\S+\.json)", refused.stderr)
+    assert Path(kept).read_text().rstrip().endswith(",")
+    Path(kept).unlink()
+
+    # The first time a brace is lost, the second time it is there again.
+    monkeypatch.setenv("EDITOR", """sed -i -e 's/}/,/;t' -e '$ s/,$/}/;t' -e 's/"number": 1,/"number": 10,/'""")
+    corrected = run("dead", "edit", parked[0], "--yes", "--app", APP, input="y\n", status=0)
+    assert "Open the editor again?" in corrected.stderr
+    assert letters(shop, "status, (payload->>'number')::int") == [("retrying", 10), ("parked", 3)]
+
+
+def test_a_consumer_that_nobody_knows_is_refused(shop: Shop, parked: list[str]) -> None:
+    for command in (("list",), ("groups",), ("retry", "--yes"), ("discard", "--yes", "--reason", "x")):
+        refused = run("dead", *command, "--consumer", "oder-index", status=1)
+        assert f"consumer 'oder-index' is not known: there are @relay, {CONSUMER}" in refused.stderr
+    assert run("dead", "list", "--consumer", "@relay").stderr == "no dead letters match (consumer=@relay)\n"
+
+
+def test_an_action_that_nothing_matched_says_so_and_is_partial(shop: Shop, parked: list[str]) -> None:
+    for command in (("retry",), ("discard", "--reason", "x")):
+        said = run("dead", *command, "--yes", "--error", "nothing like it", status=4).stderr
+        assert said == "no parked letters match (error=nothing like it): --status chooses others\n"
+    run("dead", "retry", "--consumer", CONSUMER, "--yes")
+    assert "no parked letters match" in run("dead", "retry", "--consumer", CONSUMER, "--yes", status=4).stderr
+
+
+def test_a_retry_says_what_it_waits_for_and_attempts_are_shown_with_those_before(shop: Shop, parked: list[str]) -> None:
+    said = run("dead", "retry", "--consumer", CONSUMER, "--yes").stderr
+    assert said.splitlines() == [
+        "2 letters will be tried again",
+        f"nobody works for consumer '{CONSUMER}': start `aftercommit worker {CONSUMER}`",
+    ]
+    assert "0 attempts (1 in all)" in run("dead", "show", parked[0]).stdout
+    (letter, _) = json.loads(run("dead", "list", "--json").stdout)["letters"]
+    assert (letter["attempts"], letter["failures"]) == (0, 1)
+
+
+def test_groups_count_letters_that_only_wait_and_show_no_cause_for_them(shop: Shop) -> None:
+    async def work() -> None:
+        fragile = Fragile(shop, 1, name=CONSUMER, ordering="strict")
+        place_in_log(shop, *numbered(4))
+        await fragile.work()
+
+    asyncio.run(work())
+    result = run("dead", "groups")
+    assert len(result.stdout.splitlines()) == 2
+    assert result.stderr == "2 letters wait behind these in strict order: --status waiting shows them\n"
+    assert "WaitsBehind" in run("dead", "groups", "--status", "waiting").stdout
 
 
 def test_a_replay_is_previewed_driven_and_shown(shop: Shop, parked: list[str]) -> None:
@@ -170,7 +247,7 @@ def test_wrong_usage_is_said_and_is_status_two(shop: Shop, arguments: tuple[str,
         (("replay", "start", "--from-position", "1", "--to", "nobody"), "consumer 'nobody' is not known"),
         (("replay", "show", "00000000-0000-0000-0000-000000000000"), "no operation"),
         (("dead", "list", "--scope", "user=1"), "it has tenant_id"),
-        (("dead", "retry", "--yes"), "nothing is chosen"),
+        (("dead", "retry", "--yes"), "--status parked"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(shop: Shop, arguments: tuple[str, ...], said: str) -> None:

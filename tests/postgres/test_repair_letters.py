@@ -1,6 +1,7 @@
 """Dead letters at the repair desk: looked at, retried, edited, discarded; of log and bus consumers and of a relay."""
 
 import json
+import logging
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -190,6 +191,7 @@ class TestOfLogConsumers:
             (b'{"order_id": "\\u0000"}', False, "NUL|null character"),
             (b'{"number": 1}', True, "order_id"),
             (b'{"order_id": "o-1", "number": "one"}', True, "number"),
+            (b'{"order_id": "o-2", "number": 1}', True, "is of order 'o-2', but the event is of 'o-1'"),
         ],
     )
     async def test_a_payload_that_is_none_is_refused(
@@ -210,7 +212,7 @@ class TestOfLogConsumers:
         counted = [
             await desk(shop).retry(PARKED, dry_run=True),
             await desk(shop).discard(PARKED, reason="why", dry_run=True),
-            await desk(shop).edit(UUID(event_id), b'{"order_id": "x"}', dry_run=True),
+            await desk(shop).edit(UUID(event_id), b'{"order_id": "o-1"}', dry_run=True),
         ]
 
         assert [each.done for each in counted] == [2, 2, 1]
@@ -224,6 +226,16 @@ class TestOfLogConsumers:
             await desk(shop).discard(PARKED, reason=" ")
         with pytest.raises(RepairError, match="resolved cannot be acted on"):
             await desk(shop).retry(Selection(statuses=("resolved",)))
+
+    async def test_resolved_letters_are_told_in_one_line(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        fragile = await parked_in_log(shop, 1, 3)
+        fragile.mend()
+        await desk(shop).retry(PARKED)
+        await fragile.work()
+        (said,) = [record.__dict__ for record in caplog.records if record.getMessage() == "dead_letters_resolved"]
+        assert (said["consumer"], said["letters"]) == ("index", 2)
+        assert said["event_ids"] == [str(event_id) for (event_id,) in letters(shop, "event_id")]
 
 
 class TestBehindTheBus:
@@ -338,6 +350,16 @@ class TestOfARelay:
 
         assert json.loads(transport.records[-1].payload)["number"] == 70
         assert [number for _, _, number in shop.log()] == [70]
+
+    async def test_a_letter_of_an_event_that_was_published_is_not_edited(self, shop: Shop) -> None:
+        """It would go out again as the log has it, and the edit be lost."""
+        await parked_behind_bus(shop, 1)
+        await desk(shop).discard(PARKED, reason="not for us")
+        await deliver_by_bus(shop)
+        event_id = shop.value("select event_id from dead_letter_events")
+        with pytest.raises(LetterNotFound, match="has been published as it was"):
+            await desk(shop).edit(event_id, b'{"order_id": "o-1", "number": 5, "note": ""}')
+        assert letters(shop, "status, payload->>'number'") == [("discarded", "1")]
 
     async def test_a_discarded_delivery_that_was_made_in_another_way_is_resolved(self, shop: Shop) -> None:
         transport, event_id = await parked_by_relay(shop)

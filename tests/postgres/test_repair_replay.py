@@ -324,7 +324,7 @@ class TestDrivers:
         await driving
 
         assert counts(ended) == ("aborted", 4, 0, 0, 0)
-        assert letters(shop, "event_id, status, 1, payload::text") == before
+        assert letters(shop, "event_id, status, attempts, payload::text") == before
         assert inbox(shop, "index") == 3
         assert shop.rows("select distinct state from operation_event") == [("aborted",)]
         await fragile.work()

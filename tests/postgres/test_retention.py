@@ -171,6 +171,31 @@ class TestInbox:
         else:
             assert (swept.removed, swept.kept_back) == (0, ("1 held by dead letters of 'index'",))
 
+    def test_a_pass_under_way_never_goes_beyond_the_horizon_on_record(self, connection, monkeypatch) -> None:
+        """Cut short with 30 days, held back with 10 while an operation runs: what it relies on is not removed."""
+        monkeypatch.setattr(retention, "PAGES_AT_ONCE", 1)
+        handle_many(connection, 2000, days=20)
+        assert not sweep(connection, whole=False, stopping=after(6))["inbox"].finished
+        horizon, operation = upkeep(connection, "inbox", "horizon"), operate(connection, "running")
+
+        shorter = Retention(inbox=timedelta(days=10))
+        for _ in range(2):
+            swept = sweep(connection, shorter, whole=False)["inbox"]
+            assert (swept.removed, swept.kept_back) == (0, (f"operation {operation} (replay, by anna) is under way",))
+            assert upkeep(connection, "inbox", "horizon") == horizon
+
+        connection.execute("update aftercommit.operation set status = 'done', finished_at = now()")
+        assert sweep(connection, shorter, whole=False)["inbox"].removed == 2000
+
+    def test_a_pass_goes_on_with_the_moment_that_stands_in_its_horizon(self, connection, monkeypatch) -> None:
+        """Whatever the time says that rows are kept: only what the horizon has named may go."""
+        monkeypatch.setattr(retention, "PAGES_AT_ONCE", 1)
+        handle_many(connection, 2000, days=20)
+        assert not sweep(connection, whole=False, stopping=after(6))["inbox"].finished
+        connection.execute("update aftercommit.upkeep set keep = '10 days' where task = 'inbox'")
+
+        assert sweep(connection, Retention(inbox=timedelta(days=10)), whole=False)["inbox"].removed == 0
+
     @pytest.mark.parametrize("status", ["running", "aborting"])
     def test_the_horizon_rests_while_an_operation_is_under_way(self, connection, status) -> None:
         """Its events were chosen by the horizon of that moment."""

@@ -131,8 +131,16 @@ def test_a_given_server_needs_createdb_and_is_left_as_it_was(server: PostgresSer
 
 
 def test_a_server_that_does_not_answer_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseUnavailable, match="unset DATABASE_URL"):
+    with pytest.raises(DatabaseUnavailable, match=r"\(given by dsn\) does not answer: start it, or leave dsn out"):
         PostgresServerForTests(f"host={tmp_path}").start()
+
+
+def test_what_came_from_the_environment_is_named_by_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", f"host={tmp_path}")
+    with pytest.raises(DatabaseUnavailable, match="leave DATABASE_URL out to use an embedded one"):
+        PostgresServerForTests.from_environment().start()
 
 
 def test_the_environment_chooses_the_server(server: PostgresServerForTests, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,18 @@ def fill_log(shop: Shop, count: int, apart: float) -> None:
     shop.rows("update head set position = %s, ts = now()", [count])
 
 
+def retry_letters(shop: Shop, due: str) -> None:
+    """Every event of the log is a dead letter of the consumer, to be tried again at this distance from now."""
+    shop.rows(
+        "insert into dead_letter_events (event_id, consumer_name, status, event_type, schema_version, aggregate_type,"
+        " aggregate_id, occurred_at, correlation_id, payload, seq, position, created_at, error, error_class, attempts,"
+        " next_retry_at, tenant_id) select id, 'index', 'retrying', event_type, 1, aggregate_type, aggregate_id, now(),"
+        " 'c', payload, seq, position, now(), 'e', 'E', 1, now() + %s::interval, 'acme' from log"
+        " on conflict (event_id, consumer_name) do update set next_retry_at = excluded.next_retry_at",
+        [due],
+    )
+
+
 def operate(shop: Shop, **columns: Any) -> str:
     operation = str(uuid4())
     row = {"id": operation, "kind": "replay", "requested_by": "anna", "target": "index", "selection": "{}", **columns}
@@ -148,7 +160,7 @@ class TestFigures:
         assert shown.keys() == {driven, left}
         assert (shown[driven]["through"], shown[driven]["failed"], shown[driven]["driven"]) == (4, 1, True)
         assert result.exit_code == 3
-        assert f"operation {left} (replay, 0 of 5) is under way and nobody drives it" in result.stderr
+        assert f"nobody drives operation {left} (replay by anna): it stands at 0 of 5" in result.stderr
         assert driven not in result.stderr
 
 
@@ -230,8 +242,10 @@ class TestLimits:
 
         assert result.exit_code == 3
         assert result.stderr.splitlines() == [
-            "problem: 1 dead letters are parked (@relay: 1): see `aftercommit dead groups`, then retry or discard them",
-            "problem: 1 events failed for good and are not in the log: see `aftercommit dead list`",
+            "problem: 1 dead letter of @relay is parked: `aftercommit dead groups`, then `aftercommit dead retry` or "
+            "`discard` (--consumer @relay)",
+            "problem: 1 event failed for good and is not in the log: `aftercommit dead list` says why; `aftercommit "
+            "dead retry` puts them back",
         ]
         assert run(shop, "--max-dead", "1").exit_code == 0
 
@@ -259,12 +273,49 @@ class TestLimits:
         assert result.exit_code == (0 if words is None else 3)
         assert (words or "") in result.stderr
 
+    @pytest.mark.parametrize(
+        ("columns", "words"),
+        [
+            ("", "and nobody works for it: start `aftercommit worker index`"),
+            ("paused = true", "and is paused: `aftercommit consumers resume index`"),
+            ("worker = 'w', token = gen_random_uuid(), leased_until = 'infinity'", None),
+        ],
+    )
+    def test_retries_that_are_due_and_made_by_nobody_are_a_problem(
+        self, shop: Shop, columns: str, words: str | None
+    ) -> None:
+        fill_log(shop, 60, apart=0)
+        shop.rows("insert into consumer (name, position, declared_by) values ('index', 60, 'x')")
+        if columns:
+            shop.rows(f"update consumer set {columns}")
+        retry_letters(shop, due="-10 seconds")
+        assert run(shop).exit_code == 0, "somebody may be on the way"
+        retry_letters(shop, due="10 minutes")
+        assert run(shop).exit_code == 0, "a retry that is not due waits for its time"
+        retry_letters(shop, due="-10 minutes")
+
+        result = run(shop)
+
+        assert result.exit_code == (0 if words is None else 3)
+        if words is not None:
+            assert "consumer 'index' has 60 dead letters to try again, due for 60" in result.stderr
+            assert words in result.stderr
+        assert run(shop, "--max-age", "3600").exit_code == 0
+
+    def test_a_retry_behind_the_bus_is_the_relays_matter(self, shop: Shop) -> None:
+        shop.rows("insert into consumer (name, position, declared_by) values ('index', 0, 'x')")
+        fill_log(shop, 1, apart=0)
+        shop.rows("update consumer set position = 1")
+        retry_letters(shop, due="-10 minutes")
+        shop.rows("update dead_letter_events set position = null")
+        assert look(shop).consumers[0].overdue == 0
+
     def test_a_paused_consumer_beyond_its_limit_is_to_be_resumed(self) -> None:
         consumer = ConsumerState("index", 1, 30, paused=True, holder=None, lag_seconds=5)
         seen = Overview("shop", 0, 0, 0, 0, 31, (consumer,), (), ())
         assert problems(seen) == []
         (problem,) = problems(seen, Limits(max_lag=10))
-        assert problem.endswith("`aftercommit consumers resume index`")
+        assert str(problem).endswith("`aftercommit consumers resume index`")
 
 
 class TestVolume:

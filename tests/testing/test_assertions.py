@@ -37,6 +37,40 @@ def test_one_is_enough_and_a_count_is_exact(aftercommit_world: World) -> None:
         aftercommit_world.assert_published(OrderPaid, count=3)
 
 
+def test_an_event_itself_is_compared_with_its_whole_payload(aftercommit_world: World) -> None:
+    aftercommit_world.publish(OrderPlaced("o-1", 1, "gift"), OrderPlaced("o-2", 2), tenant_id="acme")
+    (found,) = aftercommit_world.assert_published(OrderPlaced("o-1", 1, "gift"))
+    assert found.aggregate_id == "o-1"
+    aftercommit_world.assert_published(OrderPlaced("o-2", 2), scope={"tenant_id": "acme"}, count=1)
+    aftercommit_world.assert_not_published(OrderPlaced("o-1", 1))
+    aftercommit_world.assert_published_in_order(OrderPlaced("o-1", 1, "gift"), OrderPlaced("o-2", 2), only=True)
+    with pytest.raises(AssertionError) as caught:
+        aftercommit_world.assert_published(OrderPlaced("o-1", 1))
+    assert said(caught)[0] == "OrderPlaced(order_id='o-1', number=1, note='') was not published"
+    assert said(caught)[2].strip() == "$.note: expected '', was 'gift'"
+    with pytest.raises(UnknownEventType, match="is not a declared event"):
+        aftercommit_world.assert_published({"order_id": "o-1"})
+
+
+async def test_an_event_itself_can_be_asked_for_in_an_event_loop(aftercommit_async_world: AsyncWorld) -> None:
+    await aftercommit_async_world.publish(OrderPlaced("o-1", 1), tenant_id="acme")
+    await aftercommit_async_world.assert_published(OrderPlaced("o-1", 1), count=1)
+    await aftercommit_async_world.assert_not_published(OrderPlaced("o-1", 2))
+
+
+def test_what_is_more_than_the_expected_event_has_is_a_difference(aftercommit_world: World) -> None:
+    free = aftercommit_world.outbox.declare("order.noted", dict)
+    one = {"lines": [{"sku": "a"}], "by": {"name": "anna"}}
+    aftercommit_world.publish(free.draft({**one, "lines": [{"sku": "a", "count": 2}], "at": 3}), tenant_id="acme")
+    aftercommit_world.assert_published(free.draft({**one, "lines": [{"sku": "a", "count": 2}], "at": 3}), count=1)
+    with pytest.raises(AssertionError) as caught:
+        aftercommit_world.assert_published(free.draft(one))
+    assert [line.strip() for line in said(caught)[2:4]] == [
+        "$.lines[0].count: expected nothing, was 2",
+        "$.at: expected nothing, was 3",
+    ]
+
+
 def test_events_are_found_in_the_outbox_and_in_the_log_alike(aftercommit_world: World) -> None:
     aftercommit_world.publish(OrderPlaced("o-1", 1), tenant_id="acme")
     aftercommit_world.drain()

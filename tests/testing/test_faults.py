@@ -62,6 +62,17 @@ def test_a_database_that_crashes_in_the_middle_loses_nothing(point: str) -> None
         assert world.drain().appended == 0
 
 
+def test_what_was_committed_just_before_a_crash_is_still_there() -> None:
+    """A test of a crash must not see commits undone that would survive in production."""
+    outbox = shop_outbox()
+    with PostgresServerForTests() as server:
+        world = World(outbox, server.clone(server.template_for(outbox)), server=server)
+        for number in range(1, 4):
+            (event,) = world.publish(OrderPlaced(f"o-{number}"), tenant_id="acme")
+            world.faults.crash_database()
+            assert [each.event_id for each in world.published()][number - 1 :] == [event]
+
+
 def _make_ledger(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("create table ledger (id bigint generated always as identity, order_id text, note text)")

@@ -154,7 +154,7 @@ def test_an_option_comes_before_the_ini_and_the_ini_before_the_environment(
     project.makeconftest("""
         from contextlib import nullcontext
         from aftercommit.testing import plugin
-        plugin.server_for = lambda dsn, version: nullcontext((dsn, version))
+        plugin.server_for = lambda dsn, version, given_by: nullcontext((dsn, version))
     """)
     project.makepyfile("""
         import os
@@ -231,3 +231,72 @@ def test_two_outboxes_in_one_run_have_a_template_each(
         """,
     )
     run(project, passed=3)
+
+
+def test_an_error_in_a_file_of_sql_names_the_file_and_the_line(tmp_path: Path, aftercommit_dsn: str) -> None:
+    (tmp_path / "tables.sql").write_text("create table orders (id text);\n\ncreate tabel more ();\n")
+    prepare = load_prepare("tables.sql", tmp_path)
+    assert prepare is not None
+    with pytest.raises(DeclarationError, match=r"tables\.sql, which fails in line 3: syntax error at or near .tabel"):
+        prepare(aftercommit_dsn)
+    (tmp_path / "tables.sql").write_text("create table ledger ()")
+    with pytest.raises(DeclarationError, match=r'tables\.sql, which fails: relation "ledger" already exists'):
+        prepare(aftercommit_dsn)
+
+
+@pytest.mark.parametrize(
+    "given_by", ["--aftercommit-dsn", "aftercommit_dsn in pytest's ini file", "AFTERCOMMIT_TEST_DSN"]
+)
+def test_a_server_that_does_not_answer_is_named_by_the_option_that_gave_it(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, given_by: str
+) -> None:
+    project.makepyfile("def test_any(aftercommit_server): ...")
+    arguments = []
+    if given_by.startswith("--"):
+        arguments = [f"--aftercommit-dsn=host={project.path}"]
+    elif given_by.startswith("AFTERCOMMIT"):
+        monkeypatch.setenv("AFTERCOMMIT_TEST_DSN", f"host={project.path}")
+    else:
+        project.makeini(textwrap.dedent(INI) + f"\naftercommit_dsn = host={project.path}\n")
+
+    result = run(project, *arguments, errors=1)
+
+    result.stdout.fnmatch_lines([f"*start it, or leave {given_by} out to use an embedded one*"])
+
+
+def test_a_crash_that_was_planned_and_never_came_fails_the_test_at_its_end(
+    project: pytest.Pytester, postgres_server: PostgresServerForTests
+) -> None:
+    project.makepyfile("""
+        import pytest
+        from shop import OrderPlaced
+
+        def test_without_a_drain(aftercommit_world):
+            aftercommit_world.crash_at("relay.deliver")
+
+        async def noop(): ...
+
+        def test_without_a_drain_in_a_loop(aftercommit_async_world):
+            aftercommit_async_world.at("relay.deliver", noop)
+
+        def test_planned_too_late(aftercommit_world):
+            aftercommit_world.publish(OrderPlaced("o-1"))
+            aftercommit_world.drain()
+            aftercommit_world.crash_at("relay.deliver")
+
+        def test_that_it_came(aftercommit_world):
+            aftercommit_world.publish(OrderPlaced("o-1"))
+            aftercommit_world.crash_at("relay.deliver")
+            assert aftercommit_world.drain().crashes == ("relay.deliver",)
+
+        def test_that_it_was_said_already(aftercommit_world):
+            aftercommit_world.crash_at("relay.deliver")
+            with pytest.raises(AssertionError, match="in this drain"):
+                aftercommit_world.drain()
+
+        def test_with_a_reason_of_its_own(aftercommit_world):
+            aftercommit_world.crash_at("relay.deliver")
+            assert 1 == 2
+    """)
+    result = run(project, "--aftercommit-dsn", postgres_server.dsn, passed=5, failed=1, errors=3)
+    result.stdout.fnmatch_lines(["*'relay.deliver' happened 0 times, not 1, until the test ended: drain(), or give*"])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from aftercommit.backoff import LONGEST_DELAY, Backoff, ByError, Constant, Exponential, Never
 from aftercommit.event.envelope import Record
-from aftercommit.relay.plan import LANES, Marks, Verdict, Watermark, agreed, judge, rounds, share_of_lanes
+from aftercommit.postgres.shape import LANES
+from aftercommit.relay.plan import Marks, Verdict, Watermark, agreed, judge, rounds, share_of_lanes
 from aftercommit.text import MAX_ERROR_LENGTH
 from aftercommit.transport import Failure
 

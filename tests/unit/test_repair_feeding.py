@@ -19,6 +19,7 @@ def item(**known: Any) -> Item:
         "was_handled": False,
         "is_there": True,
         "is_past_horizon": False,
+        "has_consumer": True,
     }
     return Item(**{**said, **known})
 
@@ -36,6 +37,8 @@ def item(**known: Any) -> Item:
         ({"was_handled": True, "letter_status": "parked"}, "letter"),
         ({"is_past_horizon": True}, "skip"),
         ({"is_there": False}, "fail"),
+        ({"has_consumer": False}, "fail"),
+        ({"has_consumer": False, "position": None}, "row"),
     ],
 )
 def test_each_item_goes_its_way(known: dict[str, Any], way: str) -> None:

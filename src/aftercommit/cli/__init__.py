@@ -14,6 +14,7 @@ from aftercommit._version import __version__
 from aftercommit.cli.consumers import consumers
 from aftercommit.cli.dead import dead
 from aftercommit.cli.doctor import doctor
+from aftercommit.cli.exits import FAILED, INTERRUPTED, NOT_AS_IT_SHOULD_BE
 from aftercommit.cli.migrate import migrate
 from aftercommit.cli.options import Given, global_options
 from aftercommit.cli.output import message, printable
@@ -26,7 +27,6 @@ from aftercommit.cli.version import version
 from aftercommit.cli.worker import worker
 from aftercommit.errors import AftercommitError, SchemaDrift, SchemaNotMigrated, SchemaTooNew
 
-FAILED, NOT_AS_IT_SHOULD_BE, INTERRUPTED = 1, 3, 130
 _DRIFT = (SchemaNotMigrated, SchemaTooNew, SchemaDrift)
 
 

@@ -2,12 +2,13 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import click
 
+from aftercommit.cli.editing import edit_payload, read_payload
+from aftercommit.cli.exits import PARTIAL
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json
 from aftercommit.cli.repair_output import (
@@ -30,13 +31,18 @@ from aftercommit.cli.selecting import (
 )
 from aftercommit.errors import RepairError
 from aftercommit.repair import Repair, Repaired, Selection
-from aftercommit.repair.selection import OPEN
+from aftercommit.repair.selection import FAILING, OPEN
 from aftercommit.settings import Settings
 
-PARTIAL = 4
 _limit = click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="So many at most.")
 _reason = click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
 _consumer = click.option("--consumer", metavar="NAME", help="Whose letter, where an event has several.")
+# What was done to letters, and what would be.
+_WORDS = {
+    "retry": ("will be tried again", "would be tried again"),
+    "edit": ("edited, will be tried again", "would be edited and tried again"),
+    "discard": ("discarded", "would be discarded"),
+}
 
 
 @click.group()
@@ -53,7 +59,7 @@ def dead() -> None:
 @pass_settings
 def list_letters(settings: Settings, selection: Selection, limit: int, offset: int, as_json: bool) -> None:
     """Show letters, last seen first. Open ones, unless --status says otherwise. Payloads are shown by `show` alone."""
-    page = run(repair_desk(settings, "dead").letters(_open(selection), limit=limit, offset=offset))
+    page = run(_desk(settings, selection).letters(_open(selection), limit=limit, offset=offset))
     if as_json:
         print_json(document(page))
         return
@@ -61,7 +67,7 @@ def list_letters(settings: Settings, selection: Selection, limit: int, offset: i
     if page.total > offset + len(page.letters):
         message(f"{len(page.letters)} of {plural(page.total, 'letter')}: --limit and --offset show others")
     elif not page.total:
-        message("no dead letters")
+        message(_nothing(selection))
 
 
 @dead.command()
@@ -70,14 +76,21 @@ def list_letters(settings: Settings, selection: Selection, limit: int, offset: i
 @as_json
 @pass_settings
 def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) -> None:
-    """Show letters by consumer and error, the most frequent first."""
-    found = run(repair_desk(settings, "dead").groups(_open(selection), limit=limit))
+    """Show letters by consumer and error, the most frequent first. Those that only wait behind another are counted."""
+    desk = _desk(settings, selection)
+    failing = selection if selection.statuses else replace(selection, statuses=FAILING)
+    found = run(desk.groups(failing, limit=limit))
     if as_json:
         print_json(document(found))
-    elif found:
+        return
+    if found:
         show_groups(found)
     else:
-        message("no dead letters")
+        message(_nothing(selection))
+    waiting = 0 if selection.statuses else run(desk.letters(replace(selection, statuses=("waiting",)), limit=1)).total
+    if waiting:
+        verb = "waits" if waiting == 1 else "wait"
+        message(f"{plural(waiting, 'letter')} {verb} behind these in strict order: --status waiting shows them")
 
 
 @dead.command()
@@ -112,10 +125,10 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 
     For many letters at a pace, with progress, see `replay start`.
     """
-    desk = repair_desk(settings, "dead", options["by"])
+    desk = _desk(settings, selection, options["by"])
     _ask(desk, selection, "retry", options)
     done = run(desk.retry(selection, reason=options["reason"], dry_run=options["dry_run"]))
-    _tell(ctx, done, "retried", options["as_json"])
+    _tell(ctx, done, selection, "retry", options["as_json"])
 
 
 @dead.command()
@@ -130,38 +143,61 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 @click.pass_context
 def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
     """Give letters up. Nothing is lost: they stay on record with their event, and can be retried."""
-    desk = repair_desk(settings, "dead", options["by"])
+    desk = _desk(settings, selection, options["by"])
     _ask(desk, selection, "discard", options)
     reason = options["reason"] or (None if options["dry_run"] else _asked_reason())
     done = run(desk.discard(selection, reason=reason or "dry run", dry_run=options["dry_run"]))
-    _tell(ctx, done, "discarded", options["as_json"])
+    _tell(ctx, done, selection, "discard", options["as_json"])
 
 
 @dead.command()
 @click.argument("event_id", type=click.UUID)
 @_consumer
 @click.option(
-    "--payload", type=click.Path(dir_okay=False, allow_dash=True), help="The new payload: a file, or - for stdin."
+    "--payload",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="The new payload: a file, or - for stdin.",
 )
 @_reason
 @by_option
 @dry_run_option
+@yes_option
 @as_json
 @pass_settings
 @click.pass_context
 def edit(ctx: click.Context, /, settings: Settings, event_id: UUID, payload: str | None, **options: Any) -> None:
-    """Correct the payload of a letter and retry it; opens $EDITOR unless --payload is given.
+    """Correct the payload of a parked or discarded letter and retry it; opens $EDITOR unless --payload is given.
 
     The log never changes. With --app the payload is checked against its event type. The former one is kept on record.
     """
-    desk = repair_desk(settings, "dead", options["by"])
-    new = _payload(desk, event_id, options["consumer"], payload)
+    asks = not (options["yes"] or options["dry_run"])
+    if payload == "-" and asks:
+        raise click.UsageError("--payload - reads stdin, so that nobody can be asked: say --yes as well")
+    selection = Selection(event_ids=(event_id,), consumer=options["consumer"])
+    desk = _desk(settings, selection, options["by"])
+    new = read_payload(payload) if payload is not None else _edited(desk, event_id, options["consumer"])
     if new is None:
         message("nothing was changed")
         return
+    _check(desk, event_id, options["consumer"], new)
+    if asks:
+        click.confirm(f"edit the payload of event {event_id} and retry it?", abort=True, err=True)
     chosen = {name: options[name] for name in ("consumer", "reason", "dry_run")}
     done = run(desk.edit(event_id, new, **chosen))
-    _tell(ctx, done, "edited and retried", options["as_json"])
+    _tell(ctx, done, selection, "edit", options["as_json"])
+
+
+def _desk(settings: Settings, selection: Selection, by: str | None = None) -> Repair:
+    """The repair desk; a consumer that nobody knows is a slip of the pen, and not one without letters."""
+    desk = repair_desk(settings, "dead", by)
+    if selection.consumer is not None:
+        known = run(desk.owners())
+        if selection.consumer not in known:
+            raise RepairError(
+                f"consumer {selection.consumer!r} is not known: there are {', '.join(known)}. One behind the bus that "
+                "has no dead letters yet is found in your declarations, with --app"
+            )
+    return desk
 
 
 def _open(selection: Selection) -> Selection:
@@ -184,22 +220,31 @@ def _asked_reason() -> str:
     return str(click.prompt("Why", err=True))
 
 
-def _payload(desk: Repair, event_id: UUID, consumer: str | None, source: str | None) -> bytes | None:
-    if source == "-":
-        return sys.stdin.buffer.read()
-    if source is not None:
-        return Path(source).read_bytes()
+def _edited(desk: Repair, event_id: UUID, consumer: str | None) -> bytes | None:
     (letter, *others) = run(desk.letter(event_id, consumer))
     if others:
         names = ", ".join(each.consumer for each in (letter, *others))
         raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
-    edited = click.edit(letter.payload, extension=".json")
-    return None if edited is None or edited.strip() == letter.payload.strip() else edited.encode()
+    return edit_payload(letter.payload, lambda new: _check(desk, event_id, consumer, new))
 
 
-def _tell(ctx: click.Context, done: Repaired, verb: str, as_json: bool) -> None:
+def _check(desk: Repair, event_id: UUID, consumer: str | None, payload: bytes) -> None:
+    """Refused is refused before anybody is asked."""
+    run(desk.edit(event_id, payload, consumer=consumer, dry_run=True))
+
+
+def _nothing(selection: Selection) -> str:
+    return "no dead letters" if selection.is_everything else f"no dead letters match ({described(selection)})"
+
+
+def _tell(ctx: click.Context, done: Repaired, selection: Selection, verb: str, as_json: bool) -> None:
+    nothing = not done.done and not done.left_alone
     if as_json:
         print_json(document(done))
+    elif nothing:
+        said = selection.statuses or selection.event_ids
+        which, others = ("", "") if said else ("parked ", ": --status chooses others")
+        message(f"no {which}letters match ({described(selection)}){others}")
     else:
-        show_repaired(done, verb)
-    ctx.exit(PARTIAL if done.left_alone else 0)
+        show_repaired(done, *_WORDS[verb])
+    ctx.exit(PARTIAL if done.left_alone or nothing else 0)

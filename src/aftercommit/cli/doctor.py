@@ -6,43 +6,49 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from shutil import get_terminal_size
 from textwrap import wrap
+from typing import Any
 
 import click
 
+from aftercommit.cli.exits import NOT_AS_IT_SHOULD_BE
+from aftercommit.cli.limits import limit_options, limits_of
 from aftercommit.cli.loading import find_shape, load_database, load_outbox
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, printable
 from aftercommit.doctor import Finding, diagnose
 from aftercommit.outbox import Outbox
 from aftercommit.settings import Settings
+from aftercommit.text import plural
 
-UNHEALTHY = 3
 _INDENT = " " * 9
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 @click.command()
+@limit_options
 @as_json
 @pass_settings
 @click.pass_context
-def doctor(ctx: click.Context, /, settings: Settings, as_json: bool) -> None:
+def doctor(ctx: click.Context, /, settings: Settings, as_json: bool, **options: Any) -> None:
     """Look the outbox over: server, settings, tables, flow. Each finding comes with its remedy; nothing is changed.
 
-    With --app, also what the application declares is compared. Exits with 3 when there is a problem; warnings are no
-    reason to.
+    With --app, also what the application declares is compared. Whatever is a problem for `status` is one here, by the
+    same limits. Exits with 3 when there is a problem; warnings are no reason to.
     """
     outbox, found = _application(settings)
     database = load_database(settings, "doctor")
     # An application that cannot be imported should not keep us from looking at its tables.
     told = settings if outbox is not None else replace(settings, app=None)
     declared = None if outbox is None else outbox.consumers.keys()
-    found += diagnose(database, lambda connection: find_shape(told, connection), declared=declared)
+    found += diagnose(
+        database, lambda connection: find_shape(told, connection), declared=declared, limits=limits_of(options)
+    )
     unhealthy = any(each.level == "problem" for each in found)
     if as_json:
         print_json({"healthy": not unhealthy, "checks": [asdict(each) for each in found]})
     else:
         _print(found)
-    ctx.exit(UNHEALTHY if unhealthy else 0)
+    ctx.exit(NOT_AS_IT_SHOULD_BE if unhealthy else 0)
 
 
 def _application(settings: Settings) -> tuple[Outbox | None, list[Finding]]:
@@ -54,7 +60,8 @@ def _application(settings: Settings) -> tuple[Outbox | None, list[Finding]]:
         said = f"--app {settings.app} cannot be imported: {type(error).__name__}: {error}"
         return None, [Finding("application", "problem", said, "mend the import; relays and workers need it")]
     found = (
-        f"outbox {outbox.schema!r} with {len(list(outbox.registry))} event types and {len(outbox.consumers)} consumers"
+        f"outbox {outbox.schema!r} with {plural(len(list(outbox.registry)), 'event type')} and "
+        f"{plural(len(outbox.consumers), 'consumer')}"
     )
     return outbox, [Finding("application", "ok", found)]
 

@@ -1,6 +1,5 @@
 """From what was said on the command line to the objects that commands work with: the outbox and the database."""
 
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from aftercommit.postgres.database import Database
 from aftercommit.postgres.embedded import default_folder
 from aftercommit.postgres.embedded.postmaster import find_postmaster
 from aftercommit.postgres.overview import outboxes
+from aftercommit.postgres.references import named
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import APP, DATABASE_URL, Settings
 
@@ -24,14 +24,10 @@ def load_outbox(settings: Settings) -> Outbox:
         raise DeclarationError(
             f"this command runs your declarations: say where your Outbox is with --app package.module:name, or {APP}"
         )
-    module_name, _, attribute = settings.app.partition(":")
-    if not module_name or not attribute:
-        raise DeclarationError(f"--app {settings.app!r} should look like package.module:name")
-    found: Any = _import(module_name)
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise DeclarationError(f"--app {settings.app!r}: {found!r:.80} has no attribute {name!r}")
-        found = getattr(found, name)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found = named(settings.app, f"--app {settings.app!r}", searched=f"in {here} or among the installed packages")
     if not isinstance(found, Outbox):
         raise DeclarationError(
             f"--app {settings.app!r} is {found!r:.80} and not an Outbox: name the one that your service publishes with"
@@ -77,18 +73,3 @@ def find_shape(settings: Settings, connection: psycopg.Connection[Any]) -> Shape
             f"database {connection.info.dbname!r} has several outboxes ({', '.join(found)}): choose one with --schema"
         )
     return Shape(found[0]) if found else Shape()
-
-
-def _import(name: str) -> Any:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as problem:
-        # A module that is there but lacks something of its own is for its author to see whole.
-        if problem.name is None or not (name == problem.name or name.startswith(f"{problem.name}.")):
-            raise
-        raise DeclarationError(
-            f"--app: there is no module {problem.name!r} in {here} or among the installed packages"
-        ) from problem

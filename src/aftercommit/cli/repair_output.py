@@ -47,12 +47,22 @@ def document(value: Any) -> Any:
 def show_letters(letters: Sequence[Letter]) -> None:
     """A list of letters."""
     if not sys.stdout.isatty():
-        columns = ("event_id", "consumer", "status", "attempts", "last_seen_at", "event_type", "aggregate", "error")
+        columns = (
+            "event_id",
+            "consumer",
+            "status",
+            "attempts",
+            "failures",
+            "last_seen_at",
+            "event_type",
+            "aggregate",
+            "error",
+        )
         print_table(columns, [_letter_row(letter) for letter in letters])
         return
     for letter in letters:
         _entry(
-            f"{letter.event_id}  {letter.status:<9}  {_times(letter.attempts)}, {ago(letter.last_seen_at)} ago",
+            f"{letter.event_id}  {letter.status:<9}  {_times(letter)}, {ago(letter.last_seen_at)} ago",
             f"{letter.consumer} · {letter.event_type} · {letter.aggregate_type} {letter.aggregate_id}",
             one_line(letter.error_class, letter.error),
         )
@@ -71,6 +81,7 @@ def _letter_row(letter: Letter) -> tuple[Any, ...]:
         letter.consumer,
         letter.status,
         letter.attempts,
+        letter.failures,
         rfc3339(letter.last_seen_at),
         letter.event_type,
         f"{letter.aggregate_type} {letter.aggregate_id}",
@@ -109,7 +120,7 @@ def show_detail(letter: LetterDetail) -> None:
         "place": _place(letter),
         "consumer": letter.consumer,
         "status": letter.status + (f", next at {rfc3339(letter.next_retry_at)}" if letter.next_retry_at else ""),
-        "seen": f"{rfc3339(letter.first_seen_at)} to {rfc3339(letter.last_seen_at)}, {_times(letter.attempts)}",
+        "seen": f"{rfc3339(letter.first_seen_at)} to {rfc3339(letter.last_seen_at)}, {_times(letter)}",
         "error": f"{letter.error_class}: {letter.error}",
     }
     for name, value in about.items():
@@ -136,10 +147,11 @@ def _place(letter: LetterDetail) -> str:
     return ", ".join(places) or "nowhere but here"
 
 
-def show_repaired(done: Repaired, verb: str) -> None:
+def show_repaired(done: Repaired, was: str, would: str) -> None:
     """What an action did, to whoever is looking."""
-    would = "would be " if done.dry_run else ""
-    message(f"{plural(done.done, 'letter')} {would}{verb}")
+    message(f"{plural(done.done, 'letter')} {would if done.dry_run else was}")
+    for text in done.missing:
+        message(printable(text))
     for each in list(done.left_alone)[:_MOST_REASONS]:
         message(printable(f"left alone: {each.event_id} with {each.consumer}: {each.note}"))
     more = len(done.left_alone) - _MOST_REASONS
@@ -235,5 +247,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _times(attempts: int) -> str:
-    return plural(attempts, "attempt")
+def _times(letter: Letter) -> str:
+    """Attempts since it was last retried by hand, and those before, where there are any."""
+    before = f" ({letter.failures:,} in all)" if letter.failures > letter.attempts else ""
+    return plural(letter.attempts, "attempt") + before

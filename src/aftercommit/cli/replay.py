@@ -6,7 +6,7 @@ from uuid import UUID
 
 import click
 
-from aftercommit.cli.dead import PARTIAL
+from aftercommit.cli.exits import INTERRUPTED, PARTIAL
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, printable
 from aftercommit.cli.progress import ProgressBar
@@ -31,7 +31,6 @@ from aftercommit.cli.selecting import (
 from aftercommit.repair import TO_TRANSPORT, Operation, Progress, Repair, Selection
 from aftercommit.settings import Settings
 
-INTERRUPTED = 130
 _operation = click.argument("operation_id", type=click.UUID, metavar="ID")
 
 

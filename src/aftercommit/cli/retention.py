@@ -1,12 +1,12 @@
 """The options that say how long things are kept, the same for every command that removes what is old."""
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
 
+from aftercommit.cli.durations import EXAMPLES, parse_duration, shown_duration
 from aftercommit.errors import DeclarationError
 from aftercommit.postgres.retention import Retention
 
@@ -15,7 +15,6 @@ FOR_EVER = "forever"
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _DEFAULTS = Retention()
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _WHAT = {
     "log": "partitions of the log, from their newest event on",
     "inbox": "which consumer has handled which event",
@@ -36,24 +35,18 @@ class Duration(click.ParamType[timedelta | str]):
             return value
         if value == FOR_EVER:
             return FOR_EVER
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value.strip())
-        if match is None:
-            self.fail(f"{value!r} is not a time: write 30d, 36h, 15m, 45s, 2w or {FOR_EVER}", param, ctx)
         try:
-            return timedelta(**{_UNITS[match[2]]: float(match[1])})
+            time = parse_duration(value)
         except OverflowError:
             self.fail(f"{value!r} is longer than any calendar: write {FOR_EVER}", param, ctx)
+        if time is None:
+            self.fail(f"{value!r} is not a time: write {EXAMPLES}, or {FOR_EVER}", param, ctx)
+        return time
 
 
 def shown(keep: timedelta | None) -> str:
     """A time as these options are written."""
-    if keep is None:
-        return FOR_EVER
-    seconds = keep.total_seconds()
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:g}s"
+    return FOR_EVER if keep is None else shown_duration(keep)
 
 
 def retention_options(command: Decorated) -> Decorated:

@@ -10,7 +10,8 @@ from rich.text import Text
 from aftercommit.cli.output import printable
 from aftercommit.cli.retention import FOR_EVER, shown
 from aftercommit.clock import utc_now
-from aftercommit.postgres.overview import LANES, Overview
+from aftercommit.postgres.overview import Overview
+from aftercommit.postgres.shape import LANES
 
 
 def kept(seconds: float | None) -> str:

@@ -2,13 +2,13 @@
 
 import asyncio
 import functools
-import re
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
 
+from aftercommit.cli.durations import parse_duration
 from aftercommit.cli.loading import find_shape, load_database, load_outbox
 from aftercommit.errors import SelectionError
 from aftercommit.outbox import Outbox
@@ -20,18 +20,14 @@ from aftercommit.settings import Settings
 
 Result = TypeVar("Result")
 
-_AGO = re.compile(r"(\d+)([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-
 
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """A moment in ISO 8601 (UTC where no zone is given), or so long ago, like 90s, 15m, 2h or 7d."""
+    """A moment in ISO 8601 (UTC where no zone is given), or so long ago, like 90s, 15m, 1.5h, 7d or 2w."""
     if value is None:
         return None
-    ago = _AGO.fullmatch(value)
     try:
-        if ago:
-            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        if (ago := parse_duration(value)) is not None:
+            return datetime.now(UTC) - ago
         moment = datetime.fromisoformat(value)
     except (ValueError, OverflowError):
         raise click.BadParameter(

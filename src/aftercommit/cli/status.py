@@ -11,19 +11,19 @@ from rich.console import Console
 from rich.live import Live
 
 from aftercommit.cli.consumers import CONSUMER_COLUMNS, consumer_rows
+from aftercommit.cli.exits import NOT_AS_IT_SHOULD_BE
 from aftercommit.cli.figures import Pace
+from aftercommit.cli.limits import limit_options, limits_of
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.look import Look
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table, printable
 from aftercommit.cli.screen import Screen, ago, kept
 from aftercommit.errors import DatabaseUnavailable
-from aftercommit.postgres.health import Limits, problems
-from aftercommit.postgres.overview import LANES, Overview
+from aftercommit.postgres.health import Limits, Problem, problems
+from aftercommit.postgres.overview import Overview
+from aftercommit.postgres.shape import LANES
 from aftercommit.settings import Settings
-
-UNHEALTHY = 3
-_DEFAULTS = Limits()
 
 Section = tuple[Sequence[str], list[tuple[Any, ...]]]
 
@@ -38,49 +38,20 @@ Section = tuple[Sequence[str], list[tuple[Any, ...]]]
     metavar="SECONDS",
     help="Between two looks of --watch.",
 )
-@click.option(
-    "--max-age",
-    type=click.FloatRange(min=0),
-    default=_DEFAULTS.max_age,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long an event may wait before that is a problem.",
-)
-@click.option("--max-lag", type=click.IntRange(min=0), metavar="EVENTS", help="How far a consumer may be behind.")
-@click.option(
-    "--max-lag-seconds",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="How long an event in the log may wait for a consumer.",
-)
-@click.option(
-    "--max-dead",
-    type=click.IntRange(min=0),
-    default=_DEFAULTS.max_dead,
-    show_default=True,
-    metavar="COUNT",
-    help="How many dead letters may be parked, and events failed.",
-)
-@click.option(
-    "--max-transaction",
-    type=click.FloatRange(min=0),
-    default=_DEFAULTS.max_transaction,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a transaction may hold things up.",
-)
+@limit_options
 @as_json
 @pass_settings
 @click.pass_context
 def status(
-    ctx: click.Context, /, settings: Settings, watch: bool, interval: float, as_json: bool, **limits: Any
+    ctx: click.Context, /, settings: Settings, watch: bool, interval: float, as_json: bool, **options: Any
 ) -> None:
     """Show what waits, where the log and its consumers are, who is at work, what is held up by whom, and what is wrong.
 
-    Exits with 3 when events wait without a relay or for too long, when a consumer has nobody to work for it, when dead
-    letters are parked, an operation is left alone, or a transaction holds things up; each is said with its remedy.
+    Exits with 3 when events wait without a relay or for too long, when a consumer or its retries have nobody to work
+    for them, when dead letters are parked, an operation is left alone, or a transaction holds things up; each is said
+    with its remedy.
     """
-    allowed = Limits(**limits)
+    allowed = limits_of(options)
     database = load_database(settings, "status")
     with Look(database, lambda connection: find_shape(settings, connection)) as look:
         if watch:
@@ -96,8 +67,8 @@ def status(
             if not sys.stdout.isatty():
                 line("")
     for problem in wrong:
-        message(f"problem: {printable(problem)}")
-    ctx.exit(UNHEALTHY if wrong else 0)
+        message(f"problem: {printable(str(problem))}")
+    ctx.exit(NOT_AS_IT_SHOULD_BE if wrong else 0)
 
 
 def _watch(look: Look, interval: float, limits: Limits, as_json: bool) -> None:
@@ -122,7 +93,7 @@ def _screen(look: Look, pace: Pace, limits: Limits, interval: float) -> Screen:
         found = pace.of(look.now(), time.monotonic())
     except DatabaseUnavailable as problem:
         return Screen(None, [str(problem)], interval)
-    return Screen(found, problems(found, limits), interval)
+    return Screen(found, [str(problem) for problem in problems(found, limits)], interval)
 
 
 def _print_line(look: Look, pace: Pace, limits: Limits, as_json: bool) -> None:
@@ -148,7 +119,7 @@ def _rate(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.1f}"
 
 
-def _document(found: Overview, wrong: Sequence[str]) -> dict[str, Any]:
+def _document(found: Overview, wrong: Sequence[Problem]) -> dict[str, Any]:
     relays = [{**asdict(relay), "alive": relay.is_alive} for relay in found.relays]
     holders = [{**asdict(holder), "remedy": holder.remedy} for holder in found.holders]
     return {
@@ -156,7 +127,7 @@ def _document(found: Overview, wrong: Sequence[str]) -> dict[str, Any]:
         "drain_seconds": found.drain_seconds,
         "relays": relays,
         "holders": holders,
-        "problems": list(wrong),
+        "problems": [str(problem) for problem in wrong],
     }
 
 

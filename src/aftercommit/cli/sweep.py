@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from aftercommit.cli.exits import PARTIAL
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import message, print_json, print_table, printable
@@ -14,7 +15,6 @@ from aftercommit.postgres.overview import require_outbox
 from aftercommit.postgres.retention import Round, Swept, the_only_one
 from aftercommit.settings import Settings
 
-PARTIAL = 4
 _PATIENCE = 30.0
 
 

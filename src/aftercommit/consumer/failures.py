@@ -14,7 +14,7 @@ from aftercommit.consumer.slices import Item, Query
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.postgres.records import log_record
+from aftercommit.postgres.records import BYTES_AT_ONCE, log_record
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import say
 from aftercommit.text import storable_error
@@ -23,8 +23,7 @@ logger = logging.getLogger("aftercommit.consumer")
 
 # Under strict ordering: so many letters of one aggregate are looked at in one turn.
 IN_A_ROW: Final = 200
-# Letters are loaded as pages of the log are: so much at once.
-MAX_BYTES: Final = 8 << 20
+MAX_BYTES: Final = BYTES_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,12 @@ class DeadLetters:
     def resolving(self, ids: Sequence[UUID]) -> Query:
         """The end of a slice in which letters were handled."""
         return Query("resolve_handled", {"ids": list(ids), "consumer": self._consumer.name})
+
+    def tell_resolved(self, ids: Sequence[UUID]) -> None:
+        """One line for all letters of a turn, each of them named: a replay resolves many thousands."""
+        if ids:
+            fields = {"outbox": self._outbox.schema, "consumer": self._consumer.name, "letters": len(ids)}
+            say(logger, logging.INFO, "dead_letters_resolved", **fields, event_ids=[str(each) for each in ids])
 
     async def take_up_replayed(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
         """Events that were sent again while their letter is open go the letter's way; returns the others."""

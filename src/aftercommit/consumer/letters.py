@@ -89,6 +89,7 @@ class LetterRetries:
     async def _resolve_unwanted(self, records: Sequence[Record]) -> None:
         resolving = self._letters.resolving([record.event_id for record in records])
         await self._runner.slice([], self._begin([]), lambda: resolving)
+        self._letters.tell_resolved([record.event_id for record in records])
         for record in records:
             await self._reach("consumer.retried", event_id=record.event_id, failed=False)
 
@@ -120,6 +121,7 @@ class LetterRetries:
 
         manner = Manner(begin, fail, end=end, first=first, proceed=proceed, strict=self._strict)
         left = {item.record.event_id for item in await self._runner.run(items, manner)}
-        for item in items:
-            if item.record.event_id not in failed | left:
-                await self._reach("consumer.retried", event_id=item.record.event_id, failed=False)
+        done = [item.record.event_id for item in items if item.record.event_id not in failed | left]
+        self._letters.tell_resolved(done)
+        for event_id in done:
+            await self._reach("consumer.retried", event_id=event_id, failed=False)

@@ -1,7 +1,6 @@
 """A consumer's name is its identity. Here names are registered, and renames, doubles and strangers are found out."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -24,7 +23,6 @@ class KnownConsumer:
     declared_by: str
     worker: str | None
     alive: bool
-    updated_at: datetime
 
 
 async def known_consumers(connection: psycopg.AsyncConnection[Any], shape: Shape) -> list[KnownConsumer]:
@@ -71,9 +69,9 @@ async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, nam
 
 
 async def rename(connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str) -> None:
-    """Give a checkpoint, its inbox and its dead letters a new name."""
+    """Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name."""
     try:
-        cursor = await connection.execute(Statements(shape)["rename_consumer"], {"old": old, "new": new})
+        cursor = await _change(connection, shape, "rename_consumer", {"old": old, "new": new})
     except psycopg.errors.UniqueViolation as problem:
         raise ConsumerNameTaken(
             f"consumer {new!r} has a past of its own: forget it first with `aftercommit consumers forget {new}`"
@@ -83,8 +81,17 @@ async def rename(connection: psycopg.AsyncConnection[Any], shape: Shape, old: st
 
 async def forget(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> None:
     """Remove a checkpoint that no program uses any more, with its inbox; its open dead letters are discarded."""
-    cursor = await connection.execute(Statements(shape)["forget_consumer"], {"name": name})
+    cursor = await _change(connection, shape, "forget_consumer", {"name": name})
     await _require_done(cursor, connection, shape, name)
+
+
+async def _change(
+    connection: psycopg.AsyncConnection[Any], shape: Shape, statement: str, names: dict[str, str]
+) -> psycopg.AsyncCursor[Any]:
+    """Between two steps of the drivers of replays: what one has just fed to this consumer is seen and changed too."""
+    async with connection.transaction():
+        await connection.execute(Statements(shape)["lock_operations"])
+        return await connection.execute(Statements(shape)[statement], names)
 
 
 async def _require_done(

@@ -12,10 +12,10 @@ import psycopg
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.postgres.records import log_records
+from aftercommit.postgres.records import BYTES_AT_ONCE, log_records
 from aftercommit.postgres.statements import Statements
 
-MAX_PAGE_BYTES: Final = 8 << 20
+MAX_PAGE_BYTES: Final = BYTES_AT_ONCE
 
 Page = tuple[list[Record], int]
 

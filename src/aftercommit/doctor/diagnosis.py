@@ -13,11 +13,10 @@ from aftercommit.doctor.server import HELD_UP, SERVER
 from aftercommit.doctor.tables import MIGRATIONS, TABLES
 from aftercommit.errors import AftercommitError
 from aftercommit.postgres.database import Database
+from aftercommit.postgres.health import Limits
 from aftercommit.postgres.shape import Shape
 
-# What cannot be looked at before the tables are there.
-_OUTBOX = (*TABLES, *HELD_UP, *FLOW)
-CHECKS = (*SERVER, MIGRATIONS, *_OUTBOX)
+CHECKS = (*SERVER, MIGRATIONS, *TABLES, *HELD_UP, *FLOW)
 
 ChooseShape = Callable[[psycopg.Connection[Any]], Shape]
 
@@ -27,11 +26,13 @@ def diagnose(
     choose_shape: ChooseShape,
     *,
     declared: Collection[str] | None = None,
+    limits: Limits | None = None,
     now: Callable[[], datetime] = utc_now,
 ) -> list[Finding]:
     """Everything that the checks find; where there is no connection, that alone.
 
     `choose_shape` names the outbox once connected; `declared` are the consumers of the application, where it is known.
+    `limits` say what of the flow is a problem, as for `status`.
     """
     try:
         connection = database.connect_sync()
@@ -41,20 +42,19 @@ def diagnose(
         at = f"{database.safe_dsn}, as user {connection.info.user!r}"
         found = [Finding("connection", "ok", f"PostgreSQL {_version(connection)} at {at}")]
         try:
-            case = Case(connection, database, choose_shape(connection), declared, now)
+            case = Case(connection, database, choose_shape(connection), declared, now, limits or Limits())
         except AftercommitError as error:
             return [*found, Finding("outbox", "problem", str(error), "say which outbox is meant")]
         return [*found, *_all(case)]
 
 
 def _all(case: Case) -> Iterator[Finding]:
-    for check in SERVER:
-        yield from _one(case, check)
-    migrations = list(_one(case, MIGRATIONS))
-    yield from migrations
-    if not any(each.level == "problem" for each in migrations):
-        for check in _OUTBOX:
-            yield from _one(case, check)
+    for check in CHECKS:
+        found = list(_one(case, check))
+        yield from found
+        if check is MIGRATIONS and any(each.level == "problem" for each in found):
+            # Of tables that are not there, or not as the code needs them, nothing more can be said.
+            return
 
 
 def _one(case: Case, check: Check) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import psycopg
 
 from aftercommit.postgres.catalog import asking
 from aftercommit.postgres.database import Database
+from aftercommit.postgres.health import Limits, Problem, Subject, problems
 from aftercommit.postgres.overview import Overview, overview
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -56,6 +57,7 @@ class Case:
         shape: Shape,
         declared: Collection[str] | None,
         now: Callable[[], datetime],
+        limits: Limits,
     ) -> None:
         """`declared` are the consumers that the application declares, where it is known."""
         self.connection = connection
@@ -63,6 +65,7 @@ class Case:
         self.shape = shape
         self.declared = declared
         self.now = now
+        self.limits = limits
         self.statements = Statements(shape)
 
     def rows(self, query: str, **parameters: Any) -> Sequence[Sequence[Any]]:
@@ -77,6 +80,17 @@ class Case:
     def overview(self) -> Overview:
         """How the outbox is doing."""
         return overview(self.connection, self.shape)
+
+    def problems(self, about: Subject, consumer: str | None = None) -> Iterator[Trouble]:
+        """What is beyond a limit, in the words of `status`; where it is that of a consumer, of this one."""
+        for each in self.beyond_limits:
+            if (each.about, each.consumer) == (about, consumer):
+                yield problem(each.found, each.remedy)
+
+    @cached_property
+    def beyond_limits(self) -> list[Problem]:
+        """Everything about which `status` would call for a person."""
+        return problems(self.overview, self.limits)
 
     @cached_property
     def user(self) -> str:

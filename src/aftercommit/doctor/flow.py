@@ -2,40 +2,36 @@
 
 from collections.abc import Iterator
 
-from aftercommit.doctor.findings import Case, Check, Trouble, problem, warning
+from aftercommit.doctor.findings import Case, Check, Trouble, warning
 from aftercommit.postgres.overview import ConsumerState
+from aftercommit.text import plural
 
-_OLD_SECONDS = 60.0
 _FAR_BEHIND = 10_000
 _ROUND_SECONDS = 3600.0
 
 
 def _relays(case: Case) -> Iterator[Trouble]:
     seen = case.overview
-    alive = [relay for relay in seen.relays if relay.is_alive]
     for relay in seen.relays:
         if not relay.is_alive:
             yield warning(
                 f"{relay.name} has been silent for {relay.silent_seconds:.0f} s",
                 "it died or lost the database: see its log; another relay takes its lanes over",
             )
-    if not alive:
-        kind = problem if seen.pending else warning
-        yield kind(f"no relay is alive, and {seen.pending} events wait", "start `aftercommit relay`")
+    yield from case.problems("relays")
+    if not seen.pending and not any(relay.is_alive for relay in seen.relays):
+        yield warning("no relay is alive", "start `aftercommit relay`")
 
 
 def _lanes(case: Case) -> Iterator[Trouble]:
     seen = case.overview
     if seen.free_lanes and any(relay.is_alive for relay in seen.relays):
-        yield problem(
-            f"{seen.free_lanes} lanes have no holder although a relay is alive: their events wait",
+        have = "has" if seen.free_lanes == 1 else "have"
+        yield warning(
+            f"{plural(seen.free_lanes, 'lane')} {have} no holder although a relay is alive: events of such lanes wait",
             "a lease later somebody should have taken them: see the relays' logs, and start one more",
         )
-    if seen.oldest_seconds > _OLD_SECONDS:
-        yield problem(
-            f"the oldest of {seen.pending} pending events has waited {seen.oldest_seconds:.0f} s",
-            "see the relay's log for an outage of the transport, or `aftercommit dead list` for what is retried",
-        )
+    yield from case.problems("lanes")
 
 
 def _consumers(case: Case) -> Iterator[Trouble]:
@@ -51,47 +47,21 @@ def _consumers(case: Case) -> Iterator[Trouble]:
 
 def _consumer(case: Case, consumer: ConsumerState) -> Iterator[Trouble]:
     name = f"consumer {consumer.name!r}"
-    behind = f"{consumer.lag} events behind ({consumer.lag_seconds:.0f} s)"
-    orphaned = case.declared is not None and consumer.name not in case.declared and consumer.holder is None
-    if orphaned:
+    behind = f"{plural(consumer.lag, 'event')} behind ({consumer.lag_seconds:.0f} s)"
+    grave = list(case.problems("consumers", consumer.name))
+    if case.declared is not None and consumer.name not in case.declared and consumer.holder is None:
+        # What else would be wrong with it (nobody works for it) has this as its cause.
         yield warning(
             f"{name} has a checkpoint, is {behind}, and is not declared by the application",
             f"`aftercommit consumers rename {consumer.name} NEW`, or `aftercommit consumers forget {consumer.name}`; "
             "leave it, if another program declares it",
         )
-    elif consumer.paused:
+        return
+    yield from grave
+    if consumer.paused:
         yield warning(f"{name} is paused, {behind}", f"`aftercommit consumers resume {consumer.name}`")
-    elif consumer.lag and consumer.holder is None:
-        yield problem(f"{name} is {behind} and nobody works for it", f"start `aftercommit worker {consumer.name}`")
-    elif consumer.lag > _FAR_BEHIND:
+    elif consumer.lag > _FAR_BEHIND and not grave:
         yield warning(f"{name} is {behind}", "speed its handlers up, batch them, or give it more concurrency")
-
-
-def _dead_letters(case: Case) -> Iterator[Trouble]:
-    for each in case.overview.dead_letters:
-        if each.status == "parked":
-            yield problem(
-                f"{each.count} dead letters of {each.owner} are parked",
-                f"`aftercommit dead groups`, then `aftercommit dead retry` or `discard` (--consumer {each.owner})",
-            )
-
-
-def _failed(case: Case) -> Iterator[Trouble]:
-    if case.overview.failed:
-        yield problem(
-            f"{case.overview.failed} events failed for good and are not in the log",
-            "`aftercommit dead list` says why; `aftercommit dead retry` puts them back",
-        )
-
-
-def _operations(case: Case) -> Iterator[Trouble]:
-    for each in case.overview.operations:
-        if not each.driven:
-            yield problem(
-                f"nobody drives operation {each.id} ({each.kind} by {each.requested_by}): it stands at {each.through} "
-                f"of {each.total}",
-                f"`aftercommit replay resume {each.id}`, or `aftercommit replay abort {each.id}`",
-            )
 
 
 def _retention(case: Case) -> Iterator[Trouble]:
@@ -113,8 +83,8 @@ FLOW = (
     Check("relays", "those on record are alive", _relays),
     Check("lanes", "none waits for a holder, and no event has waited for long", _lanes),
     Check("consumers", "all keep up", _consumers),
-    Check("dead letters", "none is parked", _dead_letters),
-    Check("failed events", "there are none", _failed),
-    Check("operations", "none is left alone", _operations),
+    Check("dead letters", "none is parked", lambda case: case.problems("dead letters")),
+    Check("failed events", "there are none", lambda case: case.problems("failed events")),
+    Check("operations", "none is left alone", lambda case: case.problems("operations")),
     Check("retention", "nothing is held back", _retention),
 )

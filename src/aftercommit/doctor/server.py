@@ -8,13 +8,12 @@ from psycopg import sql
 
 from aftercommit.doctor.findings import Case, Check, Trouble, problem, warning
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.holders import Holder
+from aftercommit.postgres.health import holds_too_long
 
 OLDEST_VERSION = 15
 _NEARLY_FULL, _FULL = 0.75, 0.9
 _CLOCK_SECONDS = 2.0
 _PROVING_SECONDS = 2.0
-_OPEN_SECONDS = 60.0
 
 
 def _version(case: Case) -> Iterator[Trouble]:
@@ -105,7 +104,7 @@ def _clock(case: Case) -> Iterator[Trouble]:
 
 
 def _transactions(case: Case) -> Iterator[Trouble]:
-    yield from _held_up(case, "transaction")
+    yield from case.problems("transactions")
     if not case.rows("doctor_rights")[0][2]:
         user = sql.Identifier(case.user).as_string()
         yield warning(
@@ -115,22 +114,14 @@ def _transactions(case: Case) -> Iterator[Trouble]:
 
 
 def _prepared(case: Case) -> Iterator[Trouble]:
-    yield from _held_up(case, "prepared transaction")
+    yield from case.problems("prepared transactions")
 
 
 def _slots(case: Case) -> Iterator[Trouble]:
-    for holder in _holders(case, "replication slot"):
-        yield warning(f"{holder} holds {'; '.join(holder.holds)}", holder.remedy)
-
-
-def _held_up(case: Case, kind: str) -> Iterator[Trouble]:
-    for holder in _holders(case, kind):
-        if holder.seconds is not None and holder.seconds > _OPEN_SECONDS:
-            yield problem(f"{holder} holds up {'; '.join(holder.holds)}", holder.remedy)
-
-
-def _holders(case: Case, kind: str) -> Iterator[Holder]:
-    return (holder for holder in case.overview.holders if holder.kind == kind)
+    yield from case.problems("replication slots")
+    for holder in case.overview.holders:
+        if holder.kind == "replication slot" and not holds_too_long(holder, case.limits):
+            yield warning(f"{holder} holds {'; '.join(holder.holds)}", holder.remedy)
 
 
 SERVER = (

@@ -31,7 +31,7 @@ class Outbox:
     `scope` names the values without which no event may be written or read (`{"tenant_id": str}`). `ordering`
     says whether events behind a failed one of the same aggregate go on (`relaxed`) or wait (`strict`).
     `numbered` lists aggregate types whose events get a gapless number of their own. `indexed` lists columns
-    by which pending events are looked up; `views` show events under a document's own names.
+    by which pending events are looked up; `views` show events under your own names.
     """
 
     def __init__(

@@ -1,12 +1,35 @@
-"""When an outbox needs a person: limits, and what is beyond them in words, each with its remedy. Pure."""
+"""When an outbox needs a person: limits, and what is beyond them in words, each with its remedy. Pure.
+
+The one verdict on an outbox: `status` and `doctor` both say what is said here.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+from aftercommit.postgres.holders import Holder, Kind
 from aftercommit.postgres.overview import ConsumerState, Overview
+from aftercommit.text import plural
 
 # Rows that a replication slot keeps from vacuum for longer than this make every scan slower.
 OLD_TRANSACTIONS = 1_000_000
+
+Subject = Literal[
+    "relays",
+    "lanes",
+    "consumers",
+    "dead letters",
+    "failed events",
+    "operations",
+    "transactions",
+    "prepared transactions",
+    "replication slots",
+]
+_HOLDERS: dict[Kind, Subject] = {
+    "transaction": "transactions",
+    "prepared transaction": "prepared transactions",
+    "replication slot": "replication slots",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +43,22 @@ class Limits:
     max_transaction: float = 300.0
 
 
-def problems(seen: Overview, limits: Limits | None = None) -> list[str]:
-    """What an operator should look at, in words; nothing when all is well."""
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something beyond a limit: what it is about, what was found, what to do; `consumer` where it is that of one."""
+
+    about: Subject
+    found: str
+    remedy: str
+    consumer: str | None = None
+
+    def __str__(self) -> str:
+        """In one line."""
+        return f"{self.found}: {self.remedy}"
+
+
+def problems(seen: Overview, limits: Limits | None = None) -> list[Problem]:
+    """What an operator should look at; nothing when all is well."""
     limits = limits or Limits()
     return [
         *_flow(seen, limits),
@@ -32,47 +69,80 @@ def problems(seen: Overview, limits: Limits | None = None) -> list[str]:
     ]
 
 
-def _flow(seen: Overview, limits: Limits) -> Iterator[str]:
+def _flow(seen: Overview, limits: Limits) -> Iterator[Problem]:
     if seen.pending and not any(relay.is_alive for relay in seen.relays):
-        yield f"{seen.pending} events wait and no relay is alive: start `aftercommit relay`"
+        verb = "waits" if seen.pending == 1 else "wait"
+        found = f"{plural(seen.pending, 'event')} {verb} and no relay is alive"
+        yield Problem("relays", found, "start `aftercommit relay`")
     if seen.oldest_seconds > limits.max_age:
-        remedy = "a broken transport, a retry that waits, or too few relays: see the relay's log"
-        yield f"the oldest event has waited {seen.oldest_seconds:.0f} s, more than {limits.max_age:g} s: {remedy}"
+        yield Problem(
+            "lanes",
+            f"the oldest of {plural(seen.pending, 'pending event')} has waited {seen.oldest_seconds:.0f} s, more than "
+            f"{limits.max_age:g} s",
+            "see the relay's log for an outage of the transport, and `aftercommit dead list` for what is retried; too "
+            "few relays do it, too",
+        )
 
 
-def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[str]:
-    name, behind = f"consumer {consumer.name!r}", f"{consumer.lag} events behind ({consumer.lag_seconds:.0f} s)"
+def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
+    name = f"consumer {consumer.name!r}"
+    behind = f"{plural(consumer.lag, 'event')} behind ({consumer.lag_seconds:.0f} s)"
     resume = f"`aftercommit consumers resume {consumer.name}`"
-    remedy = resume if consumer.paused else "speed its handlers up, batch them, or give it more concurrency"
+    start = f"start `aftercommit worker {consumer.name}`"
+    idle = consumer.paused or consumer.holder is None
+    if idle and consumer.overdue_seconds > limits.max_age:
+        due = f"{plural(consumer.overdue, 'dead letter')} to try again, due for {consumer.overdue_seconds:.0f} s"
+        why, remedy = ("is paused", resume) if consumer.paused else ("nobody works for it", start)
+        yield Problem("consumers", f"{name} has {due}, and {why}", remedy, consumer.name)
     if consumer.lag > 0 and consumer.holder is None and not consumer.paused:
-        yield f"{name} is {behind} and nobody works for it: start `aftercommit worker`"
+        yield Problem("consumers", f"{name} is {behind} and nobody works for it", start, consumer.name)
+    remedy = resume if consumer.paused else "speed its handlers up, batch them, or give it more concurrency"
     if limits.max_lag is not None and consumer.lag > limits.max_lag:
-        yield f"{name} is {behind}, more than {limits.max_lag} events: {remedy}"
+        found = f"{name} is {behind}, more than {plural(limits.max_lag, 'event')}"
+        yield Problem("consumers", found, remedy, consumer.name)
     elif limits.max_lag_seconds is not None and consumer.lag_seconds > limits.max_lag_seconds:
-        yield f"{name} is {behind}, more than {limits.max_lag_seconds:g} s: {remedy}"
+        found = f"{name} is {behind}, more than {limits.max_lag_seconds:g} s"
+        yield Problem("consumers", found, remedy, consumer.name)
 
 
-def _dead(seen: Overview, limits: Limits) -> Iterator[str]:
+def _dead(seen: Overview, limits: Limits) -> Iterator[Problem]:
     parked = [each for each in seen.dead_letters if each.status == "parked"]
-    count = sum(each.count for each in parked)
-    if count > limits.max_dead:
-        owners = ", ".join(f"{each.owner}: {each.count}" for each in parked)
-        yield f"{count} dead letters are parked ({owners}): see `aftercommit dead groups`, then retry or discard them"
+    if sum(each.count for each in parked) > limits.max_dead:
+        for each in parked:
+            found = f"{plural(each.count, 'dead letter')} of {each.owner} {_are(each.count)} parked"
+            remedy = f"`aftercommit dead groups`, then `aftercommit dead retry` or `discard` (--consumer {each.owner})"
+            yield Problem("dead letters", found, remedy)
     if seen.failed > limits.max_dead:
-        yield f"{seen.failed} events failed for good and are not in the log: see `aftercommit dead list`"
+        yield Problem(
+            "failed events",
+            f"{plural(seen.failed, 'event')} failed for good and {_are(seen.failed)} not in the log",
+            "`aftercommit dead list` says why; `aftercommit dead retry` puts them back",
+        )
 
 
-def _operations(seen: Overview) -> Iterator[str]:
+def _operations(seen: Overview) -> Iterator[Problem]:
     for each in seen.operations:
         if not each.driven:
-            yield (
-                f"operation {each.id} ({each.kind}, {each.through} of {each.total}) is under way and nobody drives it: "
-                f"`aftercommit replay resume {each.id}`, or `aftercommit replay abort {each.id}`"
+            yield Problem(
+                "operations",
+                f"nobody drives operation {each.id} ({each.kind} by {each.requested_by}): it stands at {each.through} "
+                f"of {each.total}",
+                f"`aftercommit replay resume {each.id}`, or `aftercommit replay abort {each.id}`",
             )
 
 
-def _holders(seen: Overview, limits: Limits) -> Iterator[str]:
+def holds_too_long(holder: Holder, limits: Limits) -> bool:
+    """Whether what somebody holds up is a problem by now."""
+    if holder.kind == "replication slot":
+        return (holder.oldest or 0) > OLD_TRANSACTIONS
+    return holder.seconds is not None and holder.seconds > limits.max_transaction
+
+
+def _holders(seen: Overview, limits: Limits) -> Iterator[Problem]:
     for holder in seen.holders:
-        slot = holder.kind == "replication slot" and (holder.oldest or 0) > OLD_TRANSACTIONS
-        if slot or (holder.seconds is not None and holder.seconds > limits.max_transaction):
-            yield f"{holder} holds up {'; '.join(holder.holds)}: {holder.remedy}"
+        if holds_too_long(holder, limits):
+            yield Problem(_HOLDERS[holder.kind], f"{holder} holds up {'; '.join(holder.holds)}", holder.remedy)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

@@ -18,13 +18,15 @@ from aftercommit.postgres.statements import Statements
 
 # A relay speaks up several times within its lease; one without lanes is taken for alive this long.
 SILENCE_SECONDS = 15.0
-LANES = 64
 _MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A consumer of the log: how far it is, who works for it (None: nobody), how long its next event has waited."""
+    """A consumer of the log: how far it is, who works for it (None: nobody), how long its next event has waited.
+
+    `overdue` dead letters are due to be tried again, the oldest of them for `overdue_seconds`.
+    """
 
     name: str
     position: int
@@ -32,6 +34,8 @@ class ConsumerState:
     paused: bool
     holder: str | None
     lag_seconds: float = 0.0
+    overdue: int = 0
+    overdue_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

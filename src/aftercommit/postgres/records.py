@@ -9,6 +9,8 @@ from aftercommit.postgres.shape import Shape
 # What `read_log` and `load_due` return before the scope columns, in the order of the fields of Record.
 LOG_COLUMNS: Final = 16
 OUTBOX_COLUMNS: Final = 13
+# So many bytes of payloads are read at once, however many events that is: it bounds the memory of a service.
+BYTES_AT_ONCE: Final = 8 << 20
 
 
 # Columns have no types for the checker; the tests of the queries know them.

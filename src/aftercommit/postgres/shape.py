@@ -11,6 +11,8 @@ from uuid import UUID
 
 from aftercommit.errors import DeclarationError
 
+# Aggregates hash to so many lanes; the tables are made for this number.
+LANES = 64
 MAX_IDENTIFIER = 63
 # Index names are made of a scope name and a prefix of ten characters, and must stay apart.
 MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
@@ -34,11 +36,11 @@ _STATES = frozenset({"pending", "published", "failed"})
 
 @dataclass(frozen=True, slots=True)
 class DeclaredView:
-    """Every event with its status under a document's own names.
+    """Every event with its status under your own names.
 
     `columns` maps the view's column names to canonical ones (see `VIEW_COLUMNS`) or to scope columns; `statuses` maps
     canonical states (`pending`, `published`, `failed`) to the document's words. `envelope=True` shows the payload
-    wrapped in its envelope. A `writable` view accepts INSERT of pending events, as the document's own SQL does it: a
+    wrapped in its envelope. A `writable` view accepts INSERT of pending events, as your own SQL does it: a
     known event is replayed, a new one is published.
     """
 

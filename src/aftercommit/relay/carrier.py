@@ -16,7 +16,7 @@ import psycopg
 from aftercommit.errors import AftercommitError, DatabaseError, LeaseLost, TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
-from aftercommit.postgres.records import outbox_record
+from aftercommit.postgres.records import BYTES_AT_ONCE, outbox_record
 from aftercommit.postgres.resilience import LOST
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay import plan
@@ -28,7 +28,7 @@ from aftercommit.transport import Failure, Transport
 
 logger = logging.getLogger("aftercommit.relay")
 
-MAX_BATCH_BYTES = 8 << 20
+MAX_BATCH_BYTES = BYTES_AT_ONCE
 RETRY_LOOK = 1.0
 # Longer than the pause of an idle carrier, which looks again at its end.
 IDLE_RETRY_LOOK = 1.5

@@ -13,10 +13,9 @@ from psycopg import sql
 
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres.listen import Listener
-from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.shape import LANES, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.lanes import Lanes
-from aftercommit.relay.plan import LANES
 
 FOR_ALL = ""
 POLL = 1.0

@@ -7,10 +7,10 @@ from uuid import UUID
 
 from aftercommit.backoff import Backoff, bounded, delay_after
 from aftercommit.event.envelope import Record
+from aftercommit.postgres.shape import LANES
 from aftercommit.text import storable_error
 from aftercommit.transport import Failure
 
-LANES = 64
 MAX_CONSUMER_NAME = 100
 _PREPARED = "-1/"
 

@@ -9,31 +9,36 @@ from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
-import msgspec
-
-from aftercommit.errors import InvalidPayload, LetterNotFound, RepairError
-from aftercommit.event import json_rules
-from aftercommit.event.envelope import Record
+from aftercommit.errors import LetterNotFound, RepairError
 from aftercommit.repair.ground import Ground
 from aftercommit.repair.letters import LetterDetail, owner, show_letters
-from aftercommit.repair.operations import Dealt, record, record_dealt
+from aftercommit.repair.operations import Dealt, record, record_dealt, who_is_missing
+from aftercommit.repair.payloads import checked_payload
 from aftercommit.repair.selection import OPEN, RELAY, Selection
 
 RETRIED: Final = ("parked", "retrying", "discarded")
+# One that is retried may be in a worker's hands, with the payload it had.
+EDITED: Final = ("parked", "discarded")
 BUSY: Final = "its event is being settled by a relay at this moment"
-ON_ITS_WAY: Final = "its event is pending and may be on its way: discard it once it is parked"
+ON_ITS_WAY: Final = "its event is pending and may be on its way: wait until it is parked"
+PUBLISHED: Final = "its event has been published as it was, and would go out again as the log has it"
+CHANGED: Final = "somebody else has taken it up at this moment"
 OTHERS_WAIT: Final = "consumers still wait for its event: discard their letters first, or with it"
 NOTHING_TO_SEND: Final = "its event has been delivered meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What an action did: how many letters were dealt with, and which were left alone for what reason."""
+    """What an action did: how many letters were dealt with, and which were left alone for what reason.
+
+    `missing` says in words who does not work at the moment, so that what was retried has to wait.
+    """
 
     operation_id: UUID | None
     done: int
     left_alone: Sequence[Dealt]
     dry_run: bool = False
+    missing: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,11 @@ async def edit(
     letter = await only_letter(ground, event_id, consumer)
     text = checked_payload(ground, letter, payload)
     selection = Selection(event_ids=(event_id,), consumer=letter.consumer)
-    locked = await _lock(ground, selection, RETRIED)
-    if not locked.letters or event_id in locked.busy:
-        raise LetterNotFound(f"the letter of event {event_id} with {owner(letter.consumer)} cannot be edited: {BUSY}")
+    locked = await _lock(ground, selection, EDITED)
+    obstacle = _obstacle(letter, locked)
+    if obstacle is not None:
+        whose = owner(letter.consumer)
+        raise LetterNotFound(f"the letter of event {event_id} with {whose} cannot be edited: {obstacle}")
     if dry_run:
         return Repaired(None, 1, (), dry_run=True)
     parameters = {"event_id": event_id, "consumer": letter.consumer, "of_relay": letter.is_of_relay, "payload": text}
@@ -94,61 +101,43 @@ async def edit(
     return await _finish(ground, "edit", selection, dealt, by, reason, former)
 
 
+def _obstacle(letter: LetterDetail, locked: "_Locked") -> str | None:
+    """Why a payload cannot be replaced at this moment: somebody may have the old one in hand."""
+    if letter.event_id in locked.busy:
+        return BUSY
+    if not locked.letters:
+        return CHANGED
+    if letter.is_of_relay and letter.event_id in locked.pending:
+        return ON_ITS_WAY
+    if letter.is_of_relay and letter.positions and letter.outbox_status is None:
+        return PUBLISHED
+    return None
+
+
 async def only_letter(ground: Ground, event_id: UUID, consumer: str | None) -> LetterDetail:
     """The one letter that is meant; RepairError when there are several, or when it has been dealt with."""
     found = await show_letters(ground, event_id, consumer)
     if len(found) > 1:
         names = ", ".join(letter.consumer for letter in found)
         raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
-    if found[0].status not in RETRIED:
+    if found[0].status not in EDITED:
         raise LetterNotFound(
             f"the letter of event {event_id} with {owner(found[0].consumer)} is {found[0].status}: only "
-            f"{', '.join(RETRIED)} ones can be edited"
+            f"{' and '.join(EDITED)} ones can be edited"
         )
     return found[0]
 
 
-def checked_payload(ground: Ground, letter: LetterDetail, payload: bytes) -> str:
-    """The payload as text that can be stored, if it is what the event's type promises; InvalidPayload otherwise."""
-    try:
-        document = msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-        raise InvalidPayload(f"the new payload is not JSON: {problem}", field="$") from problem
-    if not isinstance(document, dict):
-        raise InvalidPayload(f"the new payload must be a JSON object, not {payload[:40]!r}", field="$")
-    json_rules.check(document, typed=False)
-    if ground.outbox is not None:
-        _check_type(ground, letter, payload)
-    return payload.decode()
-
-
-def _check_type(ground: Ground, letter: LetterDetail, payload: bytes) -> None:
-    assert ground.outbox is not None
-    event_type = ground.outbox.registry.named(letter.event_type)
-    stored = Record(
-        event_id=letter.event_id,
-        event_type=letter.event_type,
-        schema_version=letter.schema_version,
-        aggregate_type=letter.aggregate_type,
-        aggregate_id=letter.aggregate_id,
-        occurred_at=letter.occurred_at,
-        correlation_id=letter.correlation_id,
-        causation_id=letter.causation_id,
-        scope=dict(letter.scope),
-        payload=payload,
-        created_at=letter.created_at,
-        seq=0,
-    )
-    # As a handler will read it, lifted to the version of this code; and as a publisher would have had to write it.
-    event_type.encode(event_type.read(stored).payload)
-
-
 @dataclass(frozen=True, slots=True)
 class _Locked:
-    """Letters in the order of their events. `busy` are events whose row of the outbox a relay has locked right now."""
+    """Letters in the order of their events.
+
+    `busy` are events whose row of the outbox a relay has locked right now, `pending` those that a relay may have read.
+    """
 
     letters: list[_Chosen]
     busy: frozenset[UUID]
+    pending: frozenset[UUID]
 
     @property
     def of_log(self) -> list[_Chosen]:
@@ -173,10 +162,11 @@ async def _lock(ground: Ground, selection: Selection, allowed: Sequence[str]) ->
     events = {"ids": [row[0] for row in await ground.rows("events_of_relay_letters", parameters, which=which)]}
     there = {row[0] for row in await ground.rows("find_rows", events)}
     # Rows before letters, as the relay does it, or the two would deadlock.
-    locked = {row[0] for row in await ground.rows("lock_rows", events)}
+    locked = dict(await ground.rows("lock_rows", events))
     letters = [_Chosen(*row) for row in await ground.rows("lock_letters", parameters, which=which)]
     letters.sort(key=lambda letter: (letter.seq, letter.consumer))
-    return _Locked(letters, frozenset(there - locked))
+    pending = frozenset(event_id for event_id, status in locked.items() if status == "pending")
+    return _Locked(letters, frozenset(there - locked.keys()), pending)
 
 
 async def _retry(ground: Ground, locked: _Locked) -> list[Dealt]:
@@ -255,4 +245,5 @@ async def _finish(
     await record_dealt(ground, operation_id, dealt)
     await ground.wake_everybody()
     left_alone = [each for each in dealt if each.note is not None]
-    return Repaired(operation_id, len(dealt) - len(left_alone), left_alone)
+    missing = await who_is_missing(ground, operation_id, "done") if kind != "discard" else []
+    return Repaired(operation_id, len(dealt) - len(left_alone), left_alone, missing=missing)

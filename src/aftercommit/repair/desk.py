@@ -66,6 +66,11 @@ class Repair:
         async with self._ground() as ground:
             return await letters.show_letters(ground, event_id, consumer)
 
+    async def owners(self) -> list[str]:
+        """Whose letters there can be: consumers with a checkpoint, with letters, or declared; and the relay."""
+        async with self._ground() as ground:
+            return await letters.owners(ground)
+
     async def retry(self, selection: Selection, *, reason: str = "", dry_run: bool = False) -> Repaired:
         """Give the chosen letters all their attempts again: parked ones, unless statuses or event_ids say otherwise."""
         _refuse_everything(selection)
@@ -161,4 +166,7 @@ class Repair:
 
 def _refuse_everything(selection: Selection) -> None:
     if selection.is_everything:
-        raise RepairError("nothing is chosen: say which letters, or statuses=('parked',) to mean all that are parked")
+        raise RepairError(
+            "nothing is chosen: say which letters, by event ids or by what they have in common; --status parked "
+            "(statuses=('parked',)) means all that are parked"
+        )

@@ -18,7 +18,7 @@ from aftercommit.postgres.resilience import close_quietly
 from aftercommit.postgres.shape import Shape
 from aftercommit.repair.feeding import Item, Pace, Step, by_way, decide
 from aftercommit.repair.ground import Ground
-from aftercommit.repair.operations import Operation, find_operation
+from aftercommit.repair.operations import Operation, find_operation, who_is_missing
 from aftercommit.service import Probe, wait_for_any
 
 LEASE: Final = 10.0
@@ -110,7 +110,7 @@ class Driver:
                 look, moved_at = SHORTEST_LOOK, time.monotonic()
             elif time.monotonic() - moved_at > PATIENCE:
                 moved_at = time.monotonic()
-                self._tell(replace(progress, missing=await self._missing(ground)))
+                self._tell(replace(progress, missing=await who_is_missing(ground, self._id, "started")))
             before = progress
             self._tell(progress)
             if progress.is_over:
@@ -187,23 +187,13 @@ class Driver:
         await ground.rows("withdraw_rows", locked, outcomes=outcomes)
         await ground.rows("withdraw_letters", self._mine, outcomes=outcomes)
         await ground.rows("end_items", self._mine, outcomes=outcomes)
+        await ground.rows("restore_attempts", self._mine)
         return await self._end(ground, "aborted")
 
     async def _end(self, ground: Ground, status: str) -> Progress:
         await ground.rows("end_operation", {**self._mine, "status": status})
         operation = await find_operation(ground, self._id)
         return Progress(self._id, status, operation.total, operation.done, operation.skipped, operation.failed)
-
-    async def _missing(self, ground: Ground) -> list[str]:
-        found = []
-        for name, paused in await ground.rows("who_is_missing", self._mine):
-            if name is None:
-                found.append("no relay is alive: start `aftercommit relay`")
-            elif paused:
-                found.append(f"consumer {name!r} is paused: `aftercommit consumers resume {name}`")
-            else:
-                found.append(f"nobody works for consumer {name!r}: start `aftercommit worker {name}`")
-        return found
 
     def _tell(self, progress: Progress) -> None:
         if self._on_progress is not None:

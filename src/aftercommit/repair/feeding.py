@@ -23,6 +23,7 @@ class Item:
     was_handled: bool
     is_there: bool
     is_past_horizon: bool
+    has_consumer: bool
 
     @property
     def goes_by_letter(self) -> bool:
@@ -60,6 +61,8 @@ def decide(item: Item, *, again: bool, past_horizon: bool) -> Step:
         return Step(item, "fail", "is gone from the log: retention has removed it")
     if not item.goes_by_letter:
         return Step(item, "row")
+    if not item.has_consumer:
+        return Step(item, "fail", f"consumer {item.consumer!r} has no checkpoint: it was forgotten, or never began")
     return Step(item, "new letter" if item.letter_status is None else "letter")
 
 

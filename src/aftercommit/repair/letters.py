@@ -16,7 +16,10 @@ from aftercommit.repair.selection import RELAY, Selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """A dead letter: an event that one consumer (or, as `@relay`, a transport) could not take."""
+    """A dead letter: an event that one consumer (or, as `@relay`, a transport) could not take.
+
+    `attempts` count since it was last retried by hand; `failures` are all that are on record, the last fifty at most.
+    """
 
     event_id: UUID
     consumer: str
@@ -31,6 +34,7 @@ class Letter:
     first_seen_at: datetime
     last_seen_at: datetime
     next_retry_at: datetime | None
+    failures: int
 
     @property
     def is_of_relay(self) -> bool:
@@ -103,7 +107,7 @@ class LetterGroup:
 
 _SUMMARY = (
     "event_id consumer status event_type aggregate_type aggregate_id position error error_class attempts "
-    "first_seen_at last_seen_at next_retry_at".split()
+    "first_seen_at last_seen_at next_retry_at failures".split()
 )
 _DETAIL = (
     "schema_version occurred_at created_at correlation_id causation_id payload history outbox_status positions".split()
@@ -150,6 +154,13 @@ def _detail(ground: Ground, row: Sequence[Any], deeds: Sequence[Deed]) -> Letter
 async def _deeds(ground: Ground, event_id: UUID) -> list[Deed]:
     rows = await ground.rows("operations_on_event", {"event_id": event_id})
     return [Deed(*row) for row in rows]
+
+
+async def owners(ground: Ground) -> list[str]:
+    """Everybody who can have letters: the relay, and consumers that the database or the declaration knows."""
+    known = {row[0] for row in await ground.rows("known_owners", {})}
+    declared = ground.outbox.consumers if ground.outbox is not None else ()
+    return [RELAY, *sorted(known.union(declared))]
 
 
 def owner(consumer: str) -> str:

@@ -137,6 +137,21 @@ async def problems(ground: Ground, operation_id: UUID, limit: int) -> list[ItemP
     return [ItemProblem(*row) for row in rows]
 
 
+async def who_is_missing(ground: Ground, operation_id: UUID, state: str) -> list[str]:
+    """In words: without whom the items of an operation that are in this state do not get on."""
+    found = []
+    for name, paused in await ground.rows("who_is_missing", {"id": operation_id, "state": state}):
+        if name is None:
+            found.append("no relay is alive: start `aftercommit relay`")
+        elif paused is None:
+            found.append(f"consumer {name!r} has no checkpoint: if still wanted, start `aftercommit worker {name}`")
+        elif paused:
+            found.append(f"consumer {name!r} is paused: `aftercommit consumers resume {name}`")
+        else:
+            found.append(f"nobody works for consumer {name!r}: start `aftercommit worker {name}`")
+    return found
+
+
 def _operation(row: Sequence[Any]) -> Operation:
     known = list(row)
     known[6] = Selection.from_json(known[6])

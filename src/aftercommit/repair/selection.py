@@ -12,11 +12,14 @@ from uuid import UUID
 from aftercommit.errors import SelectionError
 from aftercommit.event.envelope import rfc3339
 from aftercommit.postgres.shape import Shape
+from aftercommit.transport import RELAY_NAME
 
 LetterStatus = Literal["retrying", "waiting", "parked", "resolved", "discarded"]
 STATUSES: Final[tuple[str, ...]] = get_args(LetterStatus)
 OPEN: Final = ("retrying", "waiting", "parked")
-RELAY: Final = "@relay"
+# Open ones that have failed themselves, and do not only wait behind one that has.
+FAILING: Final = ("retrying", "parked")
+RELAY: Final = RELAY_NAME
 _LARGEST: Final = 2**63 - 1
 _OF_LETTERS: Final = ("consumer", "error_class", "error", "statuses")
 

@@ -13,7 +13,7 @@ def require_published(
     """The matching events: exactly `count`, or at least one."""
     __tracebackhide__ = True
     # A name that nobody declared must not pass for "was not published".
-    registry.resolve(expected.event)
+    expected.type_in(registry)
     found = matching(expected, published, registry)
     if len(found) == count or (count is None and found):
         return found
@@ -29,7 +29,7 @@ def require_not_published(expected: Expected | None, published: Sequence[Publish
         if published:
             raise AssertionError(_message("something was published", listed(published), None))
         return
-    registry.resolve(expected.event)
+    expected.type_in(registry)
     found = matching(expected, published, registry)
     if found:
         raise AssertionError(_message(f"{expected} was published {_times(len(found))}", listed(published), None))
@@ -45,7 +45,7 @@ def require_in_order(
     """Matching events in this order; others may stand between them unless `only` forbids it."""
     __tracebackhide__ = True
     for each in expected:
-        registry.resolve(each.event)
+        each.type_in(registry)
     found, missing = first_missing(expected, published, registry)
     order = " → ".join(str(each) for each in expected)
     if missing is not None:

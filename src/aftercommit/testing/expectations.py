@@ -1,9 +1,9 @@
 """What a test expects to have been published, compared with what was. Pure: words and verdicts, no IO."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
@@ -22,10 +22,12 @@ ABSENT: Final = object()
 class Expected:
     """One event that should be there. What is None or empty is not looked at.
 
-    `payload` is a part of it, as JSON shows it: `{"total": 40, "customer": {"id": "c-1"}}`. Lists are compared whole.
+    `event` is a type (its class, name or declaration), or an event as you would publish it: then its whole payload has
+    to be the same. `payload` is a part of it, as JSON shows it: `{"total": 40, "customer": {"id": "c-1"}}`. Lists are
+    compared whole.
     """
 
-    event: Reference
+    event: object
     payload: Mapping[str, Any] = field(default_factory=dict)
     scope: Mapping[str, Any] = field(default_factory=dict)
     aggregate_id: str | None = None
@@ -34,9 +36,9 @@ class Expected:
 
     def differences(self, found: Published, registry: Registry) -> list[str]:
         """In words, where a published event is not the expected one; nothing when it is."""
-        wanted = registry.resolve(self.event).name
-        if found.type != wanted:
-            return [f"type: expected {wanted}, was {found.type}"]
+        wanted = self.type_in(registry)
+        if found.type != wanted.name:
+            return [f"type: expected {wanted.name}, was {found.type}"]
         different = [
             f"{name}: expected {expected!r}, was {actual!r}"
             for name, expected, actual in (
@@ -46,10 +48,24 @@ class Expected:
             if expected is not None and expected != actual
         ]
         different += _compare(dict(self.scope), found.scope, "scope", plain=False)
+        different += self._whole_payload(found, registry)
         different += _compare(dict(self.payload), found.data, "$", plain=True)
         if not different and self.where is not None and not self.where(found):
             different.append("where: the condition does not hold")
         return different
+
+    def type_in(self, registry: Registry) -> EventType:
+        """The declared type that is meant; UnknownEventType when there is none."""
+        return registry.resolve(self.event) if _is_reference(self.event) else registry.draft(self.event)[0]
+
+    def _whole_payload(self, found: Published, registry: Registry) -> list[str]:
+        """Where the payload differs from that of the expected event, if one was given and not its type alone."""
+        if _is_reference(self.event):
+            return []
+        event_type, draft = registry.draft(self.event)
+        expected: dict[str, Any] = json.loads(event_type.encode(draft.payload))
+        more = [f"$.{name}: expected nothing, was {value!r}" for name, value in _more(expected, found.data)]
+        return _compare(expected, found.data, "$", plain=False) + more
 
     def __str__(self) -> str:
         """In words."""
@@ -66,11 +82,18 @@ class Expected:
         return " ".join(parts)
 
 
-def name_of(event: Reference) -> str:
-    """How an event type is called in messages."""
+def name_of(event: object) -> str:
+    """How an event type, or an event, is called in messages."""
     if isinstance(event, EventType):
         return event.name
-    return event if isinstance(event, str) else event.__name__
+    if isinstance(event, str):
+        return event
+    return event.__name__ if isinstance(event, type) else _cut(repr(event))
+
+
+def _is_reference(event: object) -> TypeGuard[Reference]:
+    """Whether this names a type of event, and is not an event itself."""
+    return isinstance(event, EventType | type | str)
 
 
 def matching(expected: Expected, published: Sequence[Published], registry: Registry) -> list[Published]:
@@ -94,7 +117,7 @@ def first_missing(
 
 def nearest(expected: Expected, published: Sequence[Published], registry: Registry) -> list[str]:
     """The event of the same type that is most like the expected one, and where it differs."""
-    wanted = registry.resolve(expected.event).name
+    wanted = expected.type_in(registry).name
     candidates = [event for event in published if event.type == wanted]
     if not candidates:
         return []
@@ -124,7 +147,10 @@ def _line(event: Published) -> str:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, default=repr, ensure_ascii=False)
+    return _cut(json.dumps(value, default=repr, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 
@@ -153,6 +179,19 @@ def _compare_lists(expected: Sequence[Any], actual: Sequence[Any], path: str, *,
         for index, (one, other) in enumerate(zip(expected, actual, strict=True))
         for line in _compare(one, other, f"{path}[{index}]", plain=plain)
     ]
+
+
+def _more(expected: Any, actual: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What stands in mappings of the one and not in those of the other, with where."""
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        for key, value in actual.items():
+            if key not in expected:
+                yield f"{path}{key}", value
+            else:
+                yield from _more(expected[key], value, f"{path}{key}.")
+    elif isinstance(expected, list) and isinstance(actual, list):
+        for index, (one, other) in enumerate(zip(expected, actual, strict=False)):
+            yield from _more(one, other, f"{path.removesuffix('.')}[{index}].")
 
 
 def _as_json(value: Any) -> Any:

@@ -11,7 +11,7 @@ import psycopg
 from aftercommit.errors import DeclarationError
 from aftercommit.outbox import Outbox
 from aftercommit.outbox.adapters import publisher_for
-from aftercommit.outbox.handlers import Consumer, Reference
+from aftercommit.outbox.handlers import Consumer
 from aftercommit.outbox.publisher import AsyncPublisher
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import Statements
@@ -171,6 +171,6 @@ class Kit:
         )
 
 
-def expectations(events: Sequence[Reference | Expected]) -> list[Expected]:
-    """Event types as expectations."""
+def expectations(events: Sequence[object]) -> list[Expected]:
+    """Event types and events as expectations."""
     return [event if isinstance(event, Expected) else Expected(event) for event in events]

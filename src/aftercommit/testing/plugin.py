@@ -1,23 +1,26 @@
 """What the pytest plugin's fixtures are made of: from a line in an ini file to a server, an Outbox, a function."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import psycopg
 
 from aftercommit.errors import DeclarationError
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.embedded.server import DEFAULT_VERSION
+from aftercommit.postgres.references import named
 from aftercommit.testing.postgres import PostgresServerForTests
 
+_SEARCHED: Final = "(pytest's ini value `pythonpath = .` or an installed package makes it importable)"
 
-def server_for(dsn: str | None, version: str | int | None) -> PostgresServerForTests:
-    """The given server, or an embedded one of this version; not started."""
+
+def server_for(dsn: str | None, version: str | int | None, *, given_by: str | None = None) -> PostgresServerForTests:
+    """The given server, or an embedded one of this version; not started. `given_by` is the option that said it."""
     if version is not None and not str(version).isdecimal():
         raise DeclarationError(f"aftercommit_postgres {version!r:.40} is not a major version of PostgreSQL, such as 18")
-    return PostgresServerForTests(dsn, version=DEFAULT_VERSION if version is None else int(version))
+    chosen = DEFAULT_VERSION if version is None else int(version)
+    return PostgresServerForTests(dsn, version=chosen, given_by=given_by or "dsn")
 
 
 def load_outbox(where: str) -> Outbox:
@@ -27,7 +30,7 @@ def load_outbox(where: str) -> Outbox:
             "which Outbox is tested? Say aftercommit_app = package.module:name in pytest's ini file, or write a "
             "fixture aftercommit_outbox that returns it"
         )
-    found = _load(where, "aftercommit_app")
+    found = named(where, f"aftercommit_app = {where}", searched=_SEARCHED)
     if not isinstance(found, Outbox):
         raise DeclarationError(f"aftercommit_app = {where} is {found!r:.80} and not an Outbox")
     return found
@@ -39,7 +42,7 @@ def load_prepare(where: str, root: Path) -> Callable[[str], None] | None:
         return None
     if where.endswith(".sql"):
         return _running(root / where)
-    found = _load(where, "aftercommit_prepare")
+    found = named(where, f"aftercommit_prepare = {where}", searched=_SEARCHED)
     if not callable(found):
         raise DeclarationError(f"aftercommit_prepare = {where} is {found!r:.80} and cannot be called with a DSN")
     prepare: Callable[[str], None] = found
@@ -51,28 +54,22 @@ def _running(path: Path) -> Callable[[str], None]:
         raise DeclarationError(f"aftercommit_prepare names {path}, and there is no such file")
 
     def prepare(dsn: str) -> None:
+        script = path.read_bytes()
         with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute(path.read_bytes())
+            try:
+                connection.execute(script)
+            except psycopg.Error as problem:
+                line = _line_of(problem, script)
+                raise DeclarationError(
+                    f"aftercommit_prepare names {path}, which fails{line}: {problem.diag.message_primary or problem}"
+                ) from problem
 
     return prepare
 
 
-def _load(where: str, option: str) -> Any:
-    module_name, _, attribute = where.partition(":")
-    if not module_name or not attribute:
-        raise DeclarationError(f"{option} = {where} should look like package.module:name")
-    try:
-        found: Any = import_module(module_name)
-    except ModuleNotFoundError as problem:
-        # A module that is there but lacks something of its own is for its author to see whole.
-        if problem.name is None or not f"{module_name}.".startswith(f"{problem.name}."):
-            raise
-        raise DeclarationError(
-            f"{option} = {where}: there is no module {problem.name!r} (pytest's ini value `pythonpath = .` or an "
-            "installed package makes it importable)"
-        ) from problem
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise DeclarationError(f"{option} = {where}: {found!r:.80} has no attribute {name!r}")
-        found = getattr(found, name)
-    return found
+def _line_of(problem: psycopg.Error, script: bytes) -> str:
+    """Where in the script PostgreSQL found the error, if it says so."""
+    position = problem.diag.statement_position
+    if position is None:
+        return ""
+    return f" in line {script.decode(errors='replace')[: int(position) - 1].count(chr(10)) + 1}"

@@ -30,7 +30,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "relay.read": "Due events were read; nothing is locked, counted or delivered.",
         "relay.counted": "After a takeover: the attempt at one event was counted, before it is made.",
         "relay.deliver": "A batch is about to be handed to the transport.",
-        "relay.delivered": "The transport has answered; the outbox does not know yet.",
+        "relay.delivered": "The transport has answered; the outbox does not know yet (not with the log transport).",
         "relay.appended": "Delivered events were committed to the log.",
         "relay.failed": "Failed deliveries were committed with their next attempt, or as parked.",
         "relay.idle": "There is nothing due.",
@@ -51,6 +51,9 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "consumer.idle": "The end of the log is reached and no retry is due.",
         "consumer.fenced": "A write was refused because another worker had taken the consumer.",
         "consumer.stopped": "A worker has handed over its lease and ends.",
+        "replay.feeding": "A driver has put a window of a replay before workers and relays; not committed yet.",
+        "replay.fed": "The window is committed.",
+        "replay.stepped": "A driver has counted what has come to its end, and fed what there was room for.",
         "database.lost": "A service has lost its database and is about to connect again.",
         "listener.working": "Notifications are known to arrive.",
         "listener.deaf": "Notifications do not arrive; services poll.",
@@ -111,6 +114,17 @@ class Points(Signals):
     def unreached(self) -> list[Plan]:
         """What was planned and has not happened."""
         return [plan for plan in self._plans if plan.is_open]
+
+    def require_reached(self, until: str) -> None:
+        """AssertionError, once, if something was planned that has not happened `until` now."""
+        __tracebackhide__ = True
+        unreached, self._plans = self.unreached, [plan for plan in self._plans if not plan.is_open]
+        for plan in unreached:
+            # A test that plans a crash which never comes would prove nothing, and pass.
+            raise AssertionError(
+                f"what was planned for {plan.point!r} happened {plan.done} times, not {plan.times}, {until}. "
+                f"Points reached: {', '.join(self.counts) or 'none'}"
+            )
 
     async def __call__(self, point: str, detail: dict[str, Any]) -> None:
         """Called by services at each point."""

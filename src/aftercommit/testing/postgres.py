@@ -29,11 +29,11 @@ from aftercommit.postgres.embedded.folder_lock import FolderLock
 from aftercommit.postgres.embedded.postmaster import find_postmaster, kill_postmaster
 from aftercommit.postgres.embedded.server import DEFAULT_VERSION
 
-# Nothing here has to outlive the run, so nothing waits for the disk. Autovacuum stays on, as in production.
+# Nothing here has to outlive the machine, so nothing waits for the disk. What a test may look at is as in production:
+# autovacuum is on, and a commit has left the server's memory when it returns, so that a crash of the server loses none.
 SETTINGS_FOR_TESTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fsync": "off",
-        "synchronous_commit": "off",
         "full_page_writes": "off",
         "max_connections": "200",
         "shared_buffers": "64MB",
@@ -56,8 +56,11 @@ class PostgresServerForTests:
         *,
         version: int = DEFAULT_VERSION,
         settings: Mapping[str, str] = SETTINGS_FOR_TESTS,
+        given_by: str = "dsn",
     ) -> None:
+        """Nothing is started. `given_by` says in messages where the address comes from."""
         self._external_dsn = dsn
+        self._given_by = given_by
         self._version = version
         self._settings = settings
         self._embedded: EmbeddedPostgres | None = None
@@ -70,7 +73,7 @@ class PostgresServerForTests:
     @classmethod
     def from_environment(cls, *, version: int = DEFAULT_VERSION) -> Self:
         """The server of `DATABASE_URL` when that is set, an embedded one otherwise."""
-        return cls(os.environ.get("DATABASE_URL") or None, version=version)
+        return cls(os.environ.get("DATABASE_URL") or None, version=version, given_by="DATABASE_URL")
 
     @property
     def embedded(self) -> EmbeddedPostgres | None:
@@ -164,6 +167,17 @@ class PostgresServerForTests:
     ) -> None:
         self.stop()
 
+    @property
+    def _name(self) -> str:
+        given = "" if self._external_dsn is None else f" (given by {self._given_by})"
+        return f"the server for tests{given}"
+
+    @property
+    def _remedy(self) -> str:
+        if self._external_dsn is None:
+            return ""
+        return f": start it, or leave {self._given_by} out to use an embedded one"
+
     def _running(self) -> EmbeddedPostgres:
         if self._embedded is None:
             raise DatabaseError("the server for tests is not started: call start() first")
@@ -178,10 +192,7 @@ class PostgresServerForTests:
         try:
             return psycopg.connect(self.dsn, autocommit=True)
         except psycopg.OperationalError as problem:
-            raise DatabaseUnavailable(
-                f"the server for tests does not answer: {problem}. Start it, or unset DATABASE_URL to use an "
-                "embedded one"
-            ) from problem
+            raise DatabaseUnavailable(f"{self._name} does not answer{self._remedy} ({_one_line(problem)})") from problem
 
     def _execute(self, statement: LiteralString, *databases: str) -> None:
         with self._connect() as connection:
@@ -206,9 +217,13 @@ class PostgresServerForTests:
         if row is None or not row[1]:
             user = "the user" if row is None else f"user {row[0]!r}"
             raise MissingPrivilege(
-                f"{user} of the server for tests may not create databases: ALTER ROLE … CREATEDB, or unset "
-                "DATABASE_URL to use an embedded one"
+                f"{user} of {self._name} may not create databases: ALTER ROLE … CREATEDB, or leave {self._given_by} "
+                "out to use an embedded one"
             )
+
+
+def _one_line(problem: psycopg.Error) -> str:
+    return " ".join(str(problem).split())
 
 
 def _prepare_outbox(dsn: str, outbox: Outbox, prepare: Callable[[str], None] | None) -> None:

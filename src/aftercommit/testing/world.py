@@ -18,7 +18,7 @@ from uuid import UUID
 import psycopg
 
 from aftercommit.errors import DeclarationError
-from aftercommit.outbox.handlers import Consumer, Reference
+from aftercommit.outbox.handlers import Consumer
 from aftercommit.testing.assertions import require_in_order, require_not_published, require_published
 from aftercommit.testing.deliver_twice import NOT_SAID, Deliveries
 from aftercommit.testing.drain import ROUNDS, TIMEOUT, Drained, TransportChoice
@@ -57,7 +57,7 @@ class World(Kit):
 
     def assert_published(
         self,
-        event: Reference,
+        event: object,
         *,
         payload: Mapping[str, Any] = NOTHING,
         scope: Mapping[str, Any] = NOTHING,
@@ -69,15 +69,16 @@ class World(Kit):
     ) -> list[Published]:
         """The events like this: at least one, or exactly `count`. AssertionError shows what was published instead.
 
-        `payload` is a part of it. `on` is your connection or session, to see what its open transaction has published; a
-        DSN, to look into another database; without it, what is committed.
+        `event` is a type, or an event as you would publish it, whose whole payload is then compared; `payload` is a
+        part of it. `on` is your connection or session, to see what its open transaction has published; a DSN, to look
+        into another database; without it, what is committed.
         """
         __tracebackhide__ = True
         expected = Expected(event, payload, scope, aggregate_id, correlation_id, where)
         return require_published(expected, self._published(on), self.outbox.registry, count, self._remark(on))
 
     def assert_published_in_order(
-        self, *events: Reference | Expected, only: bool = False, on: "SyncPlace | None" = None
+        self, *events: object, only: bool = False, on: "SyncPlace | None" = None
     ) -> list[Published]:
         """These events in this order; others may stand between them, unless `only`."""
         __tracebackhide__ = True
@@ -86,7 +87,7 @@ class World(Kit):
 
     def assert_not_published(
         self,
-        event: Reference | None = None,
+        event: object = None,
         *,
         payload: Mapping[str, Any] = NOTHING,
         scope: Mapping[str, Any] = NOTHING,
@@ -165,7 +166,7 @@ class AsyncWorld(Kit):
 
     async def assert_published(
         self,
-        event: Reference,
+        event: object,
         *,
         payload: Mapping[str, Any] = NOTHING,
         scope: Mapping[str, Any] = NOTHING,
@@ -182,7 +183,7 @@ class AsyncWorld(Kit):
         return require_published(expected, published, self.outbox.registry, count, remark)
 
     async def assert_published_in_order(
-        self, *events: Reference | Expected, only: bool = False, on: "AnyPlace | None" = None
+        self, *events: object, only: bool = False, on: "AnyPlace | None" = None
     ) -> list[Published]:
         """As `World.assert_published_in_order`."""
         __tracebackhide__ = True
@@ -191,7 +192,7 @@ class AsyncWorld(Kit):
 
     async def assert_not_published(
         self,
-        event: Reference | None = None,
+        event: object = None,
         *,
         payload: Mapping[str, Any] = NOTHING,
         scope: Mapping[str, Any] = NOTHING,

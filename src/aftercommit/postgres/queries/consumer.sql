@@ -49,7 +49,7 @@ on conflict (name) do nothing
 
 -- name: consumers
 -- Every consumer with its checkpoint and whether somebody holds it.
-select name, position, paused, declared_by, worker, coalesce(leased_until > clock_timestamp(), false) as alive, updated_at
+select name, position, paused, declared_by, worker, coalesce(leased_until > clock_timestamp(), false) as alive
 from {schema}.consumer order by name
 
 -- name: take_consumer
@@ -85,7 +85,8 @@ where name = %(consumer)s and token = %(token)s
 -- name: release_consumer
 -- Hand the consumer over to a standby at once.
 with freed as (
-    update {schema}.consumer set worker = null, token = null, leased_until = null
+    -- Who can hand over has not died of an event: nothing that was begun is unfinished.
+    update {schema}.consumer set worker = null, token = null, leased_until = null, suspect_position = null, suspect_attempts = 0
     where name = %(consumer)s and token = %(token)s
     returning 1
 )
@@ -203,7 +204,7 @@ with changed as (
 select name, pg_notify(%(channel)s, %(changed)s) from changed
 
 -- name: rename_consumer
--- Give a checkpoint, its inbox and its dead letters a new name, while nobody works under the old one.
+-- Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name, while nobody works under the old one.
 with renamed as (
     update {schema}.consumer set name = %(new)s
     where name = %(old)s and (leased_until is null or leased_until < clock_timestamp())
@@ -214,6 +215,14 @@ inbox as (
 ),
 letters as (
     update {schema}.dead_letter_events set consumer_name = %(new)s from renamed where consumer_name = %(old)s
+),
+operations as (
+    update {schema}.operation set target = %(new)s from renamed where target = %(old)s and finished_at is null
+),
+items as (
+    update {schema}.operation_event item set consumer_name = %(new)s
+    from renamed, {schema}.operation
+    where operation.finished_at is null and item.operation_id = operation.id and item.consumer_name = %(old)s
 )
 select count(*) from renamed
 

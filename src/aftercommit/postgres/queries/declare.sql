@@ -172,7 +172,7 @@ select position, ts, id as event_id, aggregate_type, aggregate_id, stream_seq {s
 from {schema}.log
 
 -- name: view_declared
--- Every event with its status, under a document's own names.
+-- Every event with its status, under your own names.
 select {columns}
 from (select *, null::bigint as position, null::timestamptz as published_at from {schema}.outbox) event
 union all

@@ -26,7 +26,9 @@ letters as (
     from failure join {schema}.log on log.position = failure.position, fence
     on conflict (event_id, consumer_name) do update
     set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
-        attempts = letter.attempts + excluded.attempts, next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
+        -- A letter that had come to its end begins anew: its event was sent again, with all its attempts.
+        attempts = case when letter.status in ('resolved', 'discarded') then 0 else letter.attempts end + excluded.attempts,
+        next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
         history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
     -- An event that is only to wait, read again after a crash, may have a letter that is further on already.
     where excluded.attempts > 0 or letter.status in ('resolved', 'discarded')
@@ -116,6 +118,11 @@ resolved as (
     where letter.event_id = mine.event_id and letter.consumer_name = %(consumer)s
     returning aggregate_type, aggregate_id
 ),
+cleared as (
+    -- The start that was counted after a takeover has come to its end.
+    update {schema}.consumer set suspect_position = null, suspect_attempts = 0
+    where name = %(consumer)s and suspect_position is not null
+),
 next as (
     select waiting.event_id
     from (select distinct aggregate_type, aggregate_id from resolved) done
@@ -123,7 +130,9 @@ next as (
         select letter.event_id
         from {schema}.dead_letter_events letter
         where letter.consumer_name = %(consumer)s and letter.aggregate_type = done.aggregate_type
-          and letter.aggregate_id = done.aggregate_id and letter.status = 'waiting' and letter.event_id <> all(%(ids)s::uuid[])
+          and letter.aggregate_id = done.aggregate_id and letter.status in ('retrying', 'waiting', 'parked') and letter.position is not null
+          and letter.event_id <> all(%(ids)s::uuid[])
+        -- The first that is open: one that waits behind a parked letter goes on waiting.
         order by letter.seq
         limit 1
     ) waiting

@@ -152,6 +152,10 @@ where id = %(id)s and finished_at is null
   and (driver is null or driver = %(driver)s or driven_until < clock_timestamp())
 returning status
 
+-- name: lock_operations
+-- Whoever changes a consumer's name waits for the step of a driver, which may feed that consumer at this moment; the next comes after.
+select id from {schema}.operation where finished_at is null order by id for update
+
 -- name: hold_operation
 -- Every step begins here: the row's lock and the driver's token keep a second driver out, and an abort is seen.
 update {schema}.operation set driven_until = clock_timestamp() + make_interval(secs => %(lease)s)
@@ -179,7 +183,8 @@ select horizon from {schema}.upkeep where task = 'inbox' for share
 -- name: next_items
 -- The next items that wait for their turn, with what decides about each.
 select chosen.ordinal, chosen.event_id, chosen.consumer_name, chosen.position, letter.status, queued.status, inbox.event_id is not null,
-       event.created_at is not null or queued.id is not null, coalesce({is_past_horizon}, false)
+       event.created_at is not null or queued.id is not null, coalesce({is_past_horizon}, false),
+       exists (select from {schema}.consumer where consumer.name = chosen.consumer_name)
 from (
     select * from {schema}.operation_event
     where operation_id = %(id)s and state = 'waiting'
@@ -303,93 +308,15 @@ select counted.total, counted.done, counted.skipped, counted.failed,
        (select count(*) from outcome where state is null), (select count(*) from outcome where state is null and untried)
 from counted
 
--- name: rows_under_way
--- Before letters, rows: an operation that is taken back locks in the order of the relay, and leaves to it what it settles now.
-select queued.id from {schema}.outbox queued
-join {schema}.operation_event item on item.event_id = queued.id
-where item.operation_id = %(id)s and item.state = 'started' and item.position is null
-order by queued.id
-for update of queued skip locked
-
--- name: withdraw_letters
--- Aborted: letters that were not tried yet are what they were before; those that the operation made are removed.
-with {outcomes},
-untried as (
-    select * from outcome where by_letter and state is null and untried
-),
-removed as (
-    delete from {schema}.dead_letter_events letter using untried
-    where letter.event_id = untried.event_id and letter.consumer_name = untried.consumer_name
-      and untried.former_status is null and letter.status = 'retrying' and letter.attempts = 0
-),
-restored as (
-    update {schema}.dead_letter_events letter
-    set status = untried.former_status, next_retry_at = null
-    from untried
-    where letter.event_id = untried.event_id and letter.consumer_name = untried.consumer_name
-      and untried.former_status in ('parked', 'resolved', 'discarded') and letter.status = 'retrying' and letter.attempts = 0
-)
-insert into {schema}.processed_events (event_id, consumer_name)
-select event_id, consumer_name from untried where was_handled
-order by event_id
-on conflict do nothing
-
--- name: withdraw_rows
--- The same behind a relay: what had failed has failed again, what was inserted from log or letter leaves. `former_status` says which.
-with {outcomes},
-untried as (
-    select * from outcome where not by_letter and state is null and untried and event_id = any(%(ids)s::uuid[])
-),
-removed as (
-    delete from {schema}.outbox queued using untried
-    where queued.id = untried.event_id and untried.former_status is null and queued.status = 'pending' and queued.retry_count <= 1
-    returning queued.id
-),
-restored as (
-    update {schema}.outbox queued
-    set status = 'failed', next_retry_at = null, last_error = coalesce(queued.last_error, 'a replay was aborted')
-    from untried
-    where queued.id = untried.event_id and untried.former_status = 'failed' and queued.status = 'pending' and queued.retry_count = 1
-    returning queued.id
-),
-letters as (
-    update {schema}.dead_letter_events letter
-    set status = 'parked', next_retry_at = null
-    from (select id from removed union all select id from restored) back
-    where letter.event_id = back.id and letter.position is null and letter.status = 'retrying'
-),
-inbox as (
-    insert into {schema}.processed_events (event_id, consumer_name)
-    select event_id, consumer_name from untried where was_handled and consumer_name is not null
-    order by event_id
-    on conflict do nothing
-)
-select (select count(*) from removed) + (select count(*) from restored)
-
--- name: end_items
--- Aborted: nothing waits any more. What was tried and failed goes on being retried by its own policy, and counts as failed.
-with {outcomes},
-ended as (
-    update {schema}.operation_event item
-    set state = case when outcome.untried is not false then 'aborted' else 'failed' end,
-        note = case when outcome.untried is not false then null else outcome.note end
-    from outcome
-    where item.operation_id = %(id)s and item.ordinal = outcome.ordinal
-    returning item.state
-),
-waiting as (
-    update {schema}.operation_event set state = 'aborted' where operation_id = %(id)s and state = 'waiting'
-)
-update {schema}.operation set failed = failed + (select count(*) from ended where state = 'failed') where id = %(id)s
-
 -- name: who_is_missing
--- Those without whom nothing moves: consumers that nobody works for or that are paused, and (as null) any relay at all.
-select distinct consumer.name::text, consumer.paused
+-- Those without whom items in this state do not move: consumers that nobody works for, that are paused, or that have no checkpoint
+-- (paused: null); and (as null) any relay at all.
+select distinct item.consumer_name::text, consumer.paused
 from {schema}.operation_event item
-join {schema}.consumer on consumer.name = item.consumer_name
-where item.operation_id = %(id)s and item.state = 'started' and item.position is not null
+left join {schema}.consumer on consumer.name = item.consumer_name
+where item.operation_id = %(id)s and item.state = %(state)s and item.position is not null
   and (consumer.paused or consumer.leased_until is null or consumer.leased_until < clock_timestamp())
 union all
 select null, false
-where exists (select from {schema}.operation_event where operation_id = %(id)s and state = 'started' and position is null)
+where exists (select from {schema}.operation_event where operation_id = %(id)s and state = %(state)s and position is null)
   and not exists (select from {schema}.lane where leased_until > clock_timestamp())

@@ -59,15 +59,23 @@ select bounds.last + 1 - (select low from appended where low = high), bounds.las
 from bounds
 
 -- name: overview_consumers
--- Every consumer: its checkpoint, how far it is behind in events, who works for it, and since when its next event waits for it.
+-- Every consumer: its checkpoint, how far it is behind in events, who works for it, since when its next event waits for it, and
+-- how many of its dead letters are due to be tried again, since when.
 select consumer.name::text, consumer.position, head.position - consumer.position, consumer.paused,
        case when consumer.leased_until > clock_timestamp() then consumer.worker end,
-       coalesce(extract(epoch from clock_timestamp() - next.ts), 0)::float8
+       coalesce(extract(epoch from clock_timestamp() - next.ts), 0)::float8,
+       due.letters, coalesce(extract(epoch from statement_timestamp() - due.since), 0)::float8
 from {schema}.head
 cross join {schema}.consumer
 left join lateral (
     select log.ts from {schema}.log where log.position > consumer.position order by log.position limit 1
 ) next on true
+cross join lateral (
+    select count(*) as letters, min(letter.next_retry_at) as since
+    from {schema}.dead_letter_events letter
+    where letter.consumer_name = consumer.name and letter.status = 'retrying' and letter.next_retry_at <= statement_timestamp()
+      and letter.position is not null
+) due
 order by consumer.name
 
 -- name: overview_relays

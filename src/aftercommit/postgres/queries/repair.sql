@@ -22,7 +22,8 @@ and (%(statuses)s::text[] is null or event.status = any(%(statuses)s::text[]))
 -- name: list_letters
 -- Dead letters, last seen first, without their payloads; the last column counts all that were chosen.
 select event.event_id, event.consumer_name, event.status, event.event_type, event.aggregate_type, event.aggregate_id, event.position,
-       event.error, event.error_class, event.attempts, event.first_seen_at, event.last_seen_at, event.next_retry_at, count(*) over ()
+       event.error, event.error_class, event.attempts, event.first_seen_at, event.last_seen_at, event.next_retry_at,
+       jsonb_array_length(event.history), count(*) over ()
 from {schema}.dead_letter_events event
 where {which}
 order by event.last_seen_at desc, event.event_id, event.consumer_name
@@ -46,7 +47,7 @@ limit %(limit)s
 -- All that is known about the letters of one event: the only question whose answer holds a payload.
 select letter.event_id, letter.consumer_name, letter.status, letter.event_type, letter.aggregate_type, letter.aggregate_id, letter.position,
        letter.error, letter.error_class, letter.attempts, letter.first_seen_at, letter.last_seen_at, letter.next_retry_at,
-       letter.schema_version, letter.occurred_at, letter.created_at, letter.correlation_id, letter.causation_id,
+       jsonb_array_length(letter.history), letter.schema_version, letter.occurred_at, letter.created_at, letter.correlation_id, letter.causation_id,
        letter.payload::text, letter.history,
        (select outbox.status from {schema}.outbox where outbox.id = letter.event_id),
        coalesce((select array_agg(log.position order by log.position) from {schema}.log where log.id = letter.event_id), '{{}}')
@@ -76,7 +77,7 @@ select id from {schema}.outbox where id = any(%(ids)s::uuid[])
 
 -- name: lock_rows
 -- Rows of the outbox before their letters, as the relay locks them. One that the relay is settling right now is left to it.
-select id from {schema}.outbox where id = any(%(ids)s::uuid[]) order by id for update skip locked
+select id, status from {schema}.outbox where id = any(%(ids)s::uuid[]) order by id for update skip locked
 
 -- name: lock_letters
 -- The letters that an action is for, as they are at this moment.

@@ -16,11 +16,11 @@ update {schema}.upkeep set leased_until = null where task = 'sweep'
 select set_config('lock_timeout', '1s', true)
 
 -- name: lock_upkeep
--- Where a task stands, locked: who relies on its horizon holds the row FOR SHARE and is waited for. Due is a new pass after a
--- twentieth of the time that rows are kept.
+-- Where a task stands, locked: who relies on its horizon holds the row FOR SHARE and is waited for. A pass goes on up to the
+-- moment it began with, and never beyond the horizon on record. Due is a new pass after a twentieth of the time that rows are kept.
 insert into {schema}.upkeep as upkeep (task) values (%(task)s)
 on conflict (task) do update set task = excluded.task
-returning next_page, began_at - %(keep)s::interval, keep is not distinct from %(keep)s::interval,
+returning next_page, least(began_at - %(keep)s::interval, horizon), keep is not distinct from %(keep)s::interval,
           began_at is null or clock_timestamp() >= began_at + %(keep)s::interval / 20, kept_back
 
 -- name: begin_pass
@@ -38,12 +38,13 @@ set next_page = %(next_page)s, removed = removed + %(removed)s, ran_at = clock_t
 where task = %(task)s
 
 -- name: note_kept
--- A task that goes through no pages: how long is kept, what was removed up to when, and what had to stay.
+-- A task that goes through no pages now: how long is kept, what was removed up to when, and what had to stay. A pass that was
+-- under way is given up: its place and its moment belong to another time of keeping, and the next one begins at the first page.
 insert into {schema}.upkeep as upkeep (task, keep, removed, horizon, kept_back, ran_at)
 values (%(task)s, %(keep)s::interval, %(removed)s, %(horizon)s, %(kept_back)s, clock_timestamp())
 on conflict (task) do update
 set keep = excluded.keep, removed = upkeep.removed + excluded.removed, horizon = greatest(upkeep.horizon, excluded.horizon),
-    kept_back = excluded.kept_back, ran_at = excluded.ran_at
+    kept_back = excluded.kept_back, ran_at = excluded.ran_at, next_page = null, began_at = null
 
 -- name: kept_since
 -- The moment before which nothing has to be kept, on the database's clock.

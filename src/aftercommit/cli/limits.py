@@ -1,0 +1,58 @@
+"""The options that say what is still all right, the same for every command that tells problems."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+
+from aftercommit.postgres.health import Limits
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+_DEFAULTS = Limits()
+_OPTIONS = (
+    click.option(
+        "--max-age",
+        type=click.FloatRange(min=0),
+        default=_DEFAULTS.max_age,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long an event, or a retry that nobody makes, may wait before that is a problem.",
+    ),
+    click.option("--max-lag", type=click.IntRange(min=0), metavar="EVENTS", help="How far a consumer may be behind."),
+    click.option(
+        "--max-lag-seconds",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="How long an event in the log may wait for a consumer.",
+    ),
+    click.option(
+        "--max-dead",
+        type=click.IntRange(min=0),
+        default=_DEFAULTS.max_dead,
+        show_default=True,
+        metavar="COUNT",
+        help="How many dead letters may be parked, and events failed.",
+    ),
+    click.option(
+        "--max-transaction",
+        type=click.FloatRange(min=0),
+        default=_DEFAULTS.max_transaction,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a transaction may hold things up.",
+    ),
+)
+
+
+def limit_options(command: Decorated) -> Decorated:
+    """Let a command take --max-age and its like; `limits_of` makes Limits of what was said."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def limits_of(options: dict[str, Any]) -> Limits:
+    """What the options say, as one object; they are taken out of the dictionary."""
+    return Limits(**{each.name: options.pop(each.name) for each in fields(Limits)})
