@@ -120,8 +120,8 @@ select 1, (select""",
         "the consumer's slice is fenced neither by its lease nor by its checkpoint",
         Edit(
             CONSUMER_SQL,
-            "select name, position from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update",
-            "select name, position from {schema}.consumer where name = %(consumer)s for no key update",
+            "from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update\n),\nfence as (",
+            "from {schema}.consumer where name = %(consumer)s for no key update\n),\nfence as (",
         ),
         Edit(
             CONSUMER_SQL,
