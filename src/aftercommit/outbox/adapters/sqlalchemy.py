@@ -47,9 +47,12 @@ class Sqlalchemy(SyncPublisher):
         bind = target.get_bind() if isinstance(target, Session) else target
         self.style: Style = style_of_driver(bind.dialect.driver)
         self._target = target
+        self._known: Connection | None = None
 
     def _connection(self) -> Connection:
-        return self._target.connection() if isinstance(self._target, Session) else self._target
+        if self._known is None:
+            self._known = self._target.connection() if isinstance(self._target, Session) else self._target
+        return self._known
 
     def in_transaction(self) -> bool:
         """True unless the connection was set to AUTOCOMMIT: SQLAlchemy begins with the first statement."""
@@ -70,30 +73,38 @@ class Sqlalchemy(SyncPublisher):
 
 
 class AsyncSqlalchemy(AsyncPublisher):
-    """An AsyncSession or AsyncConnection."""
+    """An AsyncSession or AsyncConnection.
+
+    Every step from asyncio into SQLAlchemy costs as much as a small statement, so all is done in one.
+    """
 
     def __init__(self, target: AsyncSession | AsyncConnection) -> None:
         """The caller's session or connection; the driver decides how placeholders look."""
         bind = target.get_bind() if isinstance(target, AsyncSession) else target
         self.style: Style = style_of_driver(bind.dialect.driver)
-        self._target = target
-
-    async def _connection(self) -> AsyncConnection:
-        return await self._target.connection() if isinstance(self._target, AsyncSession) else self._target
+        self._target: Any = target
+        self._needs_transaction = False
 
     async def in_transaction(self) -> bool:
         """True unless the connection was set to AUTOCOMMIT: SQLAlchemy begins with the first statement."""
-        return not await (await self._connection()).run_sync(_is_autocommit)
+        inside: bool = await self._target.run_sync(lambda target: Sqlalchemy(target).in_transaction())
+        return inside
+
+    async def require_transaction(self) -> None:
+        """Asked together with the first statement, before it is sent."""
+        self._needs_transaction = True
 
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Straight to the driver, after what the session has yet to write."""
-        await self._run(statement, parameters)
+        await self._target.run_sync(lambda target: self._checked(target).execute(statement, parameters))
 
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Likewise."""
-        return (await self._run(statement, parameters)).fetchall()
+        rows: Rows = await self._target.run_sync(lambda target: self._checked(target).fetch(statement, parameters))
+        return rows
 
-    async def _run(self, statement: str, parameters: Sequence[Any]) -> CursorResult[Any]:
-        if isinstance(self._target, AsyncSession):
-            await self._target.run_sync(_flush)
-        return await (await self._connection()).exec_driver_sql(statement, tuple(parameters))
+    def _checked(self, target: Session | Connection) -> Sqlalchemy:
+        publisher = Sqlalchemy(target)
+        if self._needs_transaction:
+            publisher.require_transaction()
+        return publisher
