@@ -206,6 +206,11 @@ class Carrier:
             self._look_for_retries_at = time.monotonic() + IDLE_RETRY_LOOK
         return seconds
 
+    @property
+    def quiet_seconds(self) -> float:
+        """For how long no retry has to be looked for."""
+        return self._look_for_retries_at - time.monotonic()
+
     def look_back_to(self, seq: int) -> None:
         """An event of this seq was never tried: if the watermark is past it, it goes back."""
         self._watermark.look_back_to(seq)

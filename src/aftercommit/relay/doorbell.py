@@ -6,6 +6,7 @@ lock on the outbox table, and while such a transaction is open the relay looks f
 """
 
 import asyncio
+import time
 from typing import Any
 
 import psycopg
@@ -24,6 +25,7 @@ SHORTEST_LOOK = 0.01
 LONGEST_LOOK = 0.1
 BUSY_BATCH = 64
 BUSY_STREAK = 16
+IN_A_ROW_SECONDS = 0.02
 
 
 class Doorbell:
@@ -38,6 +40,7 @@ class Doorbell:
         self._unheard: set[str] = set()
         self._look = SHORTEST_LOOK
         self._streak = 0
+        self._worked_at = 0.0
         self._seen: tuple[object, int] | None = None
         mine = None if of == 1 else {FOR_ALL, *(str(lane) for lane in range(LANES) if lane % of == number)}
         self.rung = listener.subscribe(shape.publish_channel, mine) if listener is not None else asyncio.Event()
@@ -45,7 +48,9 @@ class Doorbell:
 
     async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:
         """A batch was carried: when work comes in bulk, publishers need not ring for this carrier."""
-        self._streak += 1
+        now = time.monotonic()
+        self._streak = self._streak + 1 if now - self._worked_at < IN_A_ROW_SECONDS else 1
+        self._worked_at = now
         if self._lanes.is_listening(self) and (count >= BUSY_BATCH or self._streak >= BUSY_STREAK):
             await self._lanes.listen(connection, self, False)
 

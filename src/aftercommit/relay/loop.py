@@ -19,7 +19,7 @@ from aftercommit.postgres.resilience import DatabaseService, close_quietly, firs
 from aftercommit.postgres.retention import Retention
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.carrier import Carrier
-from aftercommit.relay.doorbell import Doorbell
+from aftercommit.relay.doorbell import POLL, Doorbell
 from aftercommit.relay.lanes import Lanes
 from aftercommit.relay.plan import Marks
 from aftercommit.relay.settle import Settlement
@@ -242,9 +242,11 @@ class Relay(DatabaseService):
         if carried:
             self._transport_is_back()
             await doorbell.worked(connection, carried)
-            # What comes after a look that took all there was will ring, if the bell was heard all along.
-            if not (carrier.took_all and doorbell.hears):
-                return
+            if carrier.took_all and doorbell.hears and carrier.quiet_seconds > 0:
+                # What comes after a look that took all there was will ring: the bell was heard all along.
+                await self.reach("relay.idle")
+                await self.pause(min(POLL, carrier.quiet_seconds), doorbell.rung)
+            return
         await self.reach("relay.idle")
         seconds = await doorbell.ran_dry(connection)
         if seconds > 0:
