@@ -148,3 +148,34 @@ async def test_a_cancellation_that_meets_a_lost_database_ends_the_service() -> N
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(running, 10)
+
+
+@pytest.mark.parametrize("in_a_group", [False, True])
+async def test_answers_that_do_not_fit_together_are_the_loss_of_the_database(in_a_group: bool) -> None:
+    """psycopg: "received 2 results from command 'COMMIT'", of a server that died while it answered."""
+    sessions = 0
+
+    class Confused(DatabaseService):
+        name = "confused"
+
+        async def session(self) -> None:
+            nonlocal sessions
+            sessions += 1
+            if sessions == 1:
+                error = psycopg.InternalError("received 2 results from command 'COMMIT'")
+                raise BaseExceptionGroup("tasks", [error]) if in_a_group else error
+            self.stopping.set()
+
+    await asyncio.wait_for(Confused().run(), 10)
+    assert sessions == 2
+
+
+async def test_an_internal_error_that_the_server_reports_is_raised() -> None:
+    class Broken(DatabaseService):
+        name = "broken"
+
+        async def session(self) -> None:
+            raise psycopg.errors.DataCorrupted("invalid page in block 7")
+
+    with pytest.raises(psycopg.errors.DataCorrupted):
+        await Broken().run()

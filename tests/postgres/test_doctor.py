@@ -567,7 +567,60 @@ class TestCommandLine:
         finally:
             change(shop, f"drop role {role}")
         assert next(each for each in findings if each.check == "durability").level == "ok"
-        assert any(each.check == "migrations" and "may not use schema" in each.found for each in findings)
+        (migrations,) = [each for each in findings if each.check == "migrations"]
+        assert migrations.level == "problem"
+        assert "lacks a privilege in schema 'shop'" in migrations.found
+
+    def test_what_was_found_before_a_check_could_not_go_on_is_told(self, shop: Shop, limited: tuple[str, str]) -> None:
+        role, dsn = limited
+        change(shop, f"revoke select on shop.upkeep from {role}")
+        told = [each for each in look(shop, dsn) if each.check == "privileges"]
+        assert [each.level for each in told] == ["problem", "problem"]
+        assert f"user '{role}' lacks select on upkeep" in told[0].found
+        assert told[1].found.startswith("could not be looked at: database user")
+
+    @pytest.mark.parametrize("table", ["log", "upkeep", "migration"])
+    def test_a_table_that_somebody_has_locked_is_a_problem_and_holds_nobody_up(self, shop: Shop, table: str) -> None:
+        with shop.connect() as other:
+            other.execute(f"lock table shop.{table} in access exclusive mode".encode())
+            findings = look(shop)
+        locked = [each for each in findings if "is locked and cannot be read" in each.found]
+        assert {each.level for each in locked} == {"problem"}
+
+    def test_an_empty_head_is_told_with_the_way_to_fill_it(self, shop: Shop) -> None:
+        shop.rows("delete from head")
+        (told,) = [each for each in look(shop) if each.check == "log"]
+        assert told.level == "problem"
+        assert told.remedy is not None
+        result = CliRunner().invoke(cli, ["status", "--dsn", shop.dsn, "--schema", "shop"])
+        assert result.exit_code == 3
+        assert told.remedy in result.stderr
+        change(shop, told.remedy)
+        assert {each.level for each in look(shop) if each.check == "log"} == {"ok"}
+
+    def test_events_that_are_gone_before_a_consumer_has_read_them_are_told(self, shop: Shop) -> None:
+        fill_log(shop, 20)
+        shop.rows("insert into consumer (name, position, declared_by) values ('slow', 3, 'test')")
+        shop.rows("delete from log where position <= 10")
+        assert "consumer 'slow' has read up to 3, and the next 7 events are no longer in the log" in {
+            each.found for each in found(shop, "consumers")
+        }
+
+    def test_a_server_that_cancels_everything_is_a_problem(self, shop: Shop) -> None:
+        dsn = f"{shop.dsn}&options=-c%20statement_timeout%3D1"
+        result = CliRunner().invoke(cli, ["doctor", "--json", "--dsn", dsn])
+        assert json.loads(result.stdout)["checks"]
+
+    def test_an_address_that_cannot_be_read_is_a_finding(self) -> None:
+        result = CliRunner().invoke(cli, ["doctor", "--json", "--dsn", "foo bar"])
+        assert result.exit_code == 3
+        assert "cannot be read" in json.loads(result.stdout)["checks"][0]["found"]
+
+    @pytest.mark.parametrize("style", ["German", "SQL", "Postgres"])
+    def test_the_way_a_database_writes_times_does_not_matter(self, shop: Shop, style: str) -> None:
+        shop.rows("update upkeep set horizon = now(), ran_at = now()")
+        dsn = f"{shop.dsn}&options=-c%20datestyle%3D{style}"
+        assert not [each for each in look(shop, dsn) if "could not be looked at" in each.found]
 
 
 def test_a_look_changes_nothing(shop: Shop) -> None:

@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 
 from aftercommit.errors import (
     DatabaseError,
+    DatabaseRefused,
     DatabaseUnavailable,
     DeclarationError,
     SchemaDrift,
@@ -28,6 +29,7 @@ from aftercommit.postgres import migrate
 from aftercommit.postgres.declared import OUTBOX_COLUMNS
 from aftercommit.postgres.shape import ENGINE_TABLES, PARTITION_NAME, DeclaredView, Shape
 from tests.postgres.engine import Engine, connected, migrate_up, value, wait_until, waits_for_a_lock
+from tests.postgres.old_schema import migrate_up_to
 from tools.schema import dump
 
 SCOPED = Shape("scoped", {"tenant_id": str, "shard": int, "project_id": UUID}, ("tenant_id", "aggregate_id"))
@@ -114,7 +116,11 @@ def test_a_schema_may_be_called_anything(connection, schema):
 
 
 @pytest.mark.parametrize(
-    "schema", ["", "100%", "x" * 64, "é" * 32, "nul\x00", "pg_own", "information_schema", None, b"bytes"]
+    "schema",
+    [
+        *("", "100%", "x" * 64, "é" * 32, "nul\x00", "pg_own", "information_schema", None, b"bytes"),
+        *("x\ndrop table public.victim; --", "x\r", "tab\t", "\x1b[2J", "line\u2028", "half\udc80"),
+    ],
 )
 def test_a_schema_name_that_postgresql_would_not_keep_is_refused(schema):
     with pytest.raises(DeclarationError, match=r"schema .*(not usable|belongs to PostgreSQL)"):
@@ -354,6 +360,39 @@ def test_a_foreign_table_in_the_way_is_named_and_left_alone(connection, table):
         migrate.up(connection, Shape())
 
     assert value(connection, f"select count(mine) from aftercommit.{table}") == 0
+
+
+@pytest.mark.parametrize(("version", "row"), [("text", "'a'"), ("integer", "20240101"), ("bigint", "1")])
+def test_a_migration_table_of_somebody_else_is_named_and_left_alone(connection, version, row):
+    connection.execute("create schema aftercommit")
+    connection.execute(f"create table aftercommit.migration (version {version}, name text, checksum text)")
+    connection.execute(f"insert into aftercommit.migration values ({row}, 'first', 'abc')")
+
+    with pytest.raises(DatabaseError, match=r"'migration' that is not ours: choose another schema name"):
+        migrate.up(connection, Shape())
+
+
+@pytest.mark.parametrize(
+    "other", ["table aftercommit.dead_letter_count (a int)", "index dead_letter_count on mine (a)"]
+)
+def test_a_foreign_relation_with_the_name_of_an_index_is_no_index_of_ours(connection, other):
+    migrate_up_to(connection, Shape(), 1)
+    connection.execute("create table aftercommit.mine (a int); set search_path to aftercommit")
+    connection.execute(f"create {other}")
+
+    with pytest.raises(SchemaDrift, match=r"aftercommit.dead_letter_count is not the index of dead_letter_events"):
+        migrate.up(connection, Shape())
+
+    connection.execute("alter table dead_letter_count rename to of_mine")
+    migrate.up(connection, Shape())
+    migrate.check(connection, Shape())
+    assert value(connection, "select count(*) from pg_class where relname = 'of_mine'") == 1
+
+
+def test_a_session_that_may_only_read_is_told_what_to_do(connection):
+    connection.execute("set default_transaction_read_only = on")
+    with pytest.raises(DatabaseRefused, match=r"lets this session only read.*Connect to the primary"):
+        migrate.up(connection, Shape())
 
 
 def test_a_view_that_somebody_else_made_is_not_replaced(connection):

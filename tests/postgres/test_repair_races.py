@@ -111,6 +111,97 @@ class TestEdits:
         assert shop.value("select count(*) from operation") == 0
 
 
+class Held(Fragile):
+    """Its handler can be held inside."""
+
+    def __init__(self, shop: Shop, *bad: int, **options: Any) -> None:
+        """Not held."""
+        self.held = False
+        self.inside, self.gate = asyncio.Event(), asyncio.Event()
+        self.notes: list[str] = []
+        super().__init__(shop, *bad, **options)
+
+    async def handle(self, event: Event[OrderPlaced], connection: Any) -> None:
+        """Wait inside while it is held."""
+        if self.held:
+            self.inside.set()
+            await self.gate.wait()
+        self.notes.append(event.payload.note)
+        await super().handle(event, connection)
+
+
+class TestLettersInHand:
+    async def test_a_letter_in_hand_is_left_alone_at_once_and_its_handler_counts(self, shop: Shop) -> None:
+        held = Held(shop, 1)
+        (event_id,) = place_in_log(shop, ("o-1", 1))
+        await held.work()
+        held.mend()
+        held.held = True
+        chosen = Selection(event_ids=(event_id,))
+        async with worker_on(shop, held.consumer):
+            await desk(shop).retry(chosen)
+            await asyncio.wait_for(held.inside.wait(), 10)
+            discarded = await desk(shop).discard(chosen, reason="too late")
+            retried = await desk(shop).retry(chosen)
+            held.gate.set()
+            await settled(shop, "index")
+        assert [(done.done, [each.note for each in done.left_alone]) for done in (discarded, retried)] == [
+            (0, ["it is being handled at this moment: try again when that has ended"])
+        ] * 2
+        assert letters(shop, "status") == [("resolved",)]
+        assert held.ledger.numbers() == [1]
+
+    async def test_an_edit_between_reading_and_handling_is_what_is_handled(self, shop: Shop) -> None:
+        """An abort has parked the letter meanwhile: its worker still has it as it was."""
+        held = Held(shop, 1)
+        (event_id,) = place_in_log(shop, ("o-1", 1))
+        await held.work()
+        held.mend()
+        held.notes.clear()
+        operation = await desk(shop).start(Selection(consumer="index"))
+        hold = shop.signals.hold("consumer.retrying")
+        async with worker_on(shop, held.consumer):
+            driving, driver = await fed(shop, operation)
+            await hold.wait()
+            driver.stopping.set()
+            await driving
+            ended = await desk(shop).abort(operation.id)
+            await desk(shop).edit(event_id, NEW)
+            hold.release()
+            await shop.value_becomes("select status from dead_letter_events", "resolved")
+        assert (ended.status, ended.failed) == ("aborted", 0)
+        assert held.notes == ["new"]
+        assert held.ledger.numbers() == [1]
+
+    async def test_an_abort_waits_for_what_is_in_hand_and_counts_it(self, shop: Shop) -> None:
+        held = Held(shop)
+        place_in_log(shop, ("o-1", 1))
+        await held.work()
+        held.held = True
+        async with worker_on(shop, held.consumer):
+            operation = await desk(shop).start(Selection(from_position=1), to="index", again=True)
+            driving, driver = await fed(shop, operation)
+            await asyncio.wait_for(held.inside.wait(), 10)
+            driver.stopping.set()
+            await driving
+            aborting = asyncio.create_task(desk(shop).abort(operation.id))
+            await shop.value_becomes("select status from operation", "aborting")
+            held.gate.set()
+            ended = await asyncio.wait_for(aborting, 20)
+        assert (ended.status, ended.done, ended.failed) == ("aborted", 1, 0)
+        assert held.ledger.numbers() == [1, 1]
+        assert letters(shop, "status") == [("resolved",)]
+
+    async def test_without_an_inbox_and_in_strict_order_what_waits_behind_a_letter_is_handled(self, shop: Shop) -> None:
+        fragile = Fragile(shop, 1, ordering="strict", inbox=False)
+        place_in_log(shop, ("o-1", 1), ("o-1", 2), ("o-1", 3))
+        await fragile.work()
+        fragile.mend()
+        await desk(shop).retry(Selection(consumer="index"))
+        await fragile.work()
+        assert fragile.ledger.numbers() == [1, 2, 3]
+
+
 async def start_of_one(shop: Shop) -> tuple[Fragile, Operation]:
     """A parked letter, and a replay of it that nobody drives yet."""
     fragile = Fragile(shop, 1)
@@ -249,10 +340,13 @@ async def test_an_event_sent_again_after_its_letter_was_dealt_with_has_all_its_a
     assert letters(shop, "status, attempts, jsonb_array_length(history)") == [("parked", 3, 6)]
 
 
-async def test_an_abort_brings_the_attempts_on_record_back(shop: Shop) -> None:
+async def test_an_abort_brings_the_former_attempts_back(shop: Shop) -> None:
     fragile = Fragile(shop, 1, retry_count=2)
     place_in_log(shop, ("o-1", 1))
     await fragile.work()
+    await desk(shop).retry(Selection(consumer="index"))
+    await fragile.work()
+    assert letters(shop, "attempts, jsonb_array_length(history)") == [(3, 6)]
     operation = await desk(shop).start(Selection(consumer="index"))
     driving, driver = await fed(shop, operation)
     assert letters(shop) == [("retrying", 0)]
@@ -269,10 +363,14 @@ async def test_a_retry_says_who_is_missing(shop: Shop) -> None:
     await fragile.work()
     chosen = Selection(event_ids=(event_id,))
     alone = await desk(shop).retry(chosen)
+    rest = "update dead_letter_events set status = 'parked', next_retry_at = null"
+    shop.rows(rest)
     shop.rows("update consumer set paused = true")
     paused = await desk(shop).retry(chosen)
+    shop.rows(rest)
     shop.rows("update consumer set paused = false")
     async with worker_on(shop, fragile.consumer):
+        await shop.signals.wait("consumer.idle")
         attended = await desk(shop).retry(chosen)
     assert list(alone.missing) == ["nobody works for consumer 'index': start `aftercommit worker index`"]
     assert list(paused.missing) == ["consumer 'index' is paused: `aftercommit consumers resume index`"]

@@ -3,6 +3,9 @@
 import asyncio
 import json
 import logging
+import os
+import re
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -19,6 +22,7 @@ from aftercommit.cli import cli
 from aftercommit.errors import DatabaseError, DeclarationError, SweepUnderWay
 from aftercommit.event.identity import uuid7
 from aftercommit.postgres import migrate, partitions, retention
+from aftercommit.postgres.database import Database
 from aftercommit.postgres.retention import Retention, Round, Swept, the_only_one
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -171,6 +175,24 @@ class TestInbox:
         else:
             assert (swept.removed, swept.kept_back) == (0, ("1 held by dead letters of 'index'",))
 
+    def test_an_event_that_its_consumer_has_yet_to_come_past_keeps_its_row(self, connection) -> None:
+        """Several at once: a worker that died has handled events above its checkpoint, and is given them again."""
+        engine = Engine(connection)
+        events = [engine.publish() for _ in range(3)]
+        for event in events:
+            engine.deliver(event)
+        handle(connection, *events)
+        handle(connection, *events, consumer="elsewhere")
+        connection.execute("insert into aftercommit.consumer (name, position, declared_by) values ('index', 1, 'test')")
+
+        swept = sweep(connection)["inbox"]
+
+        assert swept.removed == 4
+        assert swept.kept_back == ("2 held by the checkpoint of 'index', which is before them",)
+        assert inbox(connection) == set(events[1:])
+        connection.execute("update aftercommit.consumer set position = 3")
+        assert sweep(connection)["inbox"].removed == 2
+
     def test_a_pass_under_way_never_goes_beyond_the_horizon_on_record(self, connection, monkeypatch) -> None:
         """Cut short with 30 days, held back with 10 while an operation runs: what it relies on is not removed."""
         monkeypatch.setattr(retention, "PAGES_AT_ONCE", 1)
@@ -300,6 +322,14 @@ class TestPasses:
             " attempts) select id, 'index', 'parked', event_type, 1, 'thing', aggregate_id, now(), 'c', '{}', seq,"
             " now(), 'e', 'E', 1 from aftercommit.outbox"
         )
+        connection.execute(
+            "insert into aftercommit.log (position, ts, id, seq, lane, aggregate_type, aggregate_id, event_type,"
+            " schema_version, occurred_at, correlation_id, payload, retry_count, created_at) select n, now(),"
+            " gen_random_uuid(), n, 1, 'thing', n, 'thing.happened', 1, now(), 'c', '{}', 0, now()"
+            " from generate_series(1, 20000) n"
+        )
+        connection.execute("update aftercommit.head set position = 20000")
+        connection.execute("insert into aftercommit.consumer (name, position, declared_by) values ('index', 5, 'test')")
         connection.execute("vacuum analyze")
         statements = Statements(SHAPE)
         statement = statements.render(
@@ -310,7 +340,10 @@ class TestPasses:
             rows = connection.execute(f"explain (analyze, costs off) {statement}".encode(), parameters).fetchall()
 
         plan = "\n".join(row[0] for row in rows)
-        assert "Seq Scan" not in plan
+        # Consumers are few, the head is one row, and the partitions ahead are empty.
+        scanned = set(re.findall(r"Seq Scan on (\w+)", plan))
+        assert scanned <= {"consumer", "head", "log_000001", "log_000002"}
+        assert "log_000000_id_idx" in plan
         assert "Tid Range Scan on processed_events" in plan
         assert "outbox_pkey" in plan
         assert "dead_letter_events_pkey" in plan
@@ -334,6 +367,19 @@ class TestOtherTables:
         assert sweep(connection)["keys"].removed == 1
         assert value(connection, "select key from aftercommit.published_key") == "new"
 
+    def test_the_key_of_an_event_that_is_still_in_the_outbox_stays(self, connection) -> None:
+        event = Engine(connection).publish()
+        connection.execute(
+            "insert into aftercommit.published_key (key, event_ids, created_at)"
+            " values ('pending', array[%s], now() - interval '8 days'), ('gone', array[%s], now() - interval '8 days')",
+            [event, uuid7()],
+        )
+
+        swept = sweep(connection)["keys"]
+
+        assert (swept.removed, swept.kept_back) == (1, ("1 held by events that are still in the outbox",))
+        assert value(connection, "select key from aftercommit.published_key") == "pending"
+
     def test_only_dead_letters_that_are_dealt_with_go(self, connection) -> None:
         for status in ("retrying", "waiting", "parked", "resolved", "discarded"):
             connection.execute(LETTER, [uuid7(), status, None, status])
@@ -350,7 +396,7 @@ class TestOtherTables:
         operate(connection, "done", events=10)
         running = operate(connection, "running", events=2)
 
-        half = sweep(connection, stopping=after(3))["operations"]
+        half = sweep(connection, stopping=after(8))["operations"]
         assert (half.removed, half.finished) == (0, False)
         assert value(connection, "select count(*) from aftercommit.operation_event") == 4 + 2
         assert sweep(connection)["operations"].removed == 1
@@ -417,6 +463,44 @@ class TestLog:
         assert swept.partitions == ("log_000000", "log_000001")
         assert swept.kept_back == (f"operation {operation} is under way and goes through position 22",)
 
+    def test_what_an_operation_goes_through_by_the_transport_stays_until_it_ends(self, log) -> None:
+        """Such an operation has events and no positions: they are read from the log when their turn comes."""
+        operation = operate(log, "running", events=1)
+        log.execute(
+            "update aftercommit.operation_event set event_id = (select id from aftercommit.log where position = 22)"
+        )
+
+        swept = sweep(log, Retention(log=DAY))["log"]
+
+        assert swept.partitions == ("log_000000", "log_000001")
+        assert swept.kept_back == (f"operation {operation} is under way and goes through position 22",)
+        log.execute("update aftercommit.operation_event set state = 'done'")
+        assert sweep(log, Retention(log=DAY))["log"].partitions == ("log_000002",)
+
+    def test_a_partition_that_an_interrupted_run_has_marked_is_looked_at_again(self, log) -> None:
+        log.execute(
+            "do $$ begin execute format('comment on table aftercommit.log_000000 is %L', '"
+            + partitions._CONDEMNED
+            + "'); end $$"
+        )
+        log.execute("insert into aftercommit.consumer (name, position, declared_by) values ('slow', 5, 'test')")
+
+        swept = sweep(log, Retention(log=DAY))["log"]
+
+        assert (swept.removed, swept.kept_back) == (0, ("consumer 'slow' has read up to 5 only",))
+        assert not partitions.existing(log, SHAPE)[0].condemned
+        log.execute("update aftercommit.consumer set position = 32")
+        assert sweep(log, Retention(log=DAY))["log"].removed == 3
+
+    def test_a_log_that_somebody_has_locked_is_left_to_the_next_round(self, database, log, monkeypatch) -> None:
+        monkeypatch.setattr(retention, "PATIENCE", 0.2)
+        handle(log, uuid7())
+        with connected(database, autocommit=False) as other:
+            other.execute("lock table aftercommit.log in access exclusive mode")
+            swept = sweep(log, Retention(log=DAY))
+        assert swept["log"].removed == 0
+        assert "somebody is in the way" in swept["log"].kept_back[0]
+
     def test_a_reader_is_waited_for_briefly_and_named_as_the_reason(self, database, log, monkeypatch) -> None:
         monkeypatch.setattr(retention, "PATIENCE", 0.2)
         with connected(database, autocommit=False) as reader:
@@ -441,6 +525,25 @@ class TestLog:
         finally:
             log.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
 
+    def test_a_role_that_may_not_drop_is_told_so_only_where_something_is_to_be_dropped(self, database, log) -> None:
+        role = f"limited_{uuid4().hex[:8]}"
+        log.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
+        try:
+            for statement in migrate.grants(SHAPE, role):
+                log.execute(statement.encode())
+            with connected(database, user=role) as limited:
+                assert sweep(limited, Retention(log=30 * DAY))["log"].kept_back == ()
+        finally:
+            log.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
+
+    def test_a_dry_run_names_operations_under_way(self, log) -> None:
+        operation = operate(log, "running")
+        handle(log, uuid7())
+
+        swept = sweep(log, dry_run=True)["inbox"]
+
+        assert (swept.removed, swept.kept_back) == (0, (f"operation {operation} (replay, by anna) is under way",))
+
     def test_a_dry_run_counts_the_same_and_changes_nothing(self, log) -> None:
         handle(log, uuid7(), uuid7())
         operate(log, "done", events=3)
@@ -464,7 +567,8 @@ class TestOneAtATime:
             the_only_one(connection, SHAPE, interval=60, lease=60) as ours,
             the_only_one(other, SHAPE, interval=0, lease=60) as theirs,
         ):
-            assert (ours, theirs) == (True, False)
+            assert ours is not None
+            assert theirs is None
 
     def test_the_next_round_is_due_after_the_interval_whoever_does_it(self, database, connection) -> None:
         with the_only_one(connection, SHAPE, interval=60, lease=60) as ours:
@@ -487,6 +591,61 @@ class TestOneAtATime:
         connection.execute("update aftercommit.upkeep set leased_until = now() - interval '1 second'")
         with the_only_one(connection, SHAPE, interval=0, lease=60, patience=0.01) as ours:
             assert ours
+
+    def test_a_turn_is_renewed_while_the_round_goes_on_and_ends_with_somebody_elses(self, database, connection) -> None:
+        with the_only_one(connection, SHAPE, interval=0, lease=0.001) as ours, connected(database) as other:
+            assert ours is not None
+            first = upkeep(connection, "sweep", "leased_until")
+            assert ours.renew()
+            assert upkeep(connection, "sweep", "leased_until") > first
+            wait_until(lambda: value(other, "select leased_until < now() from aftercommit.upkeep where task = 'sweep'"))
+            with the_only_one(other, SHAPE, interval=0, lease=60) as theirs:
+                assert theirs
+                handle(connection, uuid7())
+                swept = sweep(connection, turn=ours)
+                assert not any(each.finished for each in swept.values() if each.keep is not None)
+                assert len(inbox(connection)) == 1
+                ours.release()
+                assert upkeep(connection, "sweep", "leased_until") is not None
+
+    def test_a_program_that_was_killed_holds_the_others_up_for_less_than_they_wait(self, connection) -> None:
+        with the_only_one(connection, SHAPE, interval=0) as ours:
+            assert ours
+            left = value(connection, "select leased_until - now() from aftercommit.upkeep where task = 'sweep'")
+        assert left <= timedelta(seconds=20)
+
+
+@pytest.fixture
+def locked(database: str, connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody has locked the table that retention keeps its records in."""
+    with connected(database, autocommit=False) as other:
+        other.execute("lock table aftercommit.upkeep in access exclusive mode")
+        yield other
+
+
+class TestLocks:
+    def test_a_round_is_not_held_up_by_a_locked_table(self, connection, locked) -> None:
+        handle(connection, uuid7())
+        with the_only_one(connection, SHAPE, interval=0) as ours:
+            assert ours is None
+        swept = sweep(connection)
+        assert swept["inbox"].kept_back == ("somebody relies on its horizon at this moment",)
+        assert len(inbox(connection)) == 1
+
+    def test_the_command_says_that_the_table_is_locked(self, database, connection, locked) -> None:
+        result = run(database, "sweep")
+        assert result.exit_code == 1
+        assert "is locked and cannot be read: process" in result.stderr
+
+    def test_whoever_relies_on_a_horizon_keeps_no_relay_from_stopping(self, database, connection) -> None:
+        sweep(connection)
+        handle(connection, uuid7())
+        with connected(database, autocommit=False) as reader:
+            reader.execute("select horizon from aftercommit.upkeep where task = 'inbox' for share")
+            swept = sweep(connection, Retention(inbox=None), whole=False)
+            assert swept["inbox"] == Swept("inbox", None)
+            stopped = sweep(connection, stopping=lambda: True)
+        assert not stopped["inbox"].finished
 
 
 class TestBesideTheRelay:
@@ -548,6 +707,21 @@ class TestBesideTheRelay:
         assert (swept["log"].removed, swept["inbox"].removed) == (3, 1)
 
 
+@pytest.mark.needs("pgbouncer")
+def test_times_are_read_through_a_transaction_pooler_however_the_database_writes_them(database, tmp_path: Path) -> None:
+    with connected(database) as owner:
+        name = sql.Identifier(owner.info.dbname)
+        owner.execute(sql.SQL("alter database {} set datestyle to 'German'").format(name))
+    with (
+        PgBouncer(database, tmp_path) as pooler,
+        connected(pooler.dsn, prepare_threshold=None) as stranger,
+        Database(pooler.dsn).connect_sync() as pooled,
+    ):
+        for _ in range(3):
+            assert value(stranger, "show datestyle").startswith("German")
+            assert value(pooled, "select now()").tzinfo is not None
+
+
 def run(dsn: str, *arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(cli, [*arguments, "--dsn", dsn], env=environment)
 
@@ -594,6 +768,22 @@ class TestCommandLine:
         result = run(database, "sweep")
 
         assert result.exit_code == 4, result.output
+
+    def test_sigterm_ends_the_round_and_lets_the_next_one_begin(self, database, connection, monkeypatch) -> None:
+        monkeypatch.setattr(retention, "PAGES_AT_ONCE", 1)
+        handle_many(connection, 2000)
+        step = Round._step
+
+        def told_to_stop(self: Round, *arguments: Any) -> int:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, *arguments)
+
+        monkeypatch.setattr(Round, "_step", told_to_stop)
+        result = run(database, "sweep")
+
+        assert result.exit_code == 4, result.output
+        assert 0 < value(connection, "select count(*) from aftercommit.processed_events") < 2000
+        assert upkeep(connection, "sweep", "leased_until") is None
 
     @pytest.mark.parametrize("time", ["30", "d", "-1d", "0d", "1e9d", "99999999999999d", "soon"])
     @pytest.mark.parametrize("command", ["sweep", "relay", "up"])

@@ -18,10 +18,13 @@ from rich.console import Console
 
 from aftercommit.cli import cli
 from aftercommit.cli.figures import Pace
+from aftercommit.cli.look import Look
 from aftercommit.cli.screen import Screen, ago
+from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres import holders
 from aftercommit.postgres.health import Limits, problems
-from aftercommit.postgres.overview import ConsumerState, Overview, overview
+from aftercommit.postgres.overview import ConsumerState, DeadLetterCount, Overview, overview
+from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from tests.postgres.engine import wait_until, waits_for_a_lock
 from tests.programs import CLEANED, running
@@ -248,6 +251,45 @@ class TestLimits:
             "dead retry` puts them back",
         ]
         assert run(shop, "--max-dead", "1").exit_code == 0
+
+    def test_of_many_owners_of_dead_letters_those_with_the_most_are_named(self) -> None:
+        letters = tuple(DeadLetterCount(f"consumer{number}", "parked", number) for number in range(1, 41))
+        told = [each.found for each in problems(replace(IDLE, dead_letters=letters))]
+        assert told == [
+            "40 dead letters of consumer40 are parked",
+            "39 dead letters of consumer39 are parked",
+            "38 dead letters of consumer38 are parked",
+            "703 dead letters of 37 others are parked",
+        ]
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            *(("status", f"--max-age={seconds}") for seconds in ("nan", "inf", "1e300", "-1")),
+            *(("status", "--watch", f"--interval={seconds}") for seconds in ("nan", "inf", "1e300")),
+            *(("sweep", f"--seconds={seconds}") for seconds in ("nan", "inf", "1e300")),
+        ],
+    )
+    def test_a_time_that_nobody_can_wait_for_is_wrong_usage(self, said: tuple[str, ...]) -> None:
+        result = CliRunner().invoke(cli, [*said, "--dsn", "postgresql://127.0.0.1:1/x"])
+        assert result.exit_code == 2, result.output
+
+    def test_a_look_that_the_server_cancels_is_not_taken_for_an_outage(self, shop: Shop) -> None:
+        def cancelled(connection: psycopg.Connection[Any]) -> Shape:
+            connection.execute("set statement_timeout = 1")
+            connection.execute("select pg_sleep(10)")
+            raise AssertionError("the server cancels it")
+
+        with Look(shop.database, cancelled) as look, pytest.raises(DatabaseUnavailable) as error:
+            look.now()
+        assert "due to statement timeout. Look again, or give the user" in str(error.value)
+        assert "cannot connect" not in str(error.value)
+
+    def test_a_session_that_may_only_read_is_told_what_to_do(self, shop: Shop) -> None:
+        dsn = f"{shop.dsn}&options=-c%20default_transaction_read_only%3Don"
+        result = CliRunner().invoke(cli, ["sweep", "--schema", "shop", "--dsn", dsn])
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: PostgreSQL lets this session only read")
 
     @pytest.mark.parametrize(
         ("limits", "words"),

@@ -26,6 +26,7 @@ from aftercommit.cli.up import up
 from aftercommit.cli.version import version
 from aftercommit.cli.worker import worker
 from aftercommit.errors import AftercommitError, SchemaDrift, SchemaNotMigrated, SchemaTooNew
+from aftercommit.postgres.database import read_only
 
 _DRIFT = (SchemaNotMigrated, SchemaTooNew, SchemaDrift)
 
@@ -40,6 +41,9 @@ class _Root(click.Group):
         except AftercommitError as problem:
             self._explain(ctx, problem)
             ctx.exit(NOT_AS_IT_SHOULD_BE if isinstance(problem, _DRIFT) else FAILED)
+        except psycopg.errors.ReadOnlySqlTransaction as problem:
+            self._explain(ctx, read_only(problem))
+            ctx.exit(FAILED)
         except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege) as problem:
             self._explain(ctx, problem)
             ctx.exit(FAILED)

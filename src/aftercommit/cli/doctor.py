@@ -16,6 +16,7 @@ from aftercommit.cli.loading import find_shape, load_database, load_outbox
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, printable
 from aftercommit.doctor import Finding, diagnose
+from aftercommit.errors import AftercommitError
 from aftercommit.outbox import Outbox
 from aftercommit.settings import Settings
 from aftercommit.text import plural
@@ -36,13 +37,16 @@ def doctor(ctx: click.Context, /, settings: Settings, as_json: bool, **options: 
     same limits. Exits with 3 when there is a problem; warnings are no reason to.
     """
     outbox, found = _application(settings)
-    database = load_database(settings, "doctor")
     # An application that cannot be imported should not keep us from looking at its tables.
     told = settings if outbox is not None else replace(settings, app=None)
     declared = None if outbox is None else outbox.consumers.keys()
-    found += diagnose(
-        database, lambda connection: find_shape(told, connection), declared=declared, limits=limits_of(options)
-    )
+    limits = limits_of(options)
+    try:
+        database = load_database(settings, "doctor")
+    except AftercommitError as error:
+        found.append(Finding("connection", "problem", str(error), "say which database is meant"))
+    else:
+        found += diagnose(database, lambda connection: find_shape(told, connection), declared=declared, limits=limits)
     unhealthy = any(each.level == "problem" for each in found)
     if as_json:
         print_json({"healthy": not unhealthy, "checks": [asdict(each) for each in found]})

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from aftercommit.cli.options import Seconds
 from aftercommit.postgres.health import Limits
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -14,7 +15,7 @@ _DEFAULTS = Limits()
 _OPTIONS = (
     click.option(
         "--max-age",
-        type=click.FloatRange(min=0),
+        type=Seconds(),
         default=_DEFAULTS.max_age,
         show_default=True,
         metavar="SECONDS",
@@ -23,7 +24,7 @@ _OPTIONS = (
     click.option("--max-lag", type=click.IntRange(min=0), metavar="EVENTS", help="How far a consumer may be behind."),
     click.option(
         "--max-lag-seconds",
-        type=click.FloatRange(min=0),
+        type=Seconds(),
         metavar="SECONDS",
         help="How long an event in the log may wait for a consumer.",
     ),
@@ -37,7 +38,7 @@ _OPTIONS = (
     ),
     click.option(
         "--max-transaction",
-        type=click.FloatRange(min=0),
+        type=Seconds(),
         default=_DEFAULTS.max_transaction,
         show_default=True,
         metavar="SECONDS",

@@ -31,6 +31,11 @@ class Look:
             if self._shape is None:
                 self._shape = self._find_shape(self._connection)
             return overview(self._connection, self._shape)
+        except psycopg.errors.QueryCanceled as problem:
+            raise DatabaseUnavailable(
+                f"PostgreSQL did not let the look at the outbox finish: {problem.diag.message_primary}. Look again, "
+                f"or give the user of {self._database.safe_dsn} a longer statement_timeout"
+            ) from problem
         except psycopg.OperationalError as problem:
             self.close()
             raise DatabaseUnavailable(str(not_connected(self._database.dsn, problem))) from problem

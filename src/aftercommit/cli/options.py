@@ -1,6 +1,7 @@
 """The options that every command understands, before or after its name."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,7 +10,23 @@ import click
 from aftercommit.errors import DeclarationError
 from aftercommit.settings import APP, DATABASE_URL, SCHEMA, Settings
 
+_CENTURY = 100 * 365 * 86400.0
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """A length of time that can be waited for: neither endless nor no number at all."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        super().__init__(min=least, max=_CENTURY)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As a number."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
 
 
 class Given:

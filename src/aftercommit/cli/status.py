@@ -16,7 +16,7 @@ from aftercommit.cli.figures import Pace
 from aftercommit.cli.limits import limit_options, limits_of
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.look import Look
-from aftercommit.cli.options import as_json, pass_settings
+from aftercommit.cli.options import Seconds, as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table, printable
 from aftercommit.cli.screen import Screen, ago, kept
 from aftercommit.errors import DatabaseUnavailable
@@ -32,7 +32,7 @@ Section = tuple[Sequence[str], list[tuple[Any, ...]]]
 @click.option("-w", "--watch", is_flag=True, help="Look again and again, until interrupted.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(0.1),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

@@ -1,14 +1,17 @@
 """`aftercommit sweep`: one round of retention by hand or by cron. Relays do the same by themselves."""
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from threading import Event
 from typing import Any
 
 import click
 
 from aftercommit.cli.exits import PARTIAL
 from aftercommit.cli.loading import find_shape, load_database
-from aftercommit.cli.options import as_json, pass_settings
+from aftercommit.cli.options import Seconds, as_json, pass_settings
 from aftercommit.cli.output import message, print_json, print_table, printable
 from aftercommit.cli.retention import retention_of, retention_options, shown
 from aftercommit.postgres.overview import require_outbox
@@ -28,7 +31,7 @@ _PATIENCE = 30.0
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(0.1),
     default=300.0,
     show_default=True,
     metavar="SECONDS",
@@ -50,28 +53,41 @@ def sweep(
     """Remove what need not be kept any longer: one round over everything, in small steps that stand in nobody's way.
 
     What somebody still needs stays, and is named. Dropping partitions of the log takes the owner of the schema. Exits
-    with 4 when the time was over before all was looked at.
+    with 4 when the time was over, or SIGTERM came, before all was looked at.
     """
     retention = retention_of(options)
     with load_database(settings, "sweep").connect_sync() as connection:
         shape = find_shape(settings, connection)
         require_outbox(connection, shape)
-        a_round = Round(
-            connection,
-            shape,
-            retention,
-            seconds,
-            whole=True,
-            dry_run=dry_run,
-            even_if_unread=even_if_unread,
-        )
-        if dry_run:
-            swept = a_round.run()
-        else:
-            with the_only_one(connection, shape, interval=0, lease=seconds + 60, patience=_PATIENCE):
+        with _stopped_by_signal() as stopping:
+            a_round = Round(
+                connection,
+                shape,
+                retention,
+                seconds,
+                stopping,
+                whole=True,
+                dry_run=dry_run,
+                even_if_unread=even_if_unread,
+            )
+            if dry_run:
                 swept = a_round.run()
+            else:
+                with the_only_one(connection, shape, interval=0, patience=_PATIENCE, stopping=stopping) as a_round.turn:
+                    swept = a_round.run()
     _tell(shape.schema, swept, dry_run, as_json)
     ctx.exit(0 if all(each.finished for each in swept) else PARTIAL)
+
+
+@contextmanager
+def _stopped_by_signal() -> Iterator[Callable[[], bool]]:
+    """SIGTERM ends the round between two statements, so that the next program need not wait for it."""
+    told = Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: told.set())
+    try:
+        yield told.is_set
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tell(outbox: str, swept: Sequence[Swept], dry_run: bool, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from aftercommit.consumer.slices import Item, Query
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.records import BYTES_AT_ONCE, log_record
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import say
@@ -51,6 +53,7 @@ class DeadLetters:
         self._mine = {"consumer": consumer.name, "strict": consumer.ordering == "strict"}
         due = self._statements.part("due_letters_strict" if self._mine["strict"] else "due_letters")
         self._due = self._statements.render("within_bytes", due=due).encode()
+        self._turns: dict[UUID, datetime | None] = {}
 
     def letters(self, item: Item, failure: Failed, behind: Sequence[Item]) -> list[Letter]:
         """For the first attempt that failed, and for the events that must wait behind it."""
@@ -91,7 +94,21 @@ class DeadLetters:
         """Events whose next attempt is due, in order; `retry_count` of each says how many have been made."""
         parameters = {**self._mine, "limit": limit, "in_a_row": IN_A_ROW, "max_bytes": MAX_BYTES}
         rows = await (await connection.execute(self._due, parameters)).fetchall()
-        return [log_record(row, self._outbox.shape) for row in rows]
+        records = [log_record(row[1:], self._outbox.shape) for row in rows]
+        self._turns = {record.event_id: row[0] for record, row in zip(records, rows, strict=True)}
+        return records
+
+    def begin(self, records: Sequence[Record], patience: str, *, inbox: bool) -> Query:
+        """Open a slice of letters, if they are what they were when `due` read them."""
+        parameters = {
+            **self._lease.parameters,
+            "ids": uuid_array(record.event_id for record in records),
+            "seen": [record.ts for record in records],
+            "turns": [self._turns[record.event_id] for record in records],
+            "inbox": inbox,
+            "patience": patience,
+        }
+        return Query("begin_letters", parameters)
 
     def resolving(self, ids: Sequence[UUID]) -> Query:
         """The end of a slice in which letters were handled."""
@@ -125,6 +142,8 @@ class DeadLetters:
         parameters = {
             **self._lease.parameters,
             "event_id": record.event_id,
+            "seen": record.ts,
+            "turn": self._turns[record.event_id],
             "delay": letter.delay,
             "error": letter.error,
             "error_class": letter.error_class,

@@ -40,7 +40,7 @@ class Lease:
         self._channel = shape.log_channel
         self._statements = Statements(shape)
         self._name = consumer.name
-        self._declared_by = consumer.declared_by
+        self._declared = {"declared_by": consumer.declared_by, "inbox": consumer.inbox}
         self._seconds = seconds
 
     @property
@@ -50,7 +50,7 @@ class Lease:
 
     async def take(self, connection: psycopg.AsyncConnection[Any]) -> Held | None:
         """Take or renew; None while somebody has it, or while a slice of our own holds the row."""
-        parameters = {**self.parameters, "worker": self.worker, "declared_by": self._declared_by}
+        parameters = {**self.parameters, "worker": self.worker, **self._declared}
         row = await self._row(connection, "take_consumer", parameters)
         return Held(*row) if row is not None else None
 

@@ -10,7 +10,7 @@ import psycopg
 from aftercommit.consumer.failures import DeadLetters
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.runner import Manner, Runner
-from aftercommit.consumer.slices import Item, Query, prepare
+from aftercommit.consumer.slices import Item, Query, SliceOutdated, prepare
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.handlers import Consumer
@@ -20,7 +20,6 @@ from aftercommit.service import finish_all
 LETTERS_PER_TURN: Final = 500
 LETTERS_SECONDS: Final = 0.5
 
-Begin = Callable[[Sequence[Item]], Query]
 First = Callable[[Item], Awaitable[Failed | None]]
 Reach = Callable[..., Awaitable[None]]
 
@@ -28,13 +27,13 @@ Reach = Callable[..., Awaitable[None]]
 class LetterRetries:
     """The letters of one consumer, tried again by its worker."""
 
-    def __init__(self, consumer: Consumer, runner: Runner, letters: DeadLetters, begin: Begin, reach: Reach) -> None:
-        """`begin` opens a slice that moves no checkpoint."""
+    def __init__(self, consumer: Consumer, runner: Runner, letters: DeadLetters, lease: float, reach: Reach) -> None:
+        """`lease` is how long a worker may be silent, in seconds."""
         self.any_open = True
         self._consumer = consumer
         self._runner = runner
         self._letters = letters
-        self._begin = begin
+        self._patience = runner.patience(lease)
         self._reach = reach
         self._strict = consumer.ordering == "strict"
         self._look_for_waiting_at = 0.0
@@ -88,7 +87,10 @@ class LetterRetries:
 
     async def _resolve_unwanted(self, records: Sequence[Record]) -> None:
         resolving = self._letters.resolving([record.event_id for record in records])
-        await self._runner.slice([], self._begin([]), lambda: resolving)
+        try:
+            await self._runner.slice([], self._letters.begin(records, self._patience, inbox=False), lambda: resolving)
+        except SliceOutdated:
+            return
         self._letters.tell_resolved([record.event_id for record in records])
         for record in records:
             await self._reach("consumer.retried", event_id=record.event_id, failed=False)
@@ -114,7 +116,8 @@ class LetterRetries:
         def begin(segment: Sequence[Item]) -> Query:
             # One group is gone through slice by slice, so what a slice began with is what it ends with.
             slice_ids[:] = [item.record.event_id for item in segment]
-            return self._begin(segment)
+            records = [item.record for item in segment]
+            return self._letters.begin(records, self._patience, inbox=self._consumer.inbox)
 
         def end(seconds: float) -> Query:
             return self._letters.resolving(slice_ids)

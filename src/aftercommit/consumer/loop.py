@@ -84,7 +84,7 @@ class LogWorker(DatabaseService):
         self._pages = Pages(outbox, consumer, self._settings.page_size)
         self._runner = Runner(outbox, consumer, database)
         self._letters = DeadLetters(outbox, consumer, self._lease)
-        self._retries = LetterRetries(consumer, self._runner, self._letters, self._begin_shared, self.reach)
+        self._retries = LetterRetries(consumer, self._runner, self._letters, self._settings.lease, self.reach)
         channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else asyncio.Event()
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else asyncio.Event()
@@ -300,8 +300,7 @@ class LogWorker(DatabaseService):
         return Query(name, {**self._slice_parameters(segment), "position": segment[-1].record.position})
 
     def _begin_shared(self, segment: Sequence[Item]) -> Query:
-        name = "begin_shared_slice" if self.consumer.inbox else "begin_shared_slice_without_inbox"
-        return Query(name, self._slice_parameters(segment))
+        return Query("begin_shared_slice", self._slice_parameters(segment))
 
     def _slice_parameters(self, segment: Sequence[Item]) -> dict[str, Any]:
         return {

@@ -44,6 +44,7 @@ async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, con
         "name": consumer.name,
         "latest": consumer.start == "latest",
         "declared_by": consumer.declared_by,
+        "inbox": consumer.inbox,
     }
     await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
 

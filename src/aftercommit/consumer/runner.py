@@ -9,7 +9,7 @@ from typing import Final
 from aftercommit.consumer.connections import Connections
 from aftercommit.consumer.execute import ConnectionLost, SliceExecutor
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.slices import End, Item, Query, SliceFailed, no_end, script
+from aftercommit.consumer.slices import End, Item, Query, SliceFailed, SliceOutdated, no_end, script
 from aftercommit.consumer.walk import FIRST, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -78,7 +78,7 @@ class Runner:
         return handled
 
     async def run(self, items: Sequence[Item], manner: Manner) -> list[Item]:
-        """All items in order; returns those that are left when it was told not to proceed."""
+        """All items in order; returns those that are left when it was told not to proceed, or that are outdated."""
         alone = manner.first is not None
         walk = Walk(items, alone=alone, size=self._pace)
         while walk.waiting:
@@ -86,23 +86,24 @@ class Runner:
             if failure is not None:
                 item, behind = walk.take(strict=manner.strict)
                 await manner.on_failure(item, failure, behind)
-            elif manner.proceed():
-                await self._advance(walk, manner)
-            else:
+            elif not manner.proceed() or not await self._advance(walk, manner):
                 break
         if not alone:
             self._pace = walk.size
         return list(walk.waiting)
 
-    async def _advance(self, walk: Walk, manner: Manner) -> None:
+    async def _advance(self, walk: Walk, manner: Manner) -> bool:
+        """The next slice; False when the rest has to be read again."""
         segment = walk.segment()
         ruled_out = await manner.first(segment[0]) if manner.first is not None else None
         if ruled_out is not None:
             walk.blame(segment[0], ruled_out)
-            return
+            return True
         started = time.monotonic()
         try:
             await self.slice(segment, manner.begin(segment), lambda: manner.end(time.monotonic() - started))
+        except SliceOutdated:
+            return False
         except SliceFailed as problem:
             walk.failed(segment, problem)
         except ConnectionLost as problem:
@@ -113,3 +114,4 @@ class Runner:
             walk.lost(segment, problem)
         else:
             walk.done(segment, time.monotonic() - started)
+        return True

@@ -62,6 +62,10 @@ class HandlerEndedTransaction(AftercommitError):
     """A handler sent COMMIT or ROLLBACK itself, and with it ended the transaction of the whole slice."""
 
 
+class SliceOutdated(AftercommitError):
+    """Something of a slice is not what it was when it was read; nothing was begun, and it is to be read again."""
+
+
 class SliceFailed(Exception):
     """A slice was undone. `index` says which event did it, or None when that is not known."""
 
@@ -120,9 +124,11 @@ class Handlers:
 
 def script(items: Sequence[Item], begin: Query, end: End) -> Script:
     """The conversation of one slice; returns how many events were handled (the others had been before)."""
-    held, fresh, checkpoint, *_ = yield begin
+    held, fresh, checkpoint, _, *outdated = yield begin
     if not held:
         raise LeaseLost("the consumer was taken over by another worker: nothing of this slice was written")
+    if any(outdated):
+        raise SliceOutdated("a letter was changed since it was read: nothing of this slice was written")
     handled = list(_new(items, None if fresh is None else set(fresh), checkpoint))
     ended: Call | None = yield _calls(items, handled)
     if ended is not None:

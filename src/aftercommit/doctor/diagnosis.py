@@ -7,14 +7,18 @@ from typing import Any
 import psycopg
 
 from aftercommit.clock import utc_now
-from aftercommit.doctor.findings import Case, Check, Finding
+from aftercommit.doctor.findings import Case, Check, Finding, Level
 from aftercommit.doctor.flow import FLOW
 from aftercommit.doctor.server import HELD_UP, SERVER
 from aftercommit.doctor.tables import MIGRATIONS, TABLES
 from aftercommit.errors import AftercommitError
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.health import Limits
+from aftercommit.postgres.overview import explained
 from aftercommit.postgres.shape import Shape
+
+_GRAVE = (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
+_AGAIN = "mend that, and ask again"
 
 CHECKS = (*SERVER, MIGRATIONS, *TABLES, *HELD_UP, *FLOW)
 
@@ -45,6 +49,9 @@ def diagnose(
             case = Case(connection, database, choose_shape(connection), declared, now, limits or Limits())
         except AftercommitError as error:
             return [*found, Finding("outbox", "problem", str(error), "say which outbox is meant")]
+        except psycopg.Error as error:
+            said = f"could not be looked for: {_said(error)}"
+            return [*found, Finding("outbox", "problem", said, _AGAIN)]
         return [*found, *_all(case)]
 
 
@@ -58,16 +65,26 @@ def _all(case: Case) -> Iterator[Finding]:
 
 
 def _one(case: Case, check: Check) -> Iterator[Finding]:
+    found = []
     try:
-        troubles = list(check.look(case))
+        with explained(case.connection, case.shape), case.connection.transaction():
+            case.rows("overview_patience")
+            for trouble in check.look(case):
+                found.append(Finding(check.name, trouble.level, trouble.found, trouble.remedy))
     except (psycopg.Error, AftercommitError) as error:
-        said = " ".join(str(error).split())
-        yield Finding(check.name, "warning", f"could not be looked at: {said}", "mend that, and ask again")
-        return
-    for trouble in troubles:
-        yield Finding(check.name, trouble.level, trouble.found, trouble.remedy)
-    if not troubles:
-        yield Finding(check.name, "ok", check.fine)
+        level: Level = "problem" if _is_grave(case, error) else "warning"
+        found.append(Finding(check.name, level, f"could not be looked at: {_said(error)}", _AGAIN))
+    yield from found or [Finding(check.name, "ok", check.fine)]
+
+
+def _is_grave(case: Case, error: Exception) -> bool:
+    """Whether what keeps us from looking would keep relays and workers from their work, or hides everything."""
+    cause = error if isinstance(error, psycopg.Error) else error.__cause__
+    return case.connection.closed or isinstance(cause, _GRAVE)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _version(connection: psycopg.Connection[Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import psycopg
 
+from aftercommit.errors import AftercommitError
 from aftercommit.postgres.catalog import asking
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.health import Limits, Problem, Subject, problems
@@ -76,10 +77,20 @@ class Case:
         """Settings of the server as they hold for this user in this database."""
         return {str(name): str(value) for name, value in self.rows("doctor_settings", names=list(names))}
 
-    @cached_property
+    @property
     def overview(self) -> Overview:
         """How the outbox is doing."""
-        return overview(self.connection, self.shape)
+        if isinstance(self._overview, Exception):
+            raise self._overview
+        return self._overview
+
+    @cached_property
+    def _overview(self) -> Overview | AftercommitError | psycopg.Error:
+        # What kept us from looking is remembered too: the next check would only wait for the same lock again.
+        try:
+            return overview(self.connection, self.shape)
+        except (AftercommitError, psycopg.Error) as error:
+            return error
 
     def problems(self, about: Subject, consumer: str | None = None) -> Iterator[Trouble]:
         """What is beyond a limit, in the words of `status`; where it is that of a consumer, of this one."""

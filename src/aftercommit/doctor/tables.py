@@ -9,6 +9,8 @@ from psycopg import sql
 from aftercommit.doctor.findings import Case, Check, Trouble, problem, warning
 from aftercommit.errors import DatabaseError
 from aftercommit.postgres import migrate, partitions
+from aftercommit.postgres.catalog import asking
+from aftercommit.postgres.overview import empty_head
 from aftercommit.postgres.privileges import RUNTIME
 
 # Stretches of the log that are looked at, and their length; the newest is always among them.
@@ -20,7 +22,7 @@ _MIGRATE = "run `aftercommit migrate up --app …`"
 
 def _migrations(case: Case) -> Iterator[Trouble]:
     try:
-        found = migrate.status(case.connection, case.shape)
+        found = migrate.status_by(asking(case.connection), case.shape)
     except DatabaseError as error:
         yield problem(str(error), _MIGRATE)
         return
@@ -118,7 +120,11 @@ def _indexes(case: Case) -> Iterator[Trouble]:
 
 
 def _log(case: Case) -> Iterator[Trouble]:
-    head, last, first = case.rows("doctor_log")[0]
+    found = case.rows("doctor_log")
+    if not found:
+        yield problem(*empty_head(case.shape))
+        return
+    head, last, first = found[0]
     if last is not None and head != last:
         yield problem(
             f"the head is at {head} and the log ends at {last}: positions would be given twice or left out",

@@ -1,7 +1,7 @@
 """What a schema holds right now, read from PostgreSQL's catalogs: that needs no privilege on tables."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -34,7 +34,7 @@ class Column:
 class Catalog:
     """Tables, columns, views, indexes and functions of one schema; comments tell what is ours.
 
-    An index in `invalid` cannot be used: its build is under way, or was interrupted.
+    An index in `invalid` cannot be used: its build is under way, or was interrupted. `indexed` has the table of each.
     """
 
     columns: Mapping[tuple[str, str], Column]
@@ -42,6 +42,7 @@ class Catalog:
     relation_comments: Mapping[str, str | None]
     function_comments: Mapping[str, str | None]
     invalid: frozenset[str] = frozenset()
+    indexed: Mapping[str, str] = field(default_factory=dict)
 
 
 def asking(connection: psycopg.Connection[Any]) -> Ask:
@@ -65,8 +66,9 @@ def read(ask: Ask, shape: Shape) -> Catalog:
             (table, column): Column(*described)
             for table, column, *described in ask(statements.render("catalog_columns"), tables)
         },
-        kinds={name: kind for name, kind, _, _ in relations},
-        relation_comments={name: comment for name, _, comment, _ in relations},
+        kinds={name: kind for name, kind, *_ in relations},
+        relation_comments={name: comment for name, _, comment, *_ in relations},
         function_comments=dict(ask(statements.render("catalog_functions"), schema)),  # type: ignore[arg-type]
-        invalid=frozenset(name for name, _, _, is_valid in relations if not is_valid),
+        invalid=frozenset(name for name, _, _, is_valid, _ in relations if not is_valid),
+        indexed={name: table for name, *_, table in relations if table is not None},
     )

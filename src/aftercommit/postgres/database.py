@@ -59,6 +59,15 @@ async def _is_direct(connection: psycopg.AsyncConnection[Any]) -> bool:
     return row is not None and row[0] == connection.info.backend_pid
 
 
+def _speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
+    return (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO")
+
+
+# Other ways to write a time cannot be read. A session's setting is all right here, also behind a pooler: this is one of
+# those that servers report and poolers keep for each of their clients, where they may refuse `options` in a DSN.
+_SPEAK_ISO: Final = "set datestyle to iso"
+
+
 class RawJson(Loader):
     """JSON columns as the bytes they are; decoding is the codec's work."""
 
@@ -86,6 +95,8 @@ class Database:
         dsn = self.listen_dsn if listen else self.dsn
         try:
             connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **self._parameters(dsn))
+            if not _speaks_iso(connection):
+                await connection.execute(_SPEAK_ISO)
             if not listen and await _is_direct(connection):
                 connection.prepare_threshold = WHEN_TOLD
             await connection.set_autocommit(autocommit)
@@ -97,9 +108,13 @@ class Database:
     def connect_sync(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
         """A new blocking connection, with the same errors."""
         try:
-            return psycopg.Connection.connect(self.dsn, autocommit=autocommit, **self._parameters(self.dsn))
+            connection = psycopg.Connection.connect(self.dsn, autocommit=True, **self._parameters(self.dsn))
+            if not _speaks_iso(connection):
+                connection.execute(_SPEAK_ISO)
+            connection.autocommit = autocommit
         except _FAILED as problem:
             raise not_connected(self.dsn, problem) from problem
+        return connection
 
     def _parameters(self, dsn: str) -> dict[str, Any]:
         given = conninfo.conninfo_to_dict(dsn)
@@ -161,6 +176,15 @@ def privilege(user: str, shape: Shape, problem: psycopg.Error) -> MissingPrivile
     return MissingPrivilege(
         f"database user {user!r} lacks a privilege in schema {shape.schema!r}: "
         f"{problem.diag.message_primary or problem}. `aftercommit migrate grants {user} --app …` prints what to grant"
+    )
+
+
+def read_only(problem: psycopg.errors.ReadOnlySqlTransaction) -> DatabaseRefused:
+    """The error for a session that may not write."""
+    return DatabaseRefused(
+        f"PostgreSQL lets this session only read: {problem.diag.message_primary}. Connect to the primary "
+        "(target_session_attrs=primary in DATABASE_URL); or, where default_transaction_read_only does it: "
+        "alter role … set default_transaction_read_only = off"
     )
 
 

@@ -89,6 +89,12 @@ def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
             )
         elif table in SCOPED_TABLES and name in shape.scope:
             found.extend(_column_conflicts(shape, catalog, table, name))
+    for index in _indexes(shape):
+        if index.name in catalog.kinds and catalog.indexed.get(index.name) != index.table:
+            found.append(
+                f"{shape.schema}.{index.name} is not the index of {index.table} that the outbox needs under this name: "
+                "rename what is there, or choose another schema for this outbox"
+            )
     return found
 
 
@@ -216,7 +222,7 @@ def _creation(query: str, column: str, shape: Shape, places: Mapping[str, sql.Co
 
 def _index_piece(shape: Shape, index: Index) -> Piece:
     def is_in(catalog: Catalog) -> bool:
-        return index.name in catalog.kinds and index.name not in catalog.invalid
+        return catalog.indexed.get(index.name) == index.table and index.name not in catalog.invalid
 
     return Piece(f"index {index.name}", (indexes.statement(shape, index),), is_in, is_in, index=index)
 

@@ -13,6 +13,8 @@ from aftercommit.text import plural
 
 # Rows that a replication slot keeps from vacuum for longer than this make every scan slower.
 OLD_TRANSACTIONS = 1_000_000
+# Of many with the same trouble, those with the most of it have a line of their own.
+MOST_NAMED = 3
 
 Subject = Literal[
     "relays",
@@ -89,6 +91,14 @@ def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
     behind = f"{plural(consumer.lag, 'event')} behind ({consumer.lag_seconds:.0f} s)"
     resume = f"`aftercommit consumers resume {consumer.name}`"
     start = f"start `aftercommit worker {consumer.name}`"
+    if consumer.lost:
+        yield Problem(
+            "consumers",
+            f"{name} has read up to {consumer.position}, and the next {plural(consumer.lost, 'event')} "
+            f"{_are(consumer.lost)} no longer in the log",
+            "it goes on after them: restore them from a backup, if it has to handle them, and publish them again",
+            consumer.name,
+        )
     idle = consumer.paused or consumer.holder is None
     if idle and consumer.overdue_seconds > limits.max_age:
         due = f"{plural(consumer.overdue, 'dead letter')} to try again, due for {consumer.overdue_seconds:.0f} s"
@@ -106,12 +116,16 @@ def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
 
 
 def _dead(seen: Overview, limits: Limits) -> Iterator[Problem]:
-    parked = [each for each in seen.dead_letters if each.status == "parked"]
+    parked = sorted((each for each in seen.dead_letters if each.status == "parked"), key=lambda each: -each.count)
     if sum(each.count for each in parked) > limits.max_dead:
-        for each in parked:
+        for each in parked[:MOST_NAMED]:
             found = f"{plural(each.count, 'dead letter')} of {each.owner} {_are(each.count)} parked"
             remedy = f"`aftercommit dead groups`, then `aftercommit dead retry` or `discard` (--consumer {each.owner})"
             yield Problem("dead letters", found, remedy)
+        if others := parked[MOST_NAMED:]:
+            count = sum(each.count for each in others)
+            found = f"{plural(count, 'dead letter')} of {plural(len(others), 'other')} {_are(count)} parked"
+            yield Problem("dead letters", found, "`aftercommit dead groups` tells whose they are")
     if seen.failed > limits.max_dead:
         yield Problem(
             "failed events",

@@ -27,12 +27,16 @@ from aftercommit.errors import (
 from aftercommit.postgres import declared, partitions, privileges
 from aftercommit.postgres.blocks import LOCK_CLASS, block, name_literal
 from aftercommit.postgres.catalog import Ask, Catalog, asking, read
+from aftercommit.postgres.database import read_only
 from aftercommit.postgres.numbered import Migration, migrations
 from aftercommit.postgres.patience import Patient
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
 __all__ = ["Migration", "Status", "check", "grants", "migrations", "script", "statements", "status", "status_by", "up"]
+
+
+_MIGRATION_COLUMNS = {"version": "integer", "name": "text", "checksum": "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +190,21 @@ class _Applied:
 def _applied(ask: Ask, shape: Shape, catalog: Catalog) -> dict[int, _Applied]:
     if "migration" not in catalog.kinds:
         return {}
-    if not {("migration", name) for name in ("version", "name", "checksum")} <= catalog.columns.keys():
-        raise DatabaseError(
-            f"schema {shape.schema!r} already holds a table 'migration' that is not ours: "
-            "choose another schema name for the outbox"
-        )
+    found = {name: column.type for (table, name), column in catalog.columns.items() if table == "migration"}
+    if {name: found.get(name) for name in _MIGRATION_COLUMNS} != _MIGRATION_COLUMNS:
+        raise _not_ours(shape)
     rows = ask(Statements(shape).render("applied_migrations"), {})
-    return {version: _Applied(*remembered) for version, *remembered in rows}
+    applied = {version: _Applied(*remembered) for version, *remembered in rows}
+    if applied and migrations()[0].version not in applied:
+        raise _not_ours(shape)
+    return applied
+
+
+def _not_ours(shape: Shape) -> DatabaseError:
+    return DatabaseError(
+        f"schema {shape.schema!r} already holds a table 'migration' that is not ours: "
+        "choose another schema name for the outbox"
+    )
 
 
 def _refuse_foreign(applied: dict[int, _Applied], shape: Shape) -> None:
@@ -249,6 +261,8 @@ def _explained(connection: psycopg.Connection[Any], shape: Shape, *, reading: bo
             f"a view of schema {shape.schema!r} has to be made anew, but something depends on it: "
             f"{problem.diag.message_detail}. Drop that, migrate, and create it again"
         ) from problem
+    except psycopg.errors.ReadOnlySqlTransaction as problem:
+        raise read_only(problem) from problem
     except psycopg.OperationalError as problem:
         error = DatabaseUnavailable if connection.broken else DatabaseError
         said = problem.diag.message_primary or str(problem).strip()

@@ -7,8 +7,10 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
-from aftercommit.errors import DatabaseUnavailable, SchemaNotMigrated
+from aftercommit.errors import DatabaseUnavailable, SchemaDrift, SchemaNotMigrated
+from aftercommit.postgres.blocks import without_purpose
 from aftercommit.postgres.catalog import asking
 from aftercommit.postgres.database import privilege
 from aftercommit.postgres.holders import Holder, holders
@@ -25,7 +27,8 @@ _MINUTE = 60.0
 class ConsumerState:
     """A consumer of the log: how far it is, who works for it (None: nobody), how long its next event has waited.
 
-    `overdue` dead letters are due to be tried again, the oldest of them for `overdue_seconds`.
+    `overdue` dead letters are due to be tried again, the oldest of them for `overdue_seconds`. `lost` events are next
+    for it and no longer in the log.
     """
 
     name: str
@@ -36,6 +39,7 @@ class ConsumerState:
     lag_seconds: float = 0.0
     overdue: int = 0
     overdue_seconds: float = 0.0
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,10 @@ def outboxes(connection: psycopg.Connection[Any]) -> list[str]:
 
 def require_outbox(connection: psycopg.Connection[Any], shape: Shape) -> None:
     """SchemaNotMigrated where there is no outbox, or one that older code has made."""
-    with explained(connection, shape):
-        asking(connection)(Statements(shape).render("overview_upkeep"), {})
+    ask, statements = asking(connection), Statements(shape)
+    with explained(connection, shape), connection.transaction():
+        ask(statements.render("overview_patience"), {})
+        ask(statements.render("overview_upkeep"), {})
 
 
 def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
@@ -148,7 +154,10 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
 
     with explained(connection, shape), connection.transaction():
         rows("overview_patience")
-        pending, oldest_seconds, retrying, failed, head, waiting = rows("overview_outbox")[0]
+        found = rows("overview_outbox")
+        if not found:
+            raise SchemaDrift(": ".join(empty_head(shape)))
+        pending, oldest_seconds, retrying, failed, head, waiting = found[0]
         appended, written = rows("overview_minute")[0]
         return Overview(
             shape.schema,
@@ -167,6 +176,13 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
             upkeep=tuple(_upkeep(*row) for row in rows("overview_upkeep")),
             holders=holders(connection, shape),
         )
+
+
+def empty_head(shape: Shape) -> tuple[str, str]:
+    """What is wrong with a head that has no row, and the remedy."""
+    remedy = Statements(shape).render("fill_head", table=sql.Identifier("head"))
+    found = f"table head of outbox {shape.schema!r} is empty: nothing can be appended to the log"
+    return found, without_purpose(remedy)
 
 
 @contextmanager

@@ -195,14 +195,25 @@ class _Retention:
 
     def run(self, patience: float, go_on: Callable[[], bool]) -> Iterator[str]:
         """Drop what may go; yields the names of those that are gone."""
-        parameters = {"schema": self._shape.schema, "condemned": _CONDEMNED}
-        for (name,) in self._ask(self._statements.render("condemned_tables"), parameters):
+        detached, attached = self._found(patience)
+        for name in detached:
             if go_on() and self._try(name, ["drop_partition"], patience):
                 yield name
-        for partition in existing(self._connection, self._shape):
+        for partition in attached:
             if not go_on() or not self._try(partition.name, self._steps(partition), patience):
                 return
             yield partition.name
+
+    def _found(self, patience: float) -> tuple[list[str], list[Partition]]:
+        """Tables that are detached and were to go, and the partitions; nothing while somebody has locked the log."""
+        parameters = {"schema": self._shape.schema, "condemned": _CONDEMNED}
+        try:
+            with _cancelled_after(self._connection, patience):
+                detached = self._ask(self._statements.render("condemned_tables"), parameters)
+                return [name for (name,) in detached], existing(self._connection, self._shape)
+        except _LATER as problem:
+            self._stopped("log", "the log", problem)
+            return [], []
 
     def _try(self, name: str, steps: Iterable[str], patience: float) -> bool:
         try:
@@ -213,14 +224,17 @@ class _Retention:
             self.stopped_at, self.reason, self.held = name, str(stays), stays.held
             return False
         except _LATER as problem:
-            self.stopped_at, self.reason = name, f"somebody is in the way: {problem.diag.message_primary}"
-            self.held = (f"partition {name}: {self.reason}",)
+            self._stopped(name, f"partition {name}", problem)
             return False
         return True
 
+    def _stopped(self, name: str, what: str, problem: psycopg.Error) -> None:
+        self.stopped_at, self.reason = name, f"somebody is in the way: {problem.diag.message_primary}"
+        self.held = (f"{what}: {self.reason}",)
+
     def _steps(self, partition: Partition) -> Iterator[str]:
         """What takes this partition away; an interrupted run is taken up where it stopped."""
-        if not partition.condemned:
+        if not (partition.condemned and partition.detaching):
             self._check_may_go(partition)
             yield "condemn_partition"
         yield "finish_detach" if partition.detaching else "detach_partition"
@@ -229,8 +243,17 @@ class _Retention:
     def _check_may_go(self, partition: Partition) -> None:
         if partition.detaching:
             raise _Stays("somebody else is detaching it")
-        name = sql.Identifier(partition.name)
-        newest = self._ask(self._statements.render("last_of_partition", partition=name), {})
+        try:
+            self._check_nobody_needs(partition)
+        except _Stays:
+            if partition.condemned:
+                # A run that was interrupted before the detach decided it, and somebody has come to need it since.
+                self._execute("pardon_partition", partition.name)
+            raise
+
+    def _check_nobody_needs(self, partition: Partition) -> None:
+        bounds = {"lower": partition.lower, "upper": partition.upper}
+        newest = self._ask(self._statements.render("last_of_partition"), bounds)
         if not newest or newest[0][0] != partition.upper - 1:
             raise _Stays("it is not full")
         position, ts = newest[0]

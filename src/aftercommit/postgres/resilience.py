@@ -23,6 +23,15 @@ LOST = (
 )
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether this is the loss of the database, and not an answer of it.
+
+    A server that dies while it answers can leave the driver with answers that do not fit together; such an error has no
+    SQLSTATE, because no server sent it.
+    """
+    return isinstance(error, LOST) or (isinstance(error, psycopg.InternalError) and error.sqlstate is None)
+
+
 class DatabaseService(Service):
     """Runs `session` again and again; an outage is said once and retried with backoff."""
 
@@ -47,10 +56,12 @@ class DatabaseService(Service):
         while not self.stopping.is_set():
             try:
                 await self.session()
-            except LOST as problem:
+            except (*LOST, psycopg.InternalError) as problem:
+                if not is_lost(problem):
+                    raise
                 await self._outage(problem)
             except BaseExceptionGroup as group:
-                lost, rest = group.split(LOST)
+                lost, rest = group.split(is_lost)
                 if rest is not None or lost is None:
                     raise first_of(rest or group) from None
                 await self._outage(first_of(lost))

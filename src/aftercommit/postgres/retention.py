@@ -7,10 +7,11 @@ pass has come stands in `upkeep`: any program can go on with it.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -29,8 +30,11 @@ EVENTS_AT_ONCE = 2000
 OPERATIONS_AT_ONCE = 100
 # How long a partition's readers are waited for: the next round tries again.
 PATIENCE = 2.0
+# A round that died is over after this long: sooner than the next one gives up waiting for it.
+LEASE = 20.0
 _LONGEST = timedelta(days=36_500)
 _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+_RELIED_ON = "somebody relies on its horizon at this moment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +78,78 @@ class Swept:
 
 
 @contextmanager
+def _briefly(connection: psycopg.Connection[Any], statements: Statements) -> Iterator[None]:
+    """A transaction that waits for nobody's locks for long."""
+    with connection.transaction():
+        connection.execute(statements["brief_locks"])
+        yield
+
+
+class Turn:
+    """The right to do a round, for one program at a time; it runs out unless it is renewed."""
+
+    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lease: float) -> None:
+        """Not ours yet."""
+        self._connection, self._statements, self._lease = connection, Statements(shape), lease
+        self._until: datetime | None = None
+        self._asked_at = 0.0
+
+    def claim(self, interval: float) -> bool:
+        """Take it, if nobody has it and the last round began `interval` seconds ago."""
+        return self._take("claim_sweep", interval=interval)
+
+    def renew(self) -> bool:
+        """Whether it is still ours; asks when half of the time is over."""
+        if time.monotonic() < self._asked_at + self._lease / 2:
+            return True
+        return self._take("renew_sweep", until=self._until)
+
+    def release(self) -> None:
+        """Let the next one begin. Where that does not work now, it runs out by itself."""
+        with suppress(*_BUSY), _briefly(self._connection, self._statements):
+            self._connection.execute(self._statements["release_sweep"], {"until": self._until})
+
+    def _take(self, query: str, **parameters: Any) -> bool:
+        asked_at = time.monotonic()
+        try:
+            with _briefly(self._connection, self._statements):
+                statement = self._statements.render(query)
+                rows = asking(self._connection)(statement, {"lease": self._lease, **parameters})
+        except _BUSY:
+            return False
+        if rows:
+            self._until, self._asked_at = rows[0][0], asked_at
+        return bool(rows)
+
+
+@contextmanager
 def the_only_one(
-    connection: psycopg.Connection[Any], shape: Shape, *, interval: float, lease: float, patience: float = 0.0
-) -> Iterator[bool]:
-    """Whether a round is ours to do now: one program at a time, and not sooner than `interval` seconds after the last.
+    connection: psycopg.Connection[Any],
+    shape: Shape,
+    *,
+    interval: float,
+    lease: float = LEASE,
+    patience: float = 0.0,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Iterator[Turn | None]:
+    """Our turn, if a round is ours to do now: one program at a time, not sooner than `interval` seconds after the last.
 
     With `patience`, somebody else's round is waited for that long, and then SweepUnderWay is raised.
     """
-    ask, statements = asking(connection), Statements(shape)
+    turn = Turn(connection, shape, lease)
     deadline = time.monotonic() + patience
-    while not (claimed := bool(ask(statements.render("claim_sweep"), {"interval": interval, "lease": lease}))):
-        if time.monotonic() >= deadline:
-            break
+    while not (claimed := turn.claim(interval)) and time.monotonic() < deadline and not stopping():
         time.sleep(0.1)
-    if not claimed and patience:
+    if not claimed and patience and not stopping():
         raise SweepUnderWay(
-            f"another program sweeps outbox {shape.schema!r} and was not through within {patience:g} s: try again later"
+            f"another program sweeps outbox {shape.schema!r}, or has locked its table upkeep, and was not through "
+            f"within {patience:g} s: try again later"
         )
     try:
-        yield claimed
+        yield turn if claimed else None
     finally:
         if claimed and not connection.broken:
-            connection.execute(statements["release_sweep"])
+            turn.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +174,8 @@ _TABLES = (
 class Round:
     """One round of retention on a connection in autocommit mode.
 
-    It ends after `seconds` or when `stopping` says so, between two statements. `whole` goes through everything from the
+    It ends after `seconds` or when `stopping` says so, between two statements, or when the `turn` has passed to
+    somebody else; nobody's locks are waited for longer than a moment. `whole` goes through everything from the
     beginning, as somebody who calls it by hand expects; otherwise a pass that rests is left to rest, and one under way
     goes on. `dry_run` counts and changes nothing. `even_if_unread` drops partitions that somebody still needs.
     """
@@ -133,6 +188,7 @@ class Round:
     whole: bool = False
     dry_run: bool = False
     even_if_unread: bool = False
+    turn: Turn | None = None
     _deadline: float = field(init=False, default=0.0)
 
     def run(self) -> list[Swept]:
@@ -142,7 +198,12 @@ class Round:
         self._ask, self._statements = asking(self.connection), Statements(self.shape)
         self._deadline = time.monotonic() + self.seconds
         try:
-            return [self._log(), *(self._table(table) for table in _TABLES), self._operations()]
+            tables = ((table.task, partial(self._table, table)) for table in _TABLES)
+            return [
+                self._task("log", self._log),
+                *(self._task(name, work) for name, work in tables),
+                self._task("operations", self._operations),
+            ]
         except psycopg.errors.InsufficientPrivilege as problem:
             user = self.connection.info.user
             raise MissingPrivilege(
@@ -150,11 +211,25 @@ class Round:
                 f"{problem.diag.message_primary}. `aftercommit migrate grants {user}` prints what to grant"
             ) from problem
 
+    def _task(self, name: str, work: Callable[[], Swept]) -> Swept:
+        keep = getattr(self.retention, name)
+        if not self._goes_on():
+            return Swept(name, keep, finished=keep is None)
+        try:
+            return work()
+        except _BUSY:
+            return Swept(name, keep, kept_back=("somebody's lock is in the way",), finished=False)
+
     def _goes_on(self) -> bool:
-        return time.monotonic() < self._deadline and not self.stopping()
+        ours = self.turn is None or self.turn.renew()
+        return ours and time.monotonic() < self._deadline and not self.stopping()
+
+    def _rows(self, query: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        with _briefly(self.connection, self._statements):
+            return self._ask(self._statements.render(query), parameters)
 
     def _value(self, query: str, parameters: Mapping[str, Any]) -> Any:
-        return self._ask(self._statements.render(query), parameters)[0][0]
+        return self._rows(query, parameters)[0][0]
 
     # The log
 
@@ -180,7 +255,9 @@ class Round:
 
     def _kept(self, swept: Swept, horizon: datetime | None = None) -> Swept:
         """Write down how it went."""
-        if not self.dry_run:
+        if self.dry_run:
+            return swept
+        try:
             parameters = {
                 "task": swept.task,
                 "keep": swept.keep,
@@ -188,7 +265,10 @@ class Round:
                 "horizon": horizon,
                 "kept_back": Jsonb(dict.fromkeys(swept.kept_back, 0)),
             }
-            self.connection.execute(self._statements["note_kept"], parameters)
+            with _briefly(self.connection, self._statements):
+                self.connection.execute(self._statements["note_kept"], parameters)
+        except _BUSY:
+            return swept if swept.keep is None else replace(swept, kept_back=(*swept.kept_back, _RELIED_ON))
         return swept
 
     # Tables that are gone through page by page
@@ -198,12 +278,14 @@ class Round:
         if keep is None:
             return self._kept(Swept(table.task, None))
         if self.dry_run:
+            if held := self._running_operations(table):
+                return Swept(table.task, keep, kept_back=held)
             return self._walk(table, keep, self._value("kept_since", {"keep": keep}), 0, Counter())
         try:
-            with self.connection.transaction():
+            with _briefly(self.connection, self._statements):
                 begun = self._begin(table, keep)
         except _BUSY:
-            return Swept(table.task, keep, kept_back=("somebody relies on its horizon at this moment",), finished=False)
+            return Swept(table.task, keep, kept_back=(_RELIED_ON,), finished=False)
         if not isinstance(begun, tuple):
             return begun
         return self._walk(table, keep, *begun)
@@ -211,18 +293,19 @@ class Round:
     def _begin(self, table: _Pages, keep: timedelta) -> tuple[datetime, int, Counter[str]] | Swept:
         """Begin a pass or go on with one: rows older than this moment, from this page; what was held back so far."""
         parameters = {"task": table.task, "keep": keep}
-        self.connection.execute(self._statements["brief_locks"])
         page, before, same, due, held_back = self._ask(self._statements.render("lock_upkeep"), parameters)[0]
         if page is not None and same and not self.whole:
             return before, page, Counter(held_back)
         if not due and same and not self.whole:
             return Swept(table.task, keep)
         # Asked behind the lock: an operation that was about to begin under the old horizon is among these.
-        running = self._ask(self._statements.render("running_operations"), {}) if table.waits_for_operations else ()
-        if running:
-            held = tuple(f"operation {name} ({kind}, by {by}) is under way" for name, kind, by in running)
+        if held := self._running_operations(table):
             return self._kept(Swept(table.task, keep, kept_back=held))
         return self._value("begin_pass", parameters), 0, Counter()
+
+    def _running_operations(self, table: _Pages) -> tuple[str, ...]:
+        running = self._rows("running_operations", {}) if table.waits_for_operations else ()
+        return tuple(f"operation {name} ({kind}, by {by}) is under way" for name, kind, by in running)
 
     def _walk(self, table: _Pages, keep: timedelta, before: datetime, page: int, holders: Counter[str]) -> Swept:
         name = sql.Identifier(self.shape.schema, table.table).as_string()
@@ -232,7 +315,8 @@ class Round:
             removed += self._step(table, before, page, pages, holders)
             page += PAGES_AT_ONCE
         if pages == 0:
-            self._note(table, None, 0, holders)
+            with _briefly(self.connection, self._statements):
+                self._note(table, None, 0, holders)
         return Swept(table.task, keep, removed, words(holders), page >= pages)
 
     def _step(self, table: _Pages, before: datetime, page: int, pages: int, holders: Counter[str]) -> int:
@@ -246,13 +330,14 @@ class Round:
         next_page = beyond if beyond < pages else None
         parameters = {"first": f"({page},0)", "last": f"({beyond},0)", "before": before}
         try:
-            with self.connection.transaction():
-                self.connection.execute(self._statements["brief_locks"])
+            with _briefly(self.connection, self._statements):
                 removed, held = self._ask(statement, parameters)[0]
                 self._note(table, next_page, removed, holders + Counter(held))
         except _BUSY:
             removed, held = 0, {"somebody's lock": 1}
-            self._note(table, next_page, removed, holders + Counter(held))
+            # Where not even that can be written down, these pages are looked at again.
+            with suppress(*_BUSY), _briefly(self.connection, self._statements):
+                self._note(table, next_page, removed, holders + Counter(held))
         holders.update(held)
         return int(removed)
 
@@ -272,7 +357,7 @@ class Round:
             return Swept("operations", keep, self._value("count_old_operations", {"before": before}))
         removed = 0
         parameters = {"before": before, "limit": OPERATIONS_AT_ONCE}
-        while self._goes_on() and (found := self._ask(self._statements.render("old_operations"), parameters)):
+        while self._goes_on() and (found := self._rows("old_operations", parameters)):
             for operation, _ in found:
                 removed += self._remove_operation(operation, before)
         return self._kept(Swept("operations", keep, removed, finished=self._goes_on()), before)
@@ -280,9 +365,9 @@ class Round:
     def _remove_operation(self, operation: object, before: datetime) -> int:
         parameters = {"operation": operation, "after": -1, "limit": EVENTS_AT_ONCE, "before": before}
         while self._goes_on():
-            count, last = self._ask(self._statements.render("sweep_operation_events"), parameters)[0]
+            count, last = self._rows("sweep_operation_events", parameters)[0]
             if count == 0:
-                return len(self._ask(self._statements.render("sweep_operation"), parameters))
+                return len(self._rows("sweep_operation", parameters))
             parameters["after"] = last
         return 0
 

@@ -53,6 +53,7 @@ CREATE TABLE aftercommit.consumer (
     suspect_position bigint,
     suspect_attempts integer DEFAULT 0 NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    inbox boolean DEFAULT true NOT NULL,
     CONSTRAINT consumer_is_held_or_free CHECK ((((worker IS NULL) = (token IS NULL)) AND ((worker IS NULL) = (leased_until IS NULL)))),
     CONSTRAINT consumer_position_is_not_negative CHECK (("position" >= 0)),
     CONSTRAINT consumer_suspect_is_counted CHECK (((suspect_position IS NULL) = (suspect_attempts = 0)))
@@ -87,6 +88,7 @@ CREATE TABLE aftercommit.dead_letter_events (
     last_seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     next_retry_at timestamp with time zone,
     history jsonb DEFAULT '[]'::jsonb NOT NULL,
+    spared boolean DEFAULT false NOT NULL,
     CONSTRAINT dead_letter_attempts_are_not_negative CHECK ((attempts >= 0)),
     CONSTRAINT dead_letter_history_is_a_list CHECK ((jsonb_typeof(history) = 'array'::text)),
     CONSTRAINT dead_letter_retry_has_a_time CHECK ((((status)::text = 'retrying'::text) = (next_retry_at IS NOT NULL))),
@@ -383,6 +385,8 @@ CREATE TABLE aftercommit.operation_event (
     "position" bigint,
     state character varying(20) DEFAULT 'waiting'::character varying NOT NULL,
     former_status character varying(20),
+    former_letter character varying(20),
+    former_attempts integer,
     was_handled boolean DEFAULT false NOT NULL,
     note text,
     CONSTRAINT operation_event_state_is_known CHECK (((state)::text = ANY ((ARRAY['waiting'::character varying, 'started'::character varying, 'done'::character varying, 'skipped'::character varying, 'failed'::character varying, 'aborted'::character varying])::text[])))

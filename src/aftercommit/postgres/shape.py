@@ -4,6 +4,7 @@ Pure data, checked when it is declared; nothing is connected here.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ PARTITION_NAME = re.compile(r"log_\d{6,}")
 RESERVED = frozenset(
     "id seq lane position ts stream_seq aggregate_type aggregate_id event_type schema_version occurred_at "
     "correlation_id causation_id payload status retry_count next_retry_at created_at published_at last_error "
-    "event_id consumer_name error error_class attempts first_seen_at last_seen_at history bytes_before rank "
+    "event_id consumer_name error error_class attempts first_seen_at last_seen_at history spared bytes_before rank "
     "idempotency_key outside_transaction events event connection self "
     "tableoid ctid xmin xmax cmin cmax".split()
 )
@@ -125,11 +126,22 @@ def shape_of(declared: HasShape | Shape) -> Shape:
 
 
 def checked_identifier(name: str, what: str) -> str:
-    """The name itself, if PostgreSQL keeps all of it and no driver takes a part of it for a placeholder."""
-    usable = isinstance(name, str) and name and "\x00" not in name and "%" not in name
+    """The name itself, if PostgreSQL keeps all of it and nobody takes a part of it for something else.
+
+    A driver would take % for a placeholder; and a name stands in comments of SQL too, which end with the line.
+    """
+    usable = isinstance(name, str) and name and "%" not in name and not any(map(_is_control, name))
     if not usable or len(name.encode()) > MAX_IDENTIFIER:
-        raise DeclarationError(f"{what} name {name!r:.100} is not usable: 1 to {MAX_IDENTIFIER} bytes, no NUL, no %")
+        raise DeclarationError(
+            f"{what} name {name!r:.100} is not usable: 1 to {MAX_IDENTIFIER} bytes, no control characters (NUL, line "
+            "ends, …), no %"
+        )
     return name
+
+
+def _is_control(character: str) -> bool:
+    """Control characters, ends of lines and paragraphs, and halves of characters."""
+    return unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")
 
 
 def _channel(prefix: str, schema: str) -> str:

@@ -4,9 +4,9 @@ Whose letter it is decides how. One of a log consumer has a position and is the 
 up. One without belongs to a relay: its event is a row of the outbox, and the row is what goes again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from aftercommit.errors import LetterNotFound, RepairError
@@ -16,12 +16,16 @@ from aftercommit.repair.operations import Dealt, record, record_dealt, who_is_mi
 from aftercommit.repair.payloads import checked_payload
 from aftercommit.repair.selection import OPEN, RELAY, Selection
 
-RETRIED: Final = ("parked", "retrying", "discarded")
-# One that is retried may be in a worker's hands, with the payload it had.
+# Letters at rest. One that is being retried may be in somebody's hands, with the payload it had.
+RETRIED: Final = ("parked", "discarded")
 EDITED: Final = ("parked", "discarded")
+DISCARDED: Final = ("parked", "waiting")
 BUSY: Final = "its event is being settled by a relay at this moment"
-ON_ITS_WAY: Final = "its event is pending and may be on its way: wait until it is parked"
+ON_ITS_WAY: Final = "its event is pending and may be on its way: wait until it is parked or delivered"
 PUBLISHED: Final = "its event has been published as it was, and would go out again as the log has it"
+UNDER_WAY: Final = "it is being retried: wait until it is parked or resolved"
+WAITS: Final = "it waits behind another letter of its aggregate: deal with that one"
+IN_HAND: Final = "it is being handled at this moment: try again when that has ended"
 CHANGED: Final = "somebody else has taken it up at this moment"
 OTHERS_WAIT: Final = "consumers still wait for its event: discard their letters first, or with it"
 NOTHING_TO_SEND: Final = "its event has been delivered meanwhile"
@@ -60,8 +64,8 @@ async def retry(ground: Ground, selection: Selection, *, by: str, reason: str, d
     """The chosen letters get all their attempts again, at once and in order."""
     locked = await _lock(ground, selection, RETRIED)
     if dry_run:
-        return Repaired(None, len(locked.letters), (), dry_run=True)
-    dealt = await _retry(ground, locked)
+        return Repaired(None, len(locked.letters), locked.left, dry_run=True)
+    dealt = await _retry(ground, locked) + locked.left
     return await _finish(ground, "retry", selection, dealt, by, reason)
 
 
@@ -69,12 +73,13 @@ async def discard(ground: Ground, selection: Selection, *, by: str, reason: str,
     """The chosen letters are given up. Nothing is lost: a letter keeps its event, and can be retried later."""
     if not reason.strip():
         raise RepairError("a letter is discarded for a reason, which is kept: say reason=…, or --reason")
-    locked = await _lock(ground, selection, OPEN)
+    locked = await _lock(ground, selection, DISCARDED)
     if dry_run:
-        return Repaired(None, len(locked.letters), (), dry_run=True)
+        return Repaired(None, len(locked.letters), locked.left, dry_run=True)
     dealt = await _discard(ground, locked.of_log)
     dealt += await _discard_behind_bus(ground, locked)
     dealt += await _discard_deliveries(ground, locked)
+    dealt += locked.left
     return await _finish(ground, "discard", selection, dealt, by, reason)
 
 
@@ -103,12 +108,8 @@ async def edit(
 
 def _obstacle(letter: LetterDetail, locked: "_Locked") -> str | None:
     """Why a payload cannot be replaced at this moment: somebody may have the old one in hand."""
-    if letter.event_id in locked.busy:
-        return BUSY
     if not locked.letters:
-        return CHANGED
-    if letter.is_of_relay and letter.event_id in locked.pending:
-        return ON_ITS_WAY
+        return locked.left[0].note if locked.left else CHANGED
     if letter.is_of_relay and letter.positions and letter.outbox_status is None:
         return PUBLISHED
     return None
@@ -130,51 +131,69 @@ async def only_letter(ground: Ground, event_id: UUID, consumer: str | None) -> L
 
 @dataclass(frozen=True, slots=True)
 class _Locked:
-    """Letters in the order of their events.
-
-    `busy` are events whose row of the outbox a relay has locked right now, `pending` those that a relay may have read.
-    """
+    """Letters at rest, in the order of their events; and those that are left alone, each with the reason."""
 
     letters: list[_Chosen]
-    busy: frozenset[UUID]
-    pending: frozenset[UUID]
+    left: list[Dealt]
 
     @property
     def of_log(self) -> list[_Chosen]:
         """Letters of consumers that follow the log."""
         return [each for each in self.letters if each.position is not None]
 
-    def of_relay(self, kind: Callable[[_Chosen], bool] = lambda _: True) -> tuple[list[_Chosen], list[Dealt]]:
-        """Letters of a relay: those that can be acted on, and those that are left to it."""
-        mine = [each for each in self.letters if each.position is None and kind(each)]
-        free = [each for each in mine if each.event_id not in self.busy]
-        return free, [each.left(BUSY) for each in mine if each.event_id in self.busy]
+    @property
+    def of_relay(self) -> list[_Chosen]:
+        """Letters of a relay, and of consumers behind the bus."""
+        return [each for each in self.letters if each.position is None]
 
 
 async def _lock(ground: Ground, selection: Selection, allowed: Sequence[str]) -> _Locked:
     """The letters that are meant: parked ones, unless something else is said or one event is named."""
-    asked = selection.statuses or (tuple(allowed) if selection.event_ids else ("parked",))
-    wanted = tuple(status for status in asked if status in allowed)
-    if not wanted:
+    asked = selection.statuses or ((*OPEN, *allowed) if selection.event_ids else ("parked",))
+    if not set(asked) & {*OPEN, *allowed}:
         raise RepairError(f"letters that are {', '.join(asked)} cannot be acted on: choose {', '.join(allowed)} ones")
+    wanted = tuple(status for status in dict.fromkeys(asked) if status in OPEN or status in allowed)
     selection = replace(selection, statuses=wanted)
     which, parameters = ground.which_letters(selection), ground.parameters(selection)
-    events = {"ids": [row[0] for row in await ground.rows("events_of_relay_letters", parameters, which=which)]}
+    found = {_key(row): _Chosen(*row) for row in await ground.rows("find_letters", parameters, which=which)}
+    events = {"ids": list({letter.event_id for letter in found.values() if letter.position is None})}
     there = {row[0] for row in await ground.rows("find_rows", events)}
     # Rows before letters, as the relay does it, or the two would deadlock.
-    locked = dict(await ground.rows("lock_rows", events))
-    letters = [_Chosen(*row) for row in await ground.rows("lock_letters", parameters, which=which)]
-    letters.sort(key=lambda letter: (letter.seq, letter.consumer))
-    pending = frozenset(event_id for event_id, status in locked.items() if status == "pending")
-    return _Locked(letters, frozenset(there - locked.keys()), pending)
+    rows = dict(await ground.rows("lock_rows", events))
+    held = {_key(row): _Chosen(*row) for row in await ground.rows("lock_letters", parameters, which=which)}
+    letters, left = [], []
+    for key, letter in sorted({**found, **held}.items(), key=lambda each: (each[1].seq, each[1].consumer)):
+        if key not in held:
+            note: str | None = IN_HAND
+        elif letter.position is None and (letter.event_id in there) != (letter.event_id in rows):
+            note = BUSY
+        else:
+            note = _why_not(letter, allowed, rows.get(letter.event_id) if letter.position is None else None)
+        if note is None:
+            letters.append(letter)
+        else:
+            left.append(letter.left(note))
+    return _Locked(letters, left)
+
+
+def _why_not(letter: _Chosen, allowed: Sequence[str], row_status: str | None) -> str | None:
+    """Why a letter is not at rest; None when it is."""
+    if row_status == "pending":
+        return ON_ITS_WAY
+    if letter.status not in allowed:
+        return WAITS if letter.status == "waiting" else UNDER_WAY
+    return None
+
+
+def _key(row: Sequence[Any]) -> tuple[UUID, str]:
+    return row[0], row[1]
 
 
 async def _retry(ground: Ground, locked: _Locked) -> list[Dealt]:
     mine = locked.of_log
     if mine:
         await ground.rows("retry_letters", _keys(mine))
-    letters, busy = locked.of_relay()
-    return [each.done() for each in mine] + await _redeliver(ground, letters) + busy
+    return [each.done() for each in mine] + await _redeliver(ground, locked.of_relay)
 
 
 async def _redeliver(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
@@ -204,26 +223,24 @@ async def _discard(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
 
 async def _discard_behind_bus(ground: Ground, locked: _Locked) -> list[Dealt]:
     """A consumer is spared the event as if it had handled it; the event goes on when nobody else has to be asked."""
-    letters, busy = locked.of_relay(lambda each: each.consumer != RELAY)
+    letters = [each for each in locked.of_relay if each.consumer != RELAY]
     if not letters:
-        return busy
-    await ground.rows("count_as_handled", _keys(letters))
+        return []
     dealt = await _discard(ground, letters)
     rows = await ground.rows("without_open_letters", _keys(letters))
     await ground.rows("redeliver", {"ids": [row[0] for row in rows]})
-    return dealt + busy
+    return dealt
 
 
 async def _discard_deliveries(ground: Ground, locked: _Locked) -> list[Dealt]:
     """The event leaves the outbox and stays in its letter."""
-    letters, busy = locked.of_relay(lambda each: each.consumer == RELAY)
-    parked = {"ids": [each.event_id for each in letters if each.status == "parked"]}
-    gone = {row[0] for row in await ground.rows("remove_rows", parked)} if letters else set()
-    gone |= set(parked["ids"]) - {row[0] for row in await ground.rows("find_rows", parked)} if letters else set()
-    going = [each for each in letters if each.event_id in gone]
-    kept = [each for each in letters if each.event_id not in gone]
-    left = [each.left(OTHERS_WAIT if each.status == "parked" else ON_ITS_WAY) for each in kept]
-    return await _discard(ground, going) + left + busy
+    letters = [each for each in locked.of_relay if each.consumer == RELAY]
+    if not letters:
+        return []
+    await ground.rows("remove_rows", _keys(letters))
+    kept = {row[0] for row in await ground.rows("find_rows", _keys(letters))}
+    dealt = await _discard(ground, [each for each in letters if each.event_id not in kept])
+    return dealt + [each.left(OTHERS_WAIT) for each in letters if each.event_id in kept]
 
 
 def _keys(letters: Sequence[_Chosen]) -> dict[str, object]:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -18,7 +19,7 @@ from aftercommit.postgres.resilience import close_quietly
 from aftercommit.postgres.shape import Shape
 from aftercommit.repair.feeding import Item, Pace, Step, by_way, decide
 from aftercommit.repair.ground import Ground
-from aftercommit.repair.operations import Operation, find_operation, who_is_missing
+from aftercommit.repair.operations import TO_OWNER, Operation, find_operation, who_is_missing
 from aftercommit.service import Probe, wait_for_any
 
 LEASE: Final = 10.0
@@ -145,9 +146,17 @@ class Driver:
             "is_past_horizon": ground.statements.part("is_past_horizon"),
         }
         await ground.rows("hold_horizon", {})
-        rows = await ground.rows("next_items", {**self._mine, "limit": limit}, **parts)
-        again, past = bool(operation.detail.get("again")), bool(operation.detail.get("past_horizon"))
-        steps = [decide(Item(*row), again=again, past_horizon=past) for row in rows]
+        wanted = {**self._mine, "limit": limit}
+        items = [Item(*row) for row in await ground.rows("next_items", wanted, **parts)]
+        delivered = [item.event_id for item in items if not item.goes_by_letter]
+        if delivered:
+            # Rows before letters, as the relay does it; and then what is decided about a row holds.
+            await ground.rows("lock_rows", {"ids": delivered})
+            items = [Item(*row) for row in await ground.rows("next_items", wanted, **parts)]
+        again = bool(operation.detail.get("again"))
+        options = {"past_horizon": bool(operation.detail.get("past_horizon")), "to_owner": operation.target == TO_OWNER}
+        steps = [decide(item, again=again, **options) for item in items]
+        steps = await self._free(ground, steps)
         await self._deliver(ground, steps)
         await self._put_before_consumers(ground, steps)
         forgotten = [step.item for step in steps if step.state == "started" and step.item.was_handled and again]
@@ -158,12 +167,21 @@ class Driver:
             "ordinals": [step.item.ordinal for step in steps],
             "states": [step.state for step in steps],
             "formers": [step.former_status for step in steps],
+            "letters": [step.item.known_status for step in steps],
+            "attempts": [step.item.attempts for step in steps],
             "handled": [step.item.was_handled and again for step in steps],
             "notes": [step.note for step in steps],
         }
         await ground.rows("mark_items", parameters)
         await ground.wake_everybody()
         return steps
+
+    async def _free(self, ground: Ground, steps: Sequence[Step]) -> list[Step]:
+        """Those before the first whose letter somebody has in hand: that one keeps its turn, and nobody passes it."""
+        known = by_way(steps, "letter")
+        rows = await ground.rows("lock_known_letters", _keys(known)) if known else []
+        free = {(event_id, consumer) for event_id, consumer in rows}
+        return list(takewhile(lambda step: step.way != "letter" or step.item.key in free, steps))
 
     async def _deliver(self, ground: Ground, steps: Sequence[Step]) -> None:
         rows = by_way(steps, "row")
@@ -174,26 +192,29 @@ class Driver:
     async def _put_before_consumers(self, ground: Ground, steps: Sequence[Step]) -> None:
         known, new = by_way(steps, "letter"), by_way(steps, "new letter")
         if known:
-            await ground.rows("lock_known_letters", _keys(known))
             await ground.rows("feed_known_letters", _keys(known))
         if new:
             await ground.rows("feed_new_letters", _keys(new))
 
     async def _abort(self, ground: Ground) -> Progress:
-        """Nothing further is fed; what was fed and not tried is what it was before."""
+        """Nothing further is fed; what was fed and not tried is what it was before. What is in hand is waited for."""
         outcomes = ground.statements.part("item_outcomes")
         rows = await ground.rows("rows_under_way", self._mine)
-        locked = {**self._mine, "ids": [row[0] for row in rows]}
-        await ground.rows("withdraw_rows", locked, outcomes=outcomes)
-        await ground.rows("withdraw_letters", self._mine, outcomes=outcomes)
-        await ground.rows("end_items", self._mine, outcomes=outcomes)
-        await ground.rows("restore_attempts", self._mine)
-        return await self._end(ground, "aborted")
+        letters = await ground.rows("letters_under_way", self._mine, outcomes=outcomes)
+        locked = {**self._mine, "ids": [row[0] for row in rows], "ordinals": [row[0] for row in letters]}
+        withdrawn = [row[0] for row in await ground.rows("withdraw_rows", locked, outcomes=outcomes)]
+        await ground.rows("withdraw_letters", locked, outcomes=outcomes)
+        ((in_hand,),) = await ground.rows("end_items", {**locked, "withdrawn": withdrawn}, outcomes=outcomes)
+        await ground.rows("restore_attempts", locked)
+        return await self._end(ground, "aborted") if not in_hand else await self._progress(ground, in_hand)
 
     async def _end(self, ground: Ground, status: str) -> Progress:
         await ground.rows("end_operation", {**self._mine, "status": status})
-        operation = await find_operation(ground, self._id)
-        return Progress(self._id, status, operation.total, operation.done, operation.skipped, operation.failed)
+        return await self._progress(ground)
+
+    async def _progress(self, ground: Ground, under_way: int = 0) -> Progress:
+        now = await find_operation(ground, self._id)
+        return Progress(self._id, now.status, now.total, now.done, now.skipped, now.failed, under_way)
 
     def _tell(self, progress: Progress) -> None:
         if self._on_progress is not None:

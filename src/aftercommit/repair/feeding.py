@@ -12,7 +12,11 @@ Way = Literal["letter", "new letter", "row", "skip", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item of a frozen set, and how things stand with it right now."""
+    """One item of a frozen set, and how things stand with it right now.
+
+    `known_status` is that of its letter, also of a whole delivery; `frozen_status` what it was when the set was frozen.
+    `has_open_letter` says whether a relay or somebody behind the bus still waits for the event.
+    """
 
     ordinal: int
     event_id: UUID
@@ -24,6 +28,15 @@ class Item:
     is_there: bool
     is_past_horizon: bool
     has_consumer: bool
+    attempts: int | None = None
+    known_status: str | None = None
+    frozen_status: str | None = None
+    has_open_letter: bool = False
+
+    @property
+    def key(self) -> tuple[UUID, str | None]:
+        """Whose letter it is, of which event."""
+        return self.event_id, self.consumer
 
     @property
     def goes_by_letter(self) -> bool:
@@ -50,9 +63,13 @@ class Step:
         return self.item.letter_status if self.item.goes_by_letter else self.item.row_status
 
 
-def decide(item: Item, *, again: bool, past_horizon: bool) -> Step:
+def decide(item: Item, *, again: bool, past_horizon: bool, to_owner: bool = False) -> Step:
     """The step for one item. What was handled is skipped unless it is to be handled again."""
     is_open = item.letter_status in OPEN
+    if item.goes_by_letter and not item.has_consumer:
+        return Step(item, "fail", f"consumer {item.consumer!r} has no checkpoint: it was forgotten, or never began")
+    if item.known_status == "discarded" and item.frozen_status != "discarded":
+        return Step(item, "skip", "was discarded since the replay was started")
     if item.was_handled and not again and not is_open:
         return Step(item, "skip", "was handled already")
     if item.is_past_horizon and not past_horizon and not again:
@@ -60,10 +77,18 @@ def decide(item: Item, *, again: bool, past_horizon: bool) -> Step:
     if not item.is_there:
         return Step(item, "fail", "is gone from the log: retention has removed it")
     if not item.goes_by_letter:
-        return Step(item, "row")
-    if not item.has_consumer:
-        return Step(item, "fail", f"consumer {item.consumer!r} has no checkpoint: it was forgotten, or never began")
+        return _deliver(item, again=again, to_owner=to_owner)
     return Step(item, "new letter" if item.letter_status is None else "letter")
+
+
+def _deliver(item: Item, *, again: bool, to_owner: bool) -> Step:
+    """Through the outbox, unless that would publish twice, or join a delivery that passes its consumer by."""
+    given_up = item.known_status == "discarded"
+    if to_owner and item.row_status is None and not item.has_open_letter and not given_up:
+        return Step(item, "skip", "was delivered since the replay was started")
+    if item.row_status == "pending" and (given_up or (item.was_handled and again)):
+        return Step(item, "fail", "is on its way to others at this moment: replay it when that has ended")
+    return Step(item, "row")
 
 
 @dataclass(slots=True)

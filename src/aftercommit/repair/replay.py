@@ -59,6 +59,7 @@ class _Set:
     selection: Selection
     chosen: sql.Composable
     parameters: dict[str, Any]
+    keeps_inbox: bool = True
 
 
 async def preview(ground: Ground, selection: Selection, to: str | None) -> Preview:
@@ -71,7 +72,7 @@ async def start(
 ) -> UUID:
     """Freeze the set and write the operation down; a driver can begin. PastHorizon when it might handle twice."""
     frozen = await _set(ground, selection, to)
-    _refuse_again(ground, frozen.target, options)
+    _refuse_again(frozen, options)
     await ground.rows("hold_horizon", {})
     found = await _preview(ground, frozen)
     if found.past_horizon and found.horizon is not None and not options.past_horizon and not options.again:
@@ -152,11 +153,12 @@ async def _for_consumer(ground: Ground, selection: Selection, name: str) -> _Set
                 "no dead letters yet is found in your declarations, with --app"
             )
         return _for_transport(ground, selection, name, name, declared.types if declared is not None else None)
-    checkpoint, taken = row
+    checkpoint, taken, inbox = row
+    keeps_inbox = declared.inbox if declared is not None else inbox
     types = None if taken == [ANY_TYPE] else taken
     chosen = ground.statements.part("chosen_for_consumer", which=ground.which_events(selection))
     parameters = {"target": name, "checkpoint": checkpoint, "taken": types}
-    return _Set(name, selection, chosen, {**ground.parameters(selection), **parameters})
+    return _Set(name, selection, chosen, {**ground.parameters(selection), **parameters}, keeps_inbox)
 
 
 def _for_transport(
@@ -175,15 +177,14 @@ def _for_transport(
     return _Set(target, selection, chosen, parameters)
 
 
-def _refuse_again(ground: Ground, target: str, options: Options) -> None:
-    if options.again and target == TO_TRANSPORT:
+def _refuse_again(chosen: _Set, options: Options) -> None:
+    if options.again and chosen.target == TO_TRANSPORT:
         raise RepairError(
             "through the transport an event reaches every consumer, and again would mean all of them: say which one is "
             "to handle it again, with --to NAME"
         )
-    declared = ground.outbox.consumers.get(target) if ground.outbox is not None else None
-    if declared is not None and not declared.inbox and not options.again:
+    if not chosen.keeps_inbox and not options.again:
         raise RepairError(
-            f"consumer {target!r} is declared with inbox=False, so nobody knows which of these it has handled: "
+            f"consumer {chosen.target!r} is declared with inbox=False, so nobody knows which of these it has handled: "
             "all of them would be handled again. Say again=True (--again) if that is meant"
         )

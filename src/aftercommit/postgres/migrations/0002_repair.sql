@@ -1,5 +1,5 @@
 -- Repair and upkeep: audited operations (retry, edit, discard, replay) with the set of events each was given, and what retention has removed.
--- New tables and indexes, and indexes gone that no statement used: code that knows 0001 goes on working.
+-- New tables, columns with defaults and indexes, and indexes gone that no statement used: code that knows 0001 goes on working.
 -- needs code: 0001
 
 create table {schema}.operation (
@@ -38,6 +38,8 @@ create table {schema}.operation_event (
     position bigint,
     state varchar(20) not null default 'waiting',
     former_status varchar(20),
+    former_letter varchar(20),
+    former_attempts integer,
     was_handled boolean not null default false,
     note text,
     constraint operation_event_pkey primary key (operation_id, ordinal),
@@ -74,6 +76,11 @@ insert into {schema}.upkeep (task) values ('sweep'), ('log'), ('inbox'), ('keys'
 drop index {schema}.processed_events_age;
 drop index {schema}.published_key_age;
 drop index {schema}.dead_letter_age;
+
+-- Whether the inbox row of a discarded letter stands for an event that its consumer was spared, and has not handled.
+alter table {schema}.dead_letter_events add column spared boolean not null default false;
+-- Without an inbox nobody knows what of the past a consumer has handled.
+alter table {schema}.consumer add column inbox boolean not null default true;
 
 -- Who watches counts dead letters again and again, and their rows are wide.
 -- concurrently: dead_letter_count on dead_letter_events

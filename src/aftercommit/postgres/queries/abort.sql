@@ -6,12 +6,22 @@ where item.operation_id = %(id)s and item.state = 'started' and item.position is
 order by queued.id
 for update of queued skip locked
 
+-- name: letters_under_way
+-- Letters that were not tried yet and that no worker has in hand: what is done to these is not undone by anybody.
+with {outcomes}
+select outcome.ordinal
+from outcome
+join {schema}.dead_letter_events letter on letter.event_id = outcome.event_id and letter.consumer_name = outcome.consumer_name
+where outcome.by_letter and outcome.state is null and letter.status in ('retrying', 'waiting') and letter.attempts = 0
+order by letter.event_id, letter.consumer_name
+for update of letter skip locked
+
 -- name: withdraw_letters
 -- Aborted: letters that were not tried yet have the status that they had; those that the operation made are removed. One that was
 -- being retried anyway goes on, with all its attempts.
 with {outcomes},
 untried as (
-    select * from outcome where by_letter and state is null and untried
+    select * from outcome where by_letter and state is null and untried and ordinal = any(%(ordinals)s::bigint[])
 ),
 removed as (
     delete from {schema}.dead_letter_events letter using untried
@@ -43,15 +53,18 @@ removed as (
 ),
 restored as (
     update {schema}.outbox queued
-    set status = 'failed', next_retry_at = null, last_error = coalesce(queued.last_error, 'a replay was aborted')
+    set status = 'failed', next_retry_at = null, retry_count = coalesce(untried.former_attempts, queued.retry_count), last_error = coalesce(queued.last_error, 'a replay was aborted')
     from untried
     where queued.id = untried.event_id and untried.former_status = 'failed' and queued.status = 'pending' and queued.retry_count = 1
     returning queued.id
 ),
 letters as (
     update {schema}.dead_letter_events letter
-    set status = 'parked', next_retry_at = null
+    set status = case when untried.former_letter = 'discarded' and letter.consumer_name = coalesce(untried.consumer_name, '@relay')
+                      then 'discarded' else 'parked' end,
+        next_retry_at = null
     from (select id from removed union all select id from restored) back
+    join untried on untried.event_id = back.id
     where letter.event_id = back.id and letter.position is null and letter.status = 'retrying'
 ),
 inbox as (
@@ -60,29 +73,45 @@ inbox as (
     order by event_id
     on conflict do nothing
 )
-select (select count(*) from removed) + (select count(*) from restored)
+select id from removed union all select id from restored
 
 -- name: end_items
--- Aborted: nothing waits any more. What was tried and failed goes on being retried by its own policy, and counts as failed.
+-- Aborted: nothing waits any more. What was tried and failed goes on being retried by its own policy, and counts as failed. A letter
+-- that a worker has in hand, not tried before, is left to the next step; returned is how many of these there are.
 with {outcomes},
 ended as (
     update {schema}.operation_event item
-    set state = case when outcome.untried is not false then 'aborted' else 'failed' end,
-        note = case when outcome.untried is not false then null else outcome.note end
+    set state = verdict.state, note = case when verdict.state in ('failed', 'skipped') then outcome.note end
     from outcome
-    where item.operation_id = %(id)s and item.ordinal = outcome.ordinal
+    cross join lateral (
+        select case
+            when outcome.by_letter and outcome.ordinal = any(%(ordinals)s::bigint[]) then 'aborted'
+            when not outcome.by_letter and outcome.event_id = any(%(withdrawn)s::uuid[]) then 'aborted'
+            when outcome.state is not null then outcome.state
+            when outcome.untried is false then 'failed'
+            when not outcome.by_letter then 'aborted'
+        end as state
+    ) verdict
+    where item.operation_id = %(id)s and item.ordinal = outcome.ordinal and verdict.state is not null
     returning item.state
 ),
 waiting as (
     update {schema}.operation_event set state = 'aborted' where operation_id = %(id)s and state = 'waiting'
+),
+counted as (
+    update {schema}.operation
+    set done = done + (select count(*) from ended where state = 'done'),
+        skipped = skipped + (select count(*) from ended where state = 'skipped'),
+        failed = failed + (select count(*) from ended where state = 'failed')
+    where id = %(id)s
 )
-update {schema}.operation set failed = failed + (select count(*) from ended where state = 'failed') where id = %(id)s
+select (select count(*) from outcome) - (select count(*) from ended)
 
 -- name: restore_attempts
--- Aborted: what was taken back shows the attempts that are on record. The last of all, for by their zero it was known as untried.
+-- Aborted: what was taken back has the attempts that it had. The last of all, for by their zero it was known as untried.
 update {schema}.dead_letter_events letter
-set attempts = jsonb_array_length(letter.history)
+set attempts = item.former_attempts
 from {schema}.operation_event item
-where item.operation_id = %(id)s and item.state = 'aborted' and item.position is not null
+where item.operation_id = %(id)s and item.ordinal = any(%(ordinals)s::bigint[]) and item.state = 'aborted' and item.former_attempts is not null
   and letter.event_id = item.event_id and letter.consumer_name = item.consumer_name
   and letter.status = item.former_status and letter.status <> 'retrying' and letter.attempts = 0

@@ -41,9 +41,9 @@ order by position
 
 -- name: register_consumer
 -- A consumer seen for the first time starts at the tip, or before the first event that is still kept.
-insert into {schema}.consumer (name, position, declared_by)
+insert into {schema}.consumer (name, position, declared_by, inbox)
 select %(name)s, case when %(latest)s then head.position
-                      else coalesce((select min(log.position) - 1 from {schema}.log), head.position) end, %(declared_by)s
+                      else coalesce((select min(log.position) - 1 from {schema}.log), head.position) end, %(declared_by)s, %(inbox)s
 from {schema}.head
 on conflict (name) do nothing
 
@@ -61,7 +61,7 @@ with open as (
     for update skip locked
 )
 update {schema}.consumer
-set worker = %(worker)s, token = %(token)s, declared_by = %(declared_by)s,
+set worker = %(worker)s, token = %(token)s, declared_by = %(declared_by)s, inbox = %(inbox)s,
     leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
 from open where consumer.name = open.name
 returning consumer.position, consumer.paused, open.died, consumer.suspect_position is not null
@@ -145,20 +145,35 @@ inbox as (
 select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
        null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
 
--- name: begin_shared_slice_without_inbox
--- The same for a dead letter where no inbox is kept: the letter itself says whether it was handled.
+-- name: begin_letters
+-- The same for dead letters, which are held until the slice ends: who would change one meanwhile sees that it is in hand. The last
+-- column says that one is not what it was when it was read (retried anew, edited, given up): then nothing is begun.
+-- One that waited behind the first of its aggregate may have fallen due since. Without an inbox the letter itself says that it was not handled.
 with fence as (
     select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
 ),
-due as (
+mine as (
     select letter.event_id
-    from {schema}.dead_letter_events letter, fence
-    where letter.consumer_name = %(consumer)s and letter.event_id = any(%(ids)s::uuid[]) and letter.status = 'retrying'
+    from unnest(%(ids)s::uuid[], %(seen)s::timestamptz[], %(turns)s::timestamptz[]) as known (event_id, seen_at, turn)
+    join {schema}.dead_letter_events letter on letter.event_id = known.event_id and letter.consumer_name = %(consumer)s, fence
+    -- Said so that no index of open letters fits: in a large replay those are full of rows that are gone, and the key is at hand.
+    where letter.event_id = any(%(ids)s::uuid[]) and letter.status not in ('parked', 'resolved', 'discarded')
+      and letter.last_seen_at = known.seen_at
+      and (known.turn is null or letter.next_retry_at = known.turn)
     order by letter.event_id
     for update of letter
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, %(consumer)s from mine where %(inbox)s
+    order by event_id
+    on conflict do nothing
+    returning event_id
 )
-select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from due),
-       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+select (select count(*) from fence),
+       (select case when %(inbox)s and count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
+       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true),
+       (select count(*) < cardinality(%(ids)s::uuid[]) from mine)
 
 -- name: begin_unfenced_slice
 -- For the bus: the relay's lane leases are the fence, the inbox alone says what was handled.
@@ -240,7 +255,7 @@ inbox as (
     delete from {schema}.processed_events using free where consumer_name = %(name)s returning 1
 ),
 letters as (
-    update {schema}.dead_letter_events set status = 'discarded', next_retry_at = null from free
+    update {schema}.dead_letter_events set status = 'discarded', next_retry_at = null, last_seen_at = clock_timestamp() from free
     where consumer_name = %(name)s and status in ('retrying', 'waiting', 'parked')
     returning 1
 )

@@ -9,8 +9,10 @@ where namespace.nspname = %(schema)s and class.relname::text = any(%(tables)s)
   and attribute.attnum > 0 and not attribute.attisdropped
 
 -- name: catalog_relations
--- Everything in the schema that has a name of its own there: tables, views, indexes (and whether they can be used), sequences.
-select class.relname::text, class.relkind::text, obj_description(class.oid, 'pg_class'), coalesce(index.indisvalid, true)
+-- Everything in the schema that has a name of its own there: tables, views, sequences, and indexes, with whether they can be
+-- used and of which table they are.
+select class.relname::text, class.relkind::text, obj_description(class.oid, 'pg_class'), coalesce(index.indisvalid, true),
+       (select indexed.relname::text from pg_class indexed where indexed.oid = index.indrelid)
 from pg_class class
 join pg_namespace namespace on namespace.oid = class.relnamespace
 left join pg_index index on index.indexrelid = class.oid
@@ -317,6 +319,10 @@ order by class.relname
 -- Marks a partition for retention, so that a run that was interrupted is taken up by the next.
 comment on table {schema}.{partition} is {condemned}
 
+-- name: pardon_partition
+-- A partition that is needed after all is no longer marked.
+comment on table {schema}.{partition} is null
+
 -- name: detach_partition
 -- Waits for readers, blocks nobody. Cannot run inside a transaction.
 alter table {schema}.log detach partition {schema}.{partition} concurrently
@@ -330,8 +336,8 @@ alter table {schema}.log detach partition {schema}.{partition} finalize
 drop table {schema}.{partition}
 
 -- name: last_of_partition
--- The newest row of a partition, or nothing.
-select position, ts from {schema}.{partition} order by position desc limit 1
+-- The newest row of a partition, or nothing. Asked through the log, which is what roles are granted.
+select position, ts from {schema}.log where position >= %(lower)s and position < %(upper)s order by position desc limit 1
 
 -- name: grant_on_schema
 -- Names inside the schema can be used.

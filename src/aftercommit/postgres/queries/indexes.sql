@@ -18,7 +18,7 @@ select (pg_relation_size({table_name}::regclass)
 -- name: create_small_index
 -- An index within somebody's transaction. Writers wait meanwhile, so on a large table it is left to those who can build it otherwise.
 begin
-    if exists (select from pg_index where indexrelid = to_regclass({index_name}) and indisvalid) then
+    if exists (select from pg_index where indexrelid = to_regclass({index_name}) and indrelid = {table_name}::regclass and indisvalid) then
         return;
     end if;
     if ({bytes}) > {small} then
@@ -26,7 +26,9 @@ begin
             message = 'index ' || {index_name} || ' would have to be built in this transaction, and writers of '
                 || {table_name} || ' would wait: run `aftercommit migrate up`, which builds it without blocking them, and then this again';
     end if;
-    drop index if exists {schema}.{index};
+    if exists (select from pg_index where indexrelid = to_regclass({index_name}) and indrelid = {table_name}::regclass) then
+        drop index {schema}.{index};
+    end if;
     {creation};
 end
 

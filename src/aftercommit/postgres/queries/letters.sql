@@ -50,7 +50,7 @@ select exists (
 
 -- name: within_bytes
 -- The front of a list of letters that fits into memory, one at least. Bytes are counted as they will arrive: a compressed payload unfolds.
-select position, last_seen_at as ts, null::bigint as stream_seq, event_id as id, seq, 0::smallint as lane, event_type, schema_version,
+select next_retry_at, position, last_seen_at as ts, null::bigint as stream_seq, event_id as id, seq, 0::smallint as lane, event_type, schema_version,
        aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, attempts as retry_count, created_at {scope_names}
 from (
     select due.*, coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
@@ -104,18 +104,10 @@ limit %(limit)s
 
 -- name: resolve_handled
 -- The letters of a slice, in the handlers' transaction; what waits behind the last of an aggregate (strict ordering) falls due.
-with mine as (
-    -- In one order with the operators' own statements, or the two would deadlock.
-    select event_id from {schema}.dead_letter_events
-    where event_id = any(%(ids)s::uuid[]) and consumer_name = %(consumer)s
-    order by event_id
-    for update
-),
-resolved as (
+with resolved as (
     update {schema}.dead_letter_events letter
     set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
-    from mine
-    where letter.event_id = mine.event_id and letter.consumer_name = %(consumer)s
+    where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = %(consumer)s
     returning aggregate_type, aggregate_id
 ),
 cleared as (
@@ -136,11 +128,18 @@ next as (
         order by letter.seq
         limit 1
     ) waiting
+),
+free as (
+    -- One that somebody acts on is not waited for: `free_waiting` comes by.
+    select letter.event_id
+    from next
+    join {schema}.dead_letter_events letter on letter.event_id = next.event_id and letter.consumer_name = %(consumer)s
+    for update of letter skip locked
 )
 update {schema}.dead_letter_events letter
 set status = 'retrying', next_retry_at = clock_timestamp()
-from next
-where letter.event_id = next.event_id and letter.consumer_name = %(consumer)s and letter.status = 'waiting'
+from free
+where letter.event_id = free.event_id and letter.consumer_name = %(consumer)s and letter.status = 'waiting'
 
 -- name: fail_letter
 -- Another attempt failed: wait longer, or park. A letter that was dealt with by hand meanwhile is left alone.
@@ -158,6 +157,7 @@ failed as (
             || jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(%(error)s, 500), 'error_class', %(error_class)s::text))
     from fence
     where event_id = %(event_id)s and consumer_name = %(consumer)s and status = 'retrying'
+      and last_seen_at = %(seen)s and (%(turn)s::timestamptz is null or next_retry_at = %(turn)s::timestamptz)
     returning 1
 )
 select (select count(*) from fence), (select count(*) from failed)

@@ -19,8 +19,8 @@ set total = (select count(*) from items), done = (select count(*) from items whe
 where id = %(id)s
 
 -- name: operations
--- Operations, newest first.
-select id, kind, status, requested_by, reason, target, selection, detail, per_second, total, done, skipped, failed, created_at, finished_at,
+-- Operations, newest first; without the payload that was edited, which is shown with its letter alone.
+select id, kind, status, requested_by, reason, target, selection, detail - 'former_payload', per_second, total, done, skipped, failed, created_at, finished_at,
        coalesce(driven_until > clock_timestamp(), false)
 from {schema}.operation
 where (%(id)s::uuid is null or id = %(id)s::uuid) and (%(kinds)s::text[] is null or kind = any(%(kinds)s::text[]))
@@ -36,8 +36,8 @@ order by ordinal
 limit %(limit)s
 
 -- name: consumer_of
--- Whether a consumer follows the log, how far it is, and what it takes.
-select position, string_to_array(declared_by, ' ') from {schema}.consumer where name = %(consumer)s
+-- Whether a consumer follows the log, how far it is, what it takes, and whether it keeps an inbox.
+select position, string_to_array(declared_by, ' '), inbox from {schema}.consumer where name = %(consumer)s
 
 -- name: known_owners
 -- Everybody who has a checkpoint or dead letters.
@@ -127,21 +127,29 @@ left join {schema}.outbox queued on queued.id = chosen.event_id
 
 -- name: is_past_horizon
 -- Handled or not? The inbox does not know any more what was handled before its horizon. An open letter says that it was not, and
--- the inbox rows of an event that is still in the outbox are kept.
-inbox.event_id is null and event.since < horizon.moment and event.in_log and queued.id is null
+-- what was never in the log is still on its first way, for which inbox rows are kept.
+inbox.event_id is null and event.since < horizon.moment and event.in_log
     and coalesce(letter.status, 'resolved') in ('resolved', 'discarded')
 
 -- name: freeze
 -- The set as it is at this moment, in the order of the events' writers; nothing that happens later changes it.
 with frozen as (
-    insert into {schema}.operation_event (operation_id, ordinal, event_id, consumer_name, position)
-    select %(id)s, row_number() over (order by chosen.seq, chosen.event_id, chosen.consumer_name), chosen.event_id, chosen.consumer_name, chosen.position
+    insert into {schema}.operation_event (operation_id, ordinal, event_id, consumer_name, position, former_letter)
+    select %(id)s, row_number() over (order by chosen.seq, chosen.event_id, chosen.consumer_name), chosen.event_id, chosen.consumer_name,
+           chosen.position, letter.status
     from (
         {chosen}
     ) chosen
+    left join {schema}.dead_letter_events letter
+        on letter.event_id = chosen.event_id and letter.consumer_name = coalesce(chosen.consumer_name, '@relay')
     returning 1
 )
-update {schema}.operation set total = (select count(*) from frozen) where id = %(id)s
+-- Where nothing was chosen there is nothing to drive.
+update {schema}.operation
+set total = (select count(*) from frozen),
+    status = case when exists (select from frozen) then status else 'done' end,
+    finished_at = case when not exists (select from frozen) then clock_timestamp() end
+where id = %(id)s
 returning total
 
 -- name: take_operation
@@ -184,7 +192,13 @@ select horizon from {schema}.upkeep where task = 'inbox' for share
 -- The next items that wait for their turn, with what decides about each.
 select chosen.ordinal, chosen.event_id, chosen.consumer_name, chosen.position, letter.status, queued.status, inbox.event_id is not null,
        event.created_at is not null or queued.id is not null, coalesce({is_past_horizon}, false),
-       exists (select from {schema}.consumer where consumer.name = chosen.consumer_name)
+       exists (select from {schema}.consumer where consumer.name = chosen.consumer_name),
+       case when chosen.position is not null then letter.attempts else queued.retry_count end,
+       coalesce(letter.status, delivery.status), chosen.former_letter,
+       exists (
+           select from {schema}.dead_letter_events other
+           where other.event_id = chosen.event_id and other.position is null and other.status in ('retrying', 'waiting', 'parked')
+       )
 from (
     select * from {schema}.operation_event
     where operation_id = %(id)s and state = 'waiting'
@@ -193,15 +207,19 @@ from (
 ) chosen
 cross join (select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment) horizon
 {details}
+left join {schema}.dead_letter_events delivery
+    on chosen.consumer_name is null and delivery.event_id = chosen.event_id and delivery.consumer_name = '@relay'
 order by chosen.ordinal
 
 -- name: mark_items
 -- What became of items in this step, and what they were before it.
 with marked as (
     update {schema}.operation_event item
-    set state = outcome.state, former_status = outcome.former, was_handled = outcome.handled, note = outcome.note
-    from unnest(%(ordinals)s::bigint[], %(states)s::text[], %(formers)s::text[], %(handled)s::boolean[], %(notes)s::text[])
-        as outcome (ordinal, state, former, handled, note)
+    set state = outcome.state, former_status = outcome.former, former_letter = outcome.letter, former_attempts = outcome.attempts,
+        was_handled = outcome.handled, note = outcome.note
+    from unnest(%(ordinals)s::bigint[], %(states)s::text[], %(formers)s::text[], %(letters)s::text[], %(attempts)s::integer[],
+                %(handled)s::boolean[], %(notes)s::text[])
+        as outcome (ordinal, state, former, letter, attempts, handled, note)
     where item.operation_id = %(id)s and item.ordinal = any(%(ordinals)s::bigint[]) and item.ordinal = outcome.ordinal
     returning item.state
 )
@@ -217,20 +235,22 @@ using unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consum
 where inbox.event_id = chosen.event_id and inbox.consumer_name = chosen.consumer_name
 
 -- name: lock_known_letters
--- In one order with the workers, which may be at some of these letters.
-select 1
+-- Letters that nobody has in hand. The others are not waited for: a handler may take long.
+select letter.event_id, letter.consumer_name
 from {schema}.dead_letter_events letter
 join unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
     on letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
 where letter.event_id = any(%(ids)s::uuid[])
-order by letter.event_id
-for update of letter
+order by letter.event_id, letter.consumer_name
+for update of letter skip locked
 
 -- name: reopen_deliveries
--- A discarded delivery that is replayed is open again.
+-- A discarded delivery that is replayed is open again, and so is the letter of a consumer behind the bus to which it goes.
 update {schema}.dead_letter_events letter
 set status = 'parked'
-where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = '@relay' and letter.status = 'discarded'
+from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+where letter.event_id = chosen.event_id and letter.consumer_name = coalesce(chosen.consumer_name, '@relay')
+  and letter.position is null and letter.status = 'discarded'
 
 -- name: feed_known_letters
 -- Letters that exist already fall due, in the given order. One that waits behind another (strict ordering) goes on waiting.
@@ -256,7 +276,8 @@ on conflict (event_id, consumer_name) do nothing
 -- name: item_outcomes
 -- What has become of the items under way: by their letter, or (behind a relay) by their row of the outbox.
 outcome as (
-    select item.ordinal, item.event_id, item.consumer_name, item.former_status, item.was_handled, item.position is not null as by_letter,
+    select item.ordinal, item.event_id, item.consumer_name, item.former_status, item.former_letter,
+           item.former_attempts, item.was_handled, item.position is not null as by_letter,
            case
                when item.position is null and queued.id is null and discarded.event_id is not null then 'skipped'
                when item.position is null and queued.id is null then 'done'

@@ -29,6 +29,10 @@ select fresh.events + retries.events,
        retries.events, failed.events, head.position, fresh.recent + retries.recent
 from fresh, retries, failed, {schema}.head
 
+-- name: fill_head
+-- The remedy for a head without its row, for its owner to run: the log goes on where it ends.
+insert into {schema}.{table} (position) select coalesce(max(position), 0) from {schema}.log
+
 -- name: overview_minute
 -- Events appended, and of those written, in the last minute. The log has no index by time and needs none: ts never runs
 -- backwards and positions have no gaps, so the first position of the minute is found by halving; likewise, nearly, by created_at.
@@ -59,16 +63,17 @@ select bounds.last + 1 - (select low from appended where low = high), bounds.las
 from bounds
 
 -- name: overview_consumers
--- Every consumer: its checkpoint, how far it is behind in events, who works for it, since when its next event waits for it, and
--- how many of its dead letters are due to be tried again, since when.
+-- Every consumer: its checkpoint, how far it is behind in events, who works for it, since when its next event waits for it, how
+-- many of its dead letters are due to be tried again, since when, and how many events that it has yet to read are gone.
 select consumer.name::text, consumer.position, head.position - consumer.position, consumer.paused,
        case when consumer.leased_until > clock_timestamp() then consumer.worker end,
        coalesce(extract(epoch from clock_timestamp() - next.ts), 0)::float8,
-       due.letters, coalesce(extract(epoch from statement_timestamp() - due.since), 0)::float8
+       due.letters, coalesce(extract(epoch from statement_timestamp() - due.since), 0)::float8,
+       coalesce(next.position - consumer.position - 1, 0)
 from {schema}.head
 cross join {schema}.consumer
 left join lateral (
-    select log.ts from {schema}.log where log.position > consumer.position order by log.position limit 1
+    select log.ts, log.position from {schema}.log where log.position > consumer.position order by log.position limit 1
 ) next on true
 cross join lateral (
     select count(*) as letters, min(letter.next_retry_at) as since

@@ -65,12 +65,6 @@ join {schema}.operation on operation.id = item.operation_id
 where item.event_id = %(event_id)s
 order by operation.created_at, operation.id
 
--- name: events_of_relay_letters
--- Events that an action on these letters will touch in the outbox; asked before the letters are locked.
-select distinct event.event_id
-from {schema}.dead_letter_events event
-where {which} and event.position is null
-
 -- name: find_rows
 -- Those of these events that are in the outbox.
 select id from {schema}.outbox where id = any(%(ids)s::uuid[])
@@ -79,13 +73,19 @@ select id from {schema}.outbox where id = any(%(ids)s::uuid[])
 -- Rows of the outbox before their letters, as the relay locks them. One that the relay is settling right now is left to it.
 select id, status from {schema}.outbox where id = any(%(ids)s::uuid[]) order by id for update skip locked
 
--- name: lock_letters
--- The letters that an action is for, as they are at this moment.
+-- name: find_letters
+-- The letters that an action is for.
 select event.event_id, event.consumer_name, event.seq, event.position, event.status
 from {schema}.dead_letter_events event
 where {which}
-order by event.event_id
-for update
+
+-- name: lock_letters
+-- The same as they are at this moment. One that a worker has in hand is not waited for: its handler may take long.
+select event.event_id, event.consumer_name, event.seq, event.position, event.status
+from {schema}.dead_letter_events event
+where {which}
+order by event.event_id, event.consumer_name
+for update skip locked
 
 -- name: retry_letters
 -- Letters of log consumers fall due at once, in the given order and with all their attempts; what was tried stays on record.
@@ -142,16 +142,16 @@ letters as (
 select id from sent union all select id from inserted
 
 -- name: reopen_letters
--- Discarded letters of a relay are wanted again: the inbox row that stood for a consumer's "handled" is taken back.
+-- Discarded letters of a relay are wanted again: the inbox row by which a consumer was spared the event is taken back.
 with reopened as (
     update {schema}.dead_letter_events letter
     set status = 'parked'
     from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
     where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name and letter.status = 'discarded'
-    returning letter.event_id, letter.consumer_name
+    returning letter.event_id, letter.consumer_name, letter.spared
 )
 delete from {schema}.processed_events using reopened
-where processed_events.event_id = reopened.event_id and processed_events.consumer_name = reopened.consumer_name
+where processed_events.event_id = reopened.event_id and processed_events.consumer_name = reopened.consumer_name and reopened.spared
 
 -- name: resolve_delivered
 -- A delivery that was discarded and has been made since, in another way: there is nothing left to do about it.
@@ -163,18 +163,38 @@ where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = '@relay'
 returning letter.event_id
 
 -- name: discard_letters
--- Given up: nobody tries these again by himself.
+-- Given up: nobody tries these again by himself. They are kept for as long as others that were seen now.
+-- A consumer behind the bus is spared the event by a row in its inbox, so that the event can go on to the log. One that had handled
+-- it before, and was to handle it again, has its row back.
+with chosen as (
+    select chosen.event_id, chosen.consumer_name, letter.position is null as is_of_relay
+    from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+    join {schema}.dead_letter_events letter on letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
+),
+handled as (
+    select chosen.event_id, chosen.consumer_name
+    from chosen
+    where exists (
+        select from {schema}.operation_event item
+        where item.event_id = chosen.event_id and item.consumer_name = chosen.consumer_name and item.was_handled
+          and item.state in ('started', 'failed')
+    )
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, consumer_name from chosen where is_of_relay and consumer_name <> '@relay'
+    union
+    select event_id, consumer_name from handled
+    order by 1, 2
+    on conflict do nothing
+    returning event_id, consumer_name
+)
 update {schema}.dead_letter_events letter
-set status = 'discarded', next_retry_at = null
-from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+set status = 'discarded', next_retry_at = null, last_seen_at = clock_timestamp(),
+    spared = (letter.event_id, letter.consumer_name::text) in (select event_id, consumer_name::text from inbox)
+        and (letter.event_id, letter.consumer_name::text) not in (select event_id, consumer_name::text from handled)
+from chosen
 where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
-
--- name: count_as_handled
--- A consumer behind the bus that is spared an event has it in its inbox, so that the event can go on to the log.
-insert into {schema}.processed_events (event_id, consumer_name)
-select event_id, consumer_name from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
-order by event_id
-on conflict do nothing
 
 -- name: without_open_letters
 -- Those of these events that wait for no consumer and no transport any more, in the order of their writers.

@@ -5,11 +5,17 @@ values ('sweep', clock_timestamp(), clock_timestamp() + make_interval(secs => %(
 on conflict (task) do update set ran_at = excluded.ran_at, leased_until = excluded.leased_until
 where (upkeep.leased_until is null or upkeep.leased_until < clock_timestamp())
   and (upkeep.ran_at is null or upkeep.ran_at <= clock_timestamp() - make_interval(secs => %(interval)s))
-returning 1
+returning leased_until
+
+-- name: renew_sweep
+-- A round that goes on; no row when somebody else has taken it over. The end of a lease tells whose it is.
+update {schema}.upkeep set leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+where task = 'sweep' and leased_until = %(until)s
+returning leased_until
 
 -- name: release_sweep
--- The round is over.
-update {schema}.upkeep set leased_until = null where task = 'sweep'
+-- The round is over, unless it is somebody else's by now.
+update {schema}.upkeep set leased_until = null where task = 'sweep' and leased_until = %(until)s
 
 -- name: brief_locks
 -- Whoever holds a row that has to go is not waited for: the next pass finds it.
@@ -76,23 +82,32 @@ select (select count(*) from old where holder is null),
         from (select holder, count(*) as held from old where holder is not null group by holder) holders)
 
 -- name: old_inbox
--- Inbox rows of these pages; one stays while its event may come again: from the outbox, or by a dead letter.
+-- Inbox rows of these pages; one stays while its event may come again: from the outbox, by a dead letter, or from the log to a
+-- consumer that handles several at once and whose checkpoint is still before it. Where consumers are at the head, or nearly,
+-- the log is hardly looked at.
 select inbox.ctid as place,
        case when waiting.id is not null then 'events that are still in the outbox'
-            when letter.consumer_name is not null then 'dead letters of ' || quote_literal(letter.consumer_name) end as holder
+            when letter.consumer_name is not null then 'dead letters of ' || quote_literal(letter.consumer_name)
+            when behind.name is not null then 'the checkpoint of ' || quote_literal(behind.name) || ', which is before them' end as holder
 from {schema}.processed_events inbox
 left join lateral (select outbox.id from {schema}.outbox where outbox.id = inbox.event_id limit 1) waiting on true
 left join lateral (
     select dead.consumer_name from {schema}.dead_letter_events dead
     where dead.event_id = inbox.event_id and dead.status <> 'resolved' limit 1
 ) letter on true
+left join lateral (
+    select consumer.name from {schema}.consumer
+    join {schema}.log on log.id = inbox.event_id and log.position > consumer.position
+    where consumer.name = inbox.consumer_name and consumer.position < (select head.position from {schema}.head) limit 1
+) behind on true
 where inbox.ctid >= %(first)s::tid and inbox.ctid < %(last)s::tid and inbox.processed_at < %(before)s
 
 -- name: old_keys
--- Idempotency keys of these pages.
-select ctid as place, null::text as holder
-from {schema}.published_key
-where ctid >= %(first)s::tid and ctid < %(last)s::tid and created_at < %(before)s
+-- Idempotency keys of these pages; one stays while an event of its publish is still in the outbox.
+select published.ctid as place, case when waiting.id is not null then 'events that are still in the outbox' end as holder
+from {schema}.published_key published
+left join lateral (select outbox.id from {schema}.outbox where outbox.id = any(published.event_ids) limit 1) waiting on true
+where published.ctid >= %(first)s::tid and published.ctid < %(last)s::tid and published.created_at < %(before)s
 
 -- name: old_dead_letters
 -- Dead letters of these pages that nobody has to deal with any more.
@@ -134,7 +149,8 @@ select count(*), max(ordinal) from gone
 delete from {schema}.operation where id = %(operation)s and finished_at < %(before)s returning 1
 
 -- name: log_holders
--- Who still needs positions up to here: consumers that have yet to read them, open dead letters, operations under way.
+-- Who still needs positions up to here: consumers that have yet to read them, open dead letters, operations under way. One that
+-- goes through the transport names its events alone, and takes them from the log when their turn comes.
 select 'consumer', name::text, position from {schema}.consumer where position < %(position)s
 union all
 select 'dead letter', consumer_name::text, min(position)
@@ -147,5 +163,16 @@ from {schema}.operation
 join {schema}.operation_event event on event.operation_id = operation.id and event.state in ('waiting', 'started')
 where operation.finished_at is null and event.position <= %(position)s
 group by operation.id
+union all
+select 'operation', operation.id::text, needed.position
+from {schema}.operation
+cross join lateral (
+    select log.position
+    from {schema}.operation_event event
+    join {schema}.log on log.id = event.event_id and log.position <= %(position)s
+    where event.operation_id = operation.id and event.state in ('waiting', 'started') and event.position is null
+    limit 1
+) needed
+where operation.finished_at is null
 order by 3
 limit 5
