@@ -41,6 +41,17 @@ LOG = (
     "'order', '1', 'placed', 1, now(), 'because', '{}', 0, now())"
 )
 
+OPERATION = (
+    "insert into operation (id, requested_by, target, selection, {columns}) "
+    "values (gen_random_uuid(), 'me', '@owner', '{{}}', {values})"
+)
+
+
+def operation(**columns: str) -> str:
+    columns = {"kind": "'replay'", **columns}
+    return OPERATION.format(columns=", ".join(columns), values=", ".join(columns.values()))
+
+
 VIOLATIONS = {
     "head_is_one_row": "insert into head (only_row) values (false)",
     "head_position_is_not_negative": "update head set position = -1",
@@ -64,6 +75,19 @@ VIOLATIONS = {
     "dead_letter_attempts_are_not_negative": letter(attempts="-1"),
     "dead_letter_was_seen_in_order": letter(last_seen_at="now() - interval '1 day'"),
     "dead_letter_history_is_a_list": letter(history="'{}'"),
+    "operation_kind_is_known": operation(kind="'wish'"),
+    "operation_status_is_known": operation(status="'stuck'", finished_at="now()"),
+    "operation_ends_once": operation(status="'done'"),
+    "operation_is_driven_or_free": operation(driver="gen_random_uuid()"),
+    "operation_rate_is_positive": operation(per_second="0"),
+    "operation_event_state_is_known": (
+        "insert into operation_event (operation_id, ordinal, event_id, state) "
+        "values (gen_random_uuid(), 1, gen_random_uuid(), 'lost')"
+    ),
+    "upkeep_keeps_some_time": "update upkeep set keep = interval '0'",
+    "upkeep_pass_has_begun": "update upkeep set next_page = 1",
+    "upkeep_page_is_not_negative": "update upkeep set next_page = -1, began_at = now()",
+    "upkeep_kept_back_is_an_object": "update upkeep set kept_back = '[]'",
 }
 
 
