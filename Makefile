@@ -32,7 +32,7 @@ ifneq ($(strip $(DATABASE_URL)$(filter tests%,$(ARGS))),)
 	$(PYTEST) $(ARGS)
 else
 	AFTERCOMMIT_TEST_POSTGRES=18 $(PYTEST) $(ARGS)
-	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts $(ARGS) $(if $(strip $(ARGS)),|| test $$? -eq 5)
+	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts -m 'not long' $(ARGS) $(if $(strip $(ARGS)),|| test $$? -eq 5)
 endif
 
 check: $(STAMP) ## lint, formatting, types, layers, golden schema, contracts

@@ -390,6 +390,7 @@ class TestDrivers:
         assert max(detail["count"] for detail in signals.details["replay.fed"]) < 6
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_fifty_thousand_letters_are_replayed_with_progress_broken_off_and_finished_once(shop: Shop) -> None:
     ledger = Ledger(shop)

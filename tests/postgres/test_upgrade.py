@@ -125,6 +125,7 @@ def alive(shop: Shop, count: int) -> None:
     wait_until(lambda: shop.value(query) >= count, timeout=60)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_upgrade_beside_running_writers_relays_and_workers_loses_and_stops_nothing(busy_shop, newer):
     shop, dsn, old = busy_shop, busy_shop.dsn, this_release()
@@ -210,6 +211,7 @@ def template_at(server: PostgresServerForTests, version: int) -> Iterator[str]:
     server.drop(dsn)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_migration_that_is_killed_at_any_statement_is_completed_by_the_next_run(postgres_server, newer):
     with template_at(postgres_server, 1) as template:
