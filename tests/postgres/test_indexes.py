@@ -157,23 +157,24 @@ def test_the_log_is_indexed_one_partition_at_a_time(database, connection):
 
 
 def test_an_index_of_the_log_that_was_half_built_is_finished_and_not_begun_again(database, connection):
+    attached = "select min(inhrelid) from pg_inherits where inhparent = to_regclass('aftercommit.log_scope_tenant_id')"
     add_scope(connection)
     with connected(database, autocommit=False) as early, ThreadPoolExecutor(1) as program:
         # Somebody writes into the second partition, where the build will wait.
         early.execute("delete from aftercommit.log_000001 where false")
         building = program.submit(up, database, SCOPED)
-        wait_until(lambda: waits_for_a_lock(database, "builder"))
+        # Elsewhere it may wait for a moment too, for the snapshot of an autovacuum for one.
+        wait_until(lambda: value(connection, attached) is not None and waits_for_a_lock(database, "builder"))
         end_session(database, "builder")
         with pytest.raises(DatabaseUnavailable):
             building.result(timeout=60)
-    attached = "select inhrelid from pg_inherits where inhparent = 'aftercommit.log_scope_tenant_id'::regclass"
     first = value(connection, attached)
     assert value(connection, LOG_INDEX) is False
 
     up(database, SCOPED)
 
     assert value(connection, LOG_INDEX) is True
-    assert first in {row[0] for row in connection.execute(attached.encode())}
+    assert first in {row[0] for row in connection.execute(attached.replace("min(inhrelid)", "inhrelid").encode())}
 
 
 @pytest.mark.parametrize("shape", [INDEXED, SCOPED], ids=["outbox", "log"])
