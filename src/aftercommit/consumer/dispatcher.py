@@ -106,7 +106,7 @@ class Dispatcher:
                 "ids": uuid_array(item.record.event_id for item in segment),
                 "patience": runner.patience(GRACE),
             }
-            return Query("begin_unfenced_slice", parameters)
+            return Query("begin_unfenced_slice", parameters, prepared=True)
 
         await runner.run(items, Manner(begin, remember))
         return failed

@@ -63,7 +63,7 @@ class SliceExecutor:
         self, connection: psycopg.AsyncConnection[Any], step: Query | list[Call], talk: "_Conversation"
     ) -> Any:
         if isinstance(step, Query):
-            cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=True)
+            cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
             row = await cursor.fetchone() if cursor.description is not None else None
             if step.commits:
                 await connection.execute("commit")

@@ -87,7 +87,7 @@ class DeadLetters:
 
     async def look(self, connection: psycopg.AsyncConnection[Any]) -> tuple[bool, bool]:
         """Whether a letter is due, and whether any is open at all."""
-        row = await (await connection.execute(self._statements["look_at_letters"], self._mine, prepare=True)).fetchone()
+        row = await (await connection.execute(self._statements["look_at_letters"], self._mine)).fetchone()
         return (row[0], row[1]) if row else (False, False)
 
     async def due(self, connection: psycopg.AsyncConnection[Any], limit: int) -> list[Record]:

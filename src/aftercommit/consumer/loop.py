@@ -297,10 +297,11 @@ class LogWorker(DatabaseService):
 
     def _begin(self, segment: Sequence[Item]) -> Query:
         name = "begin_slice" if self.consumer.inbox else "begin_slice_without_inbox"
-        return Query(name, {**self._slice_parameters(segment), "position": segment[-1].record.position})
+        parameters = {**self._slice_parameters(segment), "position": segment[-1].record.position}
+        return Query(name, parameters, prepared=True)
 
     def _begin_shared(self, segment: Sequence[Item]) -> Query:
-        return Query("begin_shared_slice", self._slice_parameters(segment))
+        return Query("begin_shared_slice", self._slice_parameters(segment), prepared=True)
 
     def _slice_parameters(self, segment: Sequence[Item]) -> dict[str, Any]:
         return {

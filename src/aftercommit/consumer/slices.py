@@ -20,11 +20,15 @@ from aftercommit.postgres.arrays import uuid_array
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Run a statement in the slice's transaction; its first row is sent back. `commits`: at once, come what may."""
+    """Run a statement in the slice's transaction; its first row is sent back. `commits`: at once, come what may.
+
+    `prepared`: its plan may be kept, because it is right however many rows there are.
+    """
 
     name: str
     parameters: dict[str, Any]
     commits: bool = False
+    prepared: bool = False
 
 
 class Call(msgspec.Struct, gc=False):
