@@ -4,6 +4,8 @@ No session state is used except by the optional LISTEN connection, so PgBouncer 
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -53,6 +55,16 @@ _FAILED = (psycopg.OperationalError, psycopg.ProgrammingError)
 WHEN_TOLD: Final = 1 << 30
 
 
+@contextmanager
+def _closed_unless_ready(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> Iterator[None]:
+    """Whoever is cancelled while a connection is made ready leaves none behind."""
+    try:
+        yield
+    except BaseException:
+        connection.pgconn.finish()
+        raise
+
+
 async def _is_direct(connection: psycopg.AsyncConnection[Any]) -> bool:
     """Whether nobody stands between us and the server: a pooler tells clients a process number of its own making."""
     row = await (await connection.execute("select pg_backend_pid()")).fetchone()
@@ -95,11 +107,12 @@ class Database:
         dsn = self.listen_dsn if listen else self.dsn
         try:
             connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **self._parameters(dsn))
-            if not _speaks_iso(connection):
-                await connection.execute(_SPEAK_ISO)
-            if not listen and await _is_direct(connection):
-                connection.prepare_threshold = WHEN_TOLD
-            await connection.set_autocommit(autocommit)
+            with _closed_unless_ready(connection):
+                if not _speaks_iso(connection):
+                    await connection.execute(_SPEAK_ISO)
+                if not listen and await _is_direct(connection):
+                    connection.prepare_threshold = WHEN_TOLD
+                await connection.set_autocommit(autocommit)
         except _FAILED as problem:
             raise not_connected(dsn, problem) from problem
         connection.adapters.register_loader("json", RawJson)
@@ -109,9 +122,10 @@ class Database:
         """A new blocking connection, with the same errors."""
         try:
             connection = psycopg.Connection.connect(self.dsn, autocommit=True, **self._parameters(self.dsn))
-            if not _speaks_iso(connection):
-                connection.execute(_SPEAK_ISO)
-            connection.autocommit = autocommit
+            with _closed_unless_ready(connection):
+                if not _speaks_iso(connection):
+                    connection.execute(_SPEAK_ISO)
+                connection.autocommit = autocommit
         except _FAILED as problem:
             raise not_connected(self.dsn, problem) from problem
         return connection
