@@ -16,7 +16,7 @@ from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
-from aftercommit.postgres.records import BYTES_AT_ONCE, log_record
+from aftercommit.postgres.records import BYTES_AT_ONCE, log_records
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import say
 from aftercommit.text import storable_error
@@ -94,7 +94,7 @@ class DeadLetters:
         """Events whose next attempt is due, in order; `retry_count` of each says how many have been made."""
         parameters = {**self._mine, "limit": limit, "in_a_row": IN_A_ROW, "max_bytes": MAX_BYTES}
         rows = await (await connection.execute(self._due, parameters)).fetchall()
-        records = [log_record(row[1:], self._outbox.shape) for row in rows]
+        records = log_records((row[1:] for row in rows), self._outbox.shape)
         self._turns = {record.event_id: row[0] for record, row in zip(records, rows, strict=True)}
         return records
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from aftercommit.event.envelope import Record
 from aftercommit.postgres.shape import Shape
 
-# What `read_log` and `load_due` return before the scope columns, in the order of the fields of Record.
+# What `read_log`, `within_bytes` and `load_due` return before the scope columns, in the order of the fields of Record.
 LOG_COLUMNS: Final = 16
 OUTBOX_COLUMNS: Final = 13
 # So many bytes of payloads are read at once, however many events that is: it bounds the memory of a service.
@@ -24,33 +24,10 @@ def outbox_record(row: Sequence[Any], shape: Shape) -> Record:
 
 
 def log_records(rows: Iterable[Sequence[Any]], shape: Shape) -> list[Record]:
-    """Rows of `read_log`."""
+    """Rows of `read_log` and `within_bytes`."""
     return [_record(*row[:LOG_COLUMNS], _scope(shape, row[LOG_COLUMNS:])) for row in rows]
 
 
 def _scope(shape: Shape, values: Sequence[Any]) -> dict[str, Any]:
     # Lengths that differ would be a mistake of a query of ours; asking for every event is not cheap.
     return dict(zip(shape.scope, values))  # noqa: B905
-
-
-def log_record(row: Sequence[Any], shape: Shape) -> Record:
-    """A row of `due_letters`."""
-    return Record(
-        position=row[0],
-        ts=row[1],
-        stream_seq=row[2],
-        event_id=row[3],
-        seq=row[4],
-        lane=row[5],
-        event_type=row[6],
-        schema_version=row[7],
-        aggregate_type=row[8],
-        aggregate_id=row[9],
-        occurred_at=row[10],
-        correlation_id=row[11],
-        causation_id=row[12],
-        payload=row[13],
-        retry_count=row[14],
-        created_at=row[15],
-        scope=dict(zip(shape.scope, row[16:], strict=True)),
-    )

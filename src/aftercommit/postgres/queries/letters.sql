@@ -50,8 +50,8 @@ select exists (
 
 -- name: within_bytes
 -- The front of a list of letters that fits into memory, one at least. Bytes are counted as they will arrive: a compressed payload unfolds.
-select next_retry_at, position, last_seen_at as ts, null::bigint as stream_seq, event_id as id, seq, 0::smallint as lane, event_type, schema_version,
-       aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, attempts as retry_count, created_at {scope_names}
+select next_retry_at, event_id as id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
+       created_at, seq, 0::smallint as lane, attempts as retry_count, position, last_seen_at as ts, null::bigint as stream_seq {scope_names}
 from (
     select due.*, coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
                                     else octet_length(payload::text) end)
