@@ -12,6 +12,7 @@ from aftercommit.postgres import listen
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings, doorbell
+from aftercommit.relay import loop as relay_loop
 from aftercommit.testing.postgres import with_database
 from tests.recording import RecordingTransport
 from tests.relays import listening_relay_on, relay_on
@@ -114,8 +115,12 @@ async def test_a_transaction_that_ends_while_the_relay_falls_asleep_is_found(sho
             await shop.signals.wait_total("relay.appended", (number + 1) * (doorbell.BUSY_BATCH + 1), timeout=5)
 
 
-async def test_with_several_carriers_each_one_is_woken_for_its_own_lanes(shop: Shop) -> None:
-    """One carrier's business silences the bell for nobody who is asleep."""
+async def test_with_several_carriers_each_one_is_woken_for_its_own_lanes(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One carrier's business silences the bell for nobody who is asleep; nobody is found by looking now and then."""
+    monkeypatch.setattr(doorbell, "POLL", 60.0)
+    monkeypatch.setattr(relay_loop, "POLL", 60.0)
     settings = RelaySettings(lease=60.0, carriers=4)
     hot = next(name for name in map(str, range(100)) if lane(shop, name) % 4 == 0)
     cold = next(name for name in map(str, range(100)) if lane(shop, name) % 4 == 3)
@@ -127,6 +132,18 @@ async def test_with_several_carriers_each_one_is_woken_for_its_own_lanes(shop: S
             shop.place(cold, number)
             total += doorbell.BUSY_BATCH + 1
             await shop.signals.wait_total("relay.appended", total, timeout=5)
+
+
+async def test_a_single_event_wakes_the_carrier_of_its_lane(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bell says for which lane it rings. Whoever slept on would look again after a minute."""
+    monkeypatch.setattr(doorbell, "POLL", 60.0)
+    monkeypatch.setattr(relay_loop, "POLL", 60.0)
+    settings = RelaySettings(lease=60.0, carriers=4)
+    async with listening_relay_on(shop, transport=RecordingTransport(), settings=settings):
+        await falls_asleep(shop)
+        for count, carrier in enumerate((3, 1, 0, 2), 1):
+            shop.place(next(name for name in map(str, range(100)) if lane(shop, name) % 4 == carrier))
+            await shop.signals.wait_total("relay.appended", count, timeout=10)
 
 
 def lane(shop: Shop, order: str) -> int:
