@@ -297,6 +297,19 @@ def test_no_server_is_started_beside_a_backend_that_outlived_the_last_one(make: 
     assert run(server, "select one from kept") == 1
 
 
+def test_no_server_is_started_beside_one_that_let_go_of_its_folder_and_still_ends(make: Make, tmp_path: Path) -> None:
+    server = make(tmp_path)
+    server.start()
+    run(server, "create table kept as select 1 as one")
+    write_pid(server.cluster.data / "postmaster.pid", os.getppid())
+    server._start_timeout = 0
+    with pytest.raises(EmbeddedPostgresError, match="but did not end within 0 s, and is killed: start again"):
+        server.start()
+    server._start_timeout = 120
+    server.start()
+    assert run(server, "select one from kept") == 1
+
+
 def test_data_of_another_major_version_is_refused_with_both_versions(make: Make, tmp_path: Path) -> None:
     data = tmp_path / "postgres-18"
     data.mkdir()

@@ -231,6 +231,7 @@ class EmbeddedPostgres:
         return server
 
     def _launch(self, deadline: float) -> Postmaster:
+        self._see_off_last_child(deadline)
         account = choose_account(self.cluster.data, binaries(self.cluster.version))
         self.cluster.initialise(account, sync=self.settings.get("fsync") != "off")
         while True:
@@ -335,6 +336,19 @@ class EmbeddedPostgres:
     def _reap(self) -> None:
         if self._child is not None and self._child.poll() is not None:
             self._child = None
+
+    def _see_off_last_child(self, deadline: float) -> None:
+        # A killed server is not found in its folder a moment before the system reports it as ended.
+        if self._child is None:
+            return
+        try:
+            self._child.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            raise EmbeddedPostgresError(
+                f"PostgreSQL (process {self._child.pid}) has let go of {self.cluster.data} but did not end within "
+                f"{self._start_timeout:g} s, and is killed: start again"
+            ) from None
+        self._child = None
 
     def _lock_error(self) -> EmbeddedPostgresError:
         holder = self._lock.holder()
