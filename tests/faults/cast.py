@@ -47,6 +47,7 @@ class Actor:
     played: Part = field(init=False)
     busy: bool = False
     dismissed: bool = False
+    on_touch: Callable[[str], None] = lambda name: None
 
     def __post_init__(self) -> None:
         self.played = self.part
@@ -74,6 +75,7 @@ class Actor:
         self.signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
+        self.on_touch(self.name)
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -143,6 +145,7 @@ class Cast:
         self.deaths: list[Death] = []
         self.playing = True
         self.on_death: Callable[[Death], None] = lambda death: None
+        self.on_touch: Callable[[str], None] = lambda name: None
         self.plan: Callable[[Actor], Part] = lambda actor: actor.part
         self.clock = folder / "clock"
         self._seed = seed
@@ -173,7 +176,7 @@ class Cast:
 
     async def enter(self, parts: list[Part]) -> None:
         """Everybody begins."""
-        self.actors = [Actor(part) for part in parts]
+        self.actors = [Actor(part, on_touch=self.on_touch) for part in parts]
         for actor in self.actors:
             await self._begin(actor)
 
@@ -216,6 +219,7 @@ class Cast:
         nursery = self._nurseries.get(part.options.get("nursery", "plain"), self._nurseries["plain"])
         pid = await nursery.make(part)
         actor.pid = pid
+        self.on_touch(actor.name)
         self._by_pid[pid] = actor
         if pid in self._early:
             self._hear(self._early.pop(pid))
@@ -226,6 +230,7 @@ class Cast:
             self._early[message["pid"]] = message
         elif "stopped" in message:
             actor.stopped.set()
+            self.on_touch(actor.name)
         else:
             self._bury(actor, message["pid"], message["died"])
 
@@ -233,6 +238,7 @@ class Cast:
         del self._by_pid[pid]
         death = Death(actor, pid, status, actor.ordered if status == -signal.SIGKILL else None, time.monotonic())
         self.deaths.append(death)
+        self.on_touch(actor.name)
         actor.pid, actor.ordered = None, None
         actor.gone.set()
         self.on_death(death)

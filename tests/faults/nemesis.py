@@ -58,6 +58,7 @@ class Nemesis:
         self._tasks: set[asyncio.Future[None]] = set()
         cast.on_death = self._count_death
         cast.plan = self._plan
+        overseer.heirs = self._heirs
 
     def chance(self, name: str) -> random.Random:
         return random.Random(f"{self.options.seed}/{self.scene}/{name}")
@@ -259,6 +260,18 @@ class Nemesis:
         if actor.kind == "relay":
             part.options["carriers"] = chance.choice((1, 1, 3))
         return part
+
+    def _heirs(self, dead: Actor) -> list[str]:
+        """Who could take over from it and has nothing the matter: neither storm nor bad network nor orders to die."""
+        family = dead.name.rpartition("-")[0]
+        return [
+            actor.name
+            for actor in self.cast.living(dead.kind)
+            if actor is not dead
+            and actor.name.rpartition("-")[0] == family
+            and not actor.played.storm
+            and (self.stage.proxy is None or actor.played.dsn != self.stage.proxy.dsn)
+        ]
 
     def _count_death(self, death: Death) -> None:
         if death.status == -signal.SIGKILL:

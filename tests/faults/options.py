@@ -73,6 +73,11 @@ class Options:
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
+    def takeover_limit(self) -> float:
+        """Within so many seconds of a kill somebody else must have what the dead process held."""
+        return self.lease + 1.0
+
+    @property
     def scenes(self) -> int:
         return max(1, round(self.seconds / self.scene_seconds))
 

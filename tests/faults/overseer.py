@@ -1,8 +1,11 @@
 """The harness's own look into the database: who holds what, how far the log is, how long a recovery took."""
 
 import asyncio
+import math
 import socket
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +16,18 @@ from tests.faults.cast import Actor, Death
 
 LOOK: Final = 0.05
 IDLE: Final = 3.0
+# So long ago a process must have begun, and been left in peace, to be an heir.
+SETTLED: Final = 1.5
 APPLICATION: Final = "faults-overseer"
+
+
+@dataclass
+class Trouble:
+    """Something that kept a process, or everybody (no name), from its work for a while."""
+
+    name: str | None
+    began: float
+    ended: float = math.inf
 
 
 @dataclass
@@ -24,14 +38,19 @@ class Bereaved:
     began: float
     held: dict[str, str]
     mark: dict[str, int]
+    heirs: list[str]
     taken: float | None = None
 
 
 @dataclass
 class Recoveries:
-    """Seconds that recoveries took: `takeover` until all was in other hands, `progress` until they worked on it."""
+    """Seconds that recoveries took: `takeover` until all was in other hands, `progress` until they worked on it.
+
+    A takeover in trouble is one for which nobody was there who had nothing done to him in the time that it may take.
+    """
 
     takeover: list[float] = field(default_factory=list)
+    takeover_in_trouble: list[float] = field(default_factory=list)
     progress: list[float] = field(default_factory=list)
     flow: list[float] = field(default_factory=list)
 
@@ -39,13 +58,31 @@ class Recoveries:
 class Overseer:
     """Asks on a connection of its own; where the database does not answer, the answer is None."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, takeover_limit: float) -> None:
         self._dsn = dsn
+        self._takeover_limit = takeover_limit
+        self._troubles: list[Trouble] = []
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._lock = asyncio.Lock()
         self._bereaved: list[Bereaved] = []
         self._mourning: set[asyncio.Task[None]] = set()
         self.recoveries = Recoveries()
+        self.heirs: Callable[[Actor], list[str]] = lambda actor: []
+
+    def note(self, name: str | None = None) -> None:
+        """Something was done to this process just now; without a name, to everybody."""
+        now = time.monotonic()
+        self._troubles.append(Trouble(name, now, now))
+
+    @contextmanager
+    def trouble(self) -> Iterator[None]:
+        """While this lasts nobody can work as usual."""
+        one = Trouble(None, time.monotonic())
+        self._troubles.append(one)
+        try:
+            yield
+        finally:
+            one.ended = time.monotonic()
 
     async def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]] | None:
         async with self._lock:
@@ -116,10 +153,11 @@ class Overseer:
             task.add_done_callback(self._mourning.discard)
 
     async def _mourn(self, death: Death) -> None:
+        heirs = self.heirs(death.actor)
         held = await self.held_by(death.actor, death.pid)
         mark = await self._progress_of(death.actor, list(held))
         if held and mark is not None:
-            self._bereaved.append(Bereaved(death.actor, death.at, held, mark))
+            self._bereaved.append(Bereaved(death.actor, death.at, held, mark, heirs))
 
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
@@ -137,7 +175,8 @@ class Overseer:
             left = await self.still_held(one.held)
             if left == 0:
                 one.taken = now
-                self.recoveries.takeover.append(now - one.began)
+                times = self.recoveries.takeover if self._had_an_heir(one) else self.recoveries.takeover_in_trouble
+                times.append(now - one.began)
             return left is not None
         mark = await self._progress_of(one.actor, list(one.held))
         if mark is not None and any(mark[name] > one.mark.get(name, 0) for name in mark):
@@ -147,6 +186,13 @@ class Overseer:
             # Nothing came for what it held, so nothing is known about it.
             self._bereaved.remove(one)
         return mark is not None
+
+    def _had_an_heir(self, one: Bereaved) -> bool:
+        """Whether somebody was fit to take over, from shortly before until it had to be done. (Not until it was done:
+        the longer it takes, the surer something happens meanwhile.)"""
+        since, until = one.began - SETTLED, one.began + self._takeover_limit
+        hit = {each.name for each in self._troubles if each.began <= until and each.ended >= since}
+        return None not in hit and any(name not in hit for name in one.heirs)
 
     async def _progress_of(self, actor: Actor, names: list[str]) -> dict[str, int] | None:
         if actor.kind == "worker":

@@ -53,7 +53,7 @@ class Report:
     def warnings(self) -> list[str]:
         """Figures over their limit: on a busy machine they tell of the machine."""
         limits = {
-            "takeover": (self.tally.recoveries.takeover, self.options.lease + 1.0),
+            "takeover": (self.tally.recoveries.takeover, self.options.takeover_limit),
             "flow after PostgreSQL's return": (self.tally.recoveries.flow, FLOW_LIMIT),
         }
         return [
@@ -113,6 +113,7 @@ def figures(report: Report) -> dict[str, Any]:
         "missing": report.options.missing,
         "recovery": {
             "takeover": _quantiles(recoveries.takeover),
+            "takeover_in_trouble": _quantiles(recoveries.takeover_in_trouble),
             "progress": _quantiles(recoveries.progress),
             "flow": _quantiles(recoveries.flow),
             "drain": _quantiles(report.tally.drains),
@@ -188,6 +189,7 @@ def _recoveries(report: Report) -> list[tuple[str, Sequence[float]]]:
     recoveries = report.tally.recoveries
     return [
         ("takeover after a kill", recoveries.takeover),
+        ("the same, everybody else in trouble too", recoveries.takeover_in_trouble),
         ("progress after a kill", recoveries.progress),
         ("flow after a crash or full disk", recoveries.flow),
         ("drain in calm", report.tally.drains),

@@ -50,7 +50,7 @@ class Scene:
         """From the first process to the verdict."""
         self.folder.mkdir()
         async with self.stage.scene(self.number):
-            overseer = Overseer(self.stage.dsn)
+            overseer = Overseer(self.stage.dsn, self.options.takeover_limit)
             overseer.recoveries = self.tally.recoveries
             cast = Cast(self.stage, self.folder, f"{self.options.seed}.{self.number}", self.options.lease)
             try:
@@ -68,6 +68,7 @@ class Scene:
         options, counts = self.options, self.tally.counts
         nemesis = Nemesis(options, self.stage, cast, overseer, counts, self.tally.reached, self.number)
         weather = Weather(options, self.stage, overseer, counts, self.number)
+        cast.on_touch = overseer.note
         await cast.open(options.has("clock"))
         parts = everybody(self.folder, self.stage.dsn, options.lease)
         await cast.enter(shuffled(parts, f"{options.seed}.{self.number}"))

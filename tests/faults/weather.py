@@ -5,7 +5,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,12 @@ class Weather:
             "disk": self.fill_disk,
         }
 
+    @asynccontextmanager
+    async def _great_trouble(self) -> AsyncIterator[None]:
+        async with self._great:
+            with self.overseer.trouble():
+                yield
+
     async def crash(self) -> None:
         """PostgreSQL is stopped without a checkpoint, or killed, and comes back after a while."""
         chance = self.chance("crashes")
@@ -51,7 +58,7 @@ class Weather:
         interval = self.options.seconds / self.options.crashes * 0.8
         while (number := self.counts["crashes"]) < target:
             await asyncio.sleep(max(0.5, interval * chance.uniform(0.6, 1.2) - 3.0))
-            async with self._great:
+            async with self._great_trouble():
                 manner = ("immediate", "kill")[number % 2]
                 self.overseer.forget()
                 await asyncio.to_thread(self.stage.crash, manner)
@@ -75,8 +82,8 @@ class Weather:
             await asyncio.sleep(chance.uniform(0.5, 2.5))
             rows = await self.overseer.ask(
                 """
-                select count(pg_terminate_backend(pid)) from (
-                    select pid from pg_stat_activity
+                select application_name, pg_terminate_backend(pid) from (
+                    select pid, application_name from pg_stat_activity
                     where datname = current_database() and application_name <> %s and backend_type = 'client backend'
                     order by md5(pid::text || %s) limit %s
                 ) chosen
@@ -85,7 +92,9 @@ class Weather:
                 str(chance.random()),
                 chance.choice((1, 1, 2, 5, 20)),
             )
-            self.counts["connections"] += rows[0][0] if rows else 0
+            for application, _ in rows or ():
+                self.overseer.note(application.partition(":")[0])
+                self.counts["connections"] += 1
 
     async def disturb(self) -> None:
         """One thing after the other is wrong with the network: for everybody on it, or for one connection."""
@@ -129,7 +138,7 @@ class Weather:
         chance = self.chance("exhaustion")
         while True:
             await asyncio.sleep(chance.uniform(8.0, 25.0))
-            async with self._great:
+            async with self._great_trouble():
                 idle = await self._take_all_connections()
                 if idle:
                     await asyncio.sleep(chance.uniform(0.5, 2.0))
@@ -152,7 +161,7 @@ class Weather:
         chance = self.chance("disk")
         while self.stage.disk is not None:
             await asyncio.sleep(chance.uniform(8.0, 25.0))
-            async with self._great:
+            async with self._great_trouble():
                 filler = self.stage.disk / "filler"
                 await asyncio.to_thread(_fill, filler)
                 await asyncio.sleep(chance.uniform(0.5, 2.5))
