@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.postgres.consuming import (
     checkpoint,
     handle_all,
     inbox,
+    kill,
     letters,
     numbered,
     outbox_records,
@@ -449,6 +450,49 @@ async def test_a_page_interrupted_by_a_stop_is_taken_up_where_it_was_left(shop: 
     await handle_all(shop, consumer)
     assert (checkpoint(shop, "index"), inbox(shop, "index")) == (13, 11)
     assert letters(shop, "(payload->>'number')::int, status, attempts") == [(6, "parked", 1), (1, "parked", 1)]
+
+
+@pytest.mark.parametrize("ordering", ["relaxed", "strict"])
+async def test_an_event_that_is_overtaken_has_its_letter_although_the_page_is_never_finished(
+    shop: Shop, ordering: Literal["relaxed", "strict"]
+) -> None:
+    """Its aggregate goes on at once, or waits; either way the attempt is known when the worker dies meanwhile."""
+    consumer = shop.outbox.consumer(
+        "index", retry_count=5, backoff=Constant(HOUR), concurrency=2, ordering=ordering, start="earliest"
+    )
+    attempts: list[tuple[int, int]] = []
+    went_on, held = asyncio.Event(), asyncio.Event()
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        if event.payload.order_id == "slow" and not held.is_set():
+            held.set()
+            await asyncio.Event().wait()
+        if event.payload.order_id == "o-1":
+            attempts.append((event.payload.number, event.attempt))
+            if event.payload.number == 1 and event.attempt == 1:
+                raise ValueError("not yet")
+            went_on.set()
+
+    # The slow one comes first, so the checkpoint stays in front of all of them.
+    place_in_log(shop, ("slow", 0), ("o-1", 1), ("o-1", 2))
+    async with worker_on(shop, consumer) as worker:
+        await asyncio.wait_for(held.wait(), 20)
+        await shop.signals.wait("consumer.failed")
+        if ordering == "relaxed":
+            await asyncio.wait_for(went_on.wait(), 20)
+        await kill(worker)
+    assert checkpoint(shop, "index") == 0
+    assert ("retrying", 1) in letters(shop)
+    shop.rows("update dead_letter_events set next_retry_at = now() where status = 'retrying'")
+    async with worker_on(shop, consumer):
+        await settled(shop, "index")
+        await shop.signals.wait("consumer.retried")
+        if ordering == "strict":
+            await shop.signals.wait("consumer.retried", 2)
+    expected = [(1, 1), (2, 1), (1, 2)] if ordering == "relaxed" else [(1, 1), (1, 2), (2, 1)]
+    assert attempts == expected
+    assert {status for status, _ in letters(shop)} == {"resolved"}
 
 
 async def test_a_letter_goes_on_where_another_worker_left_it(shop: Shop) -> None:

@@ -120,16 +120,16 @@ class DeadLetters:
             fields = {"outbox": self._outbox.schema, "consumer": self._consumer.name, "letters": len(ids)}
             say(logger, logging.INFO, "dead_letters_resolved", **fields, event_ids=[str(each) for each in ids])
 
-    async def take_up_replayed(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
-        """Events that were sent again while their letter is open go the letter's way; returns the others."""
+    async def without_open_letters(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
+        """Events that have an open letter, read or sent again, go the letter's way; returns the others."""
         parameters = {
             "consumer": self._consumer.name,
             "ids": [item.record.event_id for item in items],
             "positions": [item.record.position for item in items],
         }
-        rows = await (await connection.execute(self._statements["take_up_replayed"], parameters)).fetchall()
-        again = {row[0] for row in rows}
-        return [item for item in items if item.record.event_id not in again]
+        rows = await (await connection.execute(self._statements["open_letters_of_page"], parameters)).fetchall()
+        open_letters = {row[0] for row in rows}
+        return [item for item in items if item.record.event_id not in open_letters]
 
     async def hold_back(self, connection: psycopg.AsyncConnection[Any], records: Sequence[Record]) -> None:
         """Strict ordering: letters that were due in one row with one that failed wait behind it."""

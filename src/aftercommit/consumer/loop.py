@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 
 from aftercommit.consumer.execute import ConnectionLost
-from aftercommit.consumer.failures import DeadLetters, Letter
+from aftercommit.consumer.failures import DeadLetters
 from aftercommit.consumer.lease import CONSUMER_CHANGED, Held, Lease
 from aftercommit.consumer.letters import LetterRetries
 from aftercommit.consumer.names import register, require_mine
@@ -221,7 +221,7 @@ class LogWorker(DatabaseService):
     async def _handle(self, connection: psycopg.AsyncConnection[Any], items: list[Item], upto: int) -> tuple[int, int]:
         """Handle a page; returns how many events are left of it, and how far the checkpoint has come."""
         if items and self._retries.any_open:
-            items = await self._letters.take_up_replayed(connection, items)
+            items = await self._letters.without_open_letters(connection, items)
         if self._strict and items:
             items = await self._letters.set_aside(connection, items, self.position)
         if self._suspects > 0:
@@ -230,7 +230,7 @@ class LogWorker(DatabaseService):
         elif self.consumer.concurrency == 1:
             left = await self._runner.run(items, self._manner(connection))
         else:
-            left = await self._handle_side_by_side(connection, items, upto)
+            left = await self._handle_side_by_side(connection, items)
         reached = _before(left, upto)
         in_step = self.consumer.concurrency == 1 and not self._strict and not left and bool(items)
         # One after the other, each slice has moved the checkpoint itself.
@@ -267,25 +267,16 @@ class LogWorker(DatabaseService):
         )
         return Failed(error, permanent=True)
 
-    async def _handle_side_by_side(
-        self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item], upto: int
-    ) -> list[Item]:
-        letters: list[Letter] = []
-
-        async def collect(item: Item, failure: Failed, behind: list[Item]) -> None:
-            letters.extend(self._letters.letters(item, failure, behind))
+    async def _handle_side_by_side(self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item]) -> list[Item]:
+        async def record(item: Item, failure: Failed, behind: list[Item]) -> None:
+            # At once, before the checkpoint gets here: an event that is overtaken has a letter, whoever dies meanwhile.
+            await self._letters.record(connection, self._letters.letters(item, failure, behind), self.position)
             await self.reach("consumer.failed", position=item.record.position)
 
-        manner = Manner(self._begin_shared, collect, proceed=self._proceeds, strict=self._strict)
+        manner = Manner(self._begin_shared, record, proceed=self._proceeds, strict=self._strict)
         groups = by_aggregate(items, self.consumer.concurrency)
         lefts = await finish_all(self._runner.run(group, manner) for group in groups)
-        left = sorted((item for group in lefts for item in group), key=lambda item: item.record.position or 0)
-        reached = _before(left, upto)
-        # A failure past the checkpoint is not written down: its event comes again with the rest of the page.
-        passed = [letter for letter in letters if (letter.record.position or 0) <= reached]
-        if passed:
-            await self._letters.record(connection, passed, reached)
-        return left
+        return sorted((item for group in lefts for item in group), key=lambda item: item.record.position or 0)
 
     async def _retry_letters(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Give dead letters that are due another attempt."""

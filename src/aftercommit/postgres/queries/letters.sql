@@ -26,8 +26,9 @@ letters as (
     from failure join {schema}.log on log.position = failure.position, fence
     on conflict (event_id, consumer_name) do update
     set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
+        attempts = letter.attempts + excluded.attempts,
         -- A letter that had come to its end begins anew: its event was sent again, with all its attempts.
-        attempts = case when letter.status in ('resolved', 'discarded') then 0 else letter.attempts end + excluded.attempts,
+        attempts_before = case when letter.status in ('resolved', 'discarded') then letter.attempts else letter.attempts_before end,
         next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
         history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
     -- An event that is only to wait, read again after a crash, may have a letter that is further on already.
@@ -51,7 +52,7 @@ select exists (
 -- name: within_bytes
 -- The front of a list of letters that fits into memory, one at least. Bytes are counted as they will arrive: a compressed payload unfolds.
 select next_retry_at, event_id as id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
-       created_at, seq, 0::smallint as lane, attempts as retry_count, position, last_seen_at as ts, null::bigint as stream_seq {scope_names}
+       created_at, seq, 0::smallint as lane, attempts - attempts_before as retry_count, position, last_seen_at as ts, null::bigint as stream_seq {scope_names}
 from (
     select due.*, coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
                                     else octet_length(payload::text) end)
@@ -180,22 +181,23 @@ where letter.consumer_name = %(consumer)s and letter.status = 'retrying' and let
         and earlier.status = 'parked' and earlier.position is not null
   )
 
--- name: take_up_replayed
--- Events of this page that have an open letter from an earlier position: they were sent again. They go the letter's way, in its
--- turn and with the payload that it has, and a parked one is tried at once.
-with again as (
-    select letter.event_id
+-- name: open_letters_of_page
+-- Events of this page that have an open letter: they go the letter's way, in its turn and with the payload that it has. One from
+-- an earlier position was sent again, and if it is parked it is tried at once. One from this very position was written by
+-- whoever read the page before and did not come to its end.
+with open as (
+    select letter.event_id, letter.position < page.position as sent_again
     from {schema}.dead_letter_events letter
     join unnest(%(ids)s::uuid[], %(positions)s::bigint[]) as page (event_id, position) on page.event_id = letter.event_id
-    where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked') and letter.position < page.position
+    where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked') and letter.position <= page.position
 ),
 due as (
     update {schema}.dead_letter_events letter
-    set status = 'retrying', next_retry_at = clock_timestamp(), attempts = 0
-    from again
-    where letter.event_id = again.event_id and letter.consumer_name = %(consumer)s and letter.status = 'parked'
+    set status = 'retrying', next_retry_at = clock_timestamp(), attempts_before = letter.attempts
+    from open
+    where letter.event_id = open.event_id and letter.consumer_name = %(consumer)s and letter.status = 'parked' and open.sent_again
 )
-select event_id from again
+select event_id from open
 
 -- name: blocked_aggregates
 -- Strict ordering: aggregates of this page that have an open dead letter with this consumer.
@@ -257,7 +259,7 @@ where letter.consumer_name = %(consumer)s and letter.status = 'parked' and lette
 -- The same behind the bus: the event is a failed row of the outbox, and is delivered again to those who have not taken it.
 with sent as (
     update {schema}.outbox
-    set status = 'pending', retry_count = 1, next_retry_at = clock_timestamp()
+    set status = 'pending', retry_count = 0, next_retry_at = clock_timestamp()
     where status = 'failed' and id in (
         select letter.event_id
         from {schema}.dead_letter_events letter
@@ -271,3 +273,11 @@ update {schema}.dead_letter_events letter
 set status = 'retrying', next_retry_at = sent.next_retry_at
 from sent
 where letter.event_id = sent.id and letter.status = 'parked' and letter.position is null
+
+-- name: corrected_payloads
+-- Behind the bus: payloads that an operator has put in the place of published ones, for this consumer alone.
+select letter.event_id, letter.payload::text
+from {schema}.dead_letter_events letter
+join {schema}.outbox on outbox.id = letter.event_id
+where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = %(consumer)s and letter.position is null
+  and letter.status in ('retrying', 'parked') and letter.payload::text <> outbox.payload::text
