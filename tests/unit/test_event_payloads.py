@@ -1,13 +1,17 @@
 """Payloads of every kind: what goes in comes out, and what cannot come out does not go in."""
 
 import math
+from dataclasses import dataclass
 from datetime import datetime, time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aftercommit.errors import InvalidPayload, UnreadableEvent
+from aftercommit.event.codec import MsgspecCodec
 from tests.unit.payload_kinds import CUSTOMER, KINDS, MOMENT, Kind
 
 
@@ -195,3 +199,69 @@ def test_stored_bytes_of_another_shape_are_an_unreadable_event(typed_kind):
 @pytest.mark.parametrize("payload", [None, [], "text", 5, object()])
 def test_a_payload_must_be_an_object(kind, payload):
     refusal(kind, payload)
+
+
+# The short way of classes that hold nothing but text, whole numbers and booleans.
+
+
+@dataclass
+class PlainOrder:
+    order_id: str
+    number: int
+    expedited: bool
+
+
+ANYTHING = st.one_of(
+    st.text(),
+    st.integers(),
+    st.booleans(),
+    st.none(),
+    st.floats(),
+    st.sampled_from(["\x00", "\ud800", "\\u0000", 2**63, 2**64, -(2**63) - 1, "null", [], {}, object()]),
+)
+
+
+@given(ANYTHING, ANYTHING, ANYTHING)
+def test_the_short_way_of_plain_payloads_takes_and_refuses_what_the_long_one_does(order_id, number, expedited):
+    short, long = MsgspecCodec(PlainOrder), MsgspecCodec(PlainOrder)
+    assert short._plain == (str, int, bool)
+    long._plain = None
+    payload = PlainOrder(order_id, number, expedited)
+
+    def told(codec):
+        try:
+            return codec.encode(payload)
+        except InvalidPayload as problem:
+            return problem.field, str(problem)
+
+    assert told(short) == told(long)
+
+
+def test_only_classes_without_rules_of_their_own_go_the_short_way():
+    @dataclass
+    class Checked:
+        name: str
+        number: int
+
+        def __post_init__(self):
+            if self.number < 0:
+                raise ValueError("below nothing")
+
+    @dataclass
+    class Bounded:
+        name: Annotated[str, msgspec.Meta(min_length=1)]
+        number: int
+
+    for payload, problem in ((Checked("a", 1), "below nothing"), (Bounded("", 1), "length >= 1")):
+        if isinstance(payload, Checked):
+            payload.number = -1
+        with pytest.raises(InvalidPayload, match=problem):
+            MsgspecCodec(type(payload)).encode(payload)
+
+
+def test_an_object_without_one_of_its_fields_is_refused():
+    payload = PlainOrder("o-1", 1, False)
+    del payload.number
+
+    with pytest.raises(InvalidPayload, match="missing required field `number`"):
+        MsgspecCodec(PlainOrder).encode(payload)

@@ -39,6 +39,13 @@ _LOSSY_TYPES = (
     inspect.SetType,
     inspect.TimeType,
 )
+_FIELD_BY_FIELD = (inspect.DataclassType, inspect.StructType)
+_UNBOUNDED: tuple[tuple[Any, type[Any]], ...] = (
+    (inspect.StrType(), str),
+    (inspect.IntType(), int),
+    (inspect.BoolType(), bool),
+)
+_FLOATS = (inspect.FloatType, inspect.AnyType, inspect.CustomType, inspect.DecimalType)
 
 # What is wrong with a value, and the way to it from the inside out.
 Finding = tuple[str, list[str | int]]
@@ -221,14 +228,38 @@ def _raw_problem(raw: msgspec.Raw) -> str | None:
 
 def may_lose(payload_type: Any) -> bool:
     """Whether values of this type can encode in silence and read back as something else, or never end."""
+    return _is_made_of(payload_type, _LOSSY_TYPES)
+
+
+def has_floats(payload_type: Any) -> bool:
+    """Whether there can be a NaN in values of this type."""
+    return _is_made_of(payload_type, _FLOATS)
+
+
+def plain_types(payload_type: Any) -> tuple[type[Any], ...] | None:
+    """The types of the fields, two at least, of a class of texts, whole numbers and booleans; None for any other.
+
+    An object of such a class whose values are of exactly these types is read back as it was written: nothing can be
+    wrong with it that the encoder lets pass.
+    """
+    if hasattr(payload_type, "__post_init__"):
+        return None
+    info: Any = inspect.type_info(payload_type)
+    if not isinstance(info, _FIELD_BY_FIELD) or len(info.fields) < 2:
+        return None
+    plain = tuple(kind for field in info.fields for described, kind in _UNBOUNDED if field.type == described)
+    return plain if len(plain) == len(info.fields) else None
+
+
+def _is_made_of(payload_type: Any, kinds: tuple[Any, ...]) -> bool:
     try:
-        return _any_lossy(inspect.type_info(payload_type), ())
+        return _any_of(inspect.type_info(payload_type), kinds, ())
     except TypeError:
         return True
 
 
-def _any_lossy(info: Any, outer: tuple[Any, ...]) -> bool:
-    if isinstance(info, _LOSSY_TYPES):
+def _any_of(info: Any, kinds: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
+    if isinstance(info, kinds):
         return True
     cls = getattr(info, "cls", None)
     if cls is not None:
@@ -244,4 +275,4 @@ def _any_lossy(info: Any, outer: tuple[Any, ...]) -> bool:
         if inner is not None:
             nested.append(inner)
     nested.extend(field.type for field in getattr(info, "fields", ()))
-    return any(_any_lossy(inner, outer) for inner in nested)
+    return any(_any_of(inner, kinds, outer) for inner in nested)

@@ -73,6 +73,10 @@ class Registry:
                 f"{reference!r} is not the payload of a declared event type: {self._known()}"
             ) from None
 
+    def of_payload(self, payload: Any) -> EventType | None:
+        """The type whose payload this is, or None (a draft, a dict, a stranger)."""
+        return self._by_class.get(type(payload))
+
     def draft(self, event: Any) -> tuple[EventType, Draft]:
         """What the caller wants to publish (a payload object or a draft), with its type."""
         if isinstance(event, Draft):

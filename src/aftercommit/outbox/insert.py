@@ -16,7 +16,7 @@ from aftercommit.errors import ContractViolation, IdempotencyConflict, InvalidEn
 from aftercommit.event.correlation import checked_correlation, current_causation, current_correlation
 from aftercommit.event.definition import NO_AGGREGATE, EventType
 from aftercommit.event.envelope import Draft
-from aftercommit.event.identity import uuid7
+from aftercommit.event.identity import uuid7, uuid7s
 from aftercommit.event.json_rules import is_storable
 from aftercommit.event.registry import Registry
 from aftercommit.postgres.arrays import uuid_array
@@ -80,19 +80,16 @@ class Inserter:
         """A row per event, all contracts checked; in a list, a violation names the event's index."""
         shared = _Shared(utc_now(), current_correlation(), current_causation(), scope, len(events) == 1)
         if shared.alone:
-            return [self._row(events[0], shared)]
+            return [self._row(events[0], uuid7(), shared)]
+        ids = uuid7s(len(events))
         rows: list[tuple[Any, ...]] = []
-        seen: set[UUID] = set()
-        for index, event in enumerate(events):
+        for event, event_id in zip(events, ids, strict=True):
             try:
-                row = self._row(event, shared)
-                if row[0] in seen:
-                    raise InvalidEnvelope(f"event_id {row[0]} is given to two events: leave it out, or choose another")
+                rows.append(self._row(event, event_id, shared))
             except ContractViolation as problem:
-                problem.args = (f"event {index} of {len(events)}: {problem}", *problem.args[1:])
-                raise
-            seen.add(row[0])
-            rows.append(row)
+                raise _at(len(rows), len(events), problem) from problem.__cause__
+        if any(row[_ID] is not event_id for row, event_id in zip(rows, ids, strict=True)):
+            _refuse_twice_the_same(rows)
         return rows
 
     def statement(self, rows: EventRows, style: Style) -> Question:
@@ -129,28 +126,55 @@ class Inserter:
             )
         return json.dumps(dict(zip(self._shape.scope, scopes.pop(), strict=True)), sort_keys=True)
 
-    def _row(self, event: Any, shared: "_Shared") -> tuple[Any, ...]:
+    def _row(self, event: Any, new_id: UUID, shared: "_Shared") -> tuple[Any, ...]:
+        event_type = self._registry.of_payload(event)
+        if event_type is None:
+            return self._drafted_row(event, new_id, shared)
+        # The short way of a payload that says nothing about its envelope.
+        if shared.scope_values is None:
+            shared.scope_values = self._scope_values(shared.scope)
+        return (
+            new_id,
+            event_type.aggregate or NO_AGGREGATE,
+            _aggregate_id(event_type, event_type.aggregate_id_of(event), new_id),
+            event_type.name,
+            event_type.version,
+            shared.now,
+            shared.correlation or (str(new_id) if shared.alone else None),
+            shared.causation,
+            self._payload(event_type, event),
+            *shared.scope_values,
+        )
+
+    def _drafted_row(self, event: Any, new_id: UUID, shared: "_Shared") -> tuple[Any, ...]:
         event_type, draft = self._registry.draft(event)
-        payload = event_type.encode(draft.payload)
-        if len(payload) > self._max_payload_bytes:
-            raise PayloadTooLarge(
-                f"{event_type.name}: the payload is {len(payload):,} bytes, the limit is "
-                f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, "
-                "or raise Outbox(max_payload_bytes=…)"
-            )
-        event_id = uuid7() if draft.event_id is None else _identifier("event_id", draft.event_id)
+        payload = self._payload(event_type, draft.payload)
+        event_id = new_id if draft.event_id is None else _identifier("event_id", draft.event_id)
+        aggregate_id = draft.aggregate_id
+        if aggregate_id is None:
+            aggregate_id = event_type.aggregate_id_of(draft.payload)
         return (
             event_id,
             event_type.aggregate or NO_AGGREGATE,
-            _aggregate_id(event_type, draft, event_id),
+            _aggregate_id(event_type, aggregate_id, event_id),
             event_type.name,
             event_type.version,
             shared.now if draft.occurred_at is None else _occurred_at(draft.occurred_at),
             _correlation(draft, event_id, shared),
             shared.causation if draft.causation_id is None else _identifier("causation_id", draft.causation_id),
-            payload.decode(),
+            payload,
             *self._scope(draft, shared),
         )
+
+    def _payload(self, event_type: EventType, payload: Any) -> str:
+        data = event_type.encode(payload)
+        if len(data) > self._max_payload_bytes:
+            raise PayloadTooLarge(
+                f"{event_type.name}: the payload is {len(data):,} bytes, the limit is "
+                f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, "
+                "or raise Outbox(max_payload_bytes=…)"
+            )
+        return data.decode()
 
     def _scope(self, draft: Draft, shared: "_Shared") -> Sequence[Any]:
         if draft.scope:
@@ -265,12 +289,14 @@ def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.S
 def _arrays(rows: EventRows, style: Style) -> Sequence[Any]:
     """An array per column. Making an array costs more than making the row, so what can be short is short."""
     columns = list(zip(*rows, strict=True))
-    ids = columns[_ID]
-    arrays: list[Any] = [_shortest(column) for column in columns]
-    arrays[_ID] = _ids(ids, style)
-    arrays[_CORRELATION] = _correlations(columns[_CORRELATION], ids)
-    arrays[_CAUSATION] = [] if not any(columns[_CAUSATION]) else list(columns[_CAUSATION])
-    arrays[_PAYLOAD] = list(columns[_PAYLOAD])
+    ids, payloads = columns[_ID], list(columns[_PAYLOAD])
+    special = {
+        _ID: _ids(ids, style),
+        _CORRELATION: _correlations(columns[_CORRELATION], ids),
+        _CAUSATION: [] if not any(columns[_CAUSATION]) else list(columns[_CAUSATION]),
+        _PAYLOAD: payloads,
+    }
+    arrays = [special[place] if place in special else _shortest(column) for place, column in enumerate(columns)]
     return _adapted(arrays, style)
 
 
@@ -313,8 +339,21 @@ def _identifier(name: str, given: Any) -> UUID:
     raise InvalidEnvelope(f"{name} {given!r:.80} is not a uuid.UUID: give UUID(…)")
 
 
-def _aggregate_id(event_type: EventType, draft: Draft, event_id: UUID) -> str:
-    chosen = draft.aggregate_id if draft.aggregate_id is not None else event_type.aggregate_id_of(draft.payload)
+def _at(index: int, count: int, problem: ContractViolation) -> ContractViolation:
+    problem.args = (f"event {index} of {count}: {problem}", *problem.args[1:])
+    return problem
+
+
+def _refuse_twice_the_same(rows: EventRows) -> None:
+    seen: set[UUID] = set()
+    for index, row in enumerate(rows):
+        if row[_ID] in seen:
+            twice = InvalidEnvelope(f"event_id {row[_ID]} is given to two events: leave it out, or choose another")
+            raise _at(index, len(rows), twice)
+        seen.add(row[_ID])
+
+
+def _aggregate_id(event_type: EventType, chosen: Any, event_id: UUID) -> str:
     if chosen is None:
         if event_type.aggregate is not None:
             raise InvalidEnvelope(
