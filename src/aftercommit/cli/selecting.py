@@ -10,8 +10,10 @@ import click
 
 from aftercommit.cli.durations import parse_duration
 from aftercommit.cli.loading import find_shape, load_database, load_outbox
+from aftercommit.cli.numbers import Count
 from aftercommit.errors import SelectionError
 from aftercommit.outbox import Outbox
+from aftercommit.outbox.rows import EARLIEST, LATEST
 from aftercommit.postgres.overview import overview
 from aftercommit.postgres.shape import Shape
 from aftercommit.repair import Repair, Selection
@@ -21,27 +23,38 @@ from aftercommit.settings import Settings
 Result = TypeVar("Result")
 
 
-def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+class Moment(click.ParamType[datetime]):
     """A moment in ISO 8601 (UTC where no zone is given), or so long ago, like 90s, 15m, 1.5h, 7d or 2w."""
-    if value is None:
-        return None
-    try:
-        if (ago := parse_duration(value)) is not None:
-            return datetime.now(UTC) - ago
-        moment = datetime.fromisoformat(value)
-    except (ValueError, OverflowError):
-        raise click.BadParameter(
-            f"{value!r} is no time: write 2026-03-01T10:00:00Z, 2026-03-01, or how long ago, like 2h"
-        ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """As a moment with its time zone."""
+        try:
+            ago = parse_duration(value)
+            moment = datetime.fromisoformat(value) if ago is None else datetime.now(UTC) - ago
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r:.60} is no time: write 2026-03-01T10:00:00Z, 2026-03-01, or how long ago, like 2h",
+                param,
+                ctx,
+            )
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        if not EARLIEST <= moment < LATEST:
+            self.fail(f"{value!r:.60} is out of range: write a time from year 2 to year 9998, in UTC", param, ctx)
+        return moment.astimezone(UTC)
 
 
 def _scope(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    for name, equals, _ in pairs:
-        if not name or not equals:
-            raise click.BadParameter(f"{name!r} should look like NAME=VALUE")
-    return {name: value for name, _, value in pairs}
+    found: dict[str, str] = {}
+    for given in values:
+        name, equals, value = given.partition("=")
+        if not (name and equals and value):
+            raise click.BadParameter(f"{given!r:.80} should look like NAME=VALUE")
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice: an event has one value of it, so nothing could match")
+        found[name] = value
+    return found
 
 
 _EVENT_OPTIONS = (
@@ -51,13 +64,11 @@ _EVENT_OPTIONS = (
     click.option("--scope", multiple=True, callback=_scope, metavar="NAME=VALUE", help="Within this scope."),
     click.option("--correlation", "correlation_id", metavar="ID", help="Events of this correlation."),
     click.option(
-        "--since", callback=_moment, metavar="TIME", help="Published then or later: ISO 8601, or 2h for two hours ago."
+        "--since", type=Moment(), metavar="TIME", help="Published then or later: ISO 8601, or 2h for two hours ago."
     ),
-    click.option("--until", callback=_moment, metavar="TIME", help="Published before."),
-    click.option(
-        "--from-position", type=click.IntRange(min=0), metavar="N", help="At this position of the log or behind."
-    ),
-    click.option("--to-position", type=click.IntRange(min=0), metavar="N", help="Up to this position."),
+    click.option("--until", type=Moment(), metavar="TIME", help="Published before that time."),
+    click.option("--from-position", type=Count(), metavar="N", help="At this position of the log or behind."),
+    click.option("--to-position", type=Count(), metavar="N", help="Up to this position."),
 )
 _LETTER_OPTIONS = (
     click.option("--consumer", metavar="NAME", help="Dead letters of this consumer; @relay for the transport."),
@@ -69,6 +80,13 @@ _LETTER_OPTIONS = (
 )
 
 
+def _refuse_empty(chosen: dict[str, Any]) -> None:
+    for parameter in click.get_current_context().command.params:
+        value = chosen.get(parameter.name or "")
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise click.UsageError(f"{parameter.opts[0]} is empty: say what is meant, or leave it out")
+
+
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a selection, and the selection itself as `selection`."""
 
@@ -77,6 +95,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         names = "types aggregate_id aggregate_type scope correlation_id since until from_position to_position consumer"
         chosen = {name: options.pop(name) for name in [*names.split(), "error_class", "error", "statuses"]}
         event_ids = options.pop("event_ids", ())
+        _refuse_empty(chosen)
         try:
             selection = Selection(event_ids=event_ids, **chosen)
         except SelectionError as problem:
@@ -89,7 +108,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 event_ids_argument = click.argument("event_ids", nargs=-1, type=click.UUID, metavar="[EVENT_ID]...")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Count, and change nothing.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 by_option = click.option("--by", metavar="NAME", help="Who does it, for the record; you on this machine, if not given.")
 

@@ -10,8 +10,9 @@ from aftercommit.event.definition import EventType, Key, Upcaster, define
 from aftercommit.event.registry import Registry
 from aftercommit.outbox.adapters import publisher_for
 from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
-from aftercommit.outbox.insert import EventRows, Inserter, Receipt, checked_key
+from aftercommit.outbox.insert import Inserter, Receipt, checked_key
 from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher
+from aftercommit.outbox.rows import EventRows
 from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import DeclaredView, Shape
 from aftercommit.telemetry import Meter, say
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     import psycopg
 
     from aftercommit.outbox.adapters import AsyncTarget, SyncTarget
+
+# Unless an outbox says otherwise.
+MAX_PAYLOAD_BYTES = 1 << 20
 
 Payload = TypeVar("Payload", bound=type[Any])
 logger = logging.getLogger("aftercommit.outbox")
@@ -42,7 +46,7 @@ class Outbox:
         ordering: Ordering = "relaxed",
         max_attempts: int = 10,
         backoff: Backoff | None = None,
-        max_payload_bytes: int = 1 << 20,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         numbered: Sequence[str] = (),
         indexed: Sequence[str] = (),
         views: Sequence[DeclaredView] = (),
@@ -60,6 +64,7 @@ class Outbox:
         self.shape = Shape(schema, dict(scope or {}), tuple(indexed), tuple(views))
         self.ordering: Ordering = ordering
         self.max_attempts = max_attempts
+        self.max_payload_bytes = max_payload_bytes
         self.backoff: Backoff = backoff or Exponential()
         self.numbered = tuple(numbered)
         self.registry = Registry()

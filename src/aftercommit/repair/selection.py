@@ -9,8 +9,10 @@ from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 from uuid import UUID
 
-from aftercommit.errors import SelectionError
+from aftercommit.errors import RepairError, SelectionError
 from aftercommit.event.envelope import rfc3339
+from aftercommit.event.json_rules import text_problem
+from aftercommit.outbox.rows import EARLIEST, LATEST
 from aftercommit.postgres.shape import Shape
 from aftercommit.transport import RELAY_NAME
 
@@ -55,6 +57,7 @@ class Selection:
             _check_list(name, getattr(self, name), UUID if name == "event_ids" else str)
         for name in ("aggregate_type", "aggregate_id", "correlation_id", "consumer", "error_class", "error"):
             _check_text(name, getattr(self, name))
+        _check_scope(self.scope)
         for name in ("since", "until"):
             _check_moment(name, getattr(self, name))
         for name in ("from_position", "to_position"):
@@ -65,7 +68,8 @@ class Selection:
             raise SelectionError(f"since {self.since} is not before until {self.until}: nothing lies between them")
         if self.from_position is not None and self.to_position is not None and self.from_position > self.to_position:
             raise SelectionError(
-                f"from_position {self.from_position} is behind to_position {self.to_position}: nothing is between them"
+                f"the positions go from {self.from_position} to {self.to_position}, and nothing is between them: give "
+                "the smaller one first"
             )
 
     @property
@@ -107,19 +111,47 @@ def _check_list(name: str, values: Any, kind: type[Any]) -> None:
 
 
 def _check_text(name: str, value: Any) -> None:
-    if value is not None and (not isinstance(value, str) or not value or "\x00" in value):
-        raise SelectionError(f"{name}={value!r:.100} must be text, not empty and without NUL")
+    if value is None:
+        return
+    if not isinstance(value, str) or not value:
+        raise SelectionError(f"{name}={value!r:.100} must be text, and not empty")
+    if problem := text_problem(value):
+        raise SelectionError(f"{name}={value!r:.100} {problem}")
+
+
+def _check_scope(scope: Any) -> None:
+    if not isinstance(scope, Mapping):
+        raise SelectionError(f"scope={scope!r:.100} must be a mapping of names to values")
+    for name, value in scope.items():
+        _check_text("the name of a scope", name)
+        if not isinstance(value, str | int | UUID) or isinstance(value, bool):
+            raise SelectionError(f"scope {name}={value!r:.80} must be text, an integer or a UUID")
+        if isinstance(value, str):
+            _check_text(f"scope {name}", value)
 
 
 def _check_moment(name: str, value: Any) -> None:
-    if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
+    if value is None:
+        return
+    if not isinstance(value, datetime) or value.utcoffset() is None:
         raise SelectionError(f"{name}={value!r:.60} must be a moment with its time zone, like 2026-03-01T10:00:00Z")
+    if not EARLIEST <= value < LATEST:
+        raise SelectionError(
+            f"{name}={value.isoformat()} is out of range: give a time from year 2 to year 9998, in UTC"
+        )
 
 
 def _check_position(name: str, value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (whole and 0 <= value <= _LARGEST):
         raise SelectionError(f"{name}={value!r:.60} must be a position of the log, an integer from 0")
+
+
+def checked_count(name: str, value: Any, least: int) -> int:
+    """How many are to be shown or left out, if that can be counted; RepairError otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+        raise RepairError(f"{name}={value!r:.60} must be an integer from {least} to {_LARGEST}")
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -157,6 +189,9 @@ def _scope_value(shape: Shape, name: str, value: Any) -> Any:
         known = ", ".join(shape.scope) or "none"
         raise SelectionError(f"scope {name!r} is not a column of outbox {shape.schema!r}: it has {known}")
     try:
-        return value if isinstance(value, kind) else kind(value)
+        found = value if isinstance(value, kind) else kind(value)
     except (ValueError, TypeError, AttributeError):
         raise SelectionError(f"scope {name}={value!r:.80} is not of type {kind.__name__}") from None
+    if isinstance(found, int) and not -_LARGEST - 1 <= found <= _LARGEST:
+        raise SelectionError(f"scope {name}={hex(found):.40} is too large: it must fit a signed 64-bit integer")
+    return found

@@ -60,7 +60,7 @@ class Sqlalchemy(SyncPublisher):
 
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Straight to the driver, after what the session has yet to write."""
-        self._run(statement, parameters)
+        self._run(statement, parameters).close()
 
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Likewise."""

@@ -2,13 +2,20 @@
 -- One event in the caller's transaction; the doorbell rings at its commit, and only while a relay is listening. It says
 -- for which lane, so that of several carriers one gets up. The bell hangs on a condition that is always true: evaluated
 -- once, and cheaper than a query around the INSERT.
-insert into {schema}.outbox (id, aggregate_type, aggregate_id, event_type, schema_version, occurred_at, correlation_id, causation_id, payload {scope_names})
+insert into {schema}.outbox ({names})
 select event.*
 from (select {values}) as event ({names})
 where (
     select pg_notify({channel}, (hashtextextended(event.aggregate_type || '/' || event.aggregate_id, 0) & 63)::text)::text
     from {schema}.relay where listening limit 1
 ) is distinct from 'never'
+
+-- name: publish_one_unprepared
+-- The same for drivers that write values into the statement, which is then planned anew each time: this form is the
+-- slower one to run and by far the quicker one to plan.
+insert into {schema}.outbox ({names})
+values ({values})
+returning (select pg_notify({channel}, outbox.lane::text) from {schema}.relay where listening limit 1)
 
 -- name: publish_many
 -- Many events in one statement, in the given order. What is the same for all of them comes as an array of one value.

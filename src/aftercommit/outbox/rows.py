@@ -1,0 +1,215 @@
+"""Makes rows of events: every contract is checked, and what the caller left open in an envelope is filled in.
+
+Pure: nothing here knows of SQL or of a connection.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from aftercommit.clock import utc_now
+from aftercommit.errors import ContractViolation, InvalidEnvelope, PayloadTooLarge, ScopeViolation
+from aftercommit.event.correlation import checked_correlation, current_causation, current_correlation
+from aftercommit.event.definition import NO_AGGREGATE, EventType
+from aftercommit.event.envelope import Draft
+from aftercommit.event.identity import uuid7, uuid7s
+from aftercommit.event.json_rules import is_storable
+from aftercommit.event.registry import Registry
+
+EventRow = tuple[Any, ...]
+EventRows = Sequence[EventRow]
+
+MAX_AGGREGATE_ID = 255
+MAX_SCOPE = 255
+EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
+LATEST = datetime(9999, 1, 1, tzinfo=UTC)
+
+# The columns of every outbox in the order of a row; behind them stand those of the declared scope.
+COLUMNS = (
+    ("id", "uuid"),
+    ("aggregate_type", "varchar"),
+    ("aggregate_id", "varchar"),
+    ("event_type", "varchar"),
+    ("schema_version", "smallint"),
+    ("occurred_at", "timestamptz"),
+    ("correlation_id", "varchar"),
+    ("causation_id", "uuid"),
+    ("payload", "json"),
+)
+ID, AGGREGATE_TYPE, AGGREGATE_ID, TYPE, VERSION, OCCURRED, CORRELATION, CAUSATION, PAYLOAD = range(len(COLUMNS))
+
+
+class RowMaker:
+    """Makes the rows of one outbox."""
+
+    def __init__(self, registry: Registry, scope: Mapping[str, type[Any]], max_payload_bytes: int) -> None:
+        """For these event types and this declared scope."""
+        self._registry = registry
+        self._declared_scope = scope
+        self._max_payload_bytes = max_payload_bytes
+
+    def rows(self, events: Sequence[Any], scope: Mapping[str, Any]) -> list[EventRow]:
+        """A row per event, all contracts checked; in a list, a violation names the event's index."""
+        shared = _Shared(utc_now(), current_correlation(), current_causation(), scope, len(events) == 1)
+        if shared.alone:
+            return [self._row(events[0], uuid7(), shared)]
+        ids = uuid7s(len(events))
+        rows: list[EventRow] = []
+        for event, event_id in zip(events, ids, strict=True):
+            try:
+                rows.append(self._row(event, event_id, shared))
+            except ContractViolation as problem:
+                raise _at(len(rows), len(events), problem) from problem.__cause__
+        if any(row[ID] is not event_id for row, event_id in zip(rows, ids, strict=True)):
+            _refuse_twice_the_same(rows)
+        return rows
+
+    def _row(self, event: Any, new_id: UUID, shared: "_Shared") -> EventRow:
+        event_type = self._registry.of_payload(event)
+        if event_type is None:
+            return self._drafted_row(event, new_id, shared)
+        # The short way of a payload that says nothing about its envelope.
+        payload = self._payload(event_type, event)
+        if shared.scope_values is None:
+            shared.scope_values = self._scope_values(shared.scope)
+        return (
+            new_id,
+            event_type.aggregate or NO_AGGREGATE,
+            _aggregate_id(event_type, event_type.aggregate_id_of(event), new_id),
+            event_type.name,
+            event_type.version,
+            shared.now,
+            shared.correlation or (str(new_id) if shared.alone else None),
+            shared.causation,
+            payload,
+            *shared.scope_values,
+        )
+
+    def _drafted_row(self, event: Any, new_id: UUID, shared: "_Shared") -> EventRow:
+        event_type, draft = self._registry.draft(event)
+        payload = self._payload(event_type, draft.payload)
+        event_id = new_id if draft.event_id is None else _identifier("event_id", draft.event_id)
+        aggregate_id = draft.aggregate_id
+        if aggregate_id is None:
+            aggregate_id = event_type.aggregate_id_of(draft.payload)
+        return (
+            event_id,
+            event_type.aggregate or NO_AGGREGATE,
+            _aggregate_id(event_type, aggregate_id, event_id),
+            event_type.name,
+            event_type.version,
+            shared.now if draft.occurred_at is None else _occurred_at(draft.occurred_at),
+            _correlation(draft, event_id, shared),
+            shared.causation if draft.causation_id is None else _identifier("causation_id", draft.causation_id),
+            payload,
+            *self._scope(draft, shared),
+        )
+
+    def _payload(self, event_type: EventType, payload: Any) -> str:
+        data = event_type.encode(payload)
+        if len(data) > self._max_payload_bytes:
+            raise PayloadTooLarge(
+                f"{event_type.name}: the payload is {len(data):,} bytes, the limit is "
+                f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, "
+                "or raise Outbox(max_payload_bytes=…)"
+            )
+        return data.decode()
+
+    def _scope(self, draft: Draft, shared: "_Shared") -> Sequence[Any]:
+        if draft.scope:
+            return self._scope_values({**shared.scope, **draft.scope})
+        if shared.scope_values is None:
+            shared.scope_values = self._scope_values(shared.scope)
+        return shared.scope_values
+
+    def _scope_values(self, given: Mapping[str, Any]) -> list[Any]:
+        declared = self._declared_scope
+        if not given.keys() <= declared.keys():
+            name = next(name for name in given if name not in declared)
+            raise ScopeViolation(f"{name!r} is not a scope of this outbox: declared are {list(declared) or 'none'}")
+        return [_scope_value(name, kind, given.get(name)) for name, kind in declared.items()]
+
+
+class _Shared(msgspec.Struct):
+    """What all events of one publish have in common unless a draft says otherwise."""
+
+    now: datetime
+    correlation: str | None
+    causation: UUID | None
+    scope: Mapping[str, Any]
+    alone: bool
+    scope_values: Sequence[Any] | None = None
+
+
+def _identifier(name: str, given: Any) -> UUID:
+    if isinstance(given, UUID):
+        return given
+    raise InvalidEnvelope(f"{name} {given!r:.80} is not a uuid.UUID: give UUID(…)")
+
+
+def _at(index: int, count: int, problem: ContractViolation) -> ContractViolation:
+    problem.args = (f"event {index} of {count}: {problem}", *problem.args[1:])
+    return problem
+
+
+def _refuse_twice_the_same(rows: EventRows) -> None:
+    seen: set[UUID] = set()
+    for index, row in enumerate(rows):
+        if row[ID] in seen:
+            twice = InvalidEnvelope(f"event_id {row[ID]} is given to two events: leave it out, or choose another")
+            raise _at(index, len(rows), twice)
+        seen.add(row[ID])
+
+
+def _aggregate_id(event_type: EventType, chosen: Any, event_id: UUID) -> str:
+    if chosen is None:
+        if event_type.aggregate is not None:
+            raise InvalidEnvelope(
+                f"{event_type.name} belongs to an aggregate {event_type.aggregate!r} but has no id for it: "
+                "declare key=… or publish draft(…, aggregate_id=…)"
+            )
+        return str(event_id)
+    if not is_storable(chosen, MAX_AGGREGATE_ID):
+        raise InvalidEnvelope(
+            f"aggregate id {chosen!r:.80} of {event_type.name} is not usable: a string of 1 to "
+            f"{MAX_AGGREGATE_ID} characters, no NUL or lone surrogate"
+        )
+    return str.__str__(chosen)
+
+
+def _occurred_at(given: datetime) -> datetime:
+    if not isinstance(given, datetime) or given.tzinfo is None or given.utcoffset() is None:
+        raise InvalidEnvelope(f"occurred_at {given!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
+    if not EARLIEST <= given < LATEST:
+        # Not every language and time zone can read such a moment back, and one event must not stop its readers.
+        raise InvalidEnvelope(f"occurred_at {given.isoformat()} is out of range: from year 2 to year 9998, in UTC")
+    # In a zone of its own the hour that comes twice in autumn would be one: Python compares what the clock shows.
+    return given.astimezone(UTC)
+
+
+def _correlation(draft: Draft, event_id: UUID, shared: _Shared) -> str | None:
+    if draft.correlation_id is not None:
+        return checked_correlation(draft.correlation_id)
+    return shared.correlation or (str(event_id) if shared.alone else None)
+
+
+def _scope_value(name: str, kind: type[Any], value: Any) -> Any:
+    if value is None or value == "":
+        raise ScopeViolation(f"scope {name!r} is missing: publish(…, {name}=…) is required on this outbox")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ScopeViolation(f"scope {name!r} must be {kind.__name__}, got {value!r:.80} ({type(value).__name__})")
+    if isinstance(value, str):
+        if not is_storable(value, MAX_SCOPE):
+            raise ScopeViolation(
+                f"scope {name!r} is {value!r:.80}: at most {MAX_SCOPE} characters, no NUL or lone surrogate"
+            )
+        # A subclass (an enumeration, markup) may look different to a driver than the text that it is.
+        return str.__str__(value)
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise ScopeViolation(f"scope {name!r} is {hex(value):.40}: it must fit a signed 64-bit integer")
+        return int(value)
+    return value
