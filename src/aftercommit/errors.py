@@ -202,3 +202,12 @@ class PastHorizon(RepairError):
 
 class OperationBusy(RepairError):
     """Another process drives this operation right now."""
+
+
+class SetChanged(RepairError):
+    """Another number of events is chosen now than when they were counted; nothing was begun."""
+
+    def __init__(self, message: str, expected: int, found: int) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.found = found

@@ -10,6 +10,25 @@ Result = TypeVar("Result")
 Probe = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
+class Waker(asyncio.Event):
+    """An event for which somebody may wait together with others.
+
+    A task per event would do the same, and cost as much as a question to the database: too much between an event's
+    commit and its handler.
+    """
+
+    def __init__(self) -> None:
+        """Not set."""
+        super().__init__()
+        self.sleepers: set[asyncio.Future[None]] = set()
+
+    def set(self) -> None:
+        """Wake everybody who waits."""
+        super().set()
+        for sleeper in self.sleepers:
+            _wake(sleeper)
+
+
 class Service(ABC):
     """Something that runs until it is told to stop.
 
@@ -24,7 +43,7 @@ class Service(ABC):
         self._probe = probe
         self._task: asyncio.Task[None] | None = None
         self._owner: asyncio.Task[Any] | None = None
-        self.stopping = asyncio.Event()
+        self.stopping = Waker()
 
     @abstractmethod
     async def run(self) -> None:
@@ -52,7 +71,7 @@ class Service(ABC):
         if self._probe is not None:
             await self._probe(point, detail)
 
-    async def pause(self, seconds: float, *wakers: asyncio.Event) -> None:
+    async def pause(self, seconds: float, *wakers: Waker) -> None:
         """Wait until the time is up, the service is stopping, or one of the events is set (they are cleared)."""
         await wait_for_any(seconds, self.stopping, *wakers)
         for waker in wakers:
@@ -84,17 +103,27 @@ class Service(ABC):
             self._owner.cancel()
 
 
-async def wait_for_any(seconds: float, *events: asyncio.Event) -> None:
-    """Until one of the events is set or the time is up."""
-    if seconds <= 0 or any(event.is_set() for event in events):
+async def wait_for_any(seconds: float, *wakers: Waker) -> None:
+    """Until one of the wakers is set or the time is up."""
+    if seconds <= 0 or any(waker.is_set() for waker in wakers):
         await asyncio.sleep(0)
         return
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+    alarm = loop.call_later(seconds, _wake, woken)
+    for waker in wakers:
+        waker.sleepers.add(woken)
     try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await woken
     finally:
-        for wait in waits:
-            wait.cancel()
+        alarm.cancel()
+        for waker in wakers:
+            waker.sleepers.discard(woken)
+
+
+def _wake(sleeper: "asyncio.Future[None]") -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
 
 
 async def finish_all(work: Iterable[Awaitable[Result]]) -> list[Result]:

@@ -20,4 +20,4 @@ def storable_error(error: BaseException) -> str:
 
 def plural(count: int, noun: str) -> str:
     """So many of a thing, for nouns that take an s."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

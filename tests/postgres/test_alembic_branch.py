@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from aftercommit.postgres.numbered import migrations
 from aftercommit.postgres.shape import Shape
 from tests.postgres.engine import Engine, connected, migrate_up, value
 from tests.postgres.old_schema import migrate_up_to
+from tests.warm import Warm
 from tools.schema import dump
 
 NEWEST = f"aftercommit_{migrations()[-1].version:04d}"
@@ -104,9 +106,10 @@ FILES = {
 class Project:
     """A user's Alembic project with a table of its own and our branch beside it."""
 
-    def __init__(self, folder: Path, dsn: str) -> None:
+    def __init__(self, folder: Path, dsn: str, python: Warm) -> None:
         self.folder = folder
         self.dsn = dsn
+        self.python = python
         for name in FILES:
             self.write(name)
 
@@ -119,16 +122,25 @@ class Project:
         path.write_text(text)
 
     def alembic(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        url = self.dsn.replace("postgresql://", "postgresql+psycopg://", 1)
+        return self.python.run(
+            "-m", "alembic", *arguments, folder=self.folder, environment=self.environment(environment)
+        )
+
+    def cold(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """The same in an interpreter that has imported nothing before."""
         return subprocess.run(
             [sys.executable, "-m", "alembic", *arguments],
             cwd=self.folder,
-            env={**os.environ, "URL": url, **environment},
+            env=self.environment({}),
             capture_output=True,
             text=True,
             timeout=90,
             check=False,
         )
+
+    def environment(self, more: dict[str, str]) -> dict[str, str]:
+        url = self.dsn.replace("postgresql://", "postgresql+psycopg://", 1)
+        return {**os.environ, "URL": url, **more}
 
     def runs(self, *arguments: str, **environment: str) -> str:
         """The command where nothing may fail."""
@@ -153,9 +165,17 @@ class Project:
         (self.folder / "migrations" / "versions" / f"{name}.py").write_text(textwrap.dedent(text))
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[Warm]:
+    with Warm(
+        "alembic.config", "alembic.autogenerate", "sqlalchemy.dialects.postgresql.psycopg", "aftercommit"
+    ) as warm:
+        yield warm
+
+
 @pytest.fixture
-def project(tmp_path: Path, database: str) -> Project:
-    return Project(tmp_path, database)
+def project(tmp_path: Path, database: str, python: Warm) -> Project:
+    return Project(tmp_path, database, python)
 
 
 def test_there_is_one_revision_for_each_migration_and_they_follow_each_other():
@@ -175,7 +195,7 @@ def test_the_branch_makes_what_up_makes_beside_the_projects_own_heads(project, p
     migrate_up(by_up, SHOP)
     assert dump(project.dsn, SHOP.schema) == dump(by_up, SHOP.schema)
 
-    project.runs("upgrade", "heads")
+    assert project.cold("upgrade", "heads").returncode == 0
     with connected(project.dsn) as connection:
         rows = connection.execute("select version_num from alembic_version order by 1").fetchall()
         assert {row[0] for row in rows} == {"orders", NEWEST}

@@ -14,6 +14,7 @@ from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
 from aftercommit.testing.postgres import with_database
+from tests.postgres.consuming import numbered, place_in_log
 from tests.programs import CLEANED
 from tests.shop import Shop
 
@@ -105,6 +106,9 @@ class TestMigrate:
             connection.execute(printed.stdout.encode())
         assert run("migrate", "check", "--app", APP, "--dsn", database).exit_code == 0
 
+    def test_half_a_script_is_never_printed(self, empty: str) -> None:
+        assert "there is no migration 9999" in fails(1, "migrate", "sql", "--from", "9999")
+
     def test_grants_are_statements_that_the_owner_can_run(self, shop: Shop) -> None:
         printed = run("migrate", "grants", "app user", "--app", APP)
 
@@ -145,7 +149,7 @@ class TestStatus:
         assert "has waited" not in run("status", "--dsn", shop.dsn, "--max-age", "120").stderr
 
     def test_a_consumer_that_is_behind_without_a_worker_is_a_problem_unless_it_is_paused(self, shop: Shop) -> None:
-        shop.rows("update head set position = 5")
+        place_in_log(shop, *numbered(5))
         shop.rows("insert into consumer (name, position, declared_by) values ('index', 2, 'x')")
 
         assert "consumer 'index' is 3 events behind" in run("status", "--dsn", shop.dsn).stderr

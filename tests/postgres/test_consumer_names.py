@@ -203,7 +203,7 @@ async def test_forgetting_removes_the_past_and_a_consumer_of_that_name_begins_an
     async with worker_on(shop, declare(shop, "index", handle, **options)):
         await shop.signals.wait_total("consumer.handled", 6)
     assert ledger.numbers() == [0, 2, 0, 2]
-    assert letters(shop) == [("retrying", 1)]
+    assert letters(shop, "status, attempts, attempts_before") == [("retrying", 2, 1)]
 
 
 async def test_a_consumer_that_only_ever_worked_behind_the_bus_can_be_forgotten(

@@ -18,6 +18,7 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.postgres.engine import Engine, connected, migrate_up, value
 from tests.postgres.old_schema import migrate_up_to
+from tests.warm import Warm
 from tools.schema import dump
 
 SHOP = Shape("shop_events")
@@ -109,9 +110,10 @@ FILES = {
 class Project:
     """A Django project with the app, on one or two databases and an sqlite one beside them."""
 
-    def __init__(self, folder: Path, dsn: str, **others: str) -> None:
+    def __init__(self, folder: Path, dsn: str, python: Warm, **others: str) -> None:
         self.folder = folder
         self.dsn = dsn
+        self.python = python
         self.databases = {
             "default": django_database(dsn),
             **{alias: django_database(other) for alias, other in others.items()},
@@ -124,16 +126,23 @@ class Project:
 
     def manage(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run manage.py; what it prints is in the result."""
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith("AFTERCOMMIT")}
+        return self.python.run("manage.py", *arguments, folder=self.folder, environment=self.environment(environment))
+
+    def cold(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """The same in an interpreter that has imported nothing before."""
         return subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=self.folder,
-            env={**inherited, "DATABASES": json.dumps(self.databases), **environment},
+            env=self.environment({}),
             capture_output=True,
             text=True,
             timeout=90,
             check=False,
         )
+
+    def environment(self, more: dict[str, str]) -> dict[str, str]:
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith("AFTERCOMMIT")}
+        return {**inherited, "DATABASES": json.dumps(self.databases), **more}
 
     def manages(self, *arguments: str, **environment: str) -> str:
         """The same where nothing may fail."""
@@ -151,9 +160,15 @@ def django_database(dsn: str) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[Warm]:
+    with Warm("django.core.management", "django.db.migrations.executor", "aftercommit.cli") as warm:
+        yield warm
+
+
 @pytest.fixture
-def project(tmp_path: Path, database: str) -> Project:
-    return Project(tmp_path, database)
+def project(tmp_path: Path, database: str, python: Warm) -> Project:
+    return Project(tmp_path, database, python)
 
 
 @pytest.fixture
@@ -180,7 +195,7 @@ def test_migrate_makes_what_up_makes_and_django_knows_it(project, postgres_serve
     assert "[X] 0002_repair" in project.manages("showmigrations", "aftercommit")
     assert "No changes detected" in project.manages("makemigrations", "--check", "--dry-run")
     assert "no issues" in project.manages("check", "--database", "default")
-    assert "No migrations to apply" in project.manages("migrate")
+    assert "No migrations to apply" in project.cold("migrate").stdout
 
 
 def test_there_is_one_migration_of_djangos_for_each_of_ours(project):
@@ -243,8 +258,8 @@ def test_going_back_keeps_the_tables_until_dropping_all_events_is_allowed(projec
     assert not has_schema(project.dsn, "shop_events")
 
 
-def test_outboxes_live_on_the_databases_that_the_settings_say(tmp_path, database, billing):
-    project = Project(tmp_path, database, billing=billing)
+def test_outboxes_live_on_the_databases_that_the_settings_say(tmp_path, database, billing, python):
+    project = Project(tmp_path, database, python, billing=billing)
     outboxes = json.dumps({"default": ["shop.events.outbox"], "billing": ["shop.events:billing"]})
 
     project.manages("migrate", OUTBOXES=outboxes)
@@ -315,7 +330,7 @@ def test_manage_py_hands_over_to_the_command_line_with_djangos_database(project)
 
     status = project.manages("aftercommit", "status", "--json", "--settings", "settings")
     assert json.loads(status)["outbox"] == "shop_events"
-    assert "manage.py aftercommit [OPTIONS]" in project.manages("aftercommit", "--help")
+    assert "manage.py aftercommit [OPTIONS]" in project.cold("aftercommit", "--help").stdout
     wrong = project.manage("aftercommit", "stauts")
     assert wrong.returncode == 2
     assert "No such command" in wrong.stderr

@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import Shape
 from tests.postgres.engine import Engine, connected, value
+from tests.warm import Warm
 from tools.schema import dump
 
 FIRST = Shape("shop events")
@@ -77,9 +78,10 @@ FILES = {
 class Project:
     """A Django project on one database, with sqlite databases beside it."""
 
-    def __init__(self, folder: Path, dsn: str) -> None:
+    def __init__(self, folder: Path, dsn: str, python: Warm) -> None:
         self.folder = folder
         self.dsn = dsn
+        self.python = python
         for name, text in FILES.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,10 +89,7 @@ class Project:
 
     def manage(self, *arguments: str, scoped: bool = False) -> "subprocess.CompletedProcess[str]":
         environment = {**os.environ, "DATABASES": json_databases(self.dsn), "SCOPED": "1" if scoped else ""}
-        command = [sys.executable, "manage.py", *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        return self.python.run("manage.py", *arguments, folder=self.folder, environment=environment)
 
 
 def json_databases(dsn: str) -> str:
@@ -108,9 +107,15 @@ def json_databases(dsn: str) -> str:
     return json.dumps(databases)
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[Warm]:
+    with Warm("django.core.management", "django.db.migrations.executor", "aftercommit") as warm:
+        yield warm
+
+
 @pytest.fixture
-def project(tmp_path: Path, database: str) -> Project:
-    return Project(tmp_path, database)
+def project(tmp_path: Path, database: str, python: Warm) -> Project:
+    return Project(tmp_path, database, python)
 
 
 def test_a_django_migration_makes_what_up_makes(project, postgres_server):

@@ -29,6 +29,9 @@ OWNER = """
     sys.stdin.read()
 """
 
+# On servers of their own, of versions of their own: nothing here asks for the one that the other tests run on.
+pytestmark = pytest.mark.long
+
 Make = Callable[..., EmbeddedPostgres]
 StartOwner = Callable[[Path], "subprocess.Popen[str]"]
 

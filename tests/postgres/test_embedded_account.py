@@ -17,6 +17,8 @@ import pytest
 from aftercommit.errors import EmbeddedPostgresError
 from aftercommit.postgres.embedded import EmbeddedPostgres, account
 
+# On servers of their own, of versions of their own: nothing here asks for the one that the other tests run on.
+pytestmark = pytest.mark.long
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another account: run as root")
 
 NO_SYNC = {"fsync": "off"}

@@ -10,6 +10,7 @@ import pytest
 
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.lanes import Lanes
+from aftercommit.service import Waker
 from tests.recording import RecordingTransport
 from tests.relays import PATIENCE, RelayProcess, listening_relay_on, relay_on
 from tests.shop import OrderPlaced, Shop, shop_outbox
@@ -17,7 +18,7 @@ from tests.shop import OrderPlaced, Shop, shop_outbox
 
 async def holds(lanes: Lanes, count: int, timeout: float = PATIENCE) -> None:
     """Until so many lanes are held; woken by the change itself."""
-    changed = asyncio.Event()
+    changed = Waker()
     lanes.watch(changed)
     async with asyncio.timeout(timeout):
         while len(lanes.held) != count:
@@ -170,7 +171,7 @@ async def test_three_relays_share_the_lanes_evenly(shop: Shop) -> None:
 
 
 async def shares(lanes: Lanes) -> None:
-    changed = asyncio.Event()
+    changed = Waker()
     lanes.watch(changed)
     async with asyncio.timeout(PATIENCE):
         while len(lanes.held) not in (20, 22):

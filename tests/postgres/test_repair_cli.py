@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from aftercommit.cli import cli
-from aftercommit.repair import Selection
+from aftercommit.repair import Operation, Repair, Selection
 from tests.postgres.consuming import letters, numbered, place_in_log
 from tests.postgres.repairing import Fragile, desk
 from tests.programs import CLEANED, running
@@ -175,15 +176,15 @@ def test_an_action_that_nothing_matched_says_so_and_is_partial(shop: Shop, parke
     assert "no parked letters match" in run("dead", "retry", "--consumer", CONSUMER, "--yes", status=4).stderr
 
 
-def test_a_retry_says_what_it_waits_for_and_attempts_are_shown_with_those_before(shop: Shop, parked: list[str]) -> None:
+def test_a_retry_says_what_it_waits_for_and_attempts_count_on(shop: Shop, parked: list[str]) -> None:
     said = run("dead", "retry", "--consumer", CONSUMER, "--yes").stderr
     assert said.splitlines() == [
         "2 letters will be tried again",
         f"nobody works for consumer '{CONSUMER}': start `aftercommit worker {CONSUMER}`",
     ]
-    assert "0 attempts (1 in all)" in run("dead", "show", parked[0]).stdout
+    assert "1 attempt" in run("dead", "show", parked[0]).stdout
     (letter, _) = json.loads(run("dead", "list", "--json").stdout)["letters"]
-    assert (letter["attempts"], letter["failures"]) == (0, 1)
+    assert (letter["attempts"], letter["failures"]) == (1, 1)
 
 
 def test_groups_count_letters_that_only_wait_and_show_no_cause_for_them(shop: Shop) -> None:
@@ -215,6 +216,54 @@ def test_a_replay_is_previewed_driven_and_shown(shop: Shop, parked: list[str]) -
     assert operation["id"] in run("replay", "list").stdout
     assert "done: 2 done, 3 skipped" in run("replay", "watch", operation["id"]).stderr
     run("replay", "resume", operation["id"])
+
+
+def park_another(shop: Shop) -> None:
+    """A letter more than there were."""
+    (event_id,) = place_in_log(shop, ("o-9", 9))
+    shop.rows(
+        "insert into dead_letter_events (event_id, consumer_name, status, event_type, schema_version, aggregate_type, "
+        "aggregate_id, occurred_at, correlation_id, payload, seq, position, created_at, error, error_class, attempts, "
+        "tenant_id) select id, %s, 'parked', event_type, schema_version, aggregate_type, aggregate_id, occurred_at, "
+        "correlation_id, payload, seq, position, created_at, 'down', 'Down', 1, tenant_id from log where id = %s",
+        (CONSUMER, event_id),
+    )
+
+
+def test_a_replay_asks_again_when_its_set_has_changed_since_it_was_counted(
+    shop: Shop, parked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def confirm(text: str, **options: Any) -> bool:
+        asked.append(text)
+        if len(asked) > 1:
+            raise click.Abort
+        park_another(shop)
+        return True
+
+    monkeypatch.setattr(click, "confirm", confirm)
+    result = run("replay", "start", "--consumer", CONSUMER, status=1)
+    assert asked == ["Replay 2 items?", "Replay 3 items?"]
+    assert "2 items when they were counted, 3 now" in result.stderr
+    assert shop.value("select count(*) from operation") == 0
+
+
+def test_a_replay_that_is_not_to_ask_says_both_numbers_and_goes_on(
+    shop: Shop, parked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Repair.start
+
+    async def start(self: Repair, *arguments: Any, **options: Any) -> Operation:
+        if options["expected"] == 2:
+            park_another(shop)
+        return await begin(self, *arguments, **options)
+
+    monkeypatch.setattr(Repair, "start", start)
+    with running("worker", "--app", APP, DATABASE_URL=shop.dsn):
+        result = run("replay", "start", "--consumer", CONSUMER, "--yes", "--json")
+    assert "2 items when they were counted, 3 now" in result.stderr
+    assert json.loads(result.stdout)["total"] == 3
 
 
 def test_an_aborted_replay_is_partial(shop: Shop, parked: list[str]) -> None:

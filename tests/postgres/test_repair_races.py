@@ -337,7 +337,7 @@ async def test_an_event_sent_again_after_its_letter_was_dealt_with_has_all_its_a
     shop.rows(SEND_AGAIN)
     append(shop)
     await fragile.work()
-    assert letters(shop, "status, attempts, jsonb_array_length(history)") == [("parked", 3, 6)]
+    assert letters(shop, "status, attempts, jsonb_array_length(history)") == [("parked", 6, 6)]
 
 
 async def test_an_abort_brings_the_former_attempts_back(shop: Shop) -> None:
@@ -346,15 +346,15 @@ async def test_an_abort_brings_the_former_attempts_back(shop: Shop) -> None:
     await fragile.work()
     await desk(shop).retry(Selection(consumer="index"))
     await fragile.work()
-    assert letters(shop, "attempts, jsonb_array_length(history)") == [(3, 6)]
+    assert letters(shop, "attempts, attempts_before, jsonb_array_length(history)") == [(6, 3, 6)]
     operation = await desk(shop).start(Selection(consumer="index"))
     driving, driver = await fed(shop, operation)
-    assert letters(shop) == [("retrying", 0)]
+    assert letters(shop, "status, attempts, attempts_before") == [("retrying", 6, 6)]
     driver.stopping.set()
     await driving
     ended = await desk(shop).abort(operation.id)
     assert (ended.status, ended.failed) == ("aborted", 0)
-    assert letters(shop) == [("parked", 3)]
+    assert letters(shop, "status, attempts, attempts_before") == [("parked", 6, 3)]
 
 
 async def test_a_retry_says_who_is_missing(shop: Shop) -> None:

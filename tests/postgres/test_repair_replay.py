@@ -120,7 +120,7 @@ class TestToAConsumer:
         assert not done.is_whole
         (problem,) = await desk(shop).problems(done.id)
         assert (problem.consumer, problem.state, problem.note) == ("index", "failed", "ValueError: order 1 is bad")
-        assert letters(shop, "status, attempts") == [("parked", 3), ("resolved", 0)]
+        assert letters(shop, "status, attempts") == [("parked", 6), ("resolved", 3)]
 
     @pytest.mark.parametrize("in_a_row", [200, 2], ids=["in one turn", "in several turns"])
     async def test_under_strict_ordering_those_behind_a_failure_are_reported_and_not_waited_for(

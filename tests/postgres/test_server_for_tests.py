@@ -18,6 +18,9 @@ from aftercommit.errors import DatabaseError, DatabaseUnavailable, MissingPrivil
 from aftercommit.outbox import Outbox
 from aftercommit.testing.postgres import PostgresServerForTests, with_database
 
+# On servers of their own, of versions of their own: nothing here asks for the one that the other tests run on.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServerForTests]:

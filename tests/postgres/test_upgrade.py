@@ -1,4 +1,4 @@
-"""An upgrade with data, writers at full speed, and programs of the old and the new version side by side."""
+"""An upgrade with data, writers that go on and on, and programs of the old and the new version side by side."""
 
 import json
 import os
@@ -29,6 +29,8 @@ MIGRATOR = "aftercommit migrate"
 # Every third moment of about 110, in turns before and after a statement. AFTERCOMMIT_KILL_STRIDE=1 takes them all.
 STRIDE = os.environ.get("AFTERCOMMIT_KILL_STRIDE", "3")
 LEASE = ("--lease", "2")
+# Between two events of a writer: some hundreds a second, which leaves the programs that are watched room to start.
+PAUSE = 0.002
 PARKED = "where consumer_name = 'recorder' and status = 'parked'"
 
 
@@ -58,7 +60,7 @@ def with_data(dsn: str) -> None:
 
 
 class Writers:
-    """Threads that publish without a pause, each for an order of its own; to wait too long for a lock is an error."""
+    """Threads that publish all the time, each for an order of its own; to wait too long for a lock is an error."""
 
     def __init__(self, shop: Shop, count: int = 2) -> None:
         self.published = [0] * count
@@ -88,7 +90,7 @@ class Writers:
     def _write(self, number: int) -> None:
         try:
             with psycopg.connect(self._shop.dsn, options=f"-c lock_timeout={WRITERS_WAIT}") as connection:
-                while not self._stop.is_set():
+                while not self._stop.wait(PAUSE):
                     event = OrderPlaced(f"o-{number}", self.published[number] + 1)
                     self._shop.outbox.publish(connection, event, tenant_id="acme")
                     connection.commit()

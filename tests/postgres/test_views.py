@@ -182,7 +182,7 @@ def test_the_documents_replay_sends_an_event_again_that_failed_in_the_outbox(sta
     stations.connection.execute(REPLAY.format(event_id=failed).encode())
 
     query = "select id, status, retry_count, next_retry_at <= clock_timestamp(), payload::text from outbox"
-    assert rows(stations.connection, query) == [(failed, "pending", 1, True, '{"b": 1,  "a": 2}')]
+    assert rows(stations.connection, query) == [(failed, "pending", 0, True, '{"b": 1,  "a": 2}')]
     assert stations.deliver(failed) == 1
 
 

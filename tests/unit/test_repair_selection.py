@@ -47,7 +47,7 @@ def test_what_speaks_of_letters_chooses_letters(said: dict[str, Any]) -> None:
         ({"types": ("",)}, "not empty"),
         ({"event_ids": ("x",)}, "must be a tuple of UUID"),
         ({"consumer": ""}, "not empty"),
-        ({"error": "a\x00b"}, "without NUL"),
+        ({"error": "a\x00b"}, "contains a NUL"),
         ({"since": datetime(2026, 1, 1)}, "with its time zone"),  # noqa: DTZ001 - that is the mistake
         ({"from_position": -1}, "an integer from 0"),
         ({"to_position": True}, "an integer from 0"),
@@ -92,3 +92,33 @@ def test_scope_values_take_the_types_of_the_columns() -> None:
         Selection(scope={"user": "x"}).scope_values(shape)
     with pytest.raises(SelectionError, match="it has tenant, user, project"):
         Selection(scope={"station": "x"}).scope_values(shape)
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"scope": {"tenant": "a\x00b"}}, r"scope tenant='a\\x00b' contains a NUL"),
+        ({"scope": {"tenant": "\udcff"}}, "lone surrogate"),
+        ({"scope": {"tenant": ""}}, "not empty"),
+        ({"scope": {"tenant": 1.5}}, "must be text, an integer or a UUID"),
+        ({"scope": {"te\x00nant": "a"}}, "contains a NUL"),
+        ({"scope": ["tenant"]}, "must be a mapping"),
+        ({"aggregate_id": "a\x00"}, "contains a NUL"),
+        ({"error": "\udcff"}, "lone surrogate"),
+        ({"types": ("a\ud800",)}, "lone surrogate"),
+        ({"since": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))}, "out of range: give a time from year 2"),
+        ({"until": datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone(timedelta(hours=-14)))}, "out of range"),
+    ],
+)
+def test_values_that_the_database_cannot_be_asked_for_are_refused(said: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SelectionError, match=complaint):
+        Selection(**said)
+    if "since" in said or "until" in said:
+        return
+    with pytest.raises(SelectionError):
+        Selection.from_json({name: list(each) if isinstance(each, tuple) else each for name, each in said.items()})
+
+
+def test_a_scope_number_that_no_column_holds_is_refused() -> None:
+    with pytest.raises(SelectionError, match="must fit a signed 64-bit integer"):
+        Selection(scope={"user": "99999999999999999999"}).scope_values(Shape("s", {"user": int}))

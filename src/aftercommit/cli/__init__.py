@@ -26,6 +26,7 @@ from aftercommit.cli.up import up
 from aftercommit.cli.version import version
 from aftercommit.cli.worker import worker
 from aftercommit.errors import AftercommitError, SchemaDrift, SchemaNotMigrated, SchemaTooNew
+from aftercommit.event.json_rules import text_problem
 from aftercommit.postgres.database import read_only
 
 _DRIFT = (SchemaNotMigrated, SchemaTooNew, SchemaDrift)
@@ -33,6 +34,17 @@ _DRIFT = (SchemaNotMigrated, SchemaTooNew, SchemaDrift)
 
 class _Root(click.Group):
     """Turns our errors into one line and an exit status; only a bug leaves a traceback behind."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse what is not text before anybody takes it for a name: what follows can be stored, sent and shown."""
+        for argument in args:
+            if text_problem(argument) is not None:
+                # An address may hold a password.
+                shown = "the address of the database" if "://" in argument else f"{argument!r:.100}"
+                raise click.UsageError(
+                    f"{shown} is not text: it has bytes that are not UTF-8, or NUL. Write it in UTF-8", ctx
+                )
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -1,4 +1,4 @@
-"""`aftercommit consumers`: look at checkpoints, pause, resume, rename and forget them."""
+"""`aftercommit consumers`: look at checkpoints, pause, resume, move, rename and forget them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -8,12 +8,17 @@ import click
 import psycopg
 
 from aftercommit.cli.loading import find_shape, load_database
+from aftercommit.cli.numbers import Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
-from aftercommit.cli.output import message, print_json, print_table
+from aftercommit.cli.output import line, message, print_json, print_table
+from aftercommit.cli.repair_output import document
+from aftercommit.cli.selecting import Moment, by_option, dry_run_option, repair_desk, run, yes_option
 from aftercommit.consumer import names
 from aftercommit.postgres.overview import ConsumerState, overview
 from aftercommit.postgres.shape import Shape
+from aftercommit.repair import Place, Sought
 from aftercommit.settings import Settings
+from aftercommit.text import plural
 
 CONSUMER_COLUMNS = ("consumer", "position", "lag", "lag (s)", "paused", "holder")
 
@@ -87,6 +92,73 @@ def forget(settings: Settings, name: str, yes: bool) -> None:
         )
     _change(settings, lambda connection, shape: names.forget(connection, shape, name))
     message(f"consumer {name!r} is forgotten")
+
+
+class Where(click.ParamType[Place]):
+    """A place of the log: start, end, a position, or a moment."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        """As `Repair.seek` takes it."""
+        if value in ("start", "end"):
+            return "start" if value == "start" else "end"
+        if value.lstrip("+-").isdecimal():
+            position: int = Count().convert(value, param, ctx)
+            return position
+        return Moment().convert(value, param, ctx)
+
+
+@consumers.command(short_help="Move the checkpoint of a consumer.")
+@click.argument("name")
+@click.option(
+    "--to",
+    type=Where(),
+    required=True,
+    metavar="PLACE",
+    help="start (the first event that is kept), end (the tip), a position (it goes on behind it), or a time (it goes "
+    "on with what was published then or later): ISO 8601, or 2h for two hours ago.",
+)
+@click.option("--force", is_flag=True, help="Take the consumer away from the worker that holds it; it begins anew.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
+@by_option
+@dry_run_option
+@yes_option
+@as_json
+@pass_settings
+def seek(settings: Settings, name: str, to: Place, **options: Any) -> None:
+    """Move the checkpoint of a consumer of the log, back or ahead. Counts first and asks.
+
+    What its inbox knows as handled is not handled again: to have that, `aftercommit replay start --to NAME --again`.
+    """
+    desk = repair_desk(settings, "consumers", options["by"])
+    found = run(desk.seek(name, to, dry_run=True))
+    if not options["as_json"]:
+        _show_sought(found, options["force"])
+    if not options["dry_run"]:
+        if not options["yes"]:
+            click.confirm(f"Move consumer {name!r} from {found.before} to {found.after}?", abort=True, err=True)
+        found = run(desk.seek(name, to, reason=options["reason"], force=options["force"]))
+    if options["as_json"]:
+        print_json(document(found))
+    elif not found.dry_run:
+        message(f"consumer {name!r} goes on behind position {found.after}")
+
+
+def _show_sought(found: Sought, force: bool) -> None:
+    """What lies between the two places, and what becomes of it."""
+    line(f"{found.consumer}: {found.before} -> {found.after}")
+    between = plural(found.events, "event")
+    if not found.goes_back:
+        message(f"{between} in between: {found.events - found.handled:,} not handled yet, which it will never see")
+    elif not found.keeps_inbox:
+        message(f"{between} in between, all handled once more: the consumer is declared with inbox=False")
+    else:
+        message(f"{between} in between: {found.handled:,} are in the inbox and will be skipped, the others handled")
+    if found.goes_back and found.keeps_inbox and found.unknown:
+        message(f"{found.unknown:,} of these are from before the inbox's horizon: if they were handled, then now twice")
+    if found.worker is not None:
+        message(f"{found.worker} works for it" + (" and will begin anew" if force else ": stop that first, or --force"))
 
 
 def _change(settings: Settings, change: Change) -> None:

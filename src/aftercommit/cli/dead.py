@@ -1,6 +1,7 @@
 """`aftercommit dead`: what could not be delivered or handled; look at it, retry it, edit it, give it up."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -9,15 +10,17 @@ import click
 
 from aftercommit.cli.editing import edit_payload, read_payload
 from aftercommit.cli.exits import PARTIAL
+from aftercommit.cli.numbers import LARGEST, Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
-from aftercommit.cli.output import line, message, print_json
+from aftercommit.cli.output import message
 from aftercommit.cli.repair_output import (
-    document,
-    plural,
-    show_detail,
+    Absent,
+    show_absent,
+    show_details,
     show_groups,
     show_letters,
     show_repaired,
+    tell,
 )
 from aftercommit.cli.selecting import (
     by_option,
@@ -30,11 +33,15 @@ from aftercommit.cli.selecting import (
     yes_option,
 )
 from aftercommit.errors import RepairError
-from aftercommit.repair import Repair, Repaired, Selection
-from aftercommit.repair.selection import FAILING, OPEN
+from aftercommit.repair import LetterGroup, LetterPage, Repair, Repaired, Selection
+from aftercommit.repair.actions import DISCARDED, RETRIED
+from aftercommit.repair.selection import FAILING, OPEN, STATUSES
 from aftercommit.settings import Settings
+from aftercommit.text import plural
 
-_limit = click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="So many at most.")
+_limit = click.option(
+    "--limit", type=Count(1), default=50, show_default=True, metavar="COUNT", help="Show so many at most."
+)
 _reason = click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
 _consumer = click.option("--consumer", metavar="NAME", help="Whose letter, where an event has several.")
 # What was done to letters, and what would be.
@@ -43,9 +50,11 @@ _WORDS = {
     "edit": ("edited, will be tried again", "would be edited and tried again"),
     "discard": ("discarded", "would be discarded"),
 }
+# Letters that an action has something to say about, when their events are named.
+_LOOKED_AT = {"retry": (*OPEN, *RETRIED), "discard": (*OPEN, *DISCARDED)}
 
 
-@click.group()
+@click.group(short_help="Dead letters: look at them, retry, correct, give up.")
 @global_options
 def dead() -> None:
     """Dead letters: events that a consumer or the transport could not take."""
@@ -54,20 +63,23 @@ def dead() -> None:
 @dead.command("list")
 @selection_options
 @_limit
-@click.option("--offset", type=click.IntRange(min=0), default=0, help="Leave out so many.")
+@click.option(
+    "--offset", type=Count(), default=0, show_default=True, metavar="COUNT", help="Leave out so many of the first."
+)
 @as_json
 @pass_settings
 def list_letters(settings: Settings, selection: Selection, limit: int, offset: int, as_json: bool) -> None:
     """Show letters, last seen first. Open ones, unless --status says otherwise. Payloads are shown by `show` alone."""
     page = run(_desk(settings, selection).letters(_open(selection), limit=limit, offset=offset))
-    if as_json:
-        print_json(document(page))
-        return
-    show_letters(page.letters)
-    if page.total > offset + len(page.letters):
-        message(f"{len(page.letters)} of {plural(page.total, 'letter')}: --limit and --offset show others")
-    elif not page.total:
-        message(_nothing(selection))
+
+    def show(page: LetterPage) -> None:
+        show_letters(page.letters)
+        if not page.total:
+            message(_nothing(selection))
+        elif len(page.letters) < page.total:
+            message(f"{len(page.letters):,} of {plural(page.total, 'letter')}: --limit and --offset show others")
+
+    tell(page, as_json, show)
 
 
 @dead.command()
@@ -79,35 +91,28 @@ def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) 
     """Show letters by consumer and error, the most frequent first. Those that only wait behind another are counted."""
     desk = _desk(settings, selection)
     failing = selection if selection.statuses else replace(selection, statuses=FAILING)
-    found = run(desk.groups(failing, limit=limit))
-    if as_json:
-        print_json(document(found))
-        return
-    if found:
-        show_groups(found)
-    else:
-        message(_nothing(selection))
-    waiting = 0 if selection.statuses else run(desk.letters(replace(selection, statuses=("waiting",)), limit=1)).total
-    if waiting:
-        verb = "waits" if waiting == 1 else "wait"
-        message(f"{plural(waiting, 'letter')} {verb} behind these in strict order: --status waiting shows them")
+
+    def show(found: list[LetterGroup]) -> None:
+        if found:
+            show_groups(found)
+        else:
+            message(_nothing(selection))
+        waiting = replace(selection, statuses=("waiting",))
+        if count := 0 if selection.statuses else run(desk.letters(waiting, limit=1)).total:
+            verb = "waits" if count == 1 else "wait"
+            message(f"{plural(count, 'letter')} {verb} behind these in strict order: --status waiting shows them")
+
+    tell(run(desk.groups(failing, limit=limit)), as_json, show)
 
 
-@dead.command()
+@dead.command(short_help="Show all about the letters of one event.")
 @click.argument("event_id", type=click.UUID)
 @_consumer
 @as_json
 @pass_settings
 def show(settings: Settings, event_id: UUID, consumer: str | None, as_json: bool) -> None:
     """Show all about the letters of one event: payload, attempts, and what operators did."""
-    found = run(repair_desk(settings, "dead").letter(event_id, consumer))
-    if as_json:
-        print_json(document(found))
-        return
-    for index, letter in enumerate(found):
-        if index:
-            line("")
-        show_detail(letter)
+    tell(run(repair_desk(settings, "dead").letter(event_id, consumer)), as_json, show_details)
 
 
 @dead.command()
@@ -126,9 +131,10 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
     For many letters at a pace, with progress, see `replay start`.
     """
     desk = _desk(settings, selection, options["by"])
+    absent = _absent(desk, selection, "retry")
     _ask(desk, selection, "retry", options)
     done = run(desk.retry(selection, reason=options["reason"], dry_run=options["dry_run"]))
-    _tell(ctx, done, selection, "retry", options["as_json"])
+    _tell(ctx, done, selection, "retry", options["as_json"], absent)
 
 
 @dead.command()
@@ -144,13 +150,14 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
     """Give letters up. Nothing is lost: they stay on record with their event, and can be retried."""
     desk = _desk(settings, selection, options["by"])
+    absent = _absent(desk, selection, "discard")
     _ask(desk, selection, "discard", options)
     reason = options["reason"] or (None if options["dry_run"] else _asked_reason())
     done = run(desk.discard(selection, reason=reason or "dry run", dry_run=options["dry_run"]))
-    _tell(ctx, done, selection, "discard", options["as_json"])
+    _tell(ctx, done, selection, "discard", options["as_json"], absent)
 
 
-@dead.command()
+@dead.command(short_help="Correct the payload of a letter and retry it.")
 @click.argument("event_id", type=click.UUID)
 @_consumer
 @click.option(
@@ -200,6 +207,27 @@ def _desk(settings: Settings, selection: Selection, by: str | None = None) -> Re
     return desk
 
 
+def _absent(desk: Repair, selection: Selection, verb: str) -> list[Absent]:
+    """Events that were named and have no letter to act on, each with the reason; nobody else would say a word."""
+    if not selection.event_ids:
+        return []
+    asked = selection.statuses or _LOOKED_AT[verb]
+    known: dict[UUID, list[str]] = {}
+    for letter in run(desk.letters(replace(selection, statuses=STATUSES), limit=LARGEST)).letters:
+        known.setdefault(letter.event_id, []).append(letter.status)
+    matching = "" if replace(selection, event_ids=(), statuses=()).is_everything else " that matches"
+    found = []
+    for event_id in dict.fromkeys(selection.event_ids):
+        statuses = known.get(event_id, [])
+        if not statuses:
+            found.append(
+                Absent(event_id, f"has no dead letter{matching}: `aftercommit dead list` shows those there are")
+            )
+        elif not set(statuses) & set(asked):
+            found.append(Absent(event_id, f"its dead letter is {' and '.join(dict.fromkeys(statuses))} already"))
+    return found
+
+
 def _open(selection: Selection) -> Selection:
     return selection if selection.statuses else replace(selection, statuses=OPEN)
 
@@ -237,14 +265,24 @@ def _nothing(selection: Selection) -> str:
     return "no dead letters" if selection.is_everything else f"no dead letters match ({described(selection)})"
 
 
-def _tell(ctx: click.Context, done: Repaired, selection: Selection, verb: str, as_json: bool) -> None:
+def _tell(
+    ctx: click.Context,
+    done: Repaired,
+    selection: Selection,
+    verb: str,
+    as_json: bool,
+    absent: Sequence[Absent] = (),
+) -> None:
     nothing = not done.done and not done.left_alone
-    if as_json:
-        print_json(document(done))
-    elif nothing:
-        said = selection.statuses or selection.event_ids
-        which, others = ("", "") if said else ("parked ", ": --status chooses others")
-        message(f"no {which}letters match ({described(selection)}){others}")
-    else:
-        show_repaired(done, *_WORDS[verb])
-    ctx.exit(PARTIAL if done.left_alone or nothing else 0)
+
+    def show(done: Repaired) -> None:
+        if not nothing:
+            show_repaired(done, *_WORDS[verb])
+        elif not absent:
+            said = selection.statuses or selection.event_ids
+            which, others = ("", "") if said else ("parked ", ": --status chooses others")
+            message(f"no {which}letters match ({described(selection)}){others}")
+        show_absent(absent)
+
+    tell(done, as_json, show, not_found=absent)
+    ctx.exit(PARTIAL if done.left_alone or absent or nothing else 0)

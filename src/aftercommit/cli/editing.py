@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from aftercommit.cli.output import message, printable
-from aftercommit.errors import ContractViolation, UnreadableEvent
+from aftercommit.errors import ContractViolation, InvalidPayload, UnreadableEvent
 
 
 def read_payload(source: str) -> bytes:
@@ -25,7 +25,7 @@ def edit_payload(payload: str, check: Callable[[bytes], None]) -> bytes | None:
     before = msgspec.json.format(payload, indent=2)
     text = before
     while True:
-        edited = click.edit(text, extension=".json")
+        edited = _edited(text)
         if edited is None or edited.strip() == before.strip():
             return None
         try:
@@ -35,11 +35,24 @@ def edit_payload(payload: str, check: Callable[[bytes], None]) -> bytes | None:
         except (ContractViolation, UnreadableEvent) as problem:
             message(printable(str(problem)))
             if not _asks_again():
-                message(f"what you wrote is kept in {_kept(edited)}: correct it there, and give it with --payload")
+                message(
+                    f"what you wrote is kept in {_kept(edited.encode())}: correct it there, and give it with --payload"
+                )
                 raise
             text = edited
         else:
             return new
+
+
+def _edited(text: str) -> str | None:
+    try:
+        return click.edit(text, extension=".json")
+    except UnicodeDecodeError as problem:
+        kept = _kept(problem.object)
+        raise InvalidPayload(
+            f"what the editor saved is not UTF-8 ({problem.reason} at byte {problem.start}): it is kept in {kept}; "
+            "save it as UTF-8 there, and give it with --payload"
+        ) from problem
 
 
 def _is_json(text: str) -> bool:
@@ -58,7 +71,7 @@ def _asks_again() -> bool:
         return False
 
 
-def _kept(text: str) -> Path:
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="payload-", suffix=".json", delete=False) as file:
-        file.write(text)
+def _kept(written: bytes) -> Path:
+    with tempfile.NamedTemporaryFile(prefix="payload-", suffix=".json", delete=False) as file:
+        file.write(written)
     return Path(file.name)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from aftercommit.cli.options import Seconds
+from aftercommit.cli.numbers import Count, Seconds
 from aftercommit.postgres.health import Limits
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -21,7 +21,7 @@ _OPTIONS = (
         metavar="SECONDS",
         help="How long an event, or a retry that nobody makes, may wait before that is a problem.",
     ),
-    click.option("--max-lag", type=click.IntRange(min=0), metavar="EVENTS", help="How far a consumer may be behind."),
+    click.option("--max-lag", type=Count(), metavar="EVENTS", help="How far a consumer may be behind."),
     click.option(
         "--max-lag-seconds",
         type=Seconds(),
@@ -30,7 +30,7 @@ _OPTIONS = (
     ),
     click.option(
         "--max-dead",
-        type=click.IntRange(min=0),
+        type=Count(),
         default=_DEFAULTS.max_dead,
         show_default=True,
         metavar="COUNT",

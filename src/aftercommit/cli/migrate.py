@@ -3,6 +3,7 @@
 import click
 
 from aftercommit.cli.loading import load_database, load_shape
+from aftercommit.cli.numbers import DAY, Count, Seconds
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.postgres import migrate as migrations
@@ -18,7 +19,7 @@ def migrate() -> None:
 @migrate.command("up")
 @click.option(
     "--patience",
-    type=click.FloatRange(min=0),
+    type=Seconds(0, DAY),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
@@ -42,7 +43,7 @@ def up(settings: Settings, patience: float, as_json: bool) -> None:
     message(f"schema {shape.schema!r} is up to date")
 
 
-@migrate.command("status")
+@migrate.command("status", short_help="Show what was applied, and what is missing.")
 @as_json
 @pass_settings
 def status(settings: Settings, as_json: bool) -> None:
@@ -71,7 +72,7 @@ def status(settings: Settings, as_json: bool) -> None:
         line(f"differs: {difference}")
 
 
-@migrate.command("check")
+@migrate.command("check", short_help="Exit with 0 when the tables are as declared.")
 @pass_settings
 def check(settings: Settings) -> None:
     """Exit with 0 when the tables are what the code and its declarations say, with 3 when not."""
@@ -86,7 +87,7 @@ def check(settings: Settings) -> None:
     "--after",
     "--from",
     "after",
-    type=click.IntRange(min=0),
+    type=Count(),
     default=0,
     metavar="VERSION",
     help="Leave out the migrations up to this one, which the schema has had.",
@@ -94,11 +95,11 @@ def check(settings: Settings) -> None:
 @pass_settings
 def sql(settings: Settings, after: int) -> None:
     """Print the whole as SQL, for a person or another tool to run. Needs no database."""
-    for statement in migrations.script(load_shape(settings), after):
-        click.echo(statement, nl=False)
+    # As a whole or not at all: half a script would run.
+    click.echo("".join(migrations.script(load_shape(settings), after)), nl=False)
 
 
-@migrate.command("grants")
+@migrate.command("grants", short_help="Print GRANTs for a role that does all but migrate.")
 @click.argument("role")
 @pass_settings
 def grants(settings: Settings, role: str) -> None:

@@ -1,38 +1,27 @@
 """The options that every command understands, before or after its name."""
 
 import functools
-import math
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from aftercommit.errors import DeclarationError
-from aftercommit.settings import APP, DATABASE_URL, SCHEMA, Settings
-
-_CENTURY = 100 * 365 * 86400.0
+from aftercommit.event.json_rules import text_problem
+from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, SCHEMA, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class Seconds(click.FloatRange):
-    """A length of time that can be waited for: neither endless nor no number at all."""
-
-    def __init__(self, least: float = 0.0) -> None:
-        super().__init__(min=least, max=_CENTURY)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As a number."""
-        seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
 
 
 class Given:
     """What was said so far: the environment first, then each option as it is read."""
 
     def __init__(self) -> None:
+        for name in (DATABASE_URL, LISTEN_URL, APP, SCHEMA):
+            if text_problem(os.environ.get(name, "")) is not None:
+                # The value is not shown: it may hold a password.
+                raise click.UsageError(f"{name} is not text: it has bytes that are not UTF-8. Set it in UTF-8")
         try:
             self.settings = Settings.from_environment()
         except DeclarationError as problem:
@@ -50,7 +39,9 @@ _global_option = functools.partial(click.option, expose_value=False, callback=_r
 _OPTIONS = (
     _global_option("--dsn", metavar="URL", help=f"The database; {DATABASE_URL} in the environment."),
     _global_option("--app", metavar="MODULE:NAME", help=f"Your Outbox, as Python names it; {APP} in the environment."),
-    _global_option("--schema", metavar="NAME", help=f"The outbox, where no --app is needed; {SCHEMA} likewise."),
+    _global_option(
+        "--schema", metavar="NAME", help=f"The outbox, where no --app is needed; {SCHEMA} in the environment."
+    ),
     _global_option(
         "--log-format", type=click.Choice(["json", "text"]), help="Default: text on a terminal, json elsewhere."
     ),

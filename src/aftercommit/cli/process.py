@@ -8,6 +8,7 @@ from typing import TypeVar
 import click
 
 from aftercommit._version import __version__
+from aftercommit.cli.numbers import Count
 from aftercommit.cli.running import run_until_stopped
 from aftercommit.metrics import serve
 from aftercommit.metrics.exposition import LOOPBACK
@@ -24,10 +25,14 @@ Decorated = TypeVar("Decorated", bound=Callable[..., object])
 def metrics_options(command: Decorated) -> Decorated:
     """Where the figures of the process can be scraped."""
     port = click.option(
-        "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve /metrics for Prometheus here."
+        "--metrics-port", type=Count(0, 65535), metavar="PORT", help="Serve /metrics for Prometheus here."
     )
     address = click.option(
-        "--metrics-address", default=LOOPBACK, show_default=True, help="The address to serve /metrics on."
+        "--metrics-address",
+        default=LOOPBACK,
+        show_default=True,
+        metavar="ADDRESS",
+        help="The address to serve /metrics on.",
     )
     return port(address(command))
 

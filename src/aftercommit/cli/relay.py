@@ -7,6 +7,7 @@ import click
 
 from aftercommit.cli.loading import load_database, load_outbox
 from aftercommit.cli.logs import logging_to_stderr
+from aftercommit.cli.numbers import DAY, Count, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.process import metrics_options, run_engine
 from aftercommit.cli.retention import retention_of, retention_options
@@ -17,7 +18,7 @@ from aftercommit.wiring import BUS_CARRIERS, Engine, TransportName
 _DEFAULTS = RelaySettings()
 
 
-@click.command()
+@click.command(short_help="Deliver events and append them to the log.")
 @click.option(
     "--transport",
     type=click.Choice(["log", "bus"]),
@@ -27,19 +28,21 @@ _DEFAULTS = RelaySettings()
 )
 @click.option(
     "--batch-size",
-    type=click.IntRange(min=1),
+    type=Count(1, 100_000),
     default=_DEFAULTS.batch_size,
     show_default=True,
-    help="Events at a time.",
+    metavar="EVENTS",
+    help="How many events are carried at a time.",
 )
 @click.option(
     "--carriers",
-    type=click.IntRange(1, 64),
-    help=f"How many batches may be under way side by side. Default: 1, with the bus {BUS_CARRIERS}.",
+    type=Count(1, 64),
+    metavar="COUNT",
+    help=f"How many batches (1 to 64) may be under way side by side. Default: 1, with the bus {BUS_CARRIERS}.",
 )
 @click.option(
     "--lease",
-    type=click.FloatRange(min=0.5),
+    type=Seconds(0.5, DAY),
     default=_DEFAULTS.lease,
     show_default=True,
     metavar="SECONDS",

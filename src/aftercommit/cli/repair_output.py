@@ -1,20 +1,21 @@
 """How `dead` and `replay` show what they found: two lines per letter where a person looks, plain columns in a pipe."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from aftercommit.cli.output import line, message, print_table, printable
+from aftercommit.cli.output import line, message, print_json, print_table, printable
 from aftercommit.cli.selecting import described
 from aftercommit.event.envelope import rfc3339
 from aftercommit.repair import (
+    ItemProblem,
     Letter,
     LetterDetail,
     LetterGroup,
@@ -23,6 +24,9 @@ from aftercommit.repair import (
     Repaired,
     Selection,
 )
+from aftercommit.text import plural
+
+Found = TypeVar("Found")
 
 _MOST_REASONS = 5
 
@@ -42,6 +46,22 @@ def document(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [document(each) for each in value]
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """An event that was named, and that has no letter to act on."""
+
+    event_id: UUID
+    note: str
+
+
+def tell(found: Found, as_json: bool, show: Callable[[Found], None], **more: Any) -> None:
+    """What was found: as one JSON document, with `more` beside an object's own fields, or as `show` shows it."""
+    if as_json:
+        print_json({**document(found), **document(more)} if more else document(found))
+    else:
+        show(found)
 
 
 def show_letters(letters: Sequence[Letter]) -> None:
@@ -108,8 +128,15 @@ def _group_row(group: LetterGroup) -> tuple[Any, ...]:
     return (group.count, group.parked, group.consumer, rfc3339(group.last_seen_at), group.example, error)
 
 
-def show_detail(letter: LetterDetail) -> None:
-    """One letter, with everything."""
+def show_details(letters: Sequence[LetterDetail]) -> None:
+    """Some letters, each with everything."""
+    for index, letter in enumerate(letters):
+        if index:
+            line("")
+        _show_detail(letter)
+
+
+def _show_detail(letter: LetterDetail) -> None:
     about = {
         "event": letter.event_id,
         "type": f"{letter.event_type} (schema version {letter.schema_version})",
@@ -152,11 +179,19 @@ def show_repaired(done: Repaired, was: str, would: str) -> None:
     message(f"{plural(done.done, 'letter')} {would if done.dry_run else was}")
     for text in done.missing:
         message(printable(text))
-    for each in list(done.left_alone)[:_MOST_REASONS]:
-        message(printable(f"left alone: {each.event_id} with {each.consumer}: {each.note}"))
-    more = len(done.left_alone) - _MOST_REASONS
-    if more > 0:
-        message(f"left alone: {more} more")
+    _show_left_alone([f"{each.event_id} with {each.consumer}: {each.note}" for each in done.left_alone])
+
+
+def show_absent(absent: Sequence[Absent]) -> None:
+    """Which events were named for nothing, to whoever is looking."""
+    _show_left_alone([f"{each.event_id}: {each.note}" for each in absent])
+
+
+def _show_left_alone(texts: Sequence[str]) -> None:
+    for text in texts[:_MOST_REASONS]:
+        message(printable(f"left alone: {text}"))
+    if (more := len(texts) - _MOST_REASONS) > 0:
+        message(f"left alone: {more:,} more, which --json lists")
 
 
 def show_preview(found: Preview, selection: Selection, *, again: bool, past_horizon: bool) -> None:
@@ -176,6 +211,8 @@ def show_preview(found: Preview, selection: Selection, *, again: bool, past_hori
 
 def show_operations(operations: Sequence[Operation]) -> None:
     """A list of operations."""
+    if not operations:
+        return
     if sys.stdout.isatty():
         for each in operations:
             _entry(
@@ -223,6 +260,13 @@ def show_operation(operation: Operation) -> None:
         line(printable(f"{name:<12}  {value}"))
 
 
+def show_problems(problems: Sequence[ItemProblem]) -> None:
+    """What of an operation did not go through."""
+    for each in problems:
+        whose = f" with {each.consumer}" if each.consumer else ""
+        line(printable(f"{each.state:<12}  {each.event_id}{whose}: {' '.join(each.note.split())}"))
+
+
 def state(operation: Operation) -> str:
     """The status, and whether anybody is at it."""
     return operation.status if operation.is_finished or operation.is_driven else f"{operation.status}, nobody drives it"
@@ -242,12 +286,6 @@ def ago(moment: datetime) -> str:
     return f"{seconds:.0f}s"
 
 
-def plural(count: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _times(letter: Letter) -> str:
-    """Attempts since it was last retried by hand, and those before, where there are any."""
-    before = f" ({letter.failures:,} in all)" if letter.failures > letter.attempts else ""
-    return plural(letter.attempts, "attempt") + before
+    """All attempts that failed, also those before it was last retried by hand."""
+    return plural(letter.attempts, "attempt")

@@ -7,20 +7,22 @@ from uuid import UUID
 import click
 
 from aftercommit.cli.exits import INTERRUPTED, PARTIAL
+from aftercommit.cli.numbers import Amount, Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
-from aftercommit.cli.output import line, message, print_json, printable
+from aftercommit.cli.output import message, printable
 from aftercommit.cli.progress import ProgressBar
 from aftercommit.cli.repair_output import (
     counts,
-    document,
-    plural,
     show_operation,
     show_operations,
     show_preview,
+    show_problems,
+    tell,
 )
 from aftercommit.cli.running import Stopper
 from aftercommit.cli.selecting import (
     by_option,
+    described,
     dry_run_option,
     event_ids_argument,
     repair_desk,
@@ -28,24 +30,26 @@ from aftercommit.cli.selecting import (
     selection_options,
     yes_option,
 )
-from aftercommit.repair import TO_TRANSPORT, Operation, Progress, Repair, Selection
+from aftercommit.errors import SetChanged
+from aftercommit.repair import TO_TRANSPORT, Operation, Preview, Progress, Repair, Selection
 from aftercommit.settings import Settings
+from aftercommit.text import plural
 
 _operation = click.argument("operation_id", type=click.UUID, metavar="ID")
 
 
-@click.group()
+@click.group(short_help="Let events be delivered or handled once more.")
 @global_options
 def replay() -> None:
     """Replays: a frozen set of events goes to a consumer or through the transport once more."""
 
 
-@replay.command()
+@replay.command(short_help="Replay dead letters, or events of the log.")
 @event_ids_argument
 @selection_options
 @click.option("--to", metavar="NAME", help="To this consumer alone. Letters go to their owners, if not given.")
 @click.option("--through-transport", is_flag=True, help="Out through the transport again; who had handled it skips it.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="So many a second at most.")
+@click.option("--rate", type=Amount(0.0001, 1_000_000), metavar="N", help="So many a second at most.")
 @click.option("--again", is_flag=True, help="Also what the consumer has handled: its effects happen once more.")
 @click.option("--past-horizon", is_flag=True, help="Also what the inbox has forgotten: it may be handled twice.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
@@ -58,45 +62,49 @@ def replay() -> None:
 def start(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
     """Replay dead letters (chosen by consumer, error or status) or events of the log (by what they are about).
 
-    Counts first and asks. Ctrl-C stops feeding, and `replay resume` goes on. Exits with 4 when something failed.
+    Counts first and asks. Ctrl-C stops feeding, and `replay resume` goes on. Exits with 4 when something failed, or
+    when there is nothing to replay.
     """
     if options["to"] and options["through_transport"]:
         raise click.UsageError("--to and --through-transport exclude each other")
+    if selection.is_everything:
+        raise click.UsageError(
+            "nothing is chosen: say which events, by their ids or by what they have in common; --from-position 1 means "
+            "the whole log"
+        )
     target = TO_TRANSPORT if options["through_transport"] else options["to"]
     desk = repair_desk(settings, "replay", options["by"])
     found = run(desk.preview(selection, to=target))
-    if not options["as_json"]:
-        show_preview(found, selection, again=options["again"], past_horizon=options["past_horizon"])
+    if options["dry_run"] or not found.total or not options["as_json"]:
+        tell(found, options["as_json"], lambda found: _show_preview(found, selection, options))
+    _tell_unknown(found, selection)
     if options["dry_run"] or not found.total:
-        if options["as_json"]:
-            print_json(document(found))
-        return
+        ctx.exit(0 if found.total else PARTIAL)
     if not options["yes"]:
         _ask(found.total, options["again"])
     chosen = {name: options[name] for name in ("again", "past_horizon", "reason")}
-    operation = run(desk.start(selection, to=target, per_second=options["rate"], **chosen))
+    operation = _start(desk, selection, found.total, options, to=target, per_second=options["rate"], **chosen)
     _drive(ctx, desk, operation, options["as_json"])
 
 
-@replay.command("list")
+@replay.command("list", short_help="Show replays, newest first.")
 @click.option("--all", "everything", is_flag=True, help="Retries, edits and discards too.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="So many at most.")
+@click.option("--limit", type=Count(1), default=50, show_default=True, metavar="COUNT", help="Show so many at most.")
 @as_json
 @pass_settings
 def list_operations(settings: Settings, everything: bool, limit: int, as_json: bool) -> None:
     """Show replays, newest first, with who started them and how they went."""
     found = run(repair_desk(settings, "replay").operations(None if everything else ["replay"], limit=limit))
-    if as_json:
-        print_json(document(found))
-    elif found:
-        show_operations(found)
-    else:
-        message("no replays")
+    tell(found, as_json, show_operations)
+    if not found and not as_json:
+        message("no operations" if everything else "no replays")
 
 
-@replay.command()
+@replay.command(short_help="Show one operation, and what did not go through.")
 @_operation
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="So many problems at most.")
+@click.option(
+    "--limit", type=Count(1), default=20, show_default=True, metavar="COUNT", help="Show so many problems at most."
+)
 @as_json
 @pass_settings
 def show(settings: Settings, operation_id: UUID, limit: int, as_json: bool) -> None:
@@ -104,13 +112,15 @@ def show(settings: Settings, operation_id: UUID, limit: int, as_json: bool) -> N
     desk = repair_desk(settings, "replay")
     operation = run(desk.operation(operation_id))
     problems = run(desk.problems(operation_id, limit=limit))
-    if as_json:
-        print_json({**document(operation), "problems": document(problems)})
-        return
-    show_operation(operation)
-    for problem in problems:
-        whose = f" with {problem.consumer}" if problem.consumer else ""
-        line(printable(f"{problem.state:<12}  {problem.event_id}{whose}: {' '.join(problem.note.split())}"))
+    hidden = max(0, operation.failed + operation.skipped - len(problems)) if len(problems) == limit else 0
+
+    def show(operation: Operation) -> None:
+        show_operation(operation)
+        show_problems(problems)
+
+    tell(operation, as_json, show, problems=problems, problems_not_shown=hidden)
+    if hidden:
+        message(f"{plural(hidden, 'more problem')} not shown: --limit {limit + hidden} shows all")
 
 
 @replay.command()
@@ -137,7 +147,7 @@ def resume(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_jso
     _drive(ctx, desk, run(desk.operation(operation_id)), as_json)
 
 
-@replay.command()
+@replay.command(short_help="End a replay; what was not tried is as before.")
 @_operation
 @as_json
 @pass_settings
@@ -145,6 +155,18 @@ def resume(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_jso
 def abort(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json: bool) -> None:
     """End a replay: nothing further is fed, and what was not tried yet is as it was before."""
     _tell(ctx, run(repair_desk(settings, "replay").abort(operation_id)), as_json)
+
+
+def _start(desk: Repair, selection: Selection, expected: int, options: dict[str, Any], **chosen: Any) -> Operation:
+    """Begin with as many items as the operator has agreed to; when it has become another number, ask again."""
+    while True:
+        try:
+            return run(desk.start(selection, expected=expected, **chosen))
+        except SetChanged as problem:
+            message(f"{plural(expected, 'item')} when they were counted, {problem.found:,} now")
+            expected = problem.found
+        if not options["yes"]:
+            _ask(expected, options["again"])
 
 
 def _ask(total: int, again: bool) -> None:
@@ -165,7 +187,8 @@ def _drive(ctx: click.Context, desk: Repair, operation: Operation, as_json: bool
 
         stopper.run(drive())
     if not ended[0].is_finished:
-        message(f"stopped: `aftercommit replay resume {operation.id}` goes on, `abort` takes back what was not tried")
+        goes_on = f"`aftercommit replay resume {operation.id}` goes on, `abort` takes back what was not tried"
+        tell(ended[0], as_json, lambda ended: message(f"stopped at {counts(ended)}: {goes_on}"))
         ctx.exit(INTERRUPTED)
     _tell(ctx, ended[0], as_json)
 
@@ -183,11 +206,29 @@ async def _watch(desk: Repair, operation_id: UUID, bar: ProgressBar) -> Operatio
         await asyncio.sleep(0.5)
 
 
-def _tell(ctx: click.Context, operation: Operation, as_json: bool) -> None:
-    if as_json:
-        print_json(document(operation))
+def _show_preview(found: Preview, selection: Selection, options: dict[str, Any]) -> None:
+    if found.total:
+        show_preview(found, selection, again=options["again"], past_horizon=options["past_horizon"])
     else:
+        message(printable(f"there is nothing to replay: no event or dead letter matches ({described(selection)})"))
+
+
+def _tell_unknown(found: Preview, selection: Selection) -> None:
+    """Events that were named and are not among those that would be replayed."""
+    unknown = len(set(selection.event_ids)) - found.events
+    if unknown > 0:
+        verb = "is" if unknown == 1 else "are"
+        message(
+            f"{plural(unknown, 'named event')} {verb} left out: not in the log, without a dead letter that matches, or "
+            "not for this consumer or not read by it yet"
+        )
+
+
+def _tell(ctx: click.Context, operation: Operation, as_json: bool) -> None:
+    def show(operation: Operation) -> None:
         message(f"{operation.status}: {counts(operation)} of {plural(operation.total, 'item')}")
         if operation.failed or operation.skipped:
             message(f"`aftercommit replay show {operation.id}` says why")
+
+    tell(operation, as_json, show)
     ctx.exit(0 if operation.is_whole else PARTIAL)

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from aftercommit.cli.durations import EXAMPLES, parse_duration, shown_duration
-from aftercommit.errors import DeclarationError
-from aftercommit.postgres.retention import Retention
+from aftercommit.postgres.retention import LONGEST, Retention
 
 FOR_EVER = "forever"
 
@@ -16,8 +15,8 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _DEFAULTS = Retention()
 _WHAT = {
-    "log": "partitions of the log, from their newest event on",
-    "inbox": "which consumer has handled which event",
+    "log": "the log, which goes partition by partition",
+    "inbox": "the inbox, which knows who has handled what",
     "keys": "idempotency keys",
     "dead_letters": "dead letters that are resolved or discarded",
     "operations": "operations that have ended, with their events",
@@ -38,9 +37,12 @@ class Duration(click.ParamType[timedelta | str]):
         try:
             time = parse_duration(value)
         except OverflowError:
-            self.fail(f"{value!r} is longer than any calendar: write {FOR_EVER}", param, ctx)
+            time = timedelta.max
         if time is None:
-            self.fail(f"{value!r} is not a time: write {EXAMPLES}, or {FOR_EVER}", param, ctx)
+            self.fail(f"{value!r:.60} is not a time: write {EXAMPLES}, or {FOR_EVER}", param, ctx)
+        if not timedelta() < time <= LONGEST:
+            remedy = f"write a time of more than nothing and at most 100 years, or {FOR_EVER}"
+            self.fail(f"{value!r:.60} cannot be kept to: {remedy}", param, ctx)
         return time
 
 
@@ -70,7 +72,4 @@ def retention_options(command: Decorated) -> Decorated:
 def retention_of(options: dict[str, Any]) -> Retention:
     """What the options say, as one object; they are taken out of the dictionary."""
     told = {task: options.pop(f"keep_{task}") for task in _WHAT}
-    try:
-        return Retention(**{task: None if keep == FOR_EVER else keep for task, keep in told.items()})
-    except DeclarationError as problem:
-        raise click.UsageError(str(problem)) from problem
+    return Retention(**{task: None if keep == FOR_EVER else keep for task, keep in told.items()})

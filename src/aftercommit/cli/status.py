@@ -16,7 +16,8 @@ from aftercommit.cli.figures import Pace
 from aftercommit.cli.limits import limit_options, limits_of
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.look import Look
-from aftercommit.cli.options import Seconds, as_json, pass_settings
+from aftercommit.cli.numbers import DAY, Seconds
+from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table, printable
 from aftercommit.cli.screen import Screen, ago, kept
 from aftercommit.errors import DatabaseUnavailable
@@ -28,11 +29,11 @@ from aftercommit.settings import Settings
 Section = tuple[Sequence[str], list[tuple[Any, ...]]]
 
 
-@click.command()
+@click.command(short_help="Show what waits, who is at work, and what is wrong.")
 @click.option("-w", "--watch", is_flag=True, help="Look again and again, until interrupted.")
 @click.option(
     "--interval",
-    type=Seconds(0.1),
+    type=Seconds(0.1, DAY),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

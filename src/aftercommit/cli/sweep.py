@@ -11,7 +11,8 @@ import click
 
 from aftercommit.cli.exits import PARTIAL
 from aftercommit.cli.loading import find_shape, load_database
-from aftercommit.cli.options import Seconds, as_json, pass_settings
+from aftercommit.cli.numbers import Seconds
+from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import message, print_json, print_table, printable
 from aftercommit.cli.retention import retention_of, retention_options, shown
 from aftercommit.postgres.overview import require_outbox
@@ -21,7 +22,7 @@ from aftercommit.settings import Settings
 _PATIENCE = 30.0
 
 
-@click.command()
+@click.command(short_help="Remove what need not be kept any longer.")
 @retention_options
 @click.option("--dry-run", is_flag=True, help="Count what would go, and change nothing.")
 @click.option(

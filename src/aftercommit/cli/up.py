@@ -16,6 +16,7 @@ from aftercommit.cli.dashboard import Dashboard, RecentLines, is_terminal
 from aftercommit.cli.loading import load_outbox
 from aftercommit.cli.logs import TextFormatter, logging_to, logging_to_stderr
 from aftercommit.cli.look import Look
+from aftercommit.cli.numbers import DAY, Amount, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.output import message
 from aftercommit.cli.retention import retention_of, retention_options
@@ -38,10 +39,10 @@ _LOOK_AT_SERVER = 1.0
 _APPLICATION_NAME = "aftercommit up"
 
 
-@click.command()
+@click.command(short_help="Run everything in one process, for first steps.")
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0),
+    type=Amount(0, 10_000),
     default=6.0,
     show_default=True,
     metavar="EVENTS",
@@ -49,7 +50,7 @@ _APPLICATION_NAME = "aftercommit up"
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(0.1, DAY),
     metavar="SECONDS",
     help="Between two looks at the figures. Default: 0.5 on a terminal, 2 elsewhere.",
 )

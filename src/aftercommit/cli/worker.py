@@ -6,6 +6,7 @@ import click
 
 from aftercommit.cli.loading import load_database, load_outbox
 from aftercommit.cli.logs import logging_to_stderr
+from aftercommit.cli.numbers import DAY, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.process import metrics_options, run_engine
 from aftercommit.consumer import WorkerSettings
@@ -16,11 +17,11 @@ from aftercommit.wiring import Engine
 _DEFAULTS = WorkerSettings()
 
 
-@click.command()
+@click.command(short_help="Run the handlers of consumers that follow the log.")
 @click.argument("consumers", nargs=-1, metavar="[CONSUMER]...")
 @click.option(
     "--lease",
-    type=click.FloatRange(min=0.5),
+    type=Seconds(0.5, DAY),
     default=_DEFAULTS.lease,
     show_default=True,
     metavar="SECONDS",

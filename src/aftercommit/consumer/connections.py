@@ -3,7 +3,7 @@
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg.pq import Format, TransactionStatus
@@ -83,14 +83,17 @@ class Connections:
         return connection
 
 
+_CURSORS: Final = (psycopg.AsyncCursor, psycopg.Cursor)
+
+
 def restore(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
     """Row and cursor types as they come by default: a handler may have chosen others for itself, not for the next."""
-    if connection.row_factory is not tuple_row:
-        connection.row_factory = tuple_row
+    if connection.row_factory is tuple_row and connection.cursor_factory in _CURSORS:
+        return
+    connection.row_factory = tuple_row
     if isinstance(connection, psycopg.AsyncConnection):
-        if connection.cursor_factory is not psycopg.AsyncCursor:
-            connection.cursor_factory = psycopg.AsyncCursor
-    elif connection.cursor_factory is not psycopg.Cursor:
+        connection.cursor_factory = psycopg.AsyncCursor
+    else:
         connection.cursor_factory = psycopg.Cursor
 
 

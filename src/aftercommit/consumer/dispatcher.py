@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import psycopg
 
 from aftercommit.consumer.outcome import Failed, next_delay
@@ -62,9 +63,21 @@ class Dispatcher:
 
     async def _consume(self, runner: Runner, records: Sequence[Record]) -> list[Failure]:
         consumer = runner.consumer
+        records = await self._corrected(runner, records)
         groups = by_aggregate(prepare(consumer, records, attempt=1), consumer.concurrency)
         failures = await finish_all(self._attempts(runner, group) for group in groups)
         return [failure for group in failures for failure in group]
+
+    async def _corrected(self, runner: Runner, records: Sequence[Record]) -> Sequence[Record]:
+        """An event that was published keeps its payload for ever; a consumer may be given another by an operator."""
+        again = [record.event_id for record in records if record.again]
+        if not again:
+            return records
+        parameters = {"consumer": runner.consumer.name, "ids": again}
+        payloads = {event_id: text.encode() for event_id, text in await runner.ask("corrected_payloads", parameters)}
+        return [
+            msgspec.structs.replace(record, payload=payloads.get(record.event_id, record.payload)) for record in records
+        ]
 
     async def _attempts(self, runner: Runner, items: Sequence[Item]) -> list[Failure]:
         consumer = runner.consumer

@@ -16,7 +16,7 @@ from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
-from aftercommit.postgres.records import BYTES_AT_ONCE, log_records
+from aftercommit.postgres.records import BYTES_AT_ONCE, letter_record
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import say
 from aftercommit.text import storable_error
@@ -85,16 +85,16 @@ class DeadLetters:
             await self.record(connection, waiting, position)
         return [item for item in items if item.record.aggregate not in blocked]
 
-    async def look(self, connection: psycopg.AsyncConnection[Any]) -> tuple[bool, bool]:
-        """Whether a letter is due, and whether any is open at all."""
-        row = await (await connection.execute(self._statements["look_at_letters"], self._mine)).fetchone()
-        return (row[0], row[1]) if row else (False, False)
+    async def look(self, connection: psycopg.AsyncConnection[Any]) -> tuple[bool, bool, int]:
+        """Whether a letter is due, whether any is open at all, and, asked in one go, the last position of the log."""
+        row = await (await connection.execute(self._statements["look_around"], self._mine)).fetchone()
+        return (row[0], row[1], int(row[2])) if row else (False, False, 0)
 
     async def due(self, connection: psycopg.AsyncConnection[Any], limit: int) -> list[Record]:
         """Events whose next attempt is due, in order; `retry_count` of each says how many have been made."""
         parameters = {**self._mine, "limit": limit, "in_a_row": IN_A_ROW, "max_bytes": MAX_BYTES}
         rows = await (await connection.execute(self._due, parameters)).fetchall()
-        records = log_records((row[1:] for row in rows), self._outbox.shape)
+        records = [letter_record(row[1:], self._outbox.shape) for row in rows]
         self._turns = {record.event_id: row[0] for record, row in zip(records, rows, strict=True)}
         return records
 
@@ -114,11 +114,15 @@ class DeadLetters:
         """The end of a slice in which letters were handled."""
         return Query("resolve_handled", {"ids": list(ids), "consumer": self._consumer.name})
 
-    def tell_resolved(self, ids: Sequence[UUID]) -> None:
-        """One line for all letters of a turn, each of them named: a replay resolves many thousands."""
+    def tell_resolved(self, ids: Sequence[UUID], skipped: int = 0) -> None:
+        """One line for all letters of a turn, each of them named: a replay resolves many thousands.
+
+        `skipped` ones were in the inbox already, or no handler takes them any more: nothing was handled.
+        """
         if ids:
             fields = {"outbox": self._outbox.schema, "consumer": self._consumer.name, "letters": len(ids)}
-            say(logger, logging.INFO, "dead_letters_resolved", **fields, event_ids=[str(each) for each in ids])
+            named = [str(each) for each in ids]
+            say(logger, logging.INFO, "dead_letters_resolved", **fields, skipped=skipped, event_ids=named)
 
     async def without_open_letters(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
         """Events that have an open letter, read or sent again, go the letter's way; returns the others."""

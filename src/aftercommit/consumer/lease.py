@@ -22,12 +22,14 @@ class Held:
     """The lease as it was taken or renewed.
 
     `died`: the one before us did not hand it over. `unfinished`: a start was counted that never came to an end.
+    `renewed`: it was ours until now, so the checkpoint is where we left it.
     """
 
     position: int
     paused: bool
     died: bool
     unfinished: bool
+    renewed: bool
 
 
 class Lease:

@@ -30,6 +30,7 @@ class LetterRetries:
     def __init__(self, consumer: Consumer, runner: Runner, letters: DeadLetters, lease: float, reach: Reach) -> None:
         """`lease` is how long a worker may be silent, in seconds."""
         self.any_open = True
+        self._any_due = False
         self._consumer = consumer
         self._runner = runner
         self._letters = letters
@@ -43,22 +44,26 @@ class LetterRetries:
         self.any_open = True
         self._look_for_waiting_at = 0.0
 
+    async def look(self, connection: psycopg.AsyncConnection[Any], free_every: float) -> int:
+        """See whether there are letters to be tried; returns the last position of the log, which is asked along."""
+        now = time.monotonic()
+        if self._strict and now >= self._look_for_waiting_at:
+            self._look_for_waiting_at = now + free_every
+            await self._letters.free_waiting(connection)
+        self._any_due, self.any_open, head = await self._letters.look(connection)
+        return head
+
     async def turn(
         self,
         connection: psycopg.AsyncConnection[Any],
         proceeds: Callable[[], bool],
         first: First | None,
-        look_every: float,
     ) -> bool:
         """Give the letters that are due another attempt; whether there were any. `first` as in `Manner`."""
         started = time.monotonic()
-        if self._strict and started >= self._look_for_waiting_at:
-            self._look_for_waiting_at = started + look_every
-            await self._letters.free_waiting(connection)
-        any_due, self.any_open = await self._letters.look(connection)
-        records = await self._letters.due(connection, LETTERS_PER_TURN) if any_due else []
+        records = await self._letters.due(connection, LETTERS_PER_TURN) if self._any_due else []
         if not records:
-            if any_due and self._strict:
+            if self._any_due and self._strict:
                 await self._letters.hold_back_blocked(connection)
             return False
         await self._reach("consumer.retrying", letters=len(records))
@@ -91,7 +96,7 @@ class LetterRetries:
             await self._runner.slice([], self._letters.begin(records, self._patience, inbox=False), lambda: resolving)
         except SliceOutdated:
             return
-        self._letters.tell_resolved([record.event_id for record in records])
+        self._letters.tell_resolved([record.event_id for record in records], skipped=len(records))
         for record in records:
             await self._reach("consumer.retried", event_id=record.event_id, failed=False)
 
@@ -122,9 +127,16 @@ class LetterRetries:
         def end(seconds: float) -> Query:
             return self._letters.resolving(slice_ids)
 
-        manner = Manner(begin, fail, end=end, first=first, proceed=proceed, strict=self._strict)
+        skipped = 0
+
+        def count(events: int, handled: int) -> None:
+            nonlocal skipped
+            skipped += events - handled
+
+        options: dict[str, Any] = {"first": first, "proceed": proceed, "strict": self._strict, "on_slice": count}
+        manner = Manner(begin, fail, end=end, **options)
         left = {item.record.event_id for item in await self._runner.run(items, manner)}
         done = [item.record.event_id for item in items if item.record.event_id not in failed | left]
-        self._letters.tell_resolved(done)
+        self._letters.tell_resolved(done, skipped)
         for event_id in done:
             await self._reach("consumer.retried", event_id=event_id, failed=False)

@@ -29,7 +29,7 @@ from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.database import Database, privilege, require_schema
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
-from aftercommit.service import Probe, finish_all, wait_for_any
+from aftercommit.service import Probe, Waker, finish_all, wait_for_any
 from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.consumer")
@@ -86,8 +86,8 @@ class LogWorker(DatabaseService):
         self._letters = DeadLetters(outbox, consumer, self._lease)
         self._retries = LetterRetries(consumer, self._runner, self._letters, self._settings.lease, self.reach)
         channel = outbox.shape.log_channel
-        self._news = listener.subscribe(channel) if listener is not None else asyncio.Event()
-        self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else asyncio.Event()
+        self._news = listener.subscribe(channel) if listener is not None else Waker()
+        self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
         self._strict = consumer.ordering == "strict"
         self._paused = False
         self._suspects = 0
@@ -142,8 +142,12 @@ class LogWorker(DatabaseService):
             await self.pause(self._settings.lease / 3, self._word)
             return
         async with self._heartbeat(connection):
+            head = await self._retries.look(connection, POLL)
             worked = await self._retry_letters(connection)
-            worked = await self._follow(connection) or worked
+            if worked:
+                # That may have taken its time, and whoever was published meanwhile is next.
+                head = await self._retries.look(connection, POLL)
+            worked = await self._follow(connection, head) or worked
         if not worked:
             await self.reach("consumer.idle", position=self.position)
             await self._rest(connection)
@@ -162,7 +166,7 @@ class LogWorker(DatabaseService):
             # A slice of our own, cut off, may hold the row for a moment; only the fence says that a lease is lost.
             return self.active
         self._paused = held.paused
-        if not self.active:
+        if not self.active or not held.renewed:
             self._begin_at(held)
             await self._letters.take_up_newer(connection)
             await self.reach("consumer.active", position=held.position, died=held.died)
@@ -186,7 +190,7 @@ class LogWorker(DatabaseService):
     @asynccontextmanager
     async def _heartbeat(self, connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
         """Keep the lease, and look for a pause, while handlers work for longer than the lease lasts."""
-        over = asyncio.Event()
+        over = Waker()
 
         async def beat() -> None:
             while not over.is_set():
@@ -205,9 +209,8 @@ class LogWorker(DatabaseService):
     def _proceeds(self) -> bool:
         return not self.stopping.is_set() and not self._paused
 
-    async def _follow(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Handle the next page of the log; False when there is nothing new."""
-        head = await self._pages.head(connection)
+    async def _follow(self, connection: psycopg.AsyncConnection[Any], head: int) -> bool:
+        """Handle the next page of the log, which reaches to its head; False when there is nothing new."""
         self._outbox.meter.on_progress(self.consumer.name, self.position, head)
         if head <= self.position or not self._proceeds():
             return False
@@ -284,7 +287,7 @@ class LogWorker(DatabaseService):
         async def first(item: Item) -> Failed | None:
             return await self._count_start(connection, item.record)
 
-        return await self._retries.turn(connection, self._proceeds, first if self._suspects > 0 else None, POLL)
+        return await self._retries.turn(connection, self._proceeds, first if self._suspects > 0 else None)
 
     def _begin(self, segment: Sequence[Item]) -> Query:
         name = "begin_slice" if self.consumer.inbox else "begin_slice_without_inbox"

@@ -1,16 +1,20 @@
 """A consumer's name is its identity. Here names are registered, and renames, doubles and strangers are found out."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
 from aftercommit.consumer.lease import CONSUMER_CHANGED
-from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRenamed
+from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRenamed, OperationBusy
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import ANY_TYPE, Consumer
+from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+
+# A step of a replay is short; whoever waits longer waits for a driver that is stopped in the middle of one.
+PATIENCE: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,15 @@ async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, nam
         raise await _unknown(connection, shape, name)
 
 
-async def rename(connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str) -> None:
-    """Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name."""
+async def rename(
+    connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str, *, patience: float = PATIENCE
+) -> None:
+    """Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name.
+
+    Waits for so many seconds of `patience` for the step that a replay is at.
+    """
     try:
-        cursor = await _change(connection, shape, "rename_consumer", {"old": old, "new": new})
+        cursor = await _change(connection, shape, "rename_consumer", {"old": old, "new": new}, patience)
     except psycopg.errors.UniqueViolation as problem:
         raise ConsumerNameTaken(
             f"consumer {new!r} has a past of its own: forget it first with `aftercommit consumers forget {new}`"
@@ -80,19 +89,42 @@ async def rename(connection: psycopg.AsyncConnection[Any], shape: Shape, old: st
     await _require_done(cursor, connection, shape, old)
 
 
-async def forget(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> None:
-    """Remove a checkpoint that no program uses any more, with its inbox; its open dead letters are discarded."""
-    cursor = await _change(connection, shape, "forget_consumer", {"name": name})
+async def forget(
+    connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, *, patience: float = PATIENCE
+) -> None:
+    """Remove a checkpoint that no program uses any more, with its inbox; its open dead letters are discarded.
+
+    Waits for so many seconds of `patience` for the step that a replay is at.
+    """
+    cursor = await _change(connection, shape, "forget_consumer", {"name": name}, patience)
     await _require_done(cursor, connection, shape, name)
 
 
 async def _change(
-    connection: psycopg.AsyncConnection[Any], shape: Shape, statement: str, names: dict[str, str]
+    connection: psycopg.AsyncConnection[Any], shape: Shape, statement: str, names: dict[str, str], patience: float
 ) -> psycopg.AsyncCursor[Any]:
     """Between two steps of the drivers of replays: what one has just fed to this consumer is seen and changed too."""
-    async with connection.transaction():
-        await connection.execute(Statements(shape)["lock_operations"])
-        return await connection.execute(Statements(shape)[statement], names)
+    statements = Statements(shape)
+
+    async def change() -> psycopg.AsyncCursor[Any]:
+        async with connection.transaction():
+            await connection.execute(statements["wait_briefly"], {"patience": f"{patience * 1000:.0f}ms"})
+            await connection.execute(statements["lock_operations"])
+            return await connection.execute(statements[statement], names)
+
+    try:
+        return await past_deadlocks(change)
+    except psycopg.errors.LockNotAvailable as problem:
+        raise await _held_up(connection, shape, patience) from problem
+
+
+async def _held_up(connection: psycopg.AsyncConnection[Any], shape: Shape, patience: float) -> AftercommitError:
+    rows = await (await connection.execute(Statements(shape)["operations_under_way"])).fetchall()
+    names = ", ".join(str(row[0]) for row in rows) or "none any more"
+    return OperationBusy(
+        f"something held up the change for {patience:g} s, and nothing was changed; replays under way: {names}. Try "
+        "again when they rest or have ended: Ctrl-C stops one, `aftercommit replay abort ID` ends it"
+    )
 
 
 async def _require_done(

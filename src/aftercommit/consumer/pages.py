@@ -5,6 +5,7 @@ read early is what would be read late.
 """
 
 import asyncio
+import logging
 from typing import Any, Final
 
 import psycopg
@@ -14,8 +15,12 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.records import BYTES_AT_ONCE, log_records
 from aftercommit.postgres.statements import Statements
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.consumer")
 
 MAX_PAGE_BYTES: Final = BYTES_AT_ONCE
+FEW: Final = 16
 
 Page = tuple[list[Record], int]
 
@@ -31,11 +36,6 @@ class Pages:
         self._size = size
         self._reach = size
         self._early: tuple[int, asyncio.Task[Page]] | None = None
-
-    async def head(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """The last position of the log."""
-        row = await (await connection.execute(self._statements["head"], prepare=True)).fetchone()
-        return int(row[0]) if row else 0
 
     async def read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
         """The events after a position that the consumer takes, and the position up to which these are all."""
@@ -62,21 +62,54 @@ class Pages:
         return await reading
 
     async def _read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
+        page = await self._range(connection, after, head)
+        first = page[0][0].position if page[0] else None
+        # The next event may be of a type that the consumer does not take; mostly it is its own, and nothing is asked.
+        return page if first == after + 1 else await self._without_gap(connection, page, after, head)
+
+    async def _without_gap(self, connection: psycopg.AsyncConnection[Any], page: Page, after: int, head: int) -> Page:
+        """The page; where retention was told to drop what had not been read, that is said, and all of it passed by."""
+        cursor = await connection.execute(self._statements["next_in_log"], {"after": after}, prepare=True)
+        row = await cursor.fetchone()
+        first = head + 1 if row is None or row[0] is None else int(row[0])
+        records, upto = page
+        if first <= after + 1:
+            return page
+        say(
+            logger,
+            logging.WARNING,
+            "consumer_events_lost",
+            consumer=self._consumer.name,
+            position=after,
+            lost=first - after - 1,
+            remedy="they were dropped from the log before they were read: if the consumer has to handle them, restore "
+            "them from a backup and publish them again",
+        )
+        return records, max(upto, min(first - 1, head))
+
+    async def _range(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
         upto = min(head, after + self._reach)
         asked = {"after": after, "upto": upto, "types": self._consumer.types}
-        row = await (await connection.execute(self._statements["page_bytes"], asked, prepare=True)).fetchone()
-        if row is None or row[0] <= MAX_PAGE_BYTES:
+        # A few are measured as they are read. Of many that is not cheap, and measuring first is.
+        if upto - after > FEW and await self._fits(connection, asked):
             rows = await (await connection.execute(self._statements["read_log"], asked, prepare=True)).fetchall()
             self._reach = min(self._size, self._reach * 2)
             return log_records(rows, self._shape), upto
         bounded = {**asked, "max_bytes": MAX_PAGE_BYTES}
-        rows = await (await connection.execute(self._statements["read_log_cut"], bounded)).fetchall()
+        rows = await (await connection.execute(self._statements["read_log_cut"], bounded, prepare=True)).fetchall()
         records = log_records(rows, self._shape)
         if not records:
-            # Retention was told to drop what was not read yet.
+            # None that the consumer takes; or dropped by retention since they were measured.
             return [], upto
+        if sum(len(record.payload) for record in records) < MAX_PAGE_BYTES // 2:
+            # Nothing was cut off.
+            return records, upto
         # What lies behind the last event was not looked at. Measuring payloads that do not fit is work for nothing,
         # so the next pages do not reach as far.
         upto = records[-1].position or upto
         self._reach = min(self._size, max(1, upto - after) * 2)
         return records, upto
+
+    async def _fits(self, connection: psycopg.AsyncConnection[Any], asked: dict[str, Any]) -> bool:
+        row = await (await connection.execute(self._statements["page_bytes"], asked, prepare=True)).fetchone()
+        return row is None or row[0] <= MAX_PAGE_BYTES

@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from aftercommit.consumer.connections import Connections
+from aftercommit.consumer.connections import Connections, restore
 from aftercommit.consumer.execute import ConnectionLost, SliceExecutor
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import End, Item, Query, SliceFailed, SliceOutdated, no_end, script
@@ -28,13 +28,18 @@ def _always() -> bool:
     return True
 
 
+def _unheard(events: int, handled: int) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Manner:
     """How a list of events is gone through.
 
     `begin` opens a slice; `end` may close it, told how long it took. `on_failure` gets an event that failed and,
     under strict ordering, those behind it. `first` is asked before each event, which then goes alone, and may rule
-    it out. `proceed` says between slices whether to go on.
+    it out. `proceed` says between slices whether to go on. `on_slice` hears of each that was committed: how many events
+    it had, and how many were handled and not skipped.
     """
 
     begin: Callable[[Sequence[Item]], Query]
@@ -43,6 +48,7 @@ class Manner:
     first: Callable[[Item], Awaitable[Failed | None]] | None = None
     proceed: Callable[[], bool] = _always
     strict: bool = False
+    on_slice: Callable[[int, int], None] = _unheard
 
 
 class Runner:
@@ -52,7 +58,8 @@ class Runner:
         """Nothing connected."""
         self.consumer = consumer
         self._meter = outbox.meter
-        self._executor = SliceExecutor(Statements(outbox.shape), consumer.timeout)
+        self._statements = Statements(outbox.shape)
+        self._executor = SliceExecutor(self._statements, consumer.timeout)
         self._connections = Connections(database)
         self._slots = asyncio.Semaphore(consumer.concurrency)
         self._pace = FIRST
@@ -76,6 +83,12 @@ class Runner:
         self._meter.on_consumed(self.consumer.name, "done", handled)
         self._meter.on_consumed(self.consumer.name, "skipped", len(items) - handled)
         return handled
+
+    async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
+        """The rows of a question about this consumer's events, on a connection of its own."""
+        async with self._slots, self._connections.lend() as connection, connection.transaction():
+            restore(connection)
+            return await (await connection.execute(self._statements[name], parameters)).fetchall()
 
     async def run(self, items: Sequence[Item], manner: Manner) -> list[Item]:
         """All items in order; returns those that are left when it was told not to proceed, or that are outdated."""
@@ -101,7 +114,7 @@ class Runner:
             return True
         started = time.monotonic()
         try:
-            await self.slice(segment, manner.begin(segment), lambda: manner.end(time.monotonic() - started))
+            handled = await self.slice(segment, manner.begin(segment), lambda: manner.end(time.monotonic() - started))
         except SliceOutdated:
             return False
         except SliceFailed as problem:
@@ -113,5 +126,6 @@ class Runner:
                 raise
             walk.lost(segment, problem)
         else:
+            manner.on_slice(len(segment), handled)
             walk.done(segment, time.monotonic() - started)
         return True

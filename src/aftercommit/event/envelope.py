@@ -25,7 +25,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, gc=False):
     """An event as it is stored: envelope fields and the payload still as JSON bytes.
 
-    The fields stand in the order of the columns of `read_log` and `load_due`: records are made by the thousand.
+    The fields stand in the order of the columns of `read_log`: records are made by the thousand.
     """
 
     event_id: UUID
@@ -39,12 +39,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
     created_at: datetime
     seq: int
+    position: int | None = None
+    scope: dict[str, Any] = {}
     lane: int = 0
     retry_count: int = 0
-    position: int | None = None
     ts: datetime | None = None
-    stream_seq: int | None = None
-    scope: dict[str, Any] = {}
+    # Whether a relay delivers it for another time: it has failed before, or an operator has sent it again.
+    again: bool = False
 
     @property
     def aggregate(self) -> tuple[str, str]:

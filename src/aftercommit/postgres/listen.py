@@ -12,7 +12,7 @@ from psycopg import sql
 
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
-from aftercommit.service import Probe
+from aftercommit.service import Probe, Waker
 from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.listener")
@@ -30,17 +30,17 @@ class Listener(DatabaseService):
         """Not connected; channels are added with `subscribe` before the start."""
         super().__init__(probe)
         self._database = database
-        self._events: dict[str, list[tuple[asyncio.Event, Collection[str] | None]]] = {}
+        self._events: dict[str, list[tuple[Waker, Collection[str] | None]]] = {}
         self._proof = f"aftercommit_proof_{uuid4().hex[:16]}"
         self._is_deaf = False
         self.working = False
 
-    def subscribe(self, channel: str, payloads: Collection[str] | None = None) -> asyncio.Event:
+    def subscribe(self, channel: str, payloads: Collection[str] | None = None) -> Waker:
         """An event that is set at each notification of the channel, or at those with one of these payloads alone.
 
         Call it before the listener is started.
         """
-        event = asyncio.Event()
+        event = Waker()
         self._events.setdefault(channel, []).append((event, payloads))
         return event
 

@@ -6,9 +6,8 @@ from typing import Any, Final
 from aftercommit.event.envelope import Record
 from aftercommit.postgres.shape import Shape
 
-# What `read_log`, `within_bytes` and `load_due` return before the scope columns, in the order of the fields of Record.
-LOG_COLUMNS: Final = 16
-OUTBOX_COLUMNS: Final = 13
+# What every query returns first, in the order of the fields of Record: envelope, payload, created_at, seq.
+COMMON: Final = 11
 # So many bytes of payloads are read at once, however many events that is: it bounds the memory of a service.
 BYTES_AT_ONCE: Final = 8 << 20
 
@@ -18,16 +17,24 @@ _record: Any = Record
 
 
 def outbox_record(row: Sequence[Any], shape: Shape) -> Record:
-    """A row of `load_due`."""
-    made: Record = _record(*row[:OUTBOX_COLUMNS], scope=_scope(shape, row[OUTBOX_COLUMNS:]))
+    """A row of `load_due`: in common, lane, retry_count, scope."""
+    made: Record = _record(*row[:COMMON], None, _scope(shape, row[COMMON + 2 :]), *row[COMMON : COMMON + 2])
+    return made
+
+
+def letter_record(row: Sequence[Any], shape: Shape) -> Record:
+    """A row of `within_bytes`: in common, position, retry_count, ts, scope."""
+    scope = _scope(shape, row[COMMON + 3 :])
+    made: Record = _record(*row[: COMMON + 1], scope, 0, *row[COMMON + 1 : COMMON + 3])
     return made
 
 
 def log_records(rows: Iterable[Sequence[Any]], shape: Shape) -> list[Record]:
-    """Rows of `read_log` and `within_bytes`."""
-    return [_record(*row[:LOG_COLUMNS], _scope(shape, row[LOG_COLUMNS:])) for row in rows]
+    """Rows of `read_log`: in common, position, scope."""
+    declared, upto = list(shape.scope), COMMON + 1
+    # Lengths that differ would be a mistake of a query of ours; asking for every event is not cheap.
+    return [_record(*row[:upto], dict(zip(declared, row[upto:]))) for row in rows]  # noqa: B905
 
 
 def _scope(shape: Shape, values: Sequence[Any]) -> dict[str, Any]:
-    # Lengths that differ would be a mistake of a query of ours; asking for every event is not cheap.
-    return dict(zip(shape.scope, values))  # noqa: B905
+    return dict(zip(shape.scope, values, strict=True))

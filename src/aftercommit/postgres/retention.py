@@ -32,7 +32,7 @@ OPERATIONS_AT_ONCE = 100
 PATIENCE = 2.0
 # A round that died is over after this long: sooner than the next one gives up waiting for it.
 LEASE = 20.0
-_LONGEST = timedelta(days=36_500)
+LONGEST = timedelta(days=36_500)
 _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _RELIED_ON = "somebody relies on its horizon at this moment"
 
@@ -55,7 +55,7 @@ class Retention:
         """Refuse times that keep nothing, and such as no calendar holds."""
         for each in fields(self):
             keep = getattr(self, each.name)
-            if keep is not None and not (isinstance(keep, timedelta) and timedelta() < keep <= _LONGEST):
+            if keep is not None and not (isinstance(keep, timedelta) and timedelta() < keep <= LONGEST):
                 raise DeclarationError(
                     f"retention of {each.name}={keep!r} cannot be kept: give a timedelta of more than nothing and at "
                     "most 100 years, or None to keep it for ever"

@@ -89,6 +89,7 @@ CREATE TABLE aftercommit.dead_letter_events (
     next_retry_at timestamp with time zone,
     history jsonb DEFAULT '[]'::jsonb NOT NULL,
     spared boolean DEFAULT false NOT NULL,
+    attempts_before integer DEFAULT 0 NOT NULL,
     CONSTRAINT dead_letter_attempts_are_not_negative CHECK ((attempts >= 0)),
     CONSTRAINT dead_letter_history_is_a_list CHECK ((jsonb_typeof(history) = 'array'::text)),
     CONSTRAINT dead_letter_retry_has_a_time CHECK ((((status)::text = 'retrying'::text) = (next_retry_at IS NOT NULL))),
@@ -366,7 +367,7 @@ CREATE TABLE aftercommit.operation (
     finished_at timestamp with time zone,
     CONSTRAINT operation_ends_once CHECK (((finished_at IS NULL) = ((status)::text = ANY ((ARRAY['running'::character varying, 'aborting'::character varying])::text[])))),
     CONSTRAINT operation_is_driven_or_free CHECK (((driver IS NULL) = (driven_until IS NULL))),
-    CONSTRAINT operation_kind_is_known CHECK (((kind)::text = ANY ((ARRAY['retry'::character varying, 'edit'::character varying, 'discard'::character varying, 'replay'::character varying])::text[]))),
+    CONSTRAINT operation_kind_is_known CHECK (((kind)::text = ANY ((ARRAY['retry'::character varying, 'edit'::character varying, 'discard'::character varying, 'replay'::character varying, 'seek'::character varying])::text[]))),
     CONSTRAINT operation_rate_is_positive CHECK ((per_second > (0)::double precision)),
     CONSTRAINT operation_status_is_known CHECK (((status)::text = ANY ((ARRAY['running'::character varying, 'aborting'::character varying, 'aborted'::character varying, 'done'::character varying])::text[])))
 );

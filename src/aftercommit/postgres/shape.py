@@ -27,7 +27,8 @@ PARTITION_NAME = re.compile(r"log_\d{6,}")
 RESERVED = frozenset(
     "id seq lane position ts stream_seq aggregate_type aggregate_id event_type schema_version occurred_at "
     "correlation_id causation_id payload status retry_count next_retry_at created_at published_at last_error "
-    "event_id consumer_name error error_class attempts first_seen_at last_seen_at history spared bytes_before rank "
+    "event_id consumer_name error error_class attempts attempts_before first_seen_at last_seen_at history "
+    "spared bytes_before rank "
     "idempotency_key outside_transaction events event connection self "
     "tableoid ctid xmin xmax cmin cmax".split()
 )

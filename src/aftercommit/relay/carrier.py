@@ -3,6 +3,7 @@
 No transaction is open and no row is locked while the transport works; what makes this safe is the fence in `settle`.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Collection, Sequence
@@ -148,13 +149,13 @@ class Carrier:
         blocked: set[tuple[str, str]] = set()
         for event in batch.events:
             if isinstance(event, Record) and event.aggregate not in blocked:
-                failed = await self._carry_suspect(connection, event, waited=event.seq not in batch.fresh)
+                failed = await self._carry_suspect(connection, event)
                 if failed and self._strict:
                     blocked.add(event.aggregate)
 
-    async def _carry_suspect(self, connection: psycopg.AsyncConnection[Any], event: Record, waited: bool) -> bool:
-        # An event that waited may have been sent again by an operator after its last attempt: that is one more.
-        if event.retry_count >= self._outbox.max_attempts + waited:
+    async def _carry_suspect(self, connection: psycopg.AsyncConnection[Any], event: Record) -> bool:
+        # Somebody may have sent it again by plain SQL after its last attempt: that is one more.
+        if event.retry_count >= self._outbox.max_attempts + event.again:
             single, outcome = Batch([event], counted=True), Outcome([], [_never_finished(event)])
         else:
             attempts = await self._settlement.count_attempt(connection, event.event_id, event.lane)
@@ -220,12 +221,15 @@ class Carrier:
     ) -> list[Any]:
         if parameters["limit"] <= 0:
             return []
+        again = name == "due_retries"
         name = f"{name}_strict" if self._strict else name
         if not self._carries:
             rows = await (await connection.execute(self._statements[name], parameters, prepare=True)).fetchall()
-            return [Due(*row[:-1]) for row in rows]
+            found = [Due(*row[:-1]) for row in rows]
+            return [dataclasses.replace(due, again=True) for due in found] if again else found
         cursor = await connection.execute(self._loading[name], parameters, prepare=True)
-        return [outbox_record(row, self._outbox.shape) for row in await cursor.fetchall()]
+        records = [outbox_record(row, self._outbox.shape) for row in await cursor.fetchall()]
+        return [msgspec.structs.replace(record, again=True) for record in records] if again else records
 
     async def _deliver_all(self, records: list[Record]) -> Outcome:
         try:
@@ -263,7 +267,7 @@ class Carrier:
 
     async def _append(self, connection: psycopg.AsyncConnection[Any], events: Sequence[Due | Record]) -> None:
         lanes = {event.lane for event in events}
-        retried = [_id(event) for event in events if event.retry_count > 0]
+        retried = [_id(event) for event in events if event.again]
         appended = await self._settlement.append(connection, [_id(event) for event in events], lanes, retried)
         await self._tell_appended(appended)
 

@@ -5,7 +5,6 @@ back when work comes in bulk. A transaction that published before the relay said
 lock on the outbox table, and while such a transaction is open the relay looks for itself at short intervals.
 """
 
-import asyncio
 import time
 from typing import Any
 
@@ -17,6 +16,7 @@ from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import LANES, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.lanes import Lanes
+from aftercommit.service import Waker
 
 FOR_ALL = ""
 POLL = 1.0
@@ -43,7 +43,7 @@ class Doorbell:
         self._worked_at = 0.0
         self._seen: tuple[object, int] | None = None
         mine = None if of == 1 else {FOR_ALL, *(str(lane) for lane in range(LANES) if lane % of == number)}
-        self.rung = listener.subscribe(shape.publish_channel, mine) if listener is not None else asyncio.Event()
+        self.rung = listener.subscribe(shape.publish_channel, mine) if listener is not None else Waker()
         lanes.watch(self.rung)
 
     async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:

@@ -17,6 +17,7 @@ from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import share_of_lanes
+from aftercommit.service import Waker
 
 NEWS = "lanes"
 EXPIRY_MARGIN = 0.01
@@ -35,11 +36,11 @@ class Lanes:
         self.lease = lease
         self.held: frozenset[int] = frozenset()
         self.suspect: set[int] = set()
-        self.tick_now = asyncio.Event() if listener is None else listener.subscribe(self._channel, {NEWS})
+        self.tick_now = Waker() if listener is None else listener.subscribe(self._channel, {NEWS})
         self._listening = False
         self._listeners: set[object] = set()
         self._flag = asyncio.Lock()
-        self._watchers: list[asyncio.Event] = []
+        self._watchers: list[Waker] = []
         self._at_work: list[frozenset[int]] = []
         self._leaving: frozenset[int] = frozenset()
         self._is_new = True
@@ -56,7 +57,7 @@ class Lanes:
         """How long until `tick` is due: a third of the lease, or sooner where a lane may become free."""
         return 0.0 if self.tick_now.is_set() else max(0.0, self._next_tick - time.monotonic())
 
-    def watch(self, event: asyncio.Event) -> None:
+    def watch(self, event: Waker) -> None:
         """Set this event whenever the lanes we hold change."""
         self._watchers.append(event)
 

@@ -25,6 +25,7 @@ class Due:
     event_type: str
     retry_count: int
     created_at: datetime
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ nobody.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ import psycopg
 from aftercommit.errors import DatabaseError
 from aftercommit.postgres import partitions
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.retention import Retention, Round, Swept, the_only_one
+from aftercommit.postgres.retention import LEASE, Retention, Round, Swept, the_only_one
 from aftercommit.postgres.shape import Shape
-from aftercommit.service import wait_for_any
+from aftercommit.service import Waker, wait_for_any
 from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.sweeper")
@@ -25,8 +26,8 @@ INTERVAL = 10.0
 # Between two rounds of retention, whichever relay does them.
 ROUND_INTERVAL = 60.0
 ROUND_SECONDS = 5.0
-# A relay that dies in its round keeps the others from theirs for this long.
-ROUND_LEASE = 60.0
+# A relay that dies in its round keeps the others from theirs for this long; one that lives renews it.
+ROUND_LEASE = LEASE
 
 
 class Sweeper:
@@ -39,13 +40,18 @@ class Sweeper:
         self._retention = retention or Retention()
         self._said: object = None
 
-    async def keep(self, stopping: asyncio.Event) -> None:
+    async def keep(self, stopping: Waker) -> None:
         """Look after the outbox until stopped."""
-        while not stopping.is_set():
-            made = await asyncio.to_thread(self.sweep, stopping.is_set)
-            if made:
-                say(logger, logging.INFO, "log_partitions_made", outbox=self._shape.schema, partitions=made)
-            await wait_for_any(INTERVAL, stopping)
+        # A thread cannot be cancelled: also one that nobody waits for any more ends its round after the next statement.
+        over = threading.Event()
+        try:
+            while not stopping.is_set():
+                made = await asyncio.to_thread(self.sweep, lambda: over.is_set() or stopping.is_set())
+                if made:
+                    say(logger, logging.INFO, "log_partitions_made", outbox=self._shape.schema, partitions=made)
+                await wait_for_any(INTERVAL, stopping)
+        finally:
+            over.set()
 
     def sweep(self, stopping: Callable[[], bool] = lambda: False) -> list[str]:
         """Make what is missing ahead of the tip, remove what is old; returns the names of new partitions."""
@@ -71,7 +77,7 @@ class Sweeper:
         try:
             with the_only_one(connection, self._shape, interval=ROUND_INTERVAL, lease=ROUND_LEASE) as ours:
                 if ours:
-                    a_round = Round(connection, self._shape, self._retention, ROUND_SECONDS, stopping)
+                    a_round = Round(connection, self._shape, self._retention, ROUND_SECONDS, stopping, turn=ours)
                     self._tell(a_round.run())
         except Exception as problem:  # noqa: BLE001 - events have to flow whatever happens to the old ones
             self._say_once(logging.WARNING, "retention_failed", error=" ".join(str(problem).split()))

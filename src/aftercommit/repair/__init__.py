@@ -10,6 +10,7 @@ from aftercommit.repair.driver import Driver, Progress
 from aftercommit.repair.letters import Attempt, Deed, Letter, LetterDetail, LetterGroup, LetterPage
 from aftercommit.repair.operations import TO_OWNER, TO_TRANSPORT, Dealt, ItemProblem, Operation
 from aftercommit.repair.replay import Preview
+from aftercommit.repair.seeking import Place, Sought
 from aftercommit.repair.selection import RELAY, Selection
 
 __all__ = [
@@ -26,9 +27,11 @@ __all__ = [
     "LetterGroup",
     "LetterPage",
     "Operation",
+    "Place",
     "Preview",
     "Progress",
     "Repair",
     "Repaired",
     "Selection",
+    "Sought",
 ]

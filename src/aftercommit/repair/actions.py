@@ -22,7 +22,7 @@ EDITED: Final = ("parked", "discarded")
 DISCARDED: Final = ("parked", "waiting")
 BUSY: Final = "its event is being settled by a relay at this moment"
 ON_ITS_WAY: Final = "its event is pending and may be on its way: wait until it is parked or delivered"
-PUBLISHED: Final = "its event has been published as it was, and would go out again as the log has it"
+PUBLISHED: Final = "its event is in the log, which never changes: publish another event with what is right"
 UNDER_WAY: Final = "it is being retried: wait until it is parked or resolved"
 WAITS: Final = "it waits behind another letter of its aggregate: deal with that one"
 IN_HAND: Final = "it is being handled at this moment: try again when that has ended"
@@ -97,9 +97,10 @@ async def edit(
         raise LetterNotFound(f"the letter of event {event_id} with {whose} cannot be edited: {obstacle}")
     if dry_run:
         return Repaired(None, 1, (), dry_run=True)
-    parameters = {"event_id": event_id, "consumer": letter.consumer, "of_relay": letter.is_of_relay, "payload": text}
-    await ground.rows("edit_letter", parameters)
-    if letter.is_of_relay:
+    before_publishing = letter.is_of_relay and not letter.positions
+    parameters = {"event_id": event_id, "consumer": letter.consumer, "payload": text}
+    await ground.rows("edit_letter", {**parameters, "before_publishing": before_publishing})
+    if before_publishing:
         await ground.rows("edit_row", parameters)
     dealt = await _retry(ground, locked)
     former = {"former_payload": letter.payload}
@@ -110,7 +111,7 @@ def _obstacle(letter: LetterDetail, locked: "_Locked") -> str | None:
     """Why a payload cannot be replaced at this moment: somebody may have the old one in hand."""
     if not locked.letters:
         return locked.left[0].note if locked.left else CHANGED
-    if letter.is_of_relay and letter.positions and letter.outbox_status is None:
+    if letter.consumer == RELAY and letter.positions:
         return PUBLISHED
     return None
 

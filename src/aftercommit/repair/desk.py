@@ -3,25 +3,30 @@
 import asyncio
 import getpass
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 from uuid import UUID
 
 from aftercommit.errors import OperationBusy, RepairError
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.database import Database
+from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.resilience import close_quietly
 from aftercommit.postgres.shape import Shape
-from aftercommit.repair import actions, letters, operations, replay
+from aftercommit.repair import actions, letters, operations, replay, seeking
 from aftercommit.repair.actions import Repaired
 from aftercommit.repair.driver import Driver, Progress
 from aftercommit.repair.ground import Ground
 from aftercommit.repair.letters import LetterDetail, LetterGroup, LetterPage
 from aftercommit.repair.operations import ItemProblem, Operation
 from aftercommit.repair.replay import Options, Preview
-from aftercommit.repair.selection import Selection
+from aftercommit.repair.seeking import Place, Sought
+from aftercommit.repair.selection import Selection, checked_count
 
 EVERYTHING = Selection()
+
+Result = TypeVar("Result")
 
 
 def this_user() -> str:
@@ -51,13 +56,13 @@ class Repair:
 
     async def letters(self, selection: Selection = EVERYTHING, *, limit: int = 100, offset: int = 0) -> LetterPage:
         """Dead letters, last seen first, without payloads."""
-        if limit < 1 or offset < 0:
-            raise RepairError(f"limit={limit} must be positive and offset={offset} not negative")
+        limit, offset = checked_count("limit", limit, 1), checked_count("offset", offset, 0)
         async with self._ground() as ground:
             return await letters.list_letters(ground, selection, limit, offset)
 
     async def groups(self, selection: Selection = EVERYTHING, *, limit: int = 100) -> list[LetterGroup]:
         """Dead letters by owner and error, the largest group first."""
+        limit = checked_count("limit", limit, 1)
         async with self._ground() as ground:
             return await letters.group_letters(ground, selection, limit)
 
@@ -74,21 +79,34 @@ class Repair:
     async def retry(self, selection: Selection, *, reason: str = "", dry_run: bool = False) -> Repaired:
         """Give the chosen letters all their attempts again: parked ones, unless statuses or event_ids say otherwise."""
         _refuse_everything(selection)
-        async with self._transaction() as ground:
-            return await actions.retry(ground, selection, by=self._by, reason=reason, dry_run=dry_run)
+        return await self._act(
+            lambda ground: actions.retry(ground, selection, by=self._by, reason=reason, dry_run=dry_run)
+        )
 
     async def edit(
         self, event_id: UUID, payload: bytes, *, consumer: str | None = None, reason: str = "", dry_run: bool = False
     ) -> Repaired:
         """Give a letter another payload and retry it; the log never changes, the former payload stays on record."""
-        async with self._transaction() as ground:
-            return await actions.edit(ground, event_id, consumer, payload, by=self._by, reason=reason, dry_run=dry_run)
+        options: dict[str, Any] = {"by": self._by, "reason": reason, "dry_run": dry_run}
+        return await self._act(lambda ground: actions.edit(ground, event_id, consumer, payload, **options))
 
     async def discard(self, selection: Selection, *, reason: str, dry_run: bool = False) -> Repaired:
         """Give the chosen letters up, for a reason that is kept. They can be retried later all the same."""
         _refuse_everything(selection)
-        async with self._transaction() as ground:
-            return await actions.discard(ground, selection, by=self._by, reason=reason, dry_run=dry_run)
+        return await self._act(
+            lambda ground: actions.discard(ground, selection, by=self._by, reason=reason, dry_run=dry_run)
+        )
+
+    async def seek(
+        self, consumer: str, to: Place, *, reason: str = "", force: bool = False, dry_run: bool = False
+    ) -> Sought:
+        """Move the checkpoint of a consumer of the log: to "start", "end", behind a position, or before a moment.
+
+        What the inbox knows as handled is not handled again. Refused while a worker holds the consumer, unless `force`
+        takes it away from the worker, which begins anew from there.
+        """
+        options: dict[str, Any] = {"by": self._by, "reason": reason, "force": force, "dry_run": dry_run}
+        return await self._act(lambda ground: seeking.seek(ground, consumer, to, **options))
 
     async def preview(self, selection: Selection, *, to: str | None = None) -> Preview:
         """What a replay would do, before it does anything."""
@@ -103,18 +121,22 @@ class Repair:
         per_second: float | None = None,
         again: bool = False,
         past_horizon: bool = False,
+        expected: int | None = None,
         reason: str = "",
     ) -> Operation:
         """Freeze a set of events for a replay; `drive` then works through it.
 
         `to` is a consumer's name or "@transport"; dead letters go to their owners when it is not given. `again` lets a
         consumer handle what it has handled before. PastHorizon when the inbox cannot tell that any more, unless
-        `past_horizon`.
+        `past_horizon`. SetChanged when `expected` is given (the total of a preview) and the set has another number.
         """
-        options = Options(per_second, again, past_horizon)
-        async with self._transaction() as ground:
+        options = Options(per_second, again, past_horizon, expected)
+
+        async def begin(ground: Ground) -> Operation:
             operation_id = await replay.start(ground, selection, to, options, by=self._by, reason=reason)
             return await operations.find_operation(ground, operation_id)
+
+        return await self._act(begin)
 
     def driver(self, operation_id: UUID, on_progress: Callable[[Progress], None] | None = None) -> Driver:
         """What works through a replay, for callers that want to stop it halfway."""
@@ -126,7 +148,7 @@ class Repair:
 
     async def abort(self, operation_id: UUID) -> Operation:
         """Feed nothing further, and take back what was fed and not tried yet; waits until that is done."""
-        async with self._transaction() as ground:
+        async with self._ground() as ground:
             await operations.find_operation(ground, operation_id)
             await ground.rows("ask_to_abort", {"id": operation_id})
         while True:
@@ -141,12 +163,14 @@ class Repair:
             return await operations.find_operation(ground, operation_id)
 
     async def operations(self, kinds: Sequence[str] | None = None, *, limit: int = 50) -> list[Operation]:
-        """What was done, newest first: of all kinds, or of some ("retry", "edit", "discard", "replay")."""
+        """What was done, newest first: of all kinds, or of some ("retry", "edit", "discard", "replay", "seek")."""
+        limit = checked_count("limit", limit, 1)
         async with self._ground() as ground:
             return await operations.find_operations(ground, kinds, limit)
 
     async def problems(self, operation_id: UUID, *, limit: int = 50) -> list[ItemProblem]:
         """Events of an operation that failed or were skipped, each with the reason."""
+        limit = checked_count("limit", limit, 1)
         async with self._ground() as ground:
             return await operations.problems(ground, operation_id, limit)
 
@@ -158,10 +182,15 @@ class Repair:
         finally:
             await close_quietly(connection)
 
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Ground]:
-        async with self._ground() as ground, ground.connection.transaction():
-            yield ground
+    async def _act(self, work: Callable[[Ground], Awaitable[Result]]) -> Result:
+        """In one transaction, which is run again when it had to give way to another."""
+        async with self._ground() as ground:
+
+            async def once() -> Result:
+                async with ground.connection.transaction():
+                    return await work(ground)
+
+            return await past_deadlocks(once)
 
 
 def _refuse_everything(selection: Selection) -> None:

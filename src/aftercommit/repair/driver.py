@@ -4,7 +4,6 @@ Each step is one transaction that begins with the operation's row: its lock and 
 that a driver can be killed at any point and another goes on from there.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +14,13 @@ from uuid import UUID, uuid4
 from aftercommit.errors import OperationBusy
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.database import Database
+from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.resilience import close_quietly
 from aftercommit.postgres.shape import Shape
 from aftercommit.repair.feeding import Item, Pace, Step, by_way, decide
 from aftercommit.repair.ground import Ground
 from aftercommit.repair.operations import TO_OWNER, Operation, find_operation, who_is_missing
-from aftercommit.service import Probe, wait_for_any
+from aftercommit.service import Probe, Waker, wait_for_any
 
 LEASE: Final = 10.0
 SHORTEST_LOOK: Final = 0.05
@@ -67,12 +67,13 @@ class Driver:
         probe: Probe | None = None,
     ) -> None:
         """Not begun. `lease` bounds the time until another driver can go on after a crash."""
-        self.stopping = asyncio.Event()
+        self.stopping = Waker()
         self._declared = declared
         self._database = database
         self._id = operation_id
         self._on_progress = on_progress
-        self._mine = {"id": operation_id, "driver": uuid4(), "lease": lease}
+        strict = isinstance(declared, Outbox) and declared.ordering == "strict"
+        self._mine = {"id": operation_id, "driver": uuid4(), "lease": lease, "strict": strict}
         self._probe = probe
 
     async def run(self) -> Operation:
@@ -105,7 +106,7 @@ class Driver:
         pace = Pace(operation.per_second, time.monotonic())
         look, moved_at, before = SHORTEST_LOOK, time.monotonic(), None
         while not self.stopping.is_set():
-            progress, fed = await self._step(ground, operation, pace)
+            progress, fed = await past_deadlocks(lambda: self._step(ground, operation, pace))
             await self._reach("replay.stepped", progress=progress)
             if progress != before:
                 look, moved_at = SHORTEST_LOOK, time.monotonic()

@@ -18,7 +18,8 @@ from aftercommit.repair.selection import RELAY, Selection
 class Letter:
     """A dead letter: an event that one consumer (or, as `@relay`, a transport) could not take.
 
-    `attempts` count since it was last retried by hand; `failures` are all that are on record, the last fifty at most.
+    `attempts` are all that failed, over all retries; `failures` are those on record with their error, the last fifty at
+    most.
     """
 
     event_id: UUID
@@ -119,6 +120,9 @@ async def list_letters(ground: Ground, selection: Selection, limit: int, offset:
     parameters = {**ground.parameters(selection), "limit": limit, "offset": offset}
     rows = await ground.rows("list_letters", parameters, which=ground.which_letters(selection))
     letters = [Letter(**dict(zip(_SUMMARY, row, strict=False))) for row in rows]
+    if not rows and offset:
+        # Behind the last one there is no row to carry the count.
+        return LetterPage([], (await list_letters(ground, selection, 1, 0)).total)
     return LetterPage(letters, rows[0][-1] if rows else 0)
 
 

@@ -149,6 +149,11 @@ async def who_is_missing(ground: Ground, operation_id: UUID, state: str) -> list
             found.append(f"consumer {name!r} is paused: `aftercommit consumers resume {name}`")
         else:
             found.append(f"nobody works for consumer {name!r}: start `aftercommit worker {name}`")
+    for aggregate_type, aggregate_id in await ground.rows("held_up", {"id": operation_id}):
+        found.append(
+            f"{aggregate_type} {aggregate_id} has a failed delivery, behind which others wait if the outbox is strict: "
+            f"`aftercommit dead list --aggregate {aggregate_id}`"
+        )
     return found
 
 

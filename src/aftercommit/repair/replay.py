@@ -8,7 +8,7 @@ from uuid import UUID
 
 from psycopg import sql
 
-from aftercommit.errors import PastHorizon, RepairError, SelectionError
+from aftercommit.errors import PastHorizon, RepairError, SelectionError, SetChanged
 from aftercommit.event.envelope import rfc3339
 from aftercommit.outbox.handlers import ANY_TYPE
 from aftercommit.repair.ground import Ground
@@ -39,11 +39,15 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a replay goes: at most `per_second` items; `again` although they were handled; `past_horizon` knowingly."""
+    """How a replay goes: at most `per_second` items; `again` although they were handled; `past_horizon` knowingly.
+
+    `expected` is how many items the preview had: the operator has agreed to these, and to no others.
+    """
 
     per_second: float | None = None
     again: bool = False
     past_horizon: bool = False
+    expected: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a rate at which nothing would ever happen."""
@@ -94,7 +98,8 @@ async def start(
         per_second=options.per_second,
         status="running",
     )
-    await ground.rows("freeze", {**frozen.parameters, "id": operation_id}, chosen=frozen.chosen)
+    row = await ground.row("freeze", {**frozen.parameters, "id": operation_id}, chosen=frozen.chosen)
+    _refuse_others(row[0], options.expected)
     return operation_id
 
 
@@ -175,6 +180,16 @@ def _for_transport(
         "taken": list(taken) if taken is not None else None,
     }
     return _Set(target, selection, chosen, parameters)
+
+
+def _refuse_others(total: int, expected: int | None) -> None:
+    if expected is not None and total != expected:
+        raise SetChanged(
+            f"the selection has {total} items now, and had {expected} when they were counted: look again, and say "
+            f"expected={total} if all of them are meant",
+            expected,
+            total,
+        )
 
 
 def _refuse_again(chosen: _Set, options: Options) -> None:

@@ -21,7 +21,7 @@ create table {schema}.operation (
     created_at timestamptz not null default clock_timestamp(),
     finished_at timestamptz,
     constraint operation_pkey primary key (id),
-    constraint operation_kind_is_known check (kind in ('retry', 'edit', 'discard', 'replay')),
+    constraint operation_kind_is_known check (kind in ('retry', 'edit', 'discard', 'replay', 'seek')),
     constraint operation_status_is_known check (status in ('running', 'aborting', 'aborted', 'done')),
     constraint operation_ends_once check ((finished_at is null) = (status in ('running', 'aborting'))),
     constraint operation_is_driven_or_free check ((driver is null) = (driven_until is null)),
@@ -79,6 +79,8 @@ drop index {schema}.dead_letter_age;
 
 -- Whether the inbox row of a discarded letter stands for an event that its consumer was spared, and has not handled.
 alter table {schema}.dead_letter_events add column spared boolean not null default false;
+-- How many of its attempts were made before a letter was last retried by hand: its policy counts from there, and attempts count on.
+alter table {schema}.dead_letter_events add column attempts_before integer not null default 0;
 -- Without an inbox nobody knows what of the past a consumer has handled.
 alter table {schema}.consumer add column inbox boolean not null default true;
 

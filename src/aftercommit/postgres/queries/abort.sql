@@ -12,7 +12,7 @@ with {outcomes}
 select outcome.ordinal
 from outcome
 join {schema}.dead_letter_events letter on letter.event_id = outcome.event_id and letter.consumer_name = outcome.consumer_name
-where outcome.by_letter and outcome.state is null and letter.status in ('retrying', 'waiting') and letter.attempts = 0
+where outcome.by_letter and outcome.state is null and letter.status in ('retrying', 'waiting') and letter.attempts = letter.attempts_before
 order by letter.event_id, letter.consumer_name
 for update of letter skip locked
 
@@ -26,14 +26,14 @@ untried as (
 removed as (
     delete from {schema}.dead_letter_events letter using untried
     where letter.event_id = untried.event_id and letter.consumer_name = untried.consumer_name
-      and untried.former_status is null and letter.status = 'retrying' and letter.attempts = 0
+      and untried.former_status is null and letter.status = 'retrying' and letter.attempts = letter.attempts_before
 ),
 restored as (
     update {schema}.dead_letter_events letter
     set status = untried.former_status, next_retry_at = null
     from untried
     where letter.event_id = untried.event_id and letter.consumer_name = untried.consumer_name
-      and untried.former_status in ('parked', 'resolved', 'discarded') and letter.status = 'retrying' and letter.attempts = 0
+      and untried.former_status in ('parked', 'resolved', 'discarded') and letter.status = 'retrying' and letter.attempts = letter.attempts_before
 )
 insert into {schema}.processed_events (event_id, consumer_name)
 select event_id, consumer_name from untried where was_handled
@@ -48,14 +48,14 @@ untried as (
 ),
 removed as (
     delete from {schema}.outbox queued using untried
-    where queued.id = untried.event_id and untried.former_status is null and queued.status = 'pending' and queued.retry_count <= 1
+    where queued.id = untried.event_id and untried.former_status is null and queued.status = 'pending' and queued.retry_count = 0
     returning queued.id
 ),
 restored as (
     update {schema}.outbox queued
-    set status = 'failed', next_retry_at = null, retry_count = coalesce(untried.former_attempts, queued.retry_count), last_error = coalesce(queued.last_error, 'a replay was aborted')
+    set status = 'failed', next_retry_at = null, retry_count = coalesce(untried.former_attempts, 1), last_error = coalesce(queued.last_error, 'a replay was aborted')
     from untried
-    where queued.id = untried.event_id and untried.former_status = 'failed' and queued.status = 'pending' and queued.retry_count = 1
+    where queued.id = untried.event_id and untried.former_status = 'failed' and queued.status = 'pending' and queued.retry_count = 0
     returning queued.id
 ),
 letters as (
@@ -108,10 +108,10 @@ counted as (
 select (select count(*) from outcome) - (select count(*) from ended)
 
 -- name: restore_attempts
--- Aborted: what was taken back has the attempts that it had. The last of all, for by their zero it was known as untried.
+-- Aborted: of what was taken back, as many attempts are spent as were before. The last of all, for by that it was known as untried.
 update {schema}.dead_letter_events letter
-set attempts = item.former_attempts
+set attempts_before = item.former_attempts
 from {schema}.operation_event item
 where item.operation_id = %(id)s and item.ordinal = any(%(ordinals)s::bigint[]) and item.state = 'aborted' and item.former_attempts is not null
   and letter.event_id = item.event_id and letter.consumer_name = item.consumer_name
-  and letter.status = item.former_status and letter.status <> 'retrying' and letter.attempts = 0
+  and letter.status = item.former_status and letter.status <> 'retrying' and letter.attempts = letter.attempts_before

@@ -10,10 +10,14 @@ from {schema}.log
 where position > %(after)s and position <= %(upto)s
   and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
 
+-- name: next_in_log
+-- The first position behind this one that is still in the log: positions have no gaps, so before it everything was dropped.
+select min(position) from {schema}.log where position > %(after)s
+
 -- name: read_log
 -- A page of the log by position. The log is gapless, so a page is a range; types narrow it.
 select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
-       created_at, seq, lane, retry_count, position, ts, stream_seq {scope_names}
+       created_at, seq, position {scope_names}
 from {schema}.log
 where position > %(after)s and position <= %(upto)s
   and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
@@ -23,12 +27,12 @@ order by position
 -- The same where the range is too large for the memory: as many events as fit, one at least. (An underscore in front: no
 -- scope column has such a name.)
 select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
-       created_at, seq, lane, retry_count, position, ts, stream_seq {scope_names}
+       created_at, seq, position {scope_names}
 from (
     select *, sum(_bytes) over (order by position rows between unbounded preceding and 1 preceding) as _bytes_before
     from (
         select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id,
-               payload, created_at, seq, lane, retry_count, position, ts, stream_seq,
+               payload, created_at, seq, position,
                case when pg_column_compression(payload) is null then pg_column_size(payload)
                     else octet_length(payload::text) end as _bytes {scope_names}
         from {schema}.log
@@ -55,7 +59,7 @@ from {schema}.consumer order by name
 -- name: take_consumer
 -- The lease of a consumer: ours, free, or run out. Whoever works under it right now holds the row, so it is skipped, not stolen.
 with open as (
-    select name, worker is not null and token is distinct from %(token)s as died
+    select name, worker is not null and token is distinct from %(token)s as died, token is not distinct from %(token)s as renewed
     from {schema}.consumer
     where name = %(consumer)s and (token is null or token = %(token)s or leased_until < clock_timestamp())
     for update skip locked
@@ -64,7 +68,7 @@ update {schema}.consumer
 set worker = %(worker)s, token = %(token)s, declared_by = %(declared_by)s, inbox = %(inbox)s,
     leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
 from open where consumer.name = open.name
-returning consumer.position, consumer.paused, open.died, consumer.suspect_position is not null
+returning consumer.position, consumer.paused, open.died, consumer.suspect_position is not null, open.renewed
 
 -- name: renew_consumer
 -- The same lease runs on while slices are at work under it. One that holds the row renews it itself, and is not waited for.

@@ -215,13 +215,15 @@ create trigger {trigger} instead of insert on {schema}.{view} for each row execu
 
 -- name: insert_event
 -- INSERT into a declared view. A known event is replayed as it is stored; a new one is taken from the row and its envelope.
--- One that is still in the outbox falls due at once, in its old place, so that strict ordering holds.
+-- One that is still in the outbox falls due at once, in its old place, so that strict ordering holds; and so does one that was
+-- discarded on its way out. Letters that were given up are wanted again, unless the event is on its way at this moment.
 <<replay>>
 declare
     incoming uuid := {event_id};
     given jsonb := {payload};
     envelope jsonb := '{{}}';
     known record;
+    row_status text;
 begin
     if {status} <> {pending_word} then
         raise exception using errcode = 'check_violation',
@@ -235,11 +237,11 @@ begin
     end if;
     select place.* into replay.known
     from (
-        select 1 as rank, {stored} from {schema}.outbox event where event.id = replay.incoming
+        select 1 as rank, event.seq, {stored} from {schema}.outbox event where event.id = replay.incoming
         union all
-        select 2, {stored} from {schema}.log event where event.id = replay.incoming
+        select 2, event.seq, {stored} from {schema}.log event where event.id = replay.incoming
         union all
-        select 3, {stored} from {schema}.dead_letter_events event where event.event_id = replay.incoming
+        select 3, event.seq, {stored} from {schema}.dead_letter_events event where event.event_id = replay.incoming
     ) place
     order by place.rank
     limit 1;
@@ -247,11 +249,35 @@ begin
         raise exception using errcode = 'check_violation',
             message = 'event ' || incoming || ' is stored with another payload, and an event never changes: insert the corrected one under a new event_id';
     end if;
-    -- One attempt stays on record: by it the relay knows that there is a dead letter to resolve.
-    insert into {schema}.outbox as kept (id, {columns})
-    values (replay.incoming, {values})
-    on conflict (id) do update set status = 'pending', retry_count = 1, next_retry_at = clock_timestamp()
-    where kept.status = 'failed' or kept.next_retry_at is not null;
+    -- Before letters, rows, as everybody locks them.
+    select queued.status into replay.row_status from {schema}.outbox queued where queued.id = replay.incoming for update;
+    if replay.known.rank is not null and replay.row_status is distinct from 'pending' then
+        with discarded as (
+            select letter.event_id, letter.consumer_name, letter.spared
+            from {schema}.dead_letter_events letter
+            where letter.event_id = replay.incoming and letter.status = 'discarded'
+            order by letter.consumer_name
+            for update
+        ),
+        reopened as (
+            update {schema}.dead_letter_events letter set status = 'parked', spared = false
+            from discarded where letter.event_id = discarded.event_id and letter.consumer_name = discarded.consumer_name
+        )
+        delete from {schema}.processed_events inbox using discarded
+        where inbox.event_id = discarded.event_id and inbox.consumer_name = discarded.consumer_name and discarded.spared;
+    end if;
+    -- A known event has a time of its retry: by it the relay finds it in its old place, and knows that there are letters to resolve.
+    if replay.known.rank = 3 then
+        insert into {schema}.outbox (id, seq, next_retry_at, {columns})
+        overriding system value
+        values (replay.incoming, known.seq, clock_timestamp(), {values})
+        on conflict (id) do nothing;
+    else
+        insert into {schema}.outbox as kept (id, next_retry_at, {columns})
+        values (replay.incoming, case when replay.known.rank is not null then clock_timestamp() end, {values})
+        on conflict (id) do update set status = 'pending', retry_count = 0, next_retry_at = clock_timestamp()
+        where kept.status = 'failed' or kept.next_retry_at is not null;
+    end if;
     perform pg_notify({channel}, '') from {schema}.relay where listening limit 1;
     return new;
 end

@@ -37,9 +37,9 @@ letters as (
 )
 select (select count(*) from fence), (select count(*) from letters)
 
--- name: look_at_letters
--- Asked every turn, so it is two steps into an index: is a dead letter of this consumer due, and is any open?
--- Letters without a position belong to a relay: their event is in the outbox, and is delivered again from there.
+-- name: look_around
+-- Asked every turn, so it is two steps into an index: is a dead letter of this consumer due, and is any open? And how far is
+-- the log? Letters without a position belong to a relay: their event is in the outbox, and is delivered again from there.
 select exists (
            select from {schema}.dead_letter_events
            where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
@@ -47,12 +47,14 @@ select exists (
        exists (
            select from {schema}.dead_letter_events
            where consumer_name = %(consumer)s and status in ('retrying', 'waiting', 'parked') and position is not null
-       )
+       ),
+       head.position
+from {schema}.head
 
 -- name: within_bytes
 -- The front of a list of letters that fits into memory, one at least. Bytes are counted as they will arrive: a compressed payload unfolds.
 select next_retry_at, event_id as id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
-       created_at, seq, 0::smallint as lane, attempts - attempts_before as retry_count, position, last_seen_at as ts, null::bigint as stream_seq {scope_names}
+       created_at, seq, position, greatest(0, attempts - attempts_before) as retry_count, last_seen_at as ts {scope_names}
 from (
     select due.*, coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
                                     else octet_length(payload::text) end)

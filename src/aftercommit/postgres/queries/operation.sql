@@ -29,9 +29,9 @@ limit %(limit)s
 
 -- name: failed_items
 -- Items of an operation that did not succeed, with the reason; in order.
-select event_id, consumer_name, state, note
+select event_id, consumer_name, state, coalesce(note, 'nobody has said why')
 from {schema}.operation_event
-where operation_id = %(id)s and state in ('failed', 'skipped') and note is not null
+where operation_id = %(id)s and state in ('failed', 'skipped')
 order by ordinal
 limit %(limit)s
 
@@ -164,6 +164,14 @@ returning status
 -- Whoever changes a consumer's name waits for the step of a driver, which may feed that consumer at this moment; the next comes after.
 select id from {schema}.operation where finished_at is null order by id for update
 
+-- name: wait_briefly
+-- In this transaction nobody is waited for longer.
+select set_config('lock_timeout', %(patience)s, true)
+
+-- name: operations_under_way
+-- What has begun and not ended.
+select id from {schema}.operation where finished_at is null order by created_at
+
 -- name: hold_operation
 -- Every step begins here: the row's lock and the driver's token keep a second driver out, and an abort is seen.
 update {schema}.operation set driven_until = clock_timestamp() + make_interval(secs => %(lease)s)
@@ -193,7 +201,7 @@ select horizon from {schema}.upkeep where task = 'inbox' for share
 select chosen.ordinal, chosen.event_id, chosen.consumer_name, chosen.position, letter.status, queued.status, inbox.event_id is not null,
        event.created_at is not null or queued.id is not null, coalesce({is_past_horizon}, false),
        exists (select from {schema}.consumer where consumer.name = chosen.consumer_name),
-       case when chosen.position is not null then letter.attempts else queued.retry_count end,
+       case when chosen.position is not null then letter.attempts_before else queued.retry_count end,
        coalesce(letter.status, delivery.status), chosen.former_letter,
        exists (
            select from {schema}.dead_letter_events other
@@ -255,7 +263,7 @@ where letter.event_id = chosen.event_id and letter.consumer_name = coalesce(chos
 -- name: feed_known_letters
 -- Letters that exist already fall due, in the given order. One that waits behind another (strict ordering) goes on waiting.
 update {schema}.dead_letter_events letter
-set status = 'retrying', attempts = 0, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
+set status = 'retrying', attempts_before = letter.attempts, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
 from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(ordinals)s::bigint[]) as chosen (event_id, consumer_name, ordinal)
 where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name and letter.status <> 'waiting'
 
@@ -281,7 +289,8 @@ outcome as (
            case
                when item.position is null and queued.id is null and discarded.event_id is not null then 'skipped'
                when item.position is null and queued.id is null then 'done'
-               when item.position is null then case queued.status when 'failed' then 'failed' end
+               when item.position is null and queued.status = 'failed' then 'failed'
+               when item.position is null then case when %(strict)s::boolean and behind.event_id is not null then 'failed' end
                when letter.event_id is null then 'failed'
                when letter.status = 'waiting' and exists (
                    select from {schema}.dead_letter_events earlier
@@ -292,16 +301,24 @@ outcome as (
                else case letter.status when 'resolved' then 'done' when 'discarded' then 'skipped' when 'parked' then 'failed' end
            end as state,
            case
-               when item.position is null then queued.last_error
+               when item.position is null and queued.status = 'failed' then queued.last_error
+               when item.position is null then 'waits behind a failed delivery of ' || queued.aggregate_type || ' ' || queued.aggregate_id
                when letter.event_id is null then 'the letter was removed meanwhile'
                when letter.status = 'waiting' then 'waits behind a parked letter of ' || letter.aggregate_type || ' ' || letter.aggregate_id
                else letter.error_class || ': ' || left(letter.error, 500)
            end as note,
-           case when item.position is null then queued.retry_count <= 1 else letter.attempts = 0 end as untried
+           case when item.position is null then queued.retry_count = 0 else letter.attempts = letter.attempts_before end as untried
     from {schema}.operation_event item
     left join {schema}.dead_letter_events letter
         on item.position is not null and letter.event_id = item.event_id and letter.consumer_name = item.consumer_name
     left join {schema}.outbox queued on item.position is null and queued.id = item.event_id
+    left join lateral (
+        -- Where the outbox is strict, what is behind a failed row does not go, however long it is waited for.
+        select held.id as event_id from {schema}.outbox held
+        where held.aggregate_type = queued.aggregate_type and held.aggregate_id = queued.aggregate_id and held.seq < queued.seq
+          and held.status = 'failed'
+        limit 1
+    ) behind on true
     left join {schema}.dead_letter_events discarded
         on item.position is null and discarded.event_id = item.event_id and discarded.consumer_name = '@relay' and discarded.status = 'discarded'
     where item.operation_id = %(id)s and item.state = 'started'
@@ -341,3 +358,17 @@ union all
 select null, false
 where exists (select from {schema}.operation_event where operation_id = %(id)s and state = %(state)s and position is null)
   and not exists (select from {schema}.lane where leased_until > clock_timestamp())
+
+-- name: held_up
+-- Aggregates of which an item is to be delivered behind a row that has failed: if the outbox is strict, it waits.
+select distinct queued.aggregate_type, queued.aggregate_id
+from {schema}.operation_event item
+join {schema}.outbox queued on queued.id = item.event_id and queued.status = 'pending'
+where item.operation_id = %(id)s and item.state = 'started' and item.position is null
+  and exists (
+      select from {schema}.outbox held
+      where held.aggregate_type = queued.aggregate_type and held.aggregate_id = queued.aggregate_id and held.seq < queued.seq
+        and held.status = 'failed'
+  )
+order by 1, 2
+limit 3

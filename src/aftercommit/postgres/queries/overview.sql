@@ -69,7 +69,7 @@ select consumer.name::text, consumer.position, head.position - consumer.position
        case when consumer.leased_until > clock_timestamp() then consumer.worker end,
        coalesce(extract(epoch from clock_timestamp() - next.ts), 0)::float8,
        due.letters, coalesce(extract(epoch from statement_timestamp() - due.since), 0)::float8,
-       coalesce(next.position - consumer.position - 1, 0)
+       greatest(coalesce(next.position, head.position + 1) - consumer.position - 1, 0)
 from {schema}.head
 cross join {schema}.consumer
 left join lateral (

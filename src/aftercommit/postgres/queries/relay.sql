@@ -202,8 +202,31 @@ failure as (
     from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(counts)s::integer[])
         as f (id, consumer_name, error, error_class, delay, counted)
 ),
+spared as (
+    -- A letter that was discarded stays so: should its consumer be asked all the same, because its inbox does not know of it any
+    -- more, then the event goes on without it.
+    update {schema}.dead_letter_events letter set spared = true
+    from failure, fence
+    where letter.event_id = failure.id and letter.consumer_name = failure.consumer_name and letter.status = 'discarded'
+      and letter.consumer_name <> '@relay' and fence.held = %(lane_count)s
+    returning letter.event_id, letter.consumer_name::text
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, consumer_name from spared order by event_id, consumer_name
+    on conflict do nothing
+),
+blamed as (
+    select * from failure where (id, consumer_name) not in (select event_id, consumer_name from spared)
+),
 decided as (
-    select distinct on (id) id, error, delay, counted from failure order by id, delay nulls first
+    select distinct on (id) id, error, delay, counted
+    from (
+        select id, error, delay, counted, 1 as turn from blamed
+        union all
+        select id, error, 0, 0, 2 from failure
+    ) verdict
+    order by id, turn, delay nulls first
 ),
 settled as (
     update {schema}.outbox o
@@ -226,7 +249,8 @@ letters as (
            failure.error, failure.error_class, case when failure.consumer_name = '@relay' then settled.retry_count else 1 end,
            settled.next_retry_at,
            jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class)) {settled_scope}
-    from settled join failure on failure.id = settled.id
+    from settled join blamed failure on failure.id = settled.id
+    order by settled.id, failure.consumer_name
     on conflict (event_id, consumer_name) do update
     set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
         attempts = greatest(letter.attempts + 1, excluded.attempts), next_retry_at = excluded.next_retry_at,
@@ -234,22 +258,38 @@ letters as (
         history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
     returning 1
 ),
-recovered as (
+others as (
     -- A consumer that had failed and is not among the failures now has taken the event, unless nobody was even asked.
+    select letter.event_id, letter.consumer_name
+    from settled
+    join {schema}.dead_letter_events letter on letter.event_id = settled.id
+    where letter.status in ('retrying', 'parked') and letter.position is null
+      and not exists (select from failure where failure.id = letter.event_id and failure.consumer_name in (letter.consumer_name, '@relay'))
+    order by letter.event_id, letter.consumer_name
+    for update of letter
+),
+recovered as (
     update {schema}.dead_letter_events letter
     set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
-    from settled
-    where letter.event_id = settled.id and letter.status in ('retrying', 'parked') and letter.position is null
-      and not exists (select from failure where failure.id = letter.event_id and failure.consumer_name in (letter.consumer_name, '@relay'))
+    from others
+    where letter.event_id = others.event_id and letter.consumer_name = others.consumer_name
 )
 select fence.held, (select count(*) from settled) as settled, (select count(*) from letters) as letters
 from fence
 
 -- name: resolve_letters
--- Events that failed before and are published now: their dead letters are resolved.
-update {schema}.dead_letter_events
+-- Events that failed before and are published now: their dead letters are resolved. Locked in the order in which everybody does it.
+with mine as (
+    select event_id, consumer_name
+    from {schema}.dead_letter_events
+    where event_id = any(%(ids)b) and status in ('retrying', 'parked') and position is null
+    order by event_id, consumer_name
+    for update
+)
+update {schema}.dead_letter_events letter
 set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
-where event_id = any(%(ids)b) and status in ('retrying', 'parked') and position is null
+from mine
+where letter.event_id = mine.event_id and letter.consumer_name = mine.consumer_name
 
 -- name: lowest_fresh
 -- Strict ordering: the lowest event that was never tried, blocked or not.

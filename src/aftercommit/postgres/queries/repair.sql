@@ -88,67 +88,90 @@ order by event.event_id, event.consumer_name
 for update skip locked
 
 -- name: retry_letters
--- Letters of log consumers fall due at once, in the given order and with all their attempts; what was tried stays on record.
+-- Letters of log consumers fall due at once, in the given order and with all their attempts; those made before stay counted.
 update {schema}.dead_letter_events letter
-set status = 'retrying', attempts = 0, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
+set status = 'retrying', attempts_before = letter.attempts, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
 from unnest(%(ids)s::uuid[], %(consumers)s::text[]) with ordinality as chosen (event_id, consumer_name, ordinal)
 where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
 
 -- name: redeliver
--- Events go out again in the given order: a failed row of the outbox is pending again, an event that has left it is inserted
--- with the same id, as it stands in the log or else in its dead letter. One attempt stays on record: by it the relay knows that
--- there may be a letter to resolve. A row with a time of its retry is found below any watermark.
+-- Events go out again in the given order, with all their attempts: a failed row of the outbox is pending again, an event that has
+-- left it is inserted with the same id. A row with a time of its retry is found below any watermark, and by it the relay knows
+-- that there may be a letter to resolve.
+-- What was published goes as it stands in the log, behind all that was since. What never was goes as its letter has it, and in
+-- its old place: so the order of its aggregate is that of publishing, unless later events have gone ahead.
 with chosen as (
-    select event_id, ordinal from unnest(%(ids)s::uuid[]) with ordinality as chosen (event_id, ordinal)
+    select event_id, statement_timestamp() + ordinal * interval '1 microsecond' as due
+    from unnest(%(ids)s::uuid[]) with ordinality as chosen (event_id, ordinal)
 ),
 sent as (
     update {schema}.outbox
-    set status = 'pending', retry_count = 1, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
+    set status = 'pending', retry_count = 0, next_retry_at = chosen.due
     from chosen
     where outbox.id = chosen.event_id and (outbox.status = 'failed' or outbox.next_retry_at is not null)
     returning outbox.id, outbox.next_retry_at
 ),
-inserted as (
+published as (
     insert into {schema}.outbox (
-        id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
-        retry_count, next_retry_at {scope_names}
+        id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, next_retry_at {scope_names}
     )
     select event.id, event.event_type, event.schema_version, event.aggregate_type, event.aggregate_id, event.occurred_at,
-           event.correlation_id, event.causation_id, event.payload,
-           1, statement_timestamp() + chosen.ordinal * interval '1 microsecond' {event_scope}
+           event.correlation_id, event.causation_id, event.payload, chosen.due {event_scope}
     from chosen
-    cross join lateral (
-        select 1 as place, log.id, log.event_type, log.schema_version, log.aggregate_type, log.aggregate_id, log.occurred_at,
-               log.correlation_id, log.causation_id, log.payload {log_scope}
-        from {schema}.log where log.id = chosen.event_id
-        union all
-        select 2, letter.event_id, letter.event_type, letter.schema_version, letter.aggregate_type, letter.aggregate_id, letter.occurred_at,
-               letter.correlation_id, letter.causation_id, letter.payload {letter_scope}
-        from {schema}.dead_letter_events letter where letter.event_id = chosen.event_id
-        order by place
-        limit 1
-    ) event
+    cross join lateral (select * from {schema}.log where log.id = chosen.event_id order by log.position limit 1) event
     where not exists (select from {schema}.outbox where outbox.id = chosen.event_id)
-    order by chosen.ordinal
+    order by chosen.due
     on conflict (id) do nothing
     returning id, next_retry_at
 ),
+never_published as (
+    insert into {schema}.outbox (
+        id, seq, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
+        created_at, next_retry_at {scope_names}
+    )
+    overriding system value
+    select event.event_id, event.seq, event.event_type, event.schema_version, event.aggregate_type, event.aggregate_id, event.occurred_at,
+           event.correlation_id, event.causation_id, event.payload, event.created_at, chosen.due {event_scope}
+    from chosen
+    cross join lateral (
+        select * from {schema}.dead_letter_events letter
+        where letter.event_id = chosen.event_id
+        order by letter.consumer_name
+        limit 1
+    ) event
+    where not exists (select from {schema}.outbox where outbox.id = chosen.event_id)
+      and not exists (select from {schema}.log where log.id = chosen.event_id)
+    on conflict (id) do nothing
+    returning id, next_retry_at
+),
+going as (
+    select * from sent union all select * from published union all select * from never_published
+),
+mine as (
+    select letter.event_id, letter.consumer_name, going.next_retry_at
+    from going
+    join {schema}.dead_letter_events letter on letter.event_id = going.id
+    where letter.position is null and letter.status in ('parked', 'retrying')
+    order by letter.event_id, letter.consumer_name
+    for update of letter
+),
 letters as (
     update {schema}.dead_letter_events letter
-    set status = 'retrying', next_retry_at = going.next_retry_at
-    from (select * from sent union all select * from inserted) going
-    where letter.event_id = going.id and letter.position is null and letter.status in ('parked', 'retrying')
+    set status = 'retrying', next_retry_at = mine.next_retry_at
+    from mine
+    where letter.event_id = mine.event_id and letter.consumer_name = mine.consumer_name
 )
-select id from sent union all select id from inserted
+select id from going
 
 -- name: reopen_letters
 -- Discarded letters of a relay are wanted again: the inbox row by which a consumer was spared the event is taken back.
 with reopened as (
     update {schema}.dead_letter_events letter
-    set status = 'parked'
+    set status = 'parked', spared = false
     from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
+    join {schema}.dead_letter_events before on before.event_id = chosen.event_id and before.consumer_name = chosen.consumer_name
     where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name and letter.status = 'discarded'
-    returning letter.event_id, letter.consumer_name, letter.spared
+    returning letter.event_id, letter.consumer_name, before.spared
 )
 delete from {schema}.processed_events using reopened
 where processed_events.event_id = reopened.event_id and processed_events.consumer_name = reopened.consumer_name and reopened.spared
@@ -220,11 +243,12 @@ where id = any(%(ids)s::uuid[]) and status = 'failed'
 returning id
 
 -- name: edit_letter
--- The letters that carry this payload (all of a relay's letters are of one row) get another. The log never changes.
+-- The letter gets another payload. The log never changes: what is published already is corrected for this consumer alone. Of an
+-- event that is still to be published, all letters are of one row of the outbox, and are corrected with it.
 update {schema}.dead_letter_events letter
 set payload = %(payload)s::json
 where letter.event_id = %(event_id)s
-  and (letter.consumer_name = %(consumer)s or (%(of_relay)s and letter.position is null))
+  and (letter.consumer_name = %(consumer)s or (%(before_publishing)s and letter.position is null))
 
 -- name: edit_row
 -- An event that is not published yet is corrected where it waits.
@@ -233,3 +257,54 @@ update {schema}.outbox set payload = %(payload)s::json where id = %(event_id)s
 -- name: wake_everybody
 -- Workers and relays look for what was put in front of them.
 select pg_notify(%(log_channel)s, %(changed)s), pg_notify(%(publish_channel)s, '')
+
+-- name: hold_horizons
+-- Retention removes nothing of log and inbox while a checkpoint is moved by what they hold.
+select task from {schema}.upkeep where task in ('inbox', 'log') order by task for share
+
+-- name: checkpoint_of
+-- Where a consumer is, who holds it, what it takes, and whether it keeps an inbox.
+select position, case when leased_until > clock_timestamp() then worker end, string_to_array(declared_by, ' '), inbox
+from {schema}.consumer where name = %(consumer)s
+
+-- name: hold_consumer
+-- The same until the transaction ends. Slices at work hold the row in one way or another, and are waited for.
+{checkpoint}
+for update
+
+-- name: ends_of_log
+-- The checkpoint before the first event that is kept, and the one behind the last.
+select coalesce((select min(log.position) - 1 from {schema}.log), head.position), head.position from {schema}.head
+
+-- name: position_before
+-- The checkpoint behind which everything was published at this moment or later. The log is gapless and its time never runs back,
+-- so that halving finds the place with few looks, however long it is.
+with recursive search as (
+    select coalesce((select min(log.position) from {schema}.log), head.position + 1) as low, head.position + 1 as high
+    from {schema}.head
+    union all
+    select case when log.ts < %(moment)s then log.position + 1 else search.low end,
+           case when log.ts < %(moment)s then search.high else log.position end
+    from search
+    join {schema}.log on log.position = (search.low + search.high) / 2
+    where search.low < search.high
+)
+select low - 1 from search where low = high
+
+-- name: events_between
+-- What a consumer takes between two checkpoints: how many events, how many of them its inbox knows as handled, and of how many it
+-- cannot say it any more.
+select count(*), count(inbox.event_id),
+       count(*) filter (where inbox.event_id is null and least(log.created_at, log.occurred_at) < horizon.moment)
+from {schema}.log
+cross join (select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment) horizon
+left join {schema}.processed_events inbox on inbox.event_id = log.id and inbox.consumer_name = %(consumer)s
+where log.position > %(low)s and log.position <= %(high)s
+  and (%(taken)s::text[] is null or log.event_type = any(%(taken)s::text[]))
+
+-- name: move_by_hand
+-- The checkpoint is elsewhere, and the lease is nobody's: who held it is fenced, and reads the checkpoint when taking it anew.
+update {schema}.consumer
+set position = %(position)s, worker = null, token = null, leased_until = null, suspect_position = null, suspect_attempts = 0,
+    updated_at = clock_timestamp()
+where name = %(consumer)s
