@@ -5,10 +5,11 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 LOCKER  := build/lock-tool
-WORKERS ?= 2
+# One more than a small machine has cores: tests wait for locks, leases and programs that start.
+WORKERS ?= 3
 ARGS    ?=
 
-PYTEST  := $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Exit status 0 for a Python that requirements.lock covers.
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
@@ -27,6 +28,8 @@ up: $(STAMP) ## run everything on an embedded PostgreSQL
 # One run where DATABASE_URL names the server, or where ARGS names the tests. Otherwise the whole suite on the
 # newest PostgreSQL, then what depends on the server on the oldest one that the embedded package brings; there,
 # finding no test (pytest's status 5) is a failure unless ARGS did the choosing.
+# Tests start Python by the hundred: what it compiles is kept, whatever the environment says (`make clean` removes it).
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP) ## run the tests: all on PostgreSQL 18, then tests/postgres and tests/contracts on 16
 ifneq ($(strip $(DATABASE_URL)$(filter tests%,$(ARGS))),)
 	$(PYTEST) $(ARGS)

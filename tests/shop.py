@@ -84,6 +84,8 @@ class Shop:
 
     async def value_becomes(self, query: str, expected: Any, timeout: float = 20.0) -> None:
         """Until a query has this value, for what no signal tells (another process's work)."""
-        async with asyncio.timeout(timeout):
-            while await asyncio.to_thread(self.value, query) != expected:  # noqa: ASYNC110 - nothing to wait on
+        # One connection for all the looks: making one costs more than the rest of a test that waits for a while.
+        async with asyncio.timeout(timeout), await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as eyes:
+            await eyes.execute("set search_path to shop, public")
+            while (await (await eyes.execute(query.encode())).fetchone() or (None,))[0] != expected:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

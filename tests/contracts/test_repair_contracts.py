@@ -21,6 +21,7 @@ from aftercommit.testing.signals import Signals
 from tests.postgres.consuming import bus_on, letters
 from tests.postgres.repairing import Fragile, desk
 from tests.programs import CLEANED
+from tests.recording import RecordingTransport
 from tests.relays import relay_on
 from tests.shop import OrderPlaced, Shop, shop_outbox
 
@@ -120,6 +121,62 @@ async def test_the_documents_sql_replays_what_a_consumer_of_the_log_parked(stati
         await stations.value_becomes("select status from dead_letter_events", "resolved")
 
     assert fragile.ledger.numbers() == [7, 7]
+
+
+@pytest.mark.contract("S7")
+@pytest.mark.parametrize("published", [True, False], ids=["published", "not yet"])
+async def test_the_documents_sql_brings_back_what_was_discarded_behind_the_bus(stations: Shop, published: bool) -> None:
+    """Also while another consumer still waits for the event, so that it is not published."""
+    fragile, event_id = await failed_behind_bus(stations)
+    other = Fragile(stations, 7, name="other", ledger=fragile.ledger)
+    fragile.bad.add(7)
+    if not published:
+        await desk(stations).retry(Selection(consumer="index"))
+        async with bus_on(stations):
+            await stations.value_becomes(FAILED, 1)
+    await desk(stations).discard(Selection(consumer="index"), reason="not wanted")
+    if published:
+        other.mend()
+        async with bus_on(stations):
+            await stations.value_becomes("select count(*)::int from outbox", 0)
+    fragile.mend()
+    other.mend()
+    before = fragile.ledger.numbers()
+    stations.rows(REPLAY.format(event_id=event_id))
+    async with bus_on(stations):
+        await stations.value_becomes("select count(*)::int from outbox", 0)
+    assert fragile.ledger.numbers() == [*before, 7, *([] if published else [7])]
+    assert {status for (status,) in letters(stations, "status")} == {"resolved"}
+
+
+@pytest.mark.contract("S7")
+async def test_the_documents_sql_brings_a_discarded_delivery_back_into_its_place(stations: Shop) -> None:
+    transport = RecordingTransport(lambda record: ValueError("no route"))
+    ids = stations.publish(OrderPlaced("o-1", 1), OrderPlaced("o-1", 2))
+    async with relay_on(stations, transport=transport):
+        await stations.value_becomes(FAILED, 2)
+    await desk(stations).discard(Selection(event_ids=(ids[0],)), reason="a slip")
+    transport.refuse = None
+    stations.rows(REPLAY.format(event_id=ids[0]))
+    stations.rows(REPLAY.format(event_id=ids[1]))
+    async with relay_on(stations, transport=transport):
+        await stations.value_becomes("select count(*)::int from outbox", 0)
+    assert [number for _, _, number in stations.log()] == [1, 2]
+    assert letters(stations, "status") == [("resolved",), ("resolved",)]
+
+
+@pytest.mark.contract("S7")
+async def test_the_documents_sql_replays_what_was_discarded_for_a_consumer_of_the_log(stations: Shop) -> None:
+    fragile = Fragile(stations, 7)
+    event_id = stations.place(number=7)
+    async with relay_on(stations), LogWorker(stations.outbox, fragile.consumer, stations.database, probe=Signals()):
+        await stations.value_becomes("select min(status) from dead_letter_events", "parked")
+        await desk(stations).discard(Selection(consumer="index"), reason="not wanted")
+        fragile.mend()
+        stations.rows(REPLAY.format(event_id=event_id))
+        await stations.value_becomes("select min(position)::int from consumer", 2)
+        await stations.value_becomes("select status from dead_letter_events", "resolved")
+    assert fragile.ledger.numbers() == [7]
 
 
 @pytest.mark.contract("S7")

@@ -17,7 +17,7 @@ PATIENCE = 60.0
 
 @pytest.mark.timeout(300)
 def test_a_short_run_is_green_and_leaves_nothing_behind(tmp_path: Path):
-    asked = ["--seconds", "8", "--kills", "8", "--crashes", "1", "--zombies", "1", "--seed", "7"]
+    asked = ["--seconds", "5", "--kills", "5", "--crashes", "1", "--zombies", "1", "--seed", "7"]
     figures = tmp_path / "figures.json"
 
     with harness(tmp_path, *asked, "--only", "kills,crashes,zombies,network", "--json", str(figures)) as run:

@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, MissingPrivilege
 from aftercommit.outbox import Outbox
+from aftercommit.testing import postgres
 from aftercommit.testing.postgres import PostgresServerForTests, with_database
 
 # On servers of their own, of versions of their own: nothing here asks for the one that the other tests run on.
@@ -170,6 +171,31 @@ def test_the_server_of_a_killed_test_run_is_removed_by_the_next_run(
         assert not abandoned.exists()
         assert len(list(tmp_path.glob("aftercommit-test-*"))) == 2, "those of living runs stay"
     assert not list(tmp_path.glob("aftercommit-test-*"))
+
+
+def test_a_server_lies_in_memory_where_there_is_room_unless_a_place_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    memory, said = tmp_path / "memory", tmp_path / "said"
+    for folder in (memory, said):
+        folder.mkdir()
+    monkeypatch.setattr(postgres, "_MEMORY", memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(said))
+
+    def place() -> Path:
+        with PostgresServerForTests() as started:
+            assert started.embedded is not None
+            return started.embedded.cluster.folder.parent
+
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(postgres, "_ROOM_IN_MEMORY", 0)
+    assert place() == memory
+    monkeypatch.setenv("TMPDIR", str(said))
+    assert place() == said
+    monkeypatch.delenv("TMPDIR")
+    monkeypatch.setattr(postgres, "_ROOM_IN_MEMORY", 1 << 60)
+    assert place() == said
+    assert [*memory.iterdir(), *said.iterdir()] == []
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """The pytest plugin as its users have it: loaded by being installed, idle unless asked, told by ini or fixture."""
 
+import os
 import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from aftercommit.errors import DeclarationError
 from aftercommit.testing import PostgresServerForTests
 from aftercommit.testing.plugin import load_outbox, load_prepare, server_for
+from tests.warm import Warm
 
 SHOP = """
     from dataclasses import dataclass
@@ -43,10 +47,27 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
-def run(project: pytest.Pytester, *arguments: str, **counts: int) -> pytest.RunResult:
-    result = project.runpytest_subprocess("-q", *arguments)
-    result.assert_outcomes(**counts)
-    return result
+class Run(Protocol):
+    """Runs the tests of a project in a process of their own, and counts how they end."""
+
+    def __call__(self, project: pytest.Pytester, *arguments: str, **counts: int) -> pytest.RunResult: ...
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """By a pytest whose own modules are imported already; ours are not."""
+    with Warm("pytest", "xdist.plugin", "pytest_asyncio.plugin", "_hypothesis_pytestplugin") as python:
+
+        def run_in(project: pytest.Pytester, *arguments: str, **counts: int) -> pytest.RunResult:
+            began = time.monotonic()
+            ran = python.run("-m", "pytest", "-q", *arguments, folder=project.path, environment=os.environ)
+            result = pytest.RunResult(
+                ran.returncode, ran.stdout.splitlines(), ran.stderr.splitlines(), time.monotonic() - began
+            )
+            result.assert_outcomes(**counts)
+            return result
+
+        yield run_in
 
 
 def test_a_run_that_uses_no_fixture_imports_nothing_of_ours(project: pytest.Pytester) -> None:
@@ -56,7 +77,7 @@ def test_a_run_that_uses_no_fixture_imports_nothing_of_ours(project: pytest.Pyte
         def test_nothing_was_imported():
             assert not [name for name in sys.modules if name.split(".")[0] in ("aftercommit", "psycopg", "msgspec")]
     """)
-    run(project, passed=1)
+    project.runpytest_subprocess("-q").assert_outcomes(passed=1)
 
 
 def test_fixtures_are_prefixed_and_none_is_autouse(project: pytest.Pytester) -> None:
@@ -68,7 +89,7 @@ def test_fixtures_are_prefixed_and_none_is_autouse(project: pytest.Pytester) -> 
     result.stdout.fnmatch_lines(["*--aftercommit-dsn=DSN*", "*--aftercommit-postgres=VERSION*"])
 
 
-def test_each_test_has_a_database_of_its_own_and_the_template_is_made_once(project: pytest.Pytester) -> None:
+def test_each_test_has_a_database_of_its_own_and_the_template_is_made_once(project: pytest.Pytester, run: Run) -> None:
     project.makeini(textwrap.dedent(INI) + "\naftercommit_prepare = shop:make_tables\n")
     project.makepyfile("""
         import psycopg, pytest, shop
@@ -97,7 +118,7 @@ def test_each_test_has_a_database_of_its_own_and_the_template_is_made_once(proje
 
 
 def test_tables_come_from_a_function_or_a_file_of_sql_named_in_the_ini(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServerForTests
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServerForTests
 ) -> None:
     monkeypatch.setenv("AFTERCOMMIT_TEST_DSN", postgres_server.dsn)
     project.makepyfile("""
@@ -113,7 +134,7 @@ def test_tables_come_from_a_function_or_a_file_of_sql_named_in_the_ini(
 
 
 def test_workers_of_xdist_do_not_meet_on_a_server_of_yours(
-    project: pytest.Pytester, postgres_server: PostgresServerForTests
+    project: pytest.Pytester, run: Run, postgres_server: PostgresServerForTests
 ) -> None:
     before = databases(postgres_server)
     project.makepyfile("""
@@ -139,7 +160,7 @@ def databases(server: PostgresServerForTests) -> set[Any]:
         return {name for (name,) in connection.execute("select datname from pg_database").fetchall()}
 
 
-def test_the_embedded_server_is_of_the_version_that_is_told(project: pytest.Pytester) -> None:
+def test_the_embedded_server_is_of_the_version_that_is_told(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile("""
         def test_version(aftercommit_world):
             with aftercommit_world.connect() as connection:
@@ -149,7 +170,7 @@ def test_the_embedded_server_is_of_the_version_that_is_told(project: pytest.Pyte
 
 
 def test_an_option_comes_before_the_ini_and_the_ini_before_the_environment(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.makeconftest("""
         from contextlib import nullcontext
@@ -202,7 +223,7 @@ def test_what_cannot_prepare_a_database_is_named_with_the_remedy(tmp_path: Path)
         server_for(None, "eighteen")
 
 
-def test_a_broken_ini_fails_the_tests_that_need_it_and_no_others(project: pytest.Pytester) -> None:
+def test_a_broken_ini_fails_the_tests_that_need_it_and_no_others(project: pytest.Pytester, run: Run) -> None:
     project.makeini(textwrap.dedent(INI).replace("shop:outbox", "shop:inbox"))
     project.makepyfile("""
         def test_needs_it(aftercommit_world): ...
@@ -213,7 +234,7 @@ def test_a_broken_ini_fails_the_tests_that_need_it_and_no_others(project: pytest
 
 
 def test_two_outboxes_in_one_run_have_a_template_each(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServerForTests
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServerForTests
 ) -> None:
     monkeypatch.setenv("AFTERCOMMIT_TEST_DSN", postgres_server.dsn)
     project.makepyfile(
@@ -248,7 +269,7 @@ def test_an_error_in_a_file_of_sql_names_the_file_and_the_line(tmp_path: Path, a
     "given_by", ["--aftercommit-dsn", "aftercommit_dsn in pytest's ini file", "AFTERCOMMIT_TEST_DSN"]
 )
 def test_a_server_that_does_not_answer_is_named_by_the_option_that_gave_it(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, given_by: str
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, given_by: str
 ) -> None:
     project.makepyfile("def test_any(aftercommit_server): ...")
     arguments = []
@@ -265,7 +286,7 @@ def test_a_server_that_does_not_answer_is_named_by_the_option_that_gave_it(
 
 
 def test_a_crash_that_was_planned_and_never_came_fails_the_test_at_its_end(
-    project: pytest.Pytester, postgres_server: PostgresServerForTests
+    project: pytest.Pytester, run: Run, postgres_server: PostgresServerForTests
 ) -> None:
     project.makepyfile("""
         import pytest
