@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from aftercommit.errors import (
 from aftercommit.event.envelope import Event
 from aftercommit.postgres import migrate
 from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.relay import RelaySettings
 from aftercommit.testing.signals import Signals
 from tests.postgres.consuming import (
     Ledger,
@@ -103,8 +105,11 @@ async def test_a_consumer_without_an_inbox_is_refused_behind_the_bus(shop: Shop)
 async def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(DeclarationError, match="page_size >= 1 and lease > 0"):
         WorkerSettings(page_size=0)
-    with pytest.raises(DeclarationError, match="page_size >= 1 and lease > 0"):
-        WorkerSettings(lease=0)
+    for seconds in (0, -1, math.inf, math.nan):
+        with pytest.raises(DeclarationError, match="page_size >= 1 and lease > 0"):
+            WorkerSettings(lease=seconds)
+        with pytest.raises(DeclarationError, match="lease > 0"):
+            RelaySettings(lease=seconds)
 
 
 async def test_tables_that_are_missing_or_newer_end_the_worker_with_the_remedy(shop: Shop, database: str) -> None:

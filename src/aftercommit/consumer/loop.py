@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -51,7 +52,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
-        if self.page_size < 1 or self.lease <= 0:
+        if self.page_size < 1 or not 0 < self.lease < math.inf:
             raise DeclarationError(f"{self!r}: page_size >= 1 and lease > 0 are needed")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -49,7 +50,9 @@ class RelaySettings:
 
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
-        times_are_usable = self.lease > 0 and self.drain_seconds >= 0 and 0 < self.gauge_seconds <= 60
+        times_are_usable = (
+            0 < self.lease < math.inf and 0 <= self.drain_seconds < math.inf and 0 < self.gauge_seconds <= 60
+        )
         if self.batch_size < 1 or not 1 <= self.carriers <= 64 or not times_are_usable:
             raise DeclarationError(
                 f"{self!r}: batch_size >= 1, carriers 1 to 64, lease > 0, drain_seconds >= 0, gauge_seconds 0 to 60"
