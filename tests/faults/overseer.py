@@ -181,10 +181,10 @@ class Overseer:
         mark = await self._progress_of(one.actor, list(one.held))
         if mark is not None and any(mark[name] > one.mark.get(name, 0) for name in mark):
             self.recoveries.progress.append(now - one.began)
-            self._bereaved.remove(one)
+            self._let_go(one)
         elif now - one.taken > IDLE:
             # Nothing came for what it held, so nothing is known about it.
-            self._bereaved.remove(one)
+            self._let_go(one)
         return mark is not None
 
     def _had_an_heir(self, one: Bereaved) -> bool:
@@ -207,6 +207,10 @@ class Overseer:
                 lanes,
             )
         return dict(rows) if rows is not None else None
+
+    def _let_go(self, one: Bereaved) -> None:
+        # While we asked, a crash may have made us forget all of them.
+        self._bereaved = [other for other in self._bereaved if other is not one]
 
     def forget(self) -> None:
         """Takeovers that cannot be measured any more."""
