@@ -1,6 +1,13 @@
-"""Text that can be stored and shown whatever it came from, and words that go with a number."""
+"""Text that can be stored and shown whatever it came from, words that go with a number, and a remedy that many need."""
 
 MAX_ERROR_LENGTH = 2000
+
+OF_APP = "--app module:outbox"
+"""Stands for the outbox of a caller whom we do not know. A command that needs declarations and is not told whose would
+take others: `migrate up` would make a second outbox."""
+
+MIGRATE = f"run `aftercommit migrate up {OF_APP}`"
+"""The remedy for tables that are not what the code needs."""
 
 
 def readable(error: BaseException) -> str:

@@ -28,13 +28,17 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One event that was not accepted, by whom, and why. `permanent`: trying again cannot help."""
+    """One event that was not accepted, by whom, and why. `permanent`: trying again cannot help.
+
+    `attempts` says how often it was tried in this delivery.
+    """
 
     event_id: UUID
     error: BaseException
     consumer: str = RELAY_NAME
     permanent: bool = False
     retry_after: float | None = None
+    attempts: int = 1
 
 
 class Transport(Protocol):

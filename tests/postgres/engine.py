@@ -122,6 +122,7 @@ class Engine:
             "classes": ["RuntimeError"],
             "delays": [delay],
             "counts": [1],
+            "attempts": [1],
         }
         row = self.connection.execute(self.statements["settle_failures"], {**self.fence, **failure}).fetchone()
         assert row is not None

@@ -76,7 +76,9 @@ class TestMigrate:
             connection.execute("select tenant_id from shop.outbox")
 
     def test_check_finds_a_schema_that_was_never_migrated(self, empty: str) -> None:
-        assert "run `aftercommit migrate up`" in fails(3, "migrate", "check")
+        assert "run `aftercommit migrate up --app module:outbox`" in fails(3, "migrate", "check")
+        assert "run `aftercommit migrate up --schema shop`" in fails(3, "migrate", "check", "--schema", "shop")
+        assert f"run `aftercommit migrate up --app {APP}`" in fails(3, "migrate", "check", "--app", APP)
 
     def test_check_finds_a_schema_that_drifted(self, shop: Shop) -> None:
         with psycopg.connect(shop.dsn) as connection:
@@ -119,7 +121,8 @@ class TestMigrate:
 
 class TestStatus:
     def test_it_says_how_to_make_an_outbox_where_there_is_none(self, empty: str) -> None:
-        assert "run `aftercommit migrate up`" in fails(3, "status")
+        assert "run `aftercommit migrate up --app module:outbox`" in fails(3, "status")
+        assert "run `aftercommit migrate up --app module:outbox`" in fails(3, "status", "--schema", "shop")
 
     def test_an_idle_outbox_is_healthy(self, shop: Shop) -> None:
         result = run("status", "--dsn", shop.dsn)
@@ -138,8 +141,10 @@ class TestStatus:
         document = json.loads(result.stdout)
         assert result.exit_code == 3
         assert (document["outbox"], document["pending"], document["head"]) == ("shop", 1, 0)
-        assert document["problems"] == ["1 event waits and no relay is alive: start `aftercommit relay`"]
-        assert result.stderr == "problem: 1 event waits and no relay is alive: start `aftercommit relay`\n"
+        assert document["problems"] == [
+            f"1 event waits and no relay is alive: start `aftercommit relay --dsn '{shop.dsn}' --app module:outbox`"
+        ]
+        assert result.stderr == f"problem: {document['problems'][0]}\n"
 
     def test_events_that_wait_too_long_are_a_problem(self, shop: Shop) -> None:
         shop.place("o-1")

@@ -76,7 +76,7 @@ class TestRelay:
         with running(command, "--app", APP, "--dsn", database) as program:
             assert program.ends() == 3, program
         assert program.stderr[-1].startswith("error: schema 'shop' does not exist")
-        assert "aftercommit migrate up" in program.stderr[-1]
+        assert program.stderr[-1].endswith(f"run `aftercommit migrate up --dsn '{database}' --app {APP}`")
         assert not [line for line in program.stderr if line.startswith("Traceback")], program
 
     @pytest.mark.parametrize("command", ["relay", "worker"])
@@ -187,7 +187,7 @@ class TestDatabaseThatComesAndGoes:
         dsn = f"postgresql://limited@127.0.0.1:{own_server.port}/postgres"
         with running("relay", "--app", APP, "--dsn", dsn) as relay:
             assert relay.ends() == 1, relay
-        assert "`aftercommit migrate grants limited --app …` prints what to grant" in relay.stderr[-1]
+        assert f"`aftercommit migrate grants limited --dsn {dsn} --app {APP}` prints what to grant" in relay.stderr[-1]
 
         with psycopg.connect(own_server.dsn, autocommit=True) as connection:
             for statement in migrate.grants(shop_outbox().shape, "limited"):

@@ -204,3 +204,53 @@ class TestEdit:
         kept = Path(said.partition("kept in ")[2].partition(";")[0])
         assert b"\xff" in kept.read_bytes()
         kept.unlink()
+
+
+class TestQuestions:
+    ASKING = (
+        ("dead", "retry", "--status", "parked"),
+        ("dead", "discard", "--status", "parked", "--reason", "x"),
+        ("replay", "start", "--status", "parked"),
+        ("consumers", "seek", CONSUMER, "--to", "start"),
+    )
+
+    @pytest.mark.parametrize("command", ASKING)
+    def test_where_nobody_can_be_asked_it_says_what_to_say(self, shop: Shop, command: Any, parked: list[str]) -> None:
+        for more in ((), ("--json",)):
+            result = run(*command, *more, status=1)
+            assert result.stderr.splitlines()[-1] == "error: nobody can be asked here: say --yes or --dry-run"
+        assert shop.value("select count(*) from operation") == 0
+
+    @pytest.mark.parametrize("command", ASKING)
+    def test_a_no_changes_nothing_and_says_so(self, shop: Shop, command: Any, parked: list[str]) -> None:
+        result = run(*command, status=1, input="n\n")
+        assert result.stderr.splitlines()[-1] == "nothing was changed"
+        assert shop.value("select count(*) from operation") == 0
+
+    def test_what_has_no_dry_run_does_not_propose_one(self, parked: list[str]) -> None:
+        said = run("consumers", "forget", CONSUMER, status=1).stderr
+        assert said.splitlines()[-1] == "error: nobody can be asked here: say --yes"
+
+
+class TestLettersThatAreNotThere:
+    @pytest.mark.parametrize("command", [["show"], ["edit", "--payload", "-", "--yes"]])
+    def test_an_unknown_event_is_status_4(self, parked: list[str], command: list[str]) -> None:
+        unknown = str(uuid4())
+        said = run("dead", command[0], unknown, *command[1:], status=4, input="{}").stderr
+        assert said == f"error: event {unknown} has no dead letter: `aftercommit dead list` shows those there are\n"
+
+    def test_a_letter_under_way_is_status_4(self, shop: Shop, parked: list[str]) -> None:
+        run("dead", "retry", parked[0], "--yes")
+        said = run("dead", "edit", parked[0], "--payload", "-", "--yes", status=4, input="{}").stderr
+        assert "is retrying: only parked and discarded ones can be edited" in said
+
+    def test_a_replay_of_no_parked_letter_says_which_others_match(self, shop: Shop, parked: list[str]) -> None:
+        run("dead", "retry", parked[0], "--yes")
+        run("dead", "discard", parked[1], "--yes", "--reason", "x")
+        said = run("replay", "start", "--consumer", CONSUMER, "--yes", status=4).stderr
+        assert said == (
+            f"there is nothing to replay: no parked letter matches (consumer={CONSUMER}), but 1 retrying and 1 "
+            "discarded: --status chooses them\n"
+        )
+        nothing = run("replay", "start", "--error-class", "Other", "--yes", status=4).stderr
+        assert nothing == "there is nothing to replay: no parked letter matches (error_class=Other)\n"

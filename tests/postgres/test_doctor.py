@@ -517,7 +517,8 @@ class TestCommandLine:
         assert result.exit_code == 0, result.output
         assert "ok       durability: what is committed survives a crash" in result.stdout.splitlines()
         assert "warning  relays: no relay is alive" in result.stdout.splitlines()
-        assert "         remedy: start `aftercommit relay`" in result.stdout.splitlines()
+        remedy = f"start `aftercommit relay --dsn '{shop.dsn}' --app module:outbox`"
+        assert f"         remedy: {remedy}" in result.stdout.splitlines()
         assert result.stderr == "23 findings: ok 22, warnings 1, problems 0\n"
 
     def test_the_limits_are_those_of_status(self, shop: Shop) -> None:

@@ -269,7 +269,7 @@ def test_status_and_check_say_what_is_missing_and_change_nothing(connection):
 
     assert found.pending == migrate.migrations()
     assert not found.is_current
-    with pytest.raises(SchemaNotMigrated, match=r"lacks migration 0001_engine: run `aftercommit migrate up`"):
+    with pytest.raises(SchemaNotMigrated, match="lacks migration 0001_engine: run `aftercommit migrate up"):
         migrate.check(connection, Shape())
     assert relations(connection, "aftercommit", "rpv") == set()
 

@@ -173,7 +173,7 @@ def test_making_partitions_gives_up_behind_a_lock_and_says_so(small):
 def test_partitions_of_a_schema_that_is_not_migrated_are_refused(database):
     with (
         connected(database) as connection,
-        pytest.raises(SchemaNotMigrated, match="run `aftercommit migrate up`"),
+        pytest.raises(SchemaNotMigrated, match="run `aftercommit migrate up --app module:outbox`"),
     ):
         partitions.ensure(connection, SHAPE)
 

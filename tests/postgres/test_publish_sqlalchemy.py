@@ -179,3 +179,15 @@ def test_another_database_is_refused_by_name():
 def test_an_engine_is_not_a_connection(engine):
     with pytest.raises(UnsupportedConnection, match="Engine"):
         OUTBOX.publish(engine, OrderPlaced("o"), **SCOPE)
+
+
+class Unmade(Base):
+    __tablename__ = "never_made"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_an_error_about_another_table_that_the_session_writes_first_is_the_callers_own(engine: Any) -> None:
+    with Session(engine) as session:
+        session.add(Unmade(number=1))
+        with pytest.raises(sqlalchemy.exc.ProgrammingError, match="never_made"):
+            OUTBOX.publish(session, OrderPlaced("o-1"), **SCOPE)

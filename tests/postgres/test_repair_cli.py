@@ -116,7 +116,7 @@ def test_an_edit_takes_the_payload_from_a_file_or_the_editor(
 
     given = '{"order_id": "o-1", "number": 10, "note": ""}'
     monkeypatch.setenv("EDITOR", "true")
-    assert run("dead", "edit", parked[1]).stderr == "nothing was changed\n"
+    assert run("dead", "edit", parked[1], status=1).stderr == "nothing was changed\n"
     run("dead", "edit", parked[0], "--payload", "-", "--app", APP, "--yes", input=given)
     # Indented for the eye, and stored as it came.
     monkeypatch.setenv("EDITOR", """sed -i 's/^  "number": 3/  "number": 30/'""")
@@ -180,7 +180,7 @@ def test_a_retry_says_what_it_waits_for_and_attempts_count_on(shop: Shop, parked
     said = run("dead", "retry", "--consumer", CONSUMER, "--yes").stderr
     assert said.splitlines() == [
         "2 letters will be tried again",
-        f"nobody works for consumer '{CONSUMER}': start `aftercommit worker {CONSUMER}`",
+        f"nobody works for consumer '{CONSUMER}': start `aftercommit worker {CONSUMER} --app module:outbox`",
     ]
     assert "1 attempt" in run("dead", "show", parked[0]).stdout
     (letter, _) = json.loads(run("dead", "list", "--json").stdout)["letters"]

@@ -192,15 +192,6 @@ class TestLettersInHand:
         assert held.ledger.numbers() == [1, 1]
         assert letters(shop, "status") == [("resolved",)]
 
-    async def test_without_an_inbox_and_in_strict_order_what_waits_behind_a_letter_is_handled(self, shop: Shop) -> None:
-        fragile = Fragile(shop, 1, ordering="strict", inbox=False)
-        place_in_log(shop, ("o-1", 1), ("o-1", 2), ("o-1", 3))
-        await fragile.work()
-        fragile.mend()
-        await desk(shop).retry(Selection(consumer="index"))
-        await fragile.work()
-        assert fragile.ledger.numbers() == [1, 2, 3]
-
 
 async def start_of_one(shop: Shop) -> tuple[Fragile, Operation]:
     """A parked letter, and a replay of it that nobody drives yet."""

@@ -199,7 +199,8 @@ class TestCommand:
         asyncio.run(five_handled(shop))
         no = run(shop, "seek", "index", "--to", "2", answer="n\n")
         assert no.exit_code == 1
-        assert "3 events in between: 3 are in the inbox and will be skipped" in no.stderr
+        assert "3 events in between: all are in the inbox and will be skipped" in no.stderr
+        assert no.stderr.endswith("nothing was changed\n")
         assert checkpoint(shop, "index") == 5
         yes = run(shop, "seek", "index", "--to", "2", "--reason", "once more", answer="y\n")
         assert yes.exit_code == 0, yes.output
@@ -221,7 +222,48 @@ class TestCommand:
         shop.publish(OrderPlaced("o-1", 5))
         append(shop)
         said = run(shop, "seek", "index", "--to", "end", "--dry-run").stderr
-        assert "1 event in between: 1 not handled yet, which it will never see" in said
+        assert "1 event in between: it was not handled and never will be" in said
+
+    @pytest.mark.parametrize(("to", "from_there"), [("start", 5), ("end", 0)])
+    def test_events_with_an_open_letter_are_counted_apart(self, shop: Shop, to: str, from_there: int) -> None:
+        async def work() -> None:
+            fragile = Fragile(shop, 1, 3)
+            place_in_log(shop, *numbered(5))
+            await fragile.work()
+
+        asyncio.run(work())
+        shop.rows("delete from processed_events where event_id = (select id from log where position = 5)")
+        shop.rows("update consumer set position = %s", (from_there,))
+        said = run(shop, "seek", "index", "--to", to, "--dry-run").stderr
+        letters, rest = "2 have an open dead letter and go its way", "1 will be handled"
+        handled = "2 are in the inbox and will be skipped"
+        if to == "end":
+            handled, rest = "2 were handled", "1 was not handled and never will be"
+        assert said.splitlines()[0] == f"5 events in between: {handled}, {letters}, {rest}"
+
+    async def test_an_event_with_an_open_letter_goes_its_way_in_both_directions(self, shop: Shop) -> None:
+        fragile = Fragile(shop, 1)
+        place_in_log(shop, *numbered(3))
+        await fragile.work()
+        fragile.mend()
+        sought = await desk(shop).seek("index", "start")
+        assert (sought.events, sought.handled, sought.lettered, sought.unknown) == (3, 2, 1, 0)
+        await fragile.work()
+        assert (checkpoint(shop, "index"), fragile.ledger.numbers()) == (3, [0, 2])
+        await desk(shop).seek("index", "start")
+        await desk(shop).seek("index", "end")
+        await desk(shop).retry(Selection(consumer="index"))
+        await fragile.work()
+        assert fragile.ledger.numbers() == [0, 2, 1]
+
+    def test_who_is_there_already_is_asked_nothing(self, shop: Shop) -> None:
+        asyncio.run(five_handled(shop))
+        result = run(shop, "seek", "index", "--to", "end")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr == "consumer 'index' is there already, behind position 5: nothing was moved\n"
+        document = json.loads(run(shop, "seek", "index", "--to", "end", "--json").stdout)
+        assert (document["before"], document["after"], document["dry_run"]) == (5, 5, False)
+        assert shop.value("select count(*) from operation") == 0
 
     @pytest.mark.parametrize("to", ["middle", "-1", "99999999999999999999", "2026-13-01"])
     def test_a_place_that_is_none_is_wrong_usage(self, shop: Shop, to: str) -> None:
@@ -231,7 +273,7 @@ class TestCommand:
 
     def test_the_record_shows_it(self, shop: Shop) -> None:
         asyncio.run(five_handled(shop))
-        run(shop, "seek", "index", "--to", "end", "--yes", "--by", "ops")
+        run(shop, "seek", "index", "--to", "start", "--yes", "--by", "ops")
         listed = CliRunner().invoke(cli, ["replay", "list", "--all", "--json", "--dsn", shop.dsn])
         (operation,) = json.loads(listed.stdout)
         assert (operation["kind"], operation["requested_by"], operation["target"]) == ("seek", "ops", "index")

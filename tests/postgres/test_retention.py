@@ -477,6 +477,20 @@ class TestLog:
         log.execute("update aftercommit.operation_event set state = 'done'")
         assert sweep(log, Retention(log=DAY))["log"].partitions == ("log_000002",)
 
+    def test_what_waits_in_the_outbox_once_more_stays(self, log) -> None:
+        """That it was published before, nothing else would tell."""
+        columns = "id, event_type, aggregate_type, aggregate_id, correlation_id, payload"
+        log.execute(
+            f"insert into aftercommit.outbox ({columns}, next_retry_at) "
+            f"select {columns}, now() from aftercommit.log where position = 12"
+        )
+        event_id = log.execute("select id from aftercommit.outbox").fetchone()[0]
+
+        swept = sweep(log, Retention(log=DAY))["log"]
+
+        assert swept.partitions == ("log_000000",)
+        assert swept.kept_back == (f"event {event_id}, at position 12, waits in the outbox to be delivered once more",)
+
     def test_a_partition_that_an_interrupted_run_has_marked_is_looked_at_again(self, log) -> None:
         log.execute(
             "do $$ begin execute format('comment on table aftercommit.log_000000 is %L', '"
@@ -800,4 +814,4 @@ class TestCommandLine:
     def test_it_says_how_to_make_an_outbox_where_there_is_none(self, database) -> None:
         result = run(database, "sweep")
         assert result.exit_code == 3
-        assert "run `aftercommit migrate up`" in result.stderr
+        assert "run `aftercommit migrate up --app module:outbox`" in result.stderr

@@ -56,7 +56,7 @@ def everything_is_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(shop: Shop, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["status", "--dsn", shop.dsn, *arguments])
+    return CliRunner().invoke(cli, ["status", *arguments], env={"DATABASE_URL": shop.dsn})
 
 
 def look(shop: Shop) -> Overview:
@@ -245,10 +245,10 @@ class TestLimits:
 
         assert result.exit_code == 3
         assert result.stderr.splitlines() == [
-            "problem: 1 dead letter of @relay is parked: `aftercommit dead groups`, then `aftercommit dead retry` or "
-            "`discard` (--consumer @relay)",
+            "problem: 1 dead letter of @relay is parked: `aftercommit dead groups`, then `aftercommit dead retry "
+            "--consumer @relay`, or `discard`",
             "problem: 1 event failed for good and is not in the log: `aftercommit dead list` says why; `aftercommit "
-            "dead retry` puts them back",
+            "dead retry --status parked` puts them back",
         ]
         assert run(shop, "--max-dead", "1").exit_code == 0
 
@@ -318,7 +318,7 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("columns", "words"),
         [
-            ("", "and nobody works for it: start `aftercommit worker index`"),
+            ("", "and nobody works for it: start `aftercommit worker index --app module:outbox`"),
             ("paused = true", "and is paused: `aftercommit consumers resume index`"),
             ("worker = 'w', token = gen_random_uuid(), leased_until = 'infinity'", None),
         ],

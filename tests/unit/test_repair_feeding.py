@@ -35,6 +35,7 @@ def item(**known: Any) -> Item:
         ({"was_handled": True}, "skip"),
         ({"was_handled": True, "letter_status": "resolved"}, "skip"),
         ({"was_handled": True, "letter_status": "parked"}, "letter"),
+        ({"was_handled": True, "letter_status": "discarded", "is_wanted_again": True}, "letter"),
         ({"is_past_horizon": True}, "skip"),
         ({"is_there": False}, "fail"),
         ({"has_consumer": False}, "fail"),
@@ -47,7 +48,7 @@ def test_each_item_goes_its_way(known: dict[str, Any], way: str) -> None:
 
 def test_again_takes_what_was_handled_and_past_horizon_what_was_forgotten() -> None:
     assert decide(item(was_handled=True), again=True, past_horizon=False).way == "new letter"
-    assert decide(item(is_past_horizon=True), again=True, past_horizon=False).way == "new letter"
+    assert decide(item(is_past_horizon=True), again=True, past_horizon=False).way == "skip"
     assert decide(item(is_past_horizon=True), again=False, past_horizon=True).way == "new letter"
 
 

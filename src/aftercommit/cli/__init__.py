@@ -14,7 +14,7 @@ from aftercommit._version import __version__
 from aftercommit.cli.consumers import consumers
 from aftercommit.cli.dead import dead
 from aftercommit.cli.doctor import doctor
-from aftercommit.cli.exits import FAILED, INTERRUPTED, NOT_AS_IT_SHOULD_BE
+from aftercommit.cli.exits import FAILED, INTERRUPTED, NOT_AS_IT_SHOULD_BE, PARTIAL
 from aftercommit.cli.migrate import migrate
 from aftercommit.cli.options import Given, global_options
 from aftercommit.cli.output import message, printable
@@ -25,11 +25,17 @@ from aftercommit.cli.sweep import sweep
 from aftercommit.cli.up import up
 from aftercommit.cli.version import version
 from aftercommit.cli.worker import worker
-from aftercommit.errors import AftercommitError, SchemaDrift, SchemaNotMigrated, SchemaTooNew
+from aftercommit.errors import AftercommitError, LetterNotFound, SchemaDrift, SchemaNotMigrated, SchemaTooNew
 from aftercommit.event.json_rules import text_problem
 from aftercommit.postgres.database import read_only
 
 _DRIFT = (SchemaNotMigrated, SchemaTooNew, SchemaDrift)
+
+
+def _status_of(problem: AftercommitError) -> int:
+    if isinstance(problem, LetterNotFound):
+        return PARTIAL
+    return NOT_AS_IT_SHOULD_BE if isinstance(problem, _DRIFT) else FAILED
 
 
 class _Root(click.Group):
@@ -52,7 +58,7 @@ class _Root(click.Group):
             return super().invoke(ctx)
         except AftercommitError as problem:
             self._explain(ctx, problem)
-            ctx.exit(NOT_AS_IT_SHOULD_BE if isinstance(problem, _DRIFT) else FAILED)
+            ctx.exit(_status_of(problem))
         except psycopg.errors.ReadOnlySqlTransaction as problem:
             self._explain(ctx, read_only(problem))
             ctx.exit(FAILED)

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import click
 import psycopg
 
+from aftercommit.cli.asking import confirm
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.numbers import Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
@@ -84,11 +86,9 @@ def rename(settings: Settings, old: str, new: str) -> None:
 def forget(settings: Settings, name: str, yes: bool) -> None:
     """Remove the checkpoint and the inbox of a consumer that no program declares any more."""
     if not yes:
-        click.confirm(
+        confirm(
             f"Forget consumer {name!r}? Its checkpoint and inbox are removed; under this name everything would be "
-            "consumed again",
-            abort=True,
-            err=True,
+            "consumed again"
         )
     _change(settings, lambda connection, shape: names.forget(connection, shape, name))
     message(f"consumer {name!r} is forgotten")
@@ -132,15 +132,18 @@ def seek(settings: Settings, name: str, to: Place, **options: Any) -> None:
     What its inbox knows as handled is not handled again: to have that, `aftercommit replay start --to NAME --again`.
     """
     desk = repair_desk(settings, "consumers", options["by"])
-    found = run(desk.seek(name, to, dry_run=True))
-    if not options["as_json"]:
+    found = replace(run(desk.seek(name, to, dry_run=True)), dry_run=options["dry_run"])
+    is_there = found.before == found.after
+    if not options["as_json"] and not is_there:
         _show_sought(found, options["force"])
-    if not options["dry_run"]:
+    if not options["dry_run"] and not is_there:
         if not options["yes"]:
-            click.confirm(f"Move consumer {name!r} from {found.before} to {found.after}?", abort=True, err=True)
+            confirm(f"Move consumer {name!r} from {found.before} to {found.after}?")
         found = run(desk.seek(name, to, reason=options["reason"], force=options["force"]))
     if options["as_json"]:
         print_json(document(found))
+    elif is_there:
+        message(f"consumer {name!r} is there already, behind position {found.before}: nothing was moved")
     elif not found.dry_run:
         message(f"consumer {name!r} goes on behind position {found.after}")
 
@@ -148,17 +151,37 @@ def seek(settings: Settings, name: str, to: Place, **options: Any) -> None:
 def _show_sought(found: Sought, force: bool) -> None:
     """What lies between the two places, and what becomes of it."""
     line(f"{found.consumer}: {found.before} -> {found.after}")
-    between = plural(found.events, "event")
-    if not found.goes_back:
-        message(f"{between} in between: {found.events - found.handled:,} not handled yet, which it will never see")
-    elif not found.keeps_inbox:
-        message(f"{between} in between, all handled once more: the consumer is declared with inbox=False")
-    else:
-        message(f"{between} in between: {found.handled:,} are in the inbox and will be skipped, the others handled")
+    message(between(found))
     if found.goes_back and found.keeps_inbox and found.unknown:
-        message(f"{found.unknown:,} of these are from before the inbox's horizon: if they were handled, then now twice")
+        verb, them = ("is", "it was") if found.unknown == 1 else ("are", "they were")
+        message(f"{found.unknown:,} of these {verb} from before the inbox's horizon: if {them} handled, then now twice")
     if found.worker is not None:
         message(f"{found.worker} works for it" + (" and will begin anew" if force else ": stop that first, or --force"))
+
+
+def between(found: Sought) -> str:
+    """What becomes of the events between the two places of a checkpoint, in one sentence."""
+    rest = found.events - found.handled - found.lettered
+    letter = (found.lettered, "has an open dead letter and goes its way", "have an open dead letter and go its way")
+    if not found.goes_back:
+        handled = (found.handled, "was handled", "were handled")
+        others = (rest, "was not handled and never will be", "were not handled and never will be")
+    elif not found.keeps_inbox:
+        handled = (0, "", "")
+        rest += found.handled
+        others = (rest, "will be handled again, without an inbox", "will be handled again, without an inbox")
+    else:
+        handled = (found.handled, "is in the inbox and will be skipped", "are in the inbox and will be skipped")
+        others = (rest, "will be handled", "will be handled")
+    parts = [_share(found.events, *part) for part in (handled, letter, others) if part[0]]
+    return f"{plural(found.events, 'event')} in between" + (f": {', '.join(parts)}" if parts else "")
+
+
+def _share(total: int, count: int, one: str, several: str) -> str:
+    """A part of so many: `it is`, `all are`, `3 are`."""
+    if count == total:
+        return f"it {one}" if total == 1 else f"all {several}"
+    return f"{count:,} {one if count == 1 else several}"
 
 
 def _change(settings: Settings, change: Change) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -23,11 +23,14 @@ from aftercommit.service import Service
 from aftercommit.telemetry import Meter
 
 Seen = Overview | DatabaseUnavailable
+# Of a consumer; a longer one is cut off, so that its figures have room on eighty columns.
+_LONGEST_NAME = 20
+
 Show = Callable[[Seen, Figures], None]
 
 
 class RecentLines(logging.Handler):
-    """Keeps the last log lines, where printing them would tear the live panel apart."""
+    """Keeps the last log lines, as many as the panel has room for, where printing them would tear it apart."""
 
     def __init__(self, formatter: logging.Formatter, count: int = 4) -> None:
         super().__init__()
@@ -35,8 +38,8 @@ class RecentLines(logging.Handler):
         self.lines: deque[str] = deque(maxlen=count)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remember one line."""
-        self.lines.append(self.format(record))
+        """Remember a record: one line, or with a traceback several."""
+        self.lines.extend(self.format(record).splitlines())
 
 
 class Dashboard(Service):
@@ -70,26 +73,27 @@ class Dashboard(Service):
         if self._recent is None:
             yield lambda seen, figures: line(plain_line(seen, figures))
             return
+        recent = self._recent.lines
         with Live(console=Console(highlight=False), auto_refresh=False) as live:
-            yield lambda seen, figures: live.update(self._panel(seen, figures), refresh=True)
-
-    def _panel(self, seen: Seen, figures: Figures) -> RenderableType:
-        recent = self._recent.lines if self._recent is not None else ()
-        body = [Text(printable(each), style="yellow", overflow="ellipsis", no_wrap=True) for each in recent]
-        title = f"aftercommit {__version__}"
-        return Panel(
-            Group(_grid(seen, figures), *([Text("")] if body else []), *body),
-            title=title,
-            subtitle="Ctrl-C stops",
-            title_align="left",
-            subtitle_align="left",
-            padding=(1, 2),
-        )
+            yield lambda seen, figures: live.update(panel(seen, figures, recent), refresh=True)
 
 
 def is_terminal() -> bool:
     """Whether somebody looks at stdout."""
     return sys.stdout.isatty()
+
+
+def panel(seen: Seen, figures: Figures, recent: Iterable[str]) -> RenderableType:
+    """One look as a box, with the last log lines below the figures; as wide as the terminal, and nothing wraps."""
+    body = [Text(printable(each), style="yellow", overflow="ellipsis", no_wrap=True) for each in recent]
+    return Panel(
+        Group(_grid(seen, figures), *([Text("")] if body else []), *body),
+        title=f"aftercommit {__version__}",
+        subtitle="Ctrl-C stops",
+        title_align="left",
+        subtitle_align="left",
+        padding=(1, 2),
+    )
 
 
 def plain_line(seen: Seen, figures: Figures) -> str:
@@ -105,19 +109,22 @@ def plain_line(seen: Seen, figures: Figures) -> str:
 
 
 def _grid(seen: Seen, figures: Figures) -> RenderableType:
-    grid = Table.grid(padding=(0, 3))
-    grid.add_column()
-    grid.add_column(justify="right", min_width=8)
-    grid.add_column()
-    for name, value, detail in _rows(seen, figures):
+    rows = list(_rows(seen, figures))
+    # Nothing wraps: the panel would change its height with every look, and leave parts of itself behind. Where it is
+    # narrow, what stands on the right is cut off.
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis", width=min(_LONGEST_NAME, max(len(row[0]) for row in rows)))
+    grid.add_column(no_wrap=True, justify="right", width=max(7, *(len(row[1]) for row in rows)))
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for name, value, detail in rows:
         grid.add_row(Text(name), Text(value, style="bold"), Text(detail))
     return grid
 
 
 def _rows(seen: Seen, figures: Figures) -> Iterator[tuple[str, str, str]]:
-    latency = f"p50 {_milliseconds(figures.p50_ms)}, p99 {_milliseconds(figures.p99_ms)} from write to log"
-    yield "published", f"{figures.published:,}", f"{figures.publish_rate:.1f} a second, {latency}"
-    yield "handled", f"{figures.handled:,}", f"{figures.handle_rate:.1f} a second, {figures.failed:,} failed attempts"
+    latency = f"to the log p50 {_milliseconds(figures.p50_ms)}, p99 {_milliseconds(figures.p99_ms)}"
+    yield "published", f"{figures.published:,}", f"{figures.publish_rate:.1f}/s, {latency}"
+    yield "handled", f"{figures.handled:,}", f"{figures.handle_rate:.1f}/s, {figures.failed:,} failed attempts"
     if isinstance(seen, DatabaseUnavailable):
         yield "database", "away", printable(str(seen))
         return
@@ -125,7 +132,7 @@ def _rows(seen: Seen, figures: Figures) -> Iterator[tuple[str, str, str]]:
     yield "in the log", f"{seen.head:,}", f"relays at work: {sum(relay.is_alive for relay in seen.relays)}"
     for consumer in seen.consumers:
         doing = "paused" if consumer.paused else f"worked on by {consumer.holder or 'nobody'}"
-        yield f"consumer {printable(consumer.name)}", f"{consumer.lag:,}", f"behind, {printable(doing)}"
+        yield printable(consumer.name), f"{consumer.lag:,}", f"behind, {printable(doing)}"
     retrying, parked = seen.dead("retrying"), seen.dead("parked")
     yield "dead letters", f"{parked:,}", f"parked, {retrying:,} to be tried again"
 

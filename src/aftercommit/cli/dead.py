@@ -8,6 +8,7 @@ from uuid import UUID
 
 import click
 
+from aftercommit.cli.asking import confirm, nothing_changed
 from aftercommit.cli.editing import edit_payload, read_payload
 from aftercommit.cli.exits import PARTIAL
 from aftercommit.cli.numbers import LARGEST, Count
@@ -184,11 +185,10 @@ def edit(ctx: click.Context, /, settings: Settings, event_id: UUID, payload: str
     desk = _desk(settings, selection, options["by"])
     new = read_payload(payload) if payload is not None else _edited(desk, event_id, options["consumer"])
     if new is None:
-        message("nothing was changed")
-        return
+        nothing_changed()
     _check(desk, event_id, options["consumer"], new)
     if asks:
-        click.confirm(f"edit the payload of event {event_id} and retry it?", abort=True, err=True)
+        confirm(f"edit the payload of event {event_id} and retry it?")
     chosen = {name: options[name] for name in ("consumer", "reason", "dry_run")}
     done = run(desk.edit(event_id, new, **chosen))
     _tell(ctx, done, selection, "edit", options["as_json"])
@@ -239,7 +239,7 @@ def _ask(desk: Repair, selection: Selection, verb: str, options: dict[str, Any])
     count = run(getattr(desk, verb)(selection, reason="counting", dry_run=True)).done
     if count == 0:
         return
-    click.confirm(f"{verb} {plural(count, 'letter')} ({described(selection)})?", abort=True, err=True)
+    confirm(f"{verb} {plural(count, 'letter')} ({described(selection)})?")
 
 
 def _asked_reason() -> str:

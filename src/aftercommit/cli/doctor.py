@@ -15,6 +15,7 @@ from aftercommit.cli.limits import limit_options, limits_of
 from aftercommit.cli.loading import find_shape, load_database, load_outbox
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, printable
+from aftercommit.cli.remedies import pasteable
 from aftercommit.doctor import Finding, diagnose
 from aftercommit.errors import AftercommitError
 from aftercommit.outbox import Outbox
@@ -47,12 +48,17 @@ def doctor(ctx: click.Context, /, settings: Settings, as_json: bool, **options: 
         found.append(Finding("connection", "problem", str(error), "say which database is meant"))
     else:
         found += diagnose(database, lambda connection: find_shape(told, connection), declared=declared, limits=limits)
+    found = [_with_commands(each) for each in found]
     unhealthy = any(each.level == "problem" for each in found)
     if as_json:
         print_json({"healthy": not unhealthy, "checks": [asdict(each) for each in found]})
     else:
         _print(found)
     ctx.exit(NOT_AS_IT_SHOULD_BE if unhealthy else 0)
+
+
+def _with_commands(found: Finding) -> Finding:
+    return replace(found, found=pasteable(found.found), remedy=pasteable(found.remedy) if found.remedy else None)
 
 
 def _application(settings: Settings) -> tuple[Outbox | None, list[Finding]]:

@@ -15,7 +15,7 @@ from aftercommit.postgres.embedded.postmaster import find_postmaster
 from aftercommit.postgres.overview import outboxes
 from aftercommit.postgres.references import named
 from aftercommit.postgres.shape import Shape
-from aftercommit.settings import APP, DATABASE_URL, Settings
+from aftercommit.settings import APP, DATABASE_URL, SCHEMA, Settings
 
 
 def load_outbox(settings: Settings) -> Outbox:
@@ -70,6 +70,7 @@ def find_shape(settings: Settings, connection: psycopg.Connection[Any]) -> Shape
     found = outboxes(connection)
     if len(found) > 1:
         raise DeclarationError(
-            f"database {connection.info.dbname!r} has several outboxes ({', '.join(found)}): choose one with --schema"
+            f"database {connection.info.dbname!r} has several outboxes ({', '.join(found)}): choose one with --schema "
+            f"or {SCHEMA}"
         )
     return Shape(found[0]) if found else Shape()

@@ -1,5 +1,6 @@
 """Log lines of our own processes, to stderr: one line per record, as JSON for machines or as text for people."""
 
+import copy
 import json
 import logging
 import sys
@@ -31,6 +32,43 @@ class TextFormatter(logging.Formatter):
         return line if exception is None else f"{line}\n{printable(str(exception))}"
 
 
+class BriefFormatter(logging.Formatter):
+    """For who looks on: a failed attempt is one sentence, anything else its line, and tracebacks are left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        told = _told(record)
+        if told is None:
+            return WithoutTraceback(TextFormatter()).format(record)
+        return printable(" ".join(f"{self.formatTime(record, '%H:%M:%S')} {told}".split()))
+
+
+class WithoutTraceback(logging.Formatter):
+    """As another formatter writes it, but without the traceback."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self._formatter = formatter
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record without its exception; others still see that."""
+        record = copy.copy(record)
+        record.exc_info = record.exc_text = None
+        return self._formatter.format(record)
+
+
+def _told(record: logging.LogRecord) -> str | None:
+    """A failed attempt in the order in which people look: whose, what, how often, when again, why, and which event."""
+    fields = record.__dict__
+    if not fields.keys() >= {"consumer", "event_type", "attempt", "error", "error_class", "event_id"}:
+        return None
+    again = fields.get("retry_in")
+    last = "the last one" if "retry_in" in fields else "parked"
+    then = last if again is None else f"again in {again:.1f} s"
+    why = f"{fields['error_class']}: {fields['error']} ({fields['event_id']})"
+    return f"{fields['consumer']}: {fields['event_type']}, attempt {fields['attempt']}, {then}: {why}"
+
+
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to whatever sys.stderr is at the moment: a live display redirects it."""
 
@@ -43,10 +81,11 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 @contextmanager
-def logging_to_stderr(settings: Settings, level: int) -> Iterator[logging.Handler]:
-    """While inside, log lines of this level and above go to stderr (with --verbose, all of ours)."""
+def logging_to_stderr(settings: Settings, level: int, *, tracebacks: bool = True) -> Iterator[logging.Handler]:
+    """While inside, log lines of this level and above go to stderr (with --verbose, all of ours and tracebacks)."""
     handler = _StderrHandler()
-    handler.setFormatter(formatter(settings))
+    chosen = formatter(settings)
+    handler.setFormatter(chosen if tracebacks or settings.verbose else WithoutTraceback(chosen))
     with logging_to(handler, logging.DEBUG if settings.verbose else level):
         yield handler
 

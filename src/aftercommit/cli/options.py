@@ -22,6 +22,8 @@ class Given:
             if text_problem(os.environ.get(name, "")) is not None:
                 # The value is not shown: it may hold a password.
                 raise click.UsageError(f"{name} is not text: it has bytes that are not UTF-8. Set it in UTF-8")
+        # Of the settings, those that were said as options: a command that we propose has to say them too.
+        self.options: dict[str, Any] = {}
         try:
             self.settings = Settings.from_environment()
         except DeclarationError as problem:
@@ -33,6 +35,7 @@ def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Non
     if value is not None:
         given = ctx.ensure_object(Given)
         given.settings = given.settings.told(**{parameter.name: value})
+        given.options[parameter.name] = value
 
 
 _global_option = functools.partial(click.option, expose_value=False, callback=_remember)

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from aftercommit.cli.remedies import pasteable
+
 Row = Sequence[object]
 
 
 def message(text: str) -> None:
     """To whoever is looking, not to whoever reads the output."""
-    click.echo(text, err=True)
+    click.echo(pasteable(text), err=True)
 
 
 def line(text: str) -> None:

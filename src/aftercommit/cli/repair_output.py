@@ -157,7 +157,8 @@ def _show_detail(letter: LetterDetail) -> None:
     if letter.history:
         line("attempts")
         for attempt in letter.history:
-            line(printable(f"  {rfc3339(attempt.at)}  {one_line(attempt.error_class, attempt.error)}"))
+            times = f" ({attempt.attempts} times)" if attempt.attempts > 1 else ""
+            line(printable(f"  {rfc3339(attempt.at)}  {one_line(attempt.error_class, attempt.error)}{times}"))
     if letter.deeds:
         line("operators")
         for deed in letter.deeds:

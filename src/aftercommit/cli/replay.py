@@ -1,11 +1,13 @@
 """`aftercommit replay`: let events be delivered or handled once more, at a pace, with progress, on record."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import click
 
+from aftercommit.cli.asking import confirm
 from aftercommit.cli.exits import INTERRUPTED, PARTIAL
 from aftercommit.cli.numbers import Amount, Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
@@ -35,6 +37,7 @@ from aftercommit.repair import TO_TRANSPORT, Operation, Preview, Progress, Repai
 from aftercommit.settings import Settings
 from aftercommit.text import plural
 
+_OTHERS = ("retrying", "waiting", "discarded")
 _operation = click.argument("operation_id", type=click.UUID, metavar="ID")
 
 
@@ -74,9 +77,9 @@ def start(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
         )
     target = TO_TRANSPORT if options["through_transport"] else options["to"]
     desk = repair_desk(settings, "replay", options["by"])
-    found = run(desk.preview(selection, to=target))
+    found = run(desk.preview(selection, to=target, again=options["again"]))
     if options["dry_run"] or not found.total or not options["as_json"]:
-        tell(found, options["as_json"], lambda found: _show_preview(found, selection, options))
+        tell(found, options["as_json"], lambda found: _show_preview(desk, found, selection, options))
     _tell_unknown(found, selection)
     if options["dry_run"] or not found.total:
         ctx.exit(0 if found.total else PARTIAL)
@@ -172,7 +175,7 @@ def _start(desk: Repair, selection: Selection, expected: int, options: dict[str,
 def _ask(total: int, again: bool) -> None:
     if again:
         message("--again: what was handled is handled once more, with all its effects")
-    click.confirm(f"Replay {plural(total, 'item')}?", abort=True, err=True)
+    confirm(f"Replay {plural(total, 'item')}?")
 
 
 def _drive(ctx: click.Context, desk: Repair, operation: Operation, as_json: bool) -> None:
@@ -206,11 +209,24 @@ async def _watch(desk: Repair, operation_id: UUID, bar: ProgressBar) -> Operatio
         await asyncio.sleep(0.5)
 
 
-def _show_preview(found: Preview, selection: Selection, options: dict[str, Any]) -> None:
+def _show_preview(desk: Repair, found: Preview, selection: Selection, options: dict[str, Any]) -> None:
     if found.total:
         show_preview(found, selection, again=options["again"], past_horizon=options["past_horizon"])
+        return
+    which = f"matches ({described(selection)})"
+    if selection.is_of_letters and not selection.statuses:
+        others = _in_other_states(desk, selection, options["to"])
+        message(printable(f"there is nothing to replay: no parked letter {which}{others}"))
     else:
-        message(printable(f"there is nothing to replay: no event or dead letter matches ({described(selection)})"))
+        message(printable(f"there is nothing to replay: no event or dead letter {which}"))
+
+
+def _in_other_states(desk: Repair, selection: Selection, to: str | None) -> str:
+    """Letters that would match if they were asked for: without --status, parked ones are meant."""
+    chosen = replace(selection, consumer=to or selection.consumer)
+    counts = {status: run(desk.letters(replace(chosen, statuses=(status,)), limit=1)).total for status in _OTHERS}
+    found = [f"{count:,} {status}" for status, count in counts.items() if count]
+    return f", but {' and '.join(found)}: --status chooses them" if found else ""
 
 
 def _tell_unknown(found: Preview, selection: Selection) -> None:

@@ -19,6 +19,7 @@ from aftercommit.cli.look import Look
 from aftercommit.cli.numbers import DAY, Seconds
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table, printable
+from aftercommit.cli.remedies import pasteable
 from aftercommit.cli.screen import Screen, ago, kept
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres.health import Limits, Problem, problems
@@ -94,7 +95,7 @@ def _screen(look: Look, pace: Pace, limits: Limits, interval: float) -> Screen:
         found = pace.of(look.now(), time.monotonic())
     except DatabaseUnavailable as problem:
         return Screen(None, [str(problem)], interval)
-    return Screen(found, [str(problem) for problem in problems(found, limits)], interval)
+    return Screen(found, [pasteable(str(problem)) for problem in problems(found, limits)], interval)
 
 
 def _print_line(look: Look, pace: Pace, limits: Limits, as_json: bool) -> None:
@@ -128,7 +129,7 @@ def _document(found: Overview, wrong: Sequence[Problem]) -> dict[str, Any]:
         "drain_seconds": found.drain_seconds,
         "relays": relays,
         "holders": holders,
-        "problems": [str(problem) for problem in wrong],
+        "problems": [pasteable(str(problem)) for problem in wrong],
     }
 
 

@@ -5,7 +5,6 @@ Without --app it runs the order example, so that there is something to see.
 
 import asyncio
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
@@ -14,11 +13,12 @@ import click
 
 from aftercommit.cli.dashboard import Dashboard, RecentLines, is_terminal
 from aftercommit.cli.loading import load_outbox
-from aftercommit.cli.logs import TextFormatter, logging_to, logging_to_stderr
+from aftercommit.cli.logs import BriefFormatter, TextFormatter, logging_to, logging_to_stderr
 from aftercommit.cli.look import Look
 from aftercommit.cli.numbers import DAY, Amount, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.output import message
+from aftercommit.cli.remedies import program
 from aftercommit.cli.retention import retention_of, retention_options
 from aftercommit.cli.running import Stopper
 from aftercommit.demo import orders
@@ -37,6 +37,10 @@ logger = logging.getLogger("aftercommit.up")
 
 _LOOK_AT_SERVER = 1.0
 _APPLICATION_NAME = "aftercommit up"
+_EXAMPLE = (
+    "the order example (aftercommit.demo.orders)\n"
+    "  now and then the bank is busy: a payment fails, and is tried again by itself"
+)
 
 
 @click.command(short_help="Run everything in one process, for first steps.")
@@ -112,11 +116,11 @@ class Keeper(Service):
 def _logging(settings: Settings) -> Iterator[RecentLines | None]:
     """On a terminal the last log lines are part of the panel; elsewhere they go to stderr as they come."""
     if is_terminal():
-        recent = RecentLines(TextFormatter())
+        recent = RecentLines(TextFormatter(), 12) if settings.verbose else RecentLines(BriefFormatter())
         with logging_to(recent, logging.DEBUG if settings.verbose else logging.WARNING):
             yield recent
     else:
-        with logging_to_stderr(settings, logging.WARNING):
+        with logging_to_stderr(settings, logging.WARNING, tracebacks=False):
             yield None
 
 
@@ -150,11 +154,11 @@ def _make_tables(database: Database, outbox: Outbox) -> None:
 
 
 def _about(dsn: str, outbox: Outbox) -> str:
-    what = "the order example, see aftercommit.demo.orders" if outbox is orders.outbox else "your application"
+    what = _EXAMPLE if outbox is orders.outbox else "your application"
     return (
         f"running outbox {outbox.schema!r}: {what}\n"
         f"  look inside:            psql '{dsn}'\n"
-        f"  from another terminal:  {sys.argv[0]} status --schema {outbox.schema} --watch\n"
+        f"  from another terminal:  {program()} status --schema {outbox.schema} --watch\n"
         "  stop:                   Ctrl-C (the data stays)"
     )
 

@@ -1,6 +1,7 @@
 """Behind the bus: every event goes to the consumers that take it, each with its own inbox and its own failures."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -19,7 +20,11 @@ from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.resilience import LOST
 from aftercommit.service import finish_all
+from aftercommit.telemetry import say
+from aftercommit.text import storable_error
 from aftercommit.transport import Failure
+
+logger = logging.getLogger("aftercommit.consumer")
 
 # A wait that a handler asks for is kept here while it is short; a longer one is the relay's to keep.
 SHORT_WAIT: Final = 5.0
@@ -83,14 +88,16 @@ class Dispatcher:
         consumer = runner.consumer
         attempt = 1
         failed = await self._attempt(runner, items)
-        final: list[tuple[Item, Failed]] = []
+        final: list[tuple[Item, Failed, int]] = []
         while failed:
             again: list[Item] = []
             wait = 0.0
             for item, failure in failed:
                 delay = next_delay(failure, attempt, consumer.retry_count, consumer.backoff)
-                if delay is None or (failure.retry_after or 0.0) > SHORT_WAIT:
-                    final.append((item, failure))
+                is_over = delay is None or (failure.retry_after or 0.0) > SHORT_WAIT
+                self._tell(consumer, item, failure, attempt, None if is_over else delay)
+                if delay is None or is_over:
+                    final.append((item, failure, attempt))
                 else:
                     again.append(item)
                     # Others of the batch wait with this one, so a long pause is left to the relay's own retries.
@@ -101,11 +108,26 @@ class Dispatcher:
             attempt += 1
             items = prepare(consumer, [item.record for item in again], attempt)
             failed = await self._attempt(runner, items)
-        self._meter.on_consumed(consumer.name, "failed", len(final))
         return [
-            Failure(item.record.event_id, failure.error, consumer.name, failure.permanent, failure.retry_after)
-            for item, failure in final
+            Failure(
+                item.record.event_id, failure.error, consumer.name, failure.permanent, failure.retry_after, attempts
+            )
+            for item, failure, attempts in final
         ]
+
+    def _tell(self, consumer: Consumer, item: Item, failure: Failed, attempt: int, retry_in: float | None) -> None:
+        """A call of a handler that failed; the relay tells what becomes of the delivery."""
+        self._meter.on_consumed(consumer.name, "failed")
+        fields = {
+            "outbox": self._shape.schema,
+            "consumer": consumer.name,
+            "event_id": str(item.record.event_id),
+            "event_type": item.record.event_type,
+            "attempt": attempt,
+            "error": storable_error(failure.error),
+            "error_class": type(failure.error).__name__,
+        }
+        say(logger, logging.WARNING, "event_handling_failed", failure.error, retry_in=retry_in, **fields)
 
     async def _attempt(self, runner: Runner, items: Sequence[Item]) -> list[tuple[Item, Failed]]:
         failed: list[tuple[Item, Failed]] = []

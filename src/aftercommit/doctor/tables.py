@@ -12,25 +12,25 @@ from aftercommit.postgres import migrate, partitions
 from aftercommit.postgres.catalog import asking
 from aftercommit.postgres.overview import empty_head
 from aftercommit.postgres.privileges import RUNTIME
+from aftercommit.text import MIGRATE, OF_APP
 
 # Stretches of the log that are looked at, and their length; the newest is always among them.
 SAMPLES, SAMPLE_SIZE = 20, 1000
 # Dead rows are everyday work; five times what should have set autovacuum off are not.
 _DEAD_ROWS, _TIMES_THE_THRESHOLD = 10_000, 5
-_MIGRATE = "run `aftercommit migrate up --app …`"
 
 
 def _migrations(case: Case) -> Iterator[Trouble]:
     try:
         found = migrate.status_by(asking(case.connection), case.shape)
     except DatabaseError as error:
-        yield problem(str(error), _MIGRATE)
+        yield problem(str(error), MIGRATE)
         return
     for migration in found.pending:
-        yield problem(f"migration {migration} is not applied", _MIGRATE)
+        yield problem(f"migration {migration} is not applied", MIGRATE)
     if case.declared is not None:
         # Without an application nothing is known about scope and views.
-        yield from (problem(difference, _MIGRATE) for difference in found.declaration)
+        yield from (problem(difference, MIGRATE) for difference in found.declaration)
 
 
 def _privileges(case: Case) -> Iterator[Trouble]:
@@ -46,7 +46,7 @@ def _privileges(case: Case) -> Iterator[Trouble]:
     if lacking:
         yield problem(
             f"user {case.user!r} lacks {', '.join(lacking)}",
-            f"let the owner of the schema run what `aftercommit migrate grants {case.user}` prints",
+            f"let the owner of the schema run what `aftercommit migrate grants {case.user} {OF_APP}` prints",
         )
     keeps = {each.task: each.keep_seconds for each in case.overview.upkeep}
     if keeps.get("log") is not None and not may_drop:
@@ -68,12 +68,12 @@ def _partitions(case: Case) -> Iterator[Trouble]:
     following = case.overview.head + 1
     ahead = [each for each in found if each.upper > following]
     if not any(each.lower <= following for each in ahead):
-        remedy = "start a relay, or run `aftercommit migrate up`"
+        remedy = f"start a relay, or {MIGRATE}"
         yield problem(f"there is no partition for the next position, {following}", remedy)
     elif len(ahead) < partitions.AHEAD:
         yield warning(
             f"of {partitions.AHEAD} partitions from the tip on there are {len(ahead)}",
-            "a relay makes them: see its log for log_partitions_not_made, or run `aftercommit migrate up`",
+            f"a relay makes them: see its log for log_partitions_not_made, or {MIGRATE}",
         )
 
 

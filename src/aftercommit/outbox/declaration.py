@@ -11,7 +11,7 @@ from aftercommit.event.registry import Registry
 from aftercommit.outbox.adapters import publisher_for
 from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
 from aftercommit.outbox.insert import Inserter, Receipt, checked_key
-from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher
+from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher, refuse_missing
 from aftercommit.outbox.rows import EventRows
 from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import DeclaredView, Shape
@@ -225,9 +225,13 @@ class Outbox:
     ) -> Receipt:
         if not outside_transaction:
             publisher.require_transaction()
-        if key is not None:
-            return self._enqueued(publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
-        publisher.execute(*self._inserter.statement(rows, publisher.style))
+        try:
+            if key is not None:
+                return self._enqueued(publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
+            publisher.execute(*self._inserter.statement(rows, publisher.style))
+        except publisher.errors as problem:
+            refuse_missing(problem, self.schema)
+            raise
         return self._enqueued(Receipt(tuple([row[0] for row in rows])), rows)
 
     async def _publish_async(
@@ -235,9 +239,13 @@ class Outbox:
     ) -> Receipt:
         if not outside_transaction:
             await publisher.require_transaction()
-        if key is not None:
-            return self._enqueued(await publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
-        await publisher.execute(*self._inserter.statement(rows, publisher.style))
+        try:
+            if key is not None:
+                return self._enqueued(await publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
+            await publisher.execute(*self._inserter.statement(rows, publisher.style))
+        except publisher.errors as problem:
+            refuse_missing(problem, self.schema)
+            raise
         return self._enqueued(Receipt(tuple([row[0] for row in rows])), rows)
 
     def _enqueued(self, receipt: Receipt, rows: EventRows) -> Receipt:

@@ -71,6 +71,11 @@ class Consumer:
                 f"consumer {self.name!r}: without an inbox only the checkpoint says what was handled, "
                 "so concurrency must be 1"
             )
+        if not self.inbox and self.ordering == "strict":
+            raise DeclarationError(
+                f"consumer {self.name!r}: with ordering='strict' events wait as letters past the checkpoint, and only "
+                "the inbox tells which of them were handled: drop inbox=False, or ordering='strict'"
+            )
         if self.start not in (None, "earliest", "latest"):
             raise DeclarationError(f"consumer {self.name!r}: start {self.start!r} must be 'earliest' or 'latest'")
 

@@ -8,16 +8,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from aftercommit.errors import NotInTransaction, UnsupportedConnection
+from psycopg import sql
+
+from aftercommit.errors import NotInTransaction, SchemaNotMigrated, UnsupportedConnection
 from aftercommit.outbox.insert import Receipt, Script, Style
+from aftercommit.text import MIGRATE
 
 Rows = Sequence[Sequence[Any]]
+Errors = tuple[type[Exception], ...]
+
+# No such table, column, schema: what PostgreSQL says of an outbox that is not there, or is older than this code.
+_NOT_THERE = frozenset({"42P01", "42703", "3F000"})
 
 
 class SyncPublisher(ABC):
     """A blocking connection."""
 
     style: Style
+    errors: Errors
 
     @abstractmethod
     def in_transaction(self) -> bool:
@@ -47,9 +55,10 @@ class SyncPublisher(ABC):
 
 
 class AsyncPublisher(ABC):
-    """An asyncio connection."""
+    """An asyncio connection. `errors` are those that stand for one of PostgreSQL's, as with the blocking one."""
 
     style: Style
+    errors: Errors
 
     @abstractmethod
     async def in_transaction(self) -> bool:
@@ -82,6 +91,27 @@ _OUTSIDE = (
     "publish was called outside a transaction, where the event would commit without the rows it speaks of: "
     "open a transaction first, or say publish(…, outside_transaction=True) if the event stands alone"
 )
+
+
+def refuse_missing(problem: Exception, schema: str) -> None:
+    """Raise our own error for a driver's that says that the tables of the outbox are not there, with the remedy.
+
+    A session may have had more to write than our statement; what is said about that is left to the caller.
+    """
+    ran = getattr(problem, "statement", None)
+    is_ours = ran is None or f"{sql.Identifier(schema).as_string()}.outbox" in ran
+    if is_ours and (original := _original(problem)) is not None:
+        raise SchemaNotMigrated(
+            f"cannot publish to outbox {schema!r}, which is not there or older than this code ({original}): {MIGRATE}"
+        ) from problem
+
+
+def _original(problem: Exception) -> str | None:
+    """What PostgreSQL said, if it was that something is not there; every driver and wrapper keeps it elsewhere."""
+    for each in (problem, getattr(problem, "orig", None), problem.__cause__):
+        if {getattr(each, name, None) for name in ("sqlstate", "pgcode")} & _NOT_THERE:
+            return str(each).partition("\n")[0]
+    return None
 
 
 def _receipt(end: StopIteration) -> Receipt:

@@ -27,6 +27,7 @@ from aftercommit.postgres.declared import OUTBOX_COLUMNS
 from aftercommit.postgres.numbered import migrations
 from aftercommit.postgres.shape import SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.text import MIGRATE, OF_APP
 
 # What a DSN may say otherwise: a dead peer is noticed within half a minute.
 _DEFAULTS: dict[str, Any] = {
@@ -45,7 +46,6 @@ _REFUSALS = re.compile(
     r"|is not permitted to log in|no pg_hba\.conf entry|pg_hba\.conf rejects"
     r"|invalid (?:\S+ )?value|invalid port number|bad value for|could not match \d+"
 )
-_MIGRATE = "run `aftercommit migrate up --app module:outbox`"
 _NO_RIGHT_TO_CONNECT = "permission denied for database"
 _FAILED = (psycopg.OperationalError, psycopg.ProgrammingError)
 
@@ -151,14 +151,14 @@ async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape)
         row = await (await connection.execute(Statements(shape)["schema_version"])).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as problem:
         raise SchemaNotMigrated(
-            f"schema {shape.schema!r} does not exist in database {connection.info.dbname!r}: {_MIGRATE}"
+            f"schema {shape.schema!r} does not exist in database {connection.info.dbname!r}: {MIGRATE}"
         ) from problem
     except psycopg.errors.InsufficientPrivilege as problem:
         raise privilege(connection.info.user, shape, problem) from problem
     version, needed = row or (None, None)
     if version is None or needed is None or version < known:
         raise SchemaNotMigrated(
-            f"schema {shape.schema!r} is at migration {version or 0}, this code needs {known}: {_MIGRATE}"
+            f"schema {shape.schema!r} is at migration {version or 0}, this code needs {known}: {MIGRATE}"
         )
     if needed > known:
         raise SchemaTooNew(
@@ -176,7 +176,7 @@ async def _require_scope(connection: psycopg.AsyncConnection[Any], shape: Shape)
         wanted = SCOPE_TYPES[python_type].replace("varchar", "character varying")
         there = found[name].type if name in found else "missing"
         if there != wanted:
-            raise SchemaDrift(f"scope {name!r} is declared as {wanted} and is {there} in {shape.schema!r}: {_MIGRATE}")
+            raise SchemaDrift(f"scope {name!r} is declared as {wanted} and is {there} in {shape.schema!r}: {MIGRATE}")
     for name in sorted(found.keys() - OUTBOX_COLUMNS - shape.scope.keys()):
         if found[name].must_be_given:
             raise SchemaDrift(
@@ -189,7 +189,7 @@ def privilege(user: str, shape: Shape, problem: psycopg.Error) -> MissingPrivile
     """The error for a database user that may not do its work."""
     return MissingPrivilege(
         f"database user {user!r} lacks a privilege in schema {shape.schema!r}: "
-        f"{problem.diag.message_primary or problem}. `aftercommit migrate grants {user} --app …` prints what to grant"
+        f"{problem.diag.message_primary or problem}. `aftercommit migrate grants {user} {OF_APP}` prints what to grant"
     )
 
 

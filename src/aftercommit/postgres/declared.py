@@ -23,6 +23,7 @@ from aftercommit.postgres.patience import Patient
 from aftercommit.postgres.shape import MAX_IDENTIFIER, SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.postgres.views import View, views
+from aftercommit.text import MIGRATE
 
 # A value for events from before the scope was declared; the reader of the message puts their own in its place.
 _PLACEHOLDERS = {
@@ -232,7 +233,7 @@ def _needs_a_decision(shape: Shape, name: str, table: str, lacking: Sequence[str
     return SchemaDrift(
         f"scope column {name!r} cannot be added: {shape.schema}.{table} has events without a value for it. Decide whom "
         f"they belong to, put that in place of {placeholder} and run:\n{_remedy(shape, lacking, name)}\n"
-        "Then run `aftercommit migrate up` again"
+        f"Then {MIGRATE} again"
     )
 
 

@@ -120,7 +120,7 @@ def _dead(seen: Overview, limits: Limits) -> Iterator[Problem]:
     if sum(each.count for each in parked) > limits.max_dead:
         for each in parked[:MOST_NAMED]:
             found = f"{plural(each.count, 'dead letter')} of {each.owner} {_are(each.count)} parked"
-            remedy = f"`aftercommit dead groups`, then `aftercommit dead retry` or `discard` (--consumer {each.owner})"
+            remedy = f"`aftercommit dead groups`, then `aftercommit dead retry --consumer {each.owner}`, or `discard`"
             yield Problem("dead letters", found, remedy)
         if others := parked[MOST_NAMED:]:
             count = sum(each.count for each in others)
@@ -130,7 +130,7 @@ def _dead(seen: Overview, limits: Limits) -> Iterator[Problem]:
         yield Problem(
             "failed events",
             f"{plural(seen.failed, 'event')} failed for good and {_are(seen.failed)} not in the log",
-            "`aftercommit dead list` says why; `aftercommit dead retry` puts them back",
+            "`aftercommit dead list` says why; `aftercommit dead retry --status parked` puts them back",
         )
 
 

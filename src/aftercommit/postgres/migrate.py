@@ -32,6 +32,7 @@ from aftercommit.postgres.numbered import Migration, migrations
 from aftercommit.postgres.patience import Patient
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.text import MIGRATE, OF_APP
 
 __all__ = ["Migration", "Status", "check", "grants", "migrations", "script", "statements", "status", "status_by", "up"]
 
@@ -110,15 +111,12 @@ def check(connection: psycopg.Connection[Any], shape: Shape) -> None:
     found = status(connection, shape)
     _refuse_behind(found, shape)
     if found.pending:
-        raise SchemaNotMigrated(
-            f"schema {shape.schema!r} lacks migration {found.pending[0]}: run `aftercommit migrate up`"
-        )
+        raise SchemaNotMigrated(f"schema {shape.schema!r} lacks migration {found.pending[0]}: {MIGRATE}")
     if found.conflicts:
         raise SchemaDrift("; ".join(found.conflicts))
     if found.declaration:
         raise SchemaDrift(
-            f"schema {shape.schema!r} is not what the outbox declares: {'; '.join(found.declaration)}. "
-            "Run `aftercommit migrate up`"
+            f"schema {shape.schema!r} is not what the outbox declares: {'; '.join(found.declaration)}: {MIGRATE}"
         )
 
 
@@ -279,7 +277,7 @@ def _missing_privilege(
         user, owner = asking(connection)(Statements(shape).render("who_am_i"), {"schema": shape.schema})[0]
     role, database = sql.Identifier(user).as_string(), sql.Identifier(connection.info.dbname).as_string()
     if reading:
-        remedy = f"let {owner!r}, who owns the schema, run what `aftercommit migrate grants {user}` prints"
+        remedy = f"let {owner!r}, who owns the schema, run what `aftercommit migrate grants {user} {OF_APP}` prints"
     elif owner is None:
         remedy = f"grant create on database {database} to {role}; or let the database's owner migrate"
     else:

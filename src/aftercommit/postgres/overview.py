@@ -17,6 +17,7 @@ from aftercommit.postgres.holders import Holder, holders
 from aftercommit.postgres.retention import words
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.text import MIGRATE
 
 # A relay speaks up several times within its lease; one without lanes is taken for alive this long.
 SILENCE_SECONDS = 15.0
@@ -193,7 +194,7 @@ def explained(connection: psycopg.Connection[Any], shape: Shape) -> Iterator[Non
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as problem:
         raise SchemaNotMigrated(
             f"there is no outbox of this version in schema {shape.schema!r} of database {connection.info.dbname!r}: "
-            "run `aftercommit migrate up`"
+            f"{MIGRATE}"
         ) from problem
     except psycopg.errors.InsufficientPrivilege as problem:
         raise privilege(connection.info.user, shape, problem) from problem

@@ -22,6 +22,7 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.postgres.views import stamp_of
 from aftercommit.telemetry import say
+from aftercommit.text import MIGRATE, OF_APP
 
 POSITIONS_PER_PARTITION = 1_000_000
 AHEAD = 3
@@ -91,12 +92,10 @@ def ensure(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
         user = connection.info.user
         raise MissingPrivilege(
             f"user {user!r} may not make partitions in schema {shape.schema!r}: {problem.diag.message_primary}. "
-            f"`aftercommit migrate grants {user}` prints what to grant"
+            f"`aftercommit migrate grants {user} {OF_APP}` prints what to grant"
         ) from problem
     except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as problem:
-        raise SchemaNotMigrated(
-            f"schema {shape.schema!r} has no function make_partitions: run `aftercommit migrate up`"
-        ) from problem
+        raise SchemaNotMigrated(f"schema {shape.schema!r} has no function make_partitions: {MIGRATE}") from problem
     except psycopg.errors.LockNotAvailable as problem:
         raise DatabaseError(
             f"partitions of {shape.schema}.log could not be made within five seconds: a migration runs, or a session "
@@ -286,6 +285,8 @@ def _need(kind: str, name: str, position: int) -> str:
             return f"consumer {name!r} has read up to {position} only"
         case "dead letter":
             return f"a dead letter of {name!r} is open at position {position}"
+        case "outbox":
+            return f"event {name}, at position {position}, waits in the outbox to be delivered once more"
         case _:
             return f"operation {name} is under way and goes through position {position}"
 

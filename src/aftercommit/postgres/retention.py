@@ -23,6 +23,7 @@ from aftercommit.postgres import partitions
 from aftercommit.postgres.catalog import asking
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.text import OF_APP
 
 # About three thousand inbox rows: a statement of some ten milliseconds.
 PAGES_AT_ONCE = 32
@@ -208,7 +209,7 @@ class Round:
             user = self.connection.info.user
             raise MissingPrivilege(
                 f"user {user!r} may not remove what is old from schema {self.shape.schema!r}: "
-                f"{problem.diag.message_primary}. `aftercommit migrate grants {user}` prints what to grant"
+                f"{problem.diag.message_primary}. `aftercommit migrate grants {user} {OF_APP}` prints what to grant"
             ) from problem
 
     def _task(self, name: str, work: Callable[[], Swept]) -> Swept:

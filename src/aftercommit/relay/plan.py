@@ -39,6 +39,7 @@ class Verdict:
     delay: float | None
     counted: int
     cause: BaseException | None = None
+    attempts: int = 1
 
 
 def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff: Backoff, max_attempts: int) -> Verdict:
@@ -57,6 +58,7 @@ def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff:
         delay,
         counted,
         failure.error,
+        failure.attempts,
     )
 
 

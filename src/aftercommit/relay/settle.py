@@ -127,18 +127,13 @@ class Settlement:
         self, connection: psycopg.AsyncConnection[Any], verdicts: Sequence[Verdict], lanes: Collection[int]
     ) -> int:
         """Failed events wait for their retry or end as failed, each with its dead letter."""
-        parameters = {
-            **self._fence(lanes),
-            "ids": [verdict.event_id for verdict in verdicts],
-            "consumers": [verdict.consumer for verdict in verdicts],
-            "errors": [verdict.error for verdict in verdicts],
-            "classes": [verdict.error_class for verdict in verdicts],
-            "delays": [verdict.delay for verdict in verdicts],
-            "counts": [verdict.counted for verdict in verdicts],
-        }
+        parameters = {**self._fence(lanes), **_columns(verdicts)}
         row = await (await connection.execute(self._statements["settle_failures"], parameters)).fetchone()
-        held, settled = row[:2] if row else (0, 0)
+        held, settled, _, ids = row if row else (0, 0, 0, ())
         self._refuse_stale(held, lanes)
+        withdrawn = [verdict for verdict in verdicts if verdict.event_id not in ids]
+        if withdrawn:
+            await connection.execute(self._statements["record_withdrawn"], {**parameters, **_columns(withdrawn)})
         return int(settled)
 
     async def count_attempt(self, connection: psycopg.AsyncConnection[Any], event_id: UUID, lane: int) -> int | None:
@@ -159,3 +154,15 @@ class Settlement:
             raise LeaseLost(
                 f"{len(lanes) - held} of {len(lanes)} lanes were taken over by another relay: nothing was written"
             )
+
+
+def _columns(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    return {
+        "ids": [verdict.event_id for verdict in verdicts],
+        "consumers": [verdict.consumer for verdict in verdicts],
+        "errors": [verdict.error for verdict in verdicts],
+        "classes": [verdict.error_class for verdict in verdicts],
+        "delays": [verdict.delay for verdict in verdicts],
+        "counts": [verdict.counted for verdict in verdicts],
+        "attempts": [verdict.attempts for verdict in verdicts],
+    }

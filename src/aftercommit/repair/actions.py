@@ -29,6 +29,11 @@ IN_HAND: Final = "it is being handled at this moment: try again when that has en
 CHANGED: Final = "somebody else has taken it up at this moment"
 OTHERS_WAIT: Final = "consumers still wait for its event: discard their letters first, or with it"
 NOTHING_TO_SEND: Final = "its event has been delivered meanwhile"
+GONE: Final = "its event was published and has left the log since, so that nothing can be delivered any more"
+PERHAPS_PUBLISHED: Final = (
+    "its event may have been published and dropped from the log since, and what is published never changes: retry the "
+    "letter as it is, or publish another event with what is right"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +96,14 @@ async def edit(
     text = checked_payload(ground, letter, payload)
     selection = Selection(event_ids=(event_id,), consumer=letter.consumer)
     locked = await _lock(ground, selection, EDITED)
-    obstacle = _obstacle(letter, locked)
+    published = await _was_published(ground, letter)
+    obstacle = _obstacle(letter, locked, published)
     if obstacle is not None:
         whose = owner(letter.consumer)
         raise LetterNotFound(f"the letter of event {event_id} with {whose} cannot be edited: {obstacle}")
     if dry_run:
         return Repaired(None, 1, (), dry_run=True)
-    before_publishing = letter.is_of_relay and not letter.positions
+    before_publishing = letter.is_of_relay and not published
     parameters = {"event_id": event_id, "consumer": letter.consumer, "payload": text}
     await ground.rows("edit_letter", {**parameters, "before_publishing": before_publishing})
     if before_publishing:
@@ -107,13 +113,23 @@ async def edit(
     return await _finish(ground, "edit", selection, dealt, by, reason, former)
 
 
-def _obstacle(letter: LetterDetail, locked: "_Locked") -> str | None:
-    """Why a payload cannot be replaced at this moment: somebody may have the old one in hand."""
+async def _was_published(ground: Ground, letter: LetterDetail) -> bool | None:
+    """Whether the event was ever in the log; None where nobody can know."""
+    row = await ground.row("was_published", {"event_id": letter.event_id, "consumer": letter.consumer})
+    return row[0] if row is not None else None
+
+
+def _obstacle(letter: LetterDetail, locked: "_Locked", published: bool | None) -> str | None:
+    """Why a payload cannot be replaced: somebody may have the old one in hand, or everybody."""
     if not locked.letters:
         return locked.left[0].note if locked.left else CHANGED
-    if letter.consumer == RELAY and letter.positions:
+    if not letter.is_of_relay:
+        return None
+    if published is None:
+        return PERHAPS_PUBLISHED
+    if published and letter.consumer == RELAY:
         return PUBLISHED
-    return None
+    return GONE if published and not letter.positions else None
 
 
 async def only_letter(ground: Ground, event_id: UUID, consumer: str | None) -> LetterDetail:
@@ -193,6 +209,7 @@ def _key(row: Sequence[Any]) -> tuple[UUID, str]:
 async def _retry(ground: Ground, locked: _Locked) -> list[Dealt]:
     mine = locked.of_log
     if mine:
+        await ground.rows("reopen_letters", _keys([each for each in mine if each.status == "discarded"]))
         await ground.rows("retry_letters", _keys(mine))
     return [each.done() for each in mine] + await _redeliver(ground, locked.of_relay)
 
@@ -201,6 +218,9 @@ async def _redeliver(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
     """Their events go out again, to those who have not taken them."""
     if not letters:
         return []
+    gone = {row[0] for row in await ground.rows("gone_events", _keys(letters))}
+    left = [each.left(GONE) for each in letters if each.event_id in gone]
+    letters = [each for each in letters if each.event_id not in gone]
     discarded = [each for each in letters if each.status == "discarded"]
     delivered: set[UUID] = set()
     if discarded:
@@ -213,7 +233,7 @@ async def _redeliver(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
         if not done_already:
             going.append(each.event_id)
     await ground.rows("redeliver", {"ids": list(dict.fromkeys(going))})
-    return dealt
+    return dealt + left
 
 
 async def _discard(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:

@@ -108,10 +108,10 @@ class Repair:
         options: dict[str, Any] = {"by": self._by, "reason": reason, "force": force, "dry_run": dry_run}
         return await self._act(lambda ground: seeking.seek(ground, consumer, to, **options))
 
-    async def preview(self, selection: Selection, *, to: str | None = None) -> Preview:
+    async def preview(self, selection: Selection, *, to: str | None = None, again: bool = False) -> Preview:
         """What a replay would do, before it does anything."""
         async with self._ground() as ground:
-            return await replay.preview(ground, selection, to)
+            return await replay.preview(ground, selection, to, again=again)
 
     async def start(
         self,
@@ -127,8 +127,9 @@ class Repair:
         """Freeze a set of events for a replay; `drive` then works through it.
 
         `to` is a consumer's name or "@transport"; dead letters go to their owners when it is not given. `again` lets a
-        consumer handle what it has handled before. PastHorizon when the inbox cannot tell that any more, unless
-        `past_horizon`. SetChanged when `expected` is given (the total of a preview) and the set has another number.
+        consumer handle what it has handled before. PastHorizon when the inbox cannot tell that any more (with `again`:
+        of others, where the event goes by the bus), unless `past_horizon`. SetChanged when `expected` is given (the
+        total of a preview) and the set has another number.
         """
         options = Options(per_second, again, past_horizon, expected)
 

@@ -145,22 +145,30 @@ class Driver:
         parts = {
             "details": ground.statements.part("item_details"),
             "is_past_horizon": ground.statements.part("is_past_horizon"),
+            "is_wanted_again": ground.statements.part("is_wanted_again"),
         }
         await ground.rows("hold_horizon", {})
-        wanted = {**self._mine, "limit": limit}
+        again, to_owner = bool(operation.detail.get("again")), operation.target == TO_OWNER
+        wanted = {**self._mine, "limit": limit, "again": again, "to_owner": to_owner}
         items = [Item(*row) for row in await ground.rows("next_items", wanted, **parts)]
         delivered = [item.event_id for item in items if not item.goes_by_letter]
         if delivered:
             # Rows before letters, as the relay does it; and then what is decided about a row holds.
             await ground.rows("lock_rows", {"ids": delivered})
             items = [Item(*row) for row in await ground.rows("next_items", wanted, **parts)]
-        again = bool(operation.detail.get("again"))
-        options = {"past_horizon": bool(operation.detail.get("past_horizon")), "to_owner": operation.target == TO_OWNER}
-        steps = [decide(item, again=again, **options) for item in items]
+        past_horizon = bool(operation.detail.get("past_horizon"))
+        steps = [decide(item, again=again, past_horizon=past_horizon, to_owner=to_owner) for item in items]
         steps = await self._free(ground, steps)
-        await self._deliver(ground, steps)
+        steps = await self._deliver(ground, steps)
         await self._put_before_consumers(ground, steps)
-        forgotten = [step.item for step in steps if step.state == "started" and step.item.was_handled and again]
+        await self._mark(ground, steps, again)
+        await ground.wake_everybody()
+        return steps
+
+    async def _mark(self, ground: Ground, steps: Sequence[Step], again: bool) -> None:
+        """Write down what was done, and take from the inbox what is to be handled although it is there."""
+        handled = [step.item.was_handled and (again or step.item.is_wanted_again) for step in steps]
+        forgotten = [step.item for step, known in zip(steps, handled, strict=True) if known and step.state == "started"]
         if forgotten:
             await ground.rows("forget_handled", _keys(forgotten))
         parameters = {
@@ -170,12 +178,10 @@ class Driver:
             "formers": [step.former_status for step in steps],
             "letters": [step.item.known_status for step in steps],
             "attempts": [step.item.attempts for step in steps],
-            "handled": [step.item.was_handled and again for step in steps],
+            "handled": handled,
             "notes": [step.note for step in steps],
         }
         await ground.rows("mark_items", parameters)
-        await ground.wake_everybody()
-        return steps
 
     async def _free(self, ground: Ground, steps: Sequence[Step]) -> list[Step]:
         """Those before the first whose letter somebody has in hand: that one keeps its turn, and nobody passes it."""
@@ -184,11 +190,15 @@ class Driver:
         free = {(event_id, consumer) for event_id, consumer in rows}
         return list(takewhile(lambda step: step.way != "letter" or step.item.key in free, steps))
 
-    async def _deliver(self, ground: Ground, steps: Sequence[Step]) -> None:
+    async def _deliver(self, ground: Ground, steps: Sequence[Step]) -> list[Step]:
+        """Through the outbox. One whose row was taken away at this moment, by a relay or an abort, keeps its turn."""
         rows = by_way(steps, "row")
-        if rows:
-            await ground.rows("reopen_deliveries", _keys(rows))
-            await ground.rows("redeliver", _keys(rows))
+        if not rows:
+            return list(steps)
+        await ground.rows("reopen_deliveries", _keys(rows))
+        await ground.rows("redeliver", _keys(rows))
+        there = {row[0] for row in await ground.rows("find_rows", _keys(rows))}
+        return [step for step in steps if step.way != "row" or step.item.event_id in there]
 
     async def _put_before_consumers(self, ground: Ground, steps: Sequence[Step]) -> None:
         known, new = by_way(steps, "letter"), by_way(steps, "new letter")
@@ -202,11 +212,20 @@ class Driver:
         outcomes = ground.statements.part("item_outcomes")
         rows = await ground.rows("rows_under_way", self._mine)
         letters = await ground.rows("letters_under_way", self._mine, outcomes=outcomes)
-        locked = {**self._mine, "ids": [row[0] for row in rows], "ordinals": [row[0] for row in letters]}
-        withdrawn = [row[0] for row in await ground.rows("withdraw_rows", locked, outcomes=outcomes)]
-        await ground.rows("withdraw_letters", locked, outcomes=outcomes)
-        ((in_hand,),) = await ground.rows("end_items", {**locked, "withdrawn": withdrawn}, outcomes=outcomes)
-        await ground.rows("restore_attempts", locked)
+        held = [row[0] for row in rows]
+        locked = {**self._mine, "ids": held, "ordinals": [row[0] for row in letters]}
+        # Asked when the locks are held: whoever feeds the same item now does so before, or after.
+        shared = dict(await ground.rows("leave_to_others", locked))
+        left = set(shared.values())
+        free = [event_id for event_id in held if event_id not in left]
+        mine = {**self._mine, "ids": free, "ordinals": [row[0] for row in letters if row[0] not in shared]}
+        handled = {row[0] for row in await ground.rows("put_back_handled", mine, outcomes=outcomes)}
+        mine["ids"] = [event_id for event_id in free if event_id not in handled]
+        withdrawn = [row[0] for row in await ground.rows("withdraw_rows", mine, outcomes=outcomes)]
+        await ground.rows("withdraw_letters", mine, outcomes=outcomes)
+        ended = {"withdrawn": withdrawn, "handled": list(handled), "shared": list(shared), "held": held}
+        ((in_hand,),) = await ground.rows("end_items", {**mine, **ended}, outcomes=outcomes)
+        await ground.rows("restore_attempts", mine)
         return await self._end(ground, "aborted") if not in_hand else await self._progress(ground, in_hand)
 
     async def _end(self, ground: Ground, status: str) -> Progress:

@@ -15,7 +15,8 @@ class Item:
     """One item of a frozen set, and how things stand with it right now.
 
     `known_status` is that of its letter, also of a whole delivery; `frozen_status` what it was when the set was frozen.
-    `has_open_letter` says whether a relay or somebody behind the bus still waits for the event.
+    `has_open_letter` says whether a relay or somebody behind the bus still waits for the event; `is_wanted_again` that
+    its consumer was spared the event when the letter was discarded, and the letter is what is replayed.
     """
 
     ordinal: int
@@ -32,6 +33,7 @@ class Item:
     known_status: str | None = None
     frozen_status: str | None = None
     has_open_letter: bool = False
+    is_wanted_again: bool = False
 
     @property
     def key(self) -> tuple[UUID, str | None]:
@@ -70,9 +72,9 @@ def decide(item: Item, *, again: bool, past_horizon: bool, to_owner: bool = Fals
         return Step(item, "fail", f"consumer {item.consumer!r} has no checkpoint: it was forgotten, or never began")
     if item.known_status == "discarded" and item.frozen_status != "discarded":
         return Step(item, "skip", "was discarded since the replay was started")
-    if item.was_handled and not again and not is_open:
+    if item.was_handled and not again and not is_open and not item.is_wanted_again:
         return Step(item, "skip", "was handled already")
-    if item.is_past_horizon and not past_horizon and not again:
+    if item.is_past_horizon and not past_horizon:
         return Step(item, "skip", "is past the horizon of the inbox: nobody knows any more whether it was handled")
     if not item.is_there:
         return Step(item, "fail", "is gone from the log: retention has removed it")

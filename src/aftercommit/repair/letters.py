@@ -19,7 +19,7 @@ class Letter:
     """A dead letter: an event that one consumer (or, as `@relay`, a transport) could not take.
 
     `attempts` are all that failed, over all retries; `failures` are those on record with their error, the last fifty at
-    most.
+    most. Behind the bus it is one for each delivery, in which a handler may be called several times.
     """
 
     event_id: UUID
@@ -45,11 +45,12 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt that failed."""
+    """One attempt that failed; behind the bus one delivery, with how many `attempts` the handler was given in it."""
 
     at: datetime
     error: str
     error_class: str
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ def _detail(ground: Ground, row: Sequence[Any], deeds: Sequence[Deed]) -> Letter
     names = [*_SUMMARY, *_DETAIL]
     known = dict(zip(names, row, strict=False))
     known["history"] = [
-        Attempt(datetime.fromisoformat(each["at"]), each["error"], each["error_class"]) for each in known["history"]
+        Attempt(datetime.fromisoformat(each["at"]), each["error"], each["error_class"], each.get("attempts", 1))
+        for each in known["history"]
     ]
     scope = dict(zip(ground.shape.scope, row[len(names) :], strict=True))
     return LetterDetail(**known, scope=scope, deeds=deeds)

@@ -66,9 +66,9 @@ class _Set:
     keeps_inbox: bool = True
 
 
-async def preview(ground: Ground, selection: Selection, to: str | None) -> Preview:
+async def preview(ground: Ground, selection: Selection, to: str | None, *, again: bool = False) -> Preview:
     """Count before anything is done. Nothing is changed."""
-    return await _preview(ground, await _set(ground, selection, to))
+    return await _preview(ground, await _set(ground, selection, to), again)
 
 
 async def start(
@@ -78,12 +78,14 @@ async def start(
     frozen = await _set(ground, selection, to)
     _refuse_again(frozen, options)
     await ground.rows("hold_horizon", {})
-    found = await _preview(ground, frozen)
-    if found.past_horizon and found.horizon is not None and not options.past_horizon and not options.again:
+    found = await _preview(ground, frozen, options.again)
+    if found.past_horizon and found.horizon is not None and not options.past_horizon:
+        # To handle them again is what is wanted of one consumer; behind the bus the event passes all the others too.
+        by_whom = f" by others than {frozen.target!r}" if options.again else ""
         raise PastHorizon(
             f"{found.past_horizon} of {found.total} events were published before {rfc3339(found.horizon)}, and what "
-            "was handled before then the inbox does not know any more: they might be handled twice. Leave them out "
-            f"(--since {rfc3339(found.horizon)}), or accept it with --past-horizon",
+            f"was handled before then the inbox does not know any more: they might be handled twice{by_whom}. Leave "
+            f"them out (--since {rfc3339(found.horizon)}), or accept it with --past-horizon",
             found.past_horizon,
         )
     detail = {"again": options.again, "past_horizon": options.past_horizon}
@@ -103,10 +105,11 @@ async def start(
     return operation_id
 
 
-async def _preview(ground: Ground, chosen: _Set) -> Preview:
+async def _preview(ground: Ground, chosen: _Set, again: bool) -> Preview:
     details = ground.statements.part("item_details")
-    past = ground.statements.part("is_past_horizon")
-    row = await ground.row("preview", chosen.parameters, chosen=chosen.chosen, details=details, is_past_horizon=past)
+    parts = {name: ground.statements.part(name) for name in ("is_past_horizon", "is_wanted_again")}
+    parameters = {**chosen.parameters, "again": again, "to_owner": chosen.target == TO_OWNER}
+    row = await ground.row("preview", parameters, chosen=chosen.chosen, details=details, **parts)
     types = await ground.rows("preview_types", chosen.parameters, chosen=chosen.chosen, details=details)
     return Preview(*(chosen.target, *row, [(name, count) for name, count in types]))
 

@@ -29,8 +29,9 @@ _NOTHING: Final = Selection()
 class Sought:
     """A checkpoint that was moved, or (`dry_run`) would be, and what lies between its two places.
 
-    Of the `events` in between that the consumer takes, `handled` ones are in its inbox; of `unknown` ones, which are
-    from before the inbox's horizon, nobody knows. `worker` held the consumer. `keeps_inbox`: without one, everything
+    Of the `events` in between that the consumer takes, `handled` ones are in its inbox, and `lettered` ones are not but
+    have an open dead letter, by which they are handled wherever the checkpoint is. Of `unknown` ones, which are from
+    before the inbox's horizon, nobody knows. `worker` held the consumer. `keeps_inbox`: without one, everything else
     behind the new place is handled again.
     """
 
@@ -39,6 +40,7 @@ class Sought:
     after: int
     events: int
     handled: int
+    lettered: int
     unknown: int
     keeps_inbox: bool
     worker: str | None
@@ -71,9 +73,11 @@ async def seek(
     after = await _position(ground, to)
     between = {"low": min(found.position, after), "high": max(found.position, after), "consumer": consumer}
     taken = None if found.taken == [ANY_TYPE] else found.taken
-    events, handled, unknown = await ground.row("events_between", {**between, "taken": taken})
-    counted = {"events": events, "handled": handled, "unknown": unknown, "keeps_inbox": found.inbox}
-    sought = Sought(consumer, found.position, after, **counted, worker=found.worker, dry_run=dry_run)
+    events, handled, lettered, unknown = await ground.row("events_between", {**between, "taken": taken})
+    counted = {"events": events, "handled": handled, "lettered": lettered, "unknown": unknown}
+    sought = Sought(
+        consumer, found.position, after, **counted, keeps_inbox=found.inbox, worker=found.worker, dry_run=dry_run
+    )
     if dry_run:
         return sought
     await ground.rows("move_by_hand", {"consumer": consumer, "position": after})

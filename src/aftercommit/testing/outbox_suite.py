@@ -15,10 +15,17 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import ClassVar
 from uuid import uuid4
 
-from aftercommit.errors import IdempotencyConflict, InvalidPayload, NotInTransaction, PayloadTooLarge, ScopeViolation
+from aftercommit.errors import (
+    IdempotencyConflict,
+    InvalidPayload,
+    NotInTransaction,
+    PayloadTooLarge,
+    SchemaNotMigrated,
+    ScopeViolation,
+)
 from aftercommit.event.correlation import correlation
 from aftercommit.event.identity import uuid7
-from aftercommit.outbox import Receipt
+from aftercommit.outbox import Outbox, Receipt
 from aftercommit.testing.publish_harness import AsyncPublishHarness, PublishHarness
 from aftercommit.testing.publish_stage import (
     AWKWARD,
@@ -36,6 +43,7 @@ from aftercommit.testing.publish_stage import (
     refused,
     sized,
 )
+from aftercommit.text import MIGRATE
 
 __all__ = ["AsyncPublishHarness", "PublishHarness", "PublishSuite", "prepare"]
 
@@ -94,6 +102,22 @@ class PublishSuite:
         expected = own | scope
         assert stage.ids() == [draft.event_id for draft in drafts]
         assert all(row[name] == value for row in stage.stored() for name, value in expected.items())
+
+    @case
+    async def test_tables_that_are_missing_or_older_are_refused_with_the_remedy(self, stage: Stage) -> None:
+        """Whatever the driver says about it, which stays the cause; one event, several, and with a key."""
+        caller = await stage.caller()
+        missing = Outbox("publish_suite_nowhere")
+        older = Outbox("publish_suite", scope={**OUTBOX.shape.scope, "added_since": str})
+        for outbox, scope in ((missing, {}), (older, {**SCOPE, "added_since": "x"})):
+            note = outbox.declare("suite.note_taken").draft({})
+            for events, key in ((note, {}), ([note, note], {}), (note, {"idempotency_key": "k"})):
+                await caller.begin()
+                with refused(SchemaNotMigrated, repr(outbox.schema), MIGRATE) as refusal:
+                    await caller.publish(outbox, events, **scope, **key)
+                await caller.rollback()
+                assert refusal.value.__cause__ is not None
+        assert stage.stored() == []
 
     @case
     async def test_rollback_leaves_nothing(self, stage: Stage) -> None:

@@ -131,10 +131,10 @@ def case(check: Case) -> Callable[[Suite, str], None]:
 
 
 @contextmanager
-def refused(kind: type[Exception], *words: str) -> Iterator[None]:
+def refused(kind: type[Exception], *words: str) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """What is inside raises this error, whose message has these words."""
     with pytest.raises(kind) as caught:
-        yield
+        yield caught
     for word in words:
         assert word in str(caught.value)
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import asyncpg
+
 from aftercommit.outbox.publisher import AsyncPublisher, Rows
 
 
@@ -15,6 +17,7 @@ class Asyncpg(AsyncPublisher):
     """An asyncpg connection."""
 
     style = "asyncpg"
+    errors = (asyncpg.PostgresError,)
 
     def __init__(self, connection: Any) -> None:
         """The caller's connection (asyncpg ships no types)."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from django.db import ProgrammingError
+
 from aftercommit.errors import UnsupportedConnection
 from aftercommit.outbox.publisher import Rows, SyncPublisher
 
@@ -23,6 +25,7 @@ class Django(SyncPublisher):
     """A Django connection."""
 
     style = "text"
+    errors = (ProgrammingError,)
 
     def __init__(self, connection: Any) -> None:
         """The caller's connection wrapper."""

@@ -35,6 +35,7 @@ class Psycopg(SyncPublisher):
     """A blocking psycopg connection."""
 
     style = "psycopg"
+    errors = (psycopg.ProgrammingError,)
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         """The caller's connection."""
@@ -58,6 +59,7 @@ class AsyncPsycopg(AsyncPublisher):
     """An asyncio psycopg connection."""
 
     style = "psycopg"
+    errors = (psycopg.ProgrammingError,)
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """The caller's connection."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -41,6 +42,8 @@ def _flush(session: Session) -> None:
 
 class Sqlalchemy(SyncPublisher):
     """A Session or Connection."""
+
+    errors = (DBAPIError,)
 
     def __init__(self, target: Session | Connection) -> None:
         """The caller's session or connection; the driver decides how placeholders look."""
@@ -77,6 +80,8 @@ class AsyncSqlalchemy(AsyncPublisher):
 
     Every step from asyncio into SQLAlchemy costs as much as a small statement, so all is done in one.
     """
+
+    errors = (DBAPIError,)
 
     def __init__(self, target: AsyncSession | AsyncConnection) -> None:
         """The caller's session or connection; the driver decides how placeholders look."""

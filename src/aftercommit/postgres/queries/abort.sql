@@ -6,6 +6,53 @@ where item.operation_id = %(id)s and item.state = 'started' and item.position is
 order by queued.id
 for update of queued skip locked
 
+-- name: leave_to_others
+-- What another operation has under way too is not taken back: it goes on for that one. Who found it on its way inherits what it had
+-- been before, should that one be aborted as well. A consumer that was to handle it again for this operation alone need not any more.
+with shared as (
+    select item.*, other.operation_id as other_id, other.ordinal as other_ordinal, other.consumer_name as other_consumer
+    from {schema}.operation_event item
+    join {schema}.operation_event other
+        on other.event_id = item.event_id and other.operation_id <> item.operation_id and other.state = 'started'
+        and (other.position is null) = (item.position is null)
+        and (item.position is null or other.consumer_name = item.consumer_name)
+    join {schema}.operation on operation.id = other.operation_id and operation.finished_at is null
+    where item.operation_id = %(id)s and item.state = 'started'
+      and case when item.position is null then item.event_id = any(%(ids)s::uuid[]) else item.ordinal = any(%(ordinals)s::bigint[]) end
+),
+inherited as (
+    update {schema}.operation_event other
+    set former_status = shared.former_status, former_letter = shared.former_letter, former_attempts = shared.former_attempts,
+        was_handled = other.was_handled or (shared.was_handled and shared.consumer_name is not distinct from shared.other_consumer)
+    from shared
+    where other.operation_id = shared.other_id and other.ordinal = shared.other_ordinal
+      and other.former_status in ('retrying', 'waiting', 'pending')
+      and coalesce(shared.former_status not in ('retrying', 'waiting', 'pending'), true)
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select distinct event_id, consumer_name from shared where was_handled and consumer_name is distinct from other_consumer
+    order by event_id
+    on conflict do nothing
+)
+select distinct ordinal, case when position is null then event_id end from shared
+
+-- name: put_back_handled
+-- Of what was to be handled again and was not tried yet, inbox rows are put back before the delivery is withdrawn. Where a handler is at
+-- work behind the bus, its own row is waited for; returned are those that it has handled.
+with {outcomes},
+untried as (
+    select event_id, consumer_name from outcome
+    where not by_letter and state is null and untried and was_handled and consumer_name is not null and event_id = any(%(ids)s::uuid[])
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, consumer_name from untried order by event_id
+    on conflict do nothing
+    returning event_id
+)
+select event_id from untried except select event_id from inbox
+
 -- name: letters_under_way
 -- Letters that were not tried yet and that no worker has in hand: what is done to these is not undone by anybody.
 with {outcomes}
@@ -66,18 +113,12 @@ letters as (
     from (select id from removed union all select id from restored) back
     join untried on untried.event_id = back.id
     where letter.event_id = back.id and letter.position is null and letter.status = 'retrying'
-),
-inbox as (
-    insert into {schema}.processed_events (event_id, consumer_name)
-    select event_id, consumer_name from untried where was_handled and consumer_name is not null
-    order by event_id
-    on conflict do nothing
 )
 select id from removed union all select id from restored
 
 -- name: end_items
--- Aborted: nothing waits any more. What was tried and failed goes on being retried by its own policy, and counts as failed. A letter
--- that a worker has in hand, not tried before, is left to the next step; returned is how many of these there are.
+-- Aborted: nothing waits any more. What was tried and failed goes on being retried by its own policy, and counts as failed. What
+-- somebody has in hand (a letter: its worker; a row: the relay that settles it) is left to the next step; returned is how many there are.
 with {outcomes},
 ended as (
     update {schema}.operation_event item
@@ -87,9 +128,11 @@ ended as (
         select case
             when outcome.by_letter and outcome.ordinal = any(%(ordinals)s::bigint[]) then 'aborted'
             when not outcome.by_letter and outcome.event_id = any(%(withdrawn)s::uuid[]) then 'aborted'
+            when not outcome.by_letter and outcome.event_id = any(%(handled)s::uuid[]) then 'done'
             when outcome.state is not null then outcome.state
             when outcome.untried is false then 'failed'
-            when not outcome.by_letter then 'aborted'
+            when outcome.ordinal = any(%(shared)s::bigint[]) then 'aborted'
+            when not outcome.by_letter and outcome.event_id = any(%(held)s::uuid[]) then 'aborted'
         end as state
     ) verdict
     where item.operation_id = %(id)s and item.ordinal = outcome.ordinal and verdict.state is not null

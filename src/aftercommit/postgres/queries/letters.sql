@@ -30,6 +30,8 @@ letters as (
         -- A letter that had come to its end begins anew: its event was sent again, with all its attempts.
         attempts_before = case when letter.status in ('resolved', 'discarded') then letter.attempts else letter.attempts_before end,
         next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
+        -- One from the time when this consumer was behind the bus has none, and would be nobody's.
+        position = coalesce(letter.position, excluded.position),
         history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
     -- An event that is only to wait, read again after a crash, may have a letter that is further on already.
     where excluded.attempts > 0 or letter.status in ('resolved', 'discarded')
@@ -277,9 +279,9 @@ from sent
 where letter.event_id = sent.id and letter.status = 'parked' and letter.position is null
 
 -- name: corrected_payloads
--- Behind the bus: payloads that an operator has put in the place of published ones, for this consumer alone.
+-- Behind the bus: payloads that an operator has put in the place of published ones, for this consumer alone. They hold for good, also
+-- when the letter was dealt with and the event is to be handled again.
 select letter.event_id, letter.payload::text
 from {schema}.dead_letter_events letter
 join {schema}.outbox on outbox.id = letter.event_id
-where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = %(consumer)s and letter.position is null
-  and letter.status in ('retrying', 'parked') and letter.payload::text <> outbox.payload::text
+where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = %(consumer)s and letter.payload::text <> outbox.payload::text

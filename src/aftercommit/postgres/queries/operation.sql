@@ -88,7 +88,7 @@ horizon as (
     select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment
 )
 select count(*), count(distinct chosen.event_id), count(*) filter (where letter.status in ('retrying', 'waiting', 'parked')),
-       count(*) filter (where inbox.event_id is not null),
+       count(*) filter (where inbox.event_id is not null and not {is_wanted_again}),
        count(*) filter (where {is_past_horizon}), (select moment from horizon where isfinite(moment)),
        min(chosen.position), max(chosen.position), min(event.created_at), max(event.created_at)
 from chosen
@@ -128,8 +128,14 @@ left join {schema}.outbox queued on queued.id = chosen.event_id
 -- name: is_past_horizon
 -- Handled or not? The inbox does not know any more what was handled before its horizon. An open letter says that it was not, and
 -- what was never in the log is still on its first way, for which inbox rows are kept.
-inbox.event_id is null and event.since < horizon.moment and event.in_log
-    and coalesce(letter.status, 'resolved') in ('resolved', 'discarded')
+-- What goes by letter reaches its consumer alone. What is delivered reaches everybody, and whoever is not meant is protected by
+-- the inbox alone, also when the one that is meant is to handle it again.
+event.since < horizon.moment and event.in_log and coalesce(letter.status, 'resolved') in ('resolved', 'discarded')
+    and case when chosen.position is null then inbox.event_id is null or %(again)s else inbox.event_id is null and not %(again)s end
+
+-- name: is_wanted_again
+-- A discarded letter that is chosen as such: the inbox row by which its consumer was spared the event does not count.
+(%(to_owner)s and coalesce(letter.spared and letter.status = 'discarded', false))
 
 -- name: freeze
 -- The set as it is at this moment, in the order of the events' writers; nothing that happens later changes it.
@@ -199,14 +205,18 @@ select horizon from {schema}.upkeep where task = 'inbox' for share
 -- name: next_items
 -- The next items that wait for their turn, with what decides about each.
 select chosen.ordinal, chosen.event_id, chosen.consumer_name, chosen.position, letter.status, queued.status, inbox.event_id is not null,
-       event.created_at is not null or queued.id is not null, coalesce({is_past_horizon}, false),
+       -- To deliver an event it takes the event itself, and not a letter alone; unless its delivery was discarded.
+       case when chosen.position is null then coalesce(event.in_log, false) or queued.id is not null or coalesce(delivery.status <> 'resolved', false)
+            else event.created_at is not null or queued.id is not null end,
+       coalesce({is_past_horizon}, false),
        exists (select from {schema}.consumer where consumer.name = chosen.consumer_name),
        case when chosen.position is not null then letter.attempts_before else queued.retry_count end,
-       coalesce(letter.status, delivery.status), chosen.former_letter,
+       coalesce(letter.status, case when chosen.consumer_name is null then delivery.status end), chosen.former_letter,
        exists (
            select from {schema}.dead_letter_events other
            where other.event_id = chosen.event_id and other.position is null and other.status in ('retrying', 'waiting', 'parked')
-       )
+       ),
+       {is_wanted_again}
 from (
     select * from {schema}.operation_event
     where operation_id = %(id)s and state = 'waiting'
@@ -216,7 +226,7 @@ from (
 cross join (select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment) horizon
 {details}
 left join {schema}.dead_letter_events delivery
-    on chosen.consumer_name is null and delivery.event_id = chosen.event_id and delivery.consumer_name = '@relay'
+    on chosen.position is null and delivery.event_id = chosen.event_id and delivery.consumer_name = '@relay'
 order by chosen.ordinal
 
 -- name: mark_items
@@ -261,10 +271,13 @@ where letter.event_id = chosen.event_id and letter.consumer_name = coalesce(chos
   and letter.position is null and letter.status = 'discarded'
 
 -- name: feed_known_letters
--- Letters that exist already fall due, in the given order. One that waits behind another (strict ordering) goes on waiting.
+-- Letters that exist already fall due, in the given order. One that waits behind another (strict ordering) goes on waiting. One from
+-- the time when its consumer was behind the bus has no position yet.
 update {schema}.dead_letter_events letter
-set status = 'retrying', attempts_before = letter.attempts, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
-from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(ordinals)s::bigint[]) as chosen (event_id, consumer_name, ordinal)
+set status = 'retrying', attempts_before = letter.attempts, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond',
+    position = coalesce(letter.position, chosen.position)
+from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(ordinals)s::bigint[], %(positions)s::bigint[])
+    as chosen (event_id, consumer_name, ordinal, position)
 where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name and letter.status <> 'waiting'
 
 -- name: feed_new_letters

@@ -199,8 +199,9 @@ where o.id = %(id)s and o.status = 'pending' and o.retry_count > 0 and fence.hel
 with {fence},
 failure as (
     select *
-    from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(counts)s::integer[])
-        as f (id, consumer_name, error, error_class, delay, counted)
+    from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(counts)s::integer[],
+                %(attempts)s::integer[])
+        as f (id, consumer_name, error, error_class, delay, counted, attempts)
 ),
 spared as (
     -- A letter that was discarded stays so: should its consumer be asked all the same, because its inbox does not know of it any
@@ -246,14 +247,18 @@ letters as (
     select settled.id, failure.consumer_name, case when settled.status = 'failed' then 'parked' else 'retrying' end,
            settled.event_type, settled.schema_version, settled.aggregate_type, settled.aggregate_id, settled.occurred_at,
            settled.correlation_id, settled.causation_id, settled.payload, settled.seq, settled.created_at,
-           failure.error, failure.error_class, case when failure.consumer_name = '@relay' then settled.retry_count else 1 end,
+           failure.error, failure.error_class, case when failure.consumer_name = '@relay' then settled.retry_count else failure.attempts end,
            settled.next_retry_at,
-           jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class)) {settled_scope}
+           jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class,
+                                                'attempts', failure.attempts)) {settled_scope}
     from settled join blamed failure on failure.id = settled.id
     order by settled.id, failure.consumer_name
     on conflict (event_id, consumer_name) do update
     set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
-        attempts = greatest(letter.attempts + 1, excluded.attempts), next_retry_at = excluded.next_retry_at,
+        -- Of a consumer behind the bus every call of its handler counts; of a delivery, what its row has counted.
+        attempts = case when letter.consumer_name = '@relay' then greatest(letter.attempts + 1, excluded.attempts)
+                        else letter.attempts + excluded.attempts end,
+        next_retry_at = excluded.next_retry_at,
         last_seen_at = clock_timestamp(),
         history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
     returning 1
@@ -274,8 +279,49 @@ recovered as (
     from others
     where letter.event_id = others.event_id and letter.consumer_name = others.consumer_name
 )
-select fence.held, (select count(*) from settled) as settled, (select count(*) from letters) as letters
+select fence.held, (select count(*) from settled) as settled, (select count(*) from letters) as letters,
+       (select coalesce(array_agg(id), '{{}}') from settled) as ids
 from fence
+
+-- name: record_withdrawn
+-- A replay was aborted while its event was being delivered: the row is gone, or has failed again, but the failure is on record. A
+-- consumer that has its inbox row back has given the event up; a letter says so, and can be retried.
+with {fence},
+failure as (
+    select f.*, (select true from {schema}.processed_events inbox where inbox.event_id = f.id and inbox.consumer_name = f.consumer_name) as spared
+    from fence, unnest(%(ids)s::uuid[], %(consumers)s::text[], %(errors)s::text[], %(classes)s::text[], %(attempts)s::integer[])
+        as f (id, consumer_name, error, error_class, attempts)
+    where fence.held = %(lane_count)s
+),
+source as (
+    select failure.*, event.*
+    from failure
+    cross join lateral (
+        select log.event_type, log.schema_version, log.aggregate_type, log.aggregate_id, log.occurred_at, log.correlation_id, log.causation_id,
+               log.payload, log.seq, log.created_at {log_scope}
+        from {schema}.log where log.id = failure.id
+        union all
+        select settled.event_type, settled.schema_version, settled.aggregate_type, settled.aggregate_id, settled.occurred_at,
+               settled.correlation_id, settled.causation_id, settled.payload, settled.seq, settled.created_at {settled_scope}
+        from {schema}.outbox settled where settled.id = failure.id
+        limit 1
+    ) event
+)
+insert into {schema}.dead_letter_events as letter (
+    event_id, consumer_name, status, spared, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
+    correlation_id, causation_id, payload, seq, created_at, error, error_class, attempts, history {scope_names}
+)
+select id, consumer_name, case when spared then 'discarded' else 'parked' end, coalesce(spared, false), event_type, schema_version,
+       aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, seq, created_at, error, error_class, attempts,
+       jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(error, 500), 'error_class', error_class, 'attempts', attempts))
+       {scope_names}
+from source
+order by id, consumer_name
+on conflict (event_id, consumer_name) do update
+set status = case when letter.status = 'resolved' then excluded.status else letter.status end,
+    spared = case when letter.status = 'resolved' then excluded.spared else letter.spared end,
+    error = excluded.error, error_class = excluded.error_class, attempts = letter.attempts + excluded.attempts, last_seen_at = clock_timestamp(),
+    history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
 
 -- name: resolve_letters
 -- Events that failed before and are published now: their dead letters are resolved. Locked in the order in which everybody does it.

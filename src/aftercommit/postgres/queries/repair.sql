@@ -98,8 +98,8 @@ where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consum
 -- Events go out again in the given order, with all their attempts: a failed row of the outbox is pending again, an event that has
 -- left it is inserted with the same id. A row with a time of its retry is found below any watermark, and by it the relay knows
 -- that there may be a letter to resolve.
--- What was published goes as it stands in the log, behind all that was since. What never was goes as its letter has it, and in
--- its old place: so the order of its aggregate is that of publishing, unless later events have gone ahead.
+-- What was published goes as it stands in the log, behind all that was since. What never was (its delivery was discarded) goes as
+-- its letter has it, and in its old place: so the order of its aggregate is that of publishing, unless later events have gone ahead.
 with chosen as (
     select event_id, statement_timestamp() + ordinal * interval '1 microsecond' as due
     from unnest(%(ids)s::uuid[]) with ordinality as chosen (event_id, ordinal)
@@ -133,12 +133,8 @@ never_published as (
     select event.event_id, event.seq, event.event_type, event.schema_version, event.aggregate_type, event.aggregate_id, event.occurred_at,
            event.correlation_id, event.causation_id, event.payload, event.created_at, chosen.due {event_scope}
     from chosen
-    cross join lateral (
-        select * from {schema}.dead_letter_events letter
-        where letter.event_id = chosen.event_id
-        order by letter.consumer_name
-        limit 1
-    ) event
+    join {schema}.dead_letter_events event
+        on event.event_id = chosen.event_id and event.consumer_name = '@relay' and event.status <> 'resolved'
     where not exists (select from {schema}.outbox where outbox.id = chosen.event_id)
       and not exists (select from {schema}.log where log.id = chosen.event_id)
     on conflict (id) do nothing
@@ -164,7 +160,7 @@ letters as (
 select id from going
 
 -- name: reopen_letters
--- Discarded letters of a relay are wanted again: the inbox row by which a consumer was spared the event is taken back.
+-- Discarded letters are wanted again: the inbox row by which a consumer was spared the event is taken back.
 with reopened as (
     update {schema}.dead_letter_events letter
     set status = 'parked', spared = false
@@ -187,12 +183,16 @@ returning letter.event_id
 
 -- name: discard_letters
 -- Given up: nobody tries these again by himself. They are kept for as long as others that were seen now.
--- A consumer behind the bus is spared the event by a row in its inbox, so that the event can go on to the log. One that had handled
--- it before, and was to handle it again, has its row back.
+-- A consumer behind the bus is spared the event by a row in its inbox, so that the event can go on to the log; and one of the log
+-- whose checkpoint is still before the event, which will come by once more. One that had handled it before, and was to handle it
+-- again, has its row back.
 with chosen as (
-    select chosen.event_id, chosen.consumer_name, letter.position is null as is_of_relay
+    select chosen.event_id, chosen.consumer_name,
+           (letter.position is null and letter.consumer_name <> '@relay')
+               or (consumer.inbox and letter.position > consumer.position) as comes_by
     from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
     join {schema}.dead_letter_events letter on letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
+    left join {schema}.consumer on consumer.name = letter.consumer_name
 ),
 handled as (
     select chosen.event_id, chosen.consumer_name
@@ -205,7 +205,7 @@ handled as (
 ),
 inbox as (
     insert into {schema}.processed_events (event_id, consumer_name)
-    select event_id, consumer_name from chosen where is_of_relay and consumer_name <> '@relay'
+    select event_id, consumer_name from chosen where comes_by
     union
     select event_id, consumer_name from handled
     order by 1, 2
@@ -215,7 +215,6 @@ inbox as (
 update {schema}.dead_letter_events letter
 set status = 'discarded', next_retry_at = null, last_seen_at = clock_timestamp(),
     spared = (letter.event_id, letter.consumer_name::text) in (select event_id, consumer_name::text from inbox)
-        and (letter.event_id, letter.consumer_name::text) not in (select event_id, consumer_name::text from handled)
 from chosen
 where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
 
@@ -241,6 +240,37 @@ where id = any(%(ids)s::uuid[]) and status = 'failed'
         and letter.status in ('retrying', 'waiting', 'parked')
   )
 returning id
+
+-- name: was_published
+-- Whether an event was ever in the log. What has left the outbox was, unless its delivery was discarded. Null where nobody can know:
+-- a discarded delivery may have been the second one, of an event that retention has dropped from the log since.
+select case
+    when exists (select from {schema}.log where log.id = letter.event_id) then true
+    when exists (select from {schema}.outbox where outbox.id = letter.event_id) then false
+    when not exists (
+        select from {schema}.dead_letter_events delivery
+        where delivery.event_id = letter.event_id and delivery.consumer_name = '@relay' and delivery.status <> 'resolved'
+    ) then true
+    when least(letter.created_at, letter.occurred_at) > dropped.until then false
+end
+from {schema}.dead_letter_events letter
+cross join (
+    select case when head.position = 0 or first.position = 1 then '-infinity' else coalesce(first.ts, head.ts) end as until
+    from {schema}.head
+    left join lateral (select log.position, log.ts from {schema}.log order by log.position limit 1) first on true
+) dropped
+where letter.event_id = %(event_id)s and letter.consumer_name = %(consumer)s
+
+-- name: gone_events
+-- Those of these events that were published and have left the log since: there is nothing left that could be delivered.
+select chosen.event_id
+from unnest(%(ids)s::uuid[]) as chosen (event_id)
+where not exists (select from {schema}.outbox where outbox.id = chosen.event_id)
+  and not exists (select from {schema}.log where log.id = chosen.event_id)
+  and not exists (
+      select from {schema}.dead_letter_events delivery
+      where delivery.event_id = chosen.event_id and delivery.consumer_name = '@relay' and delivery.status <> 'resolved'
+  )
 
 -- name: edit_letter
 -- The letter gets another payload. The log never changes: what is published already is corrected for this consumer alone. Of an
@@ -292,13 +322,18 @@ with recursive search as (
 select low - 1 from search where low = high
 
 -- name: events_between
--- What a consumer takes between two checkpoints: how many events, how many of them its inbox knows as handled, and of how many it
--- cannot say it any more.
+-- What a consumer takes between two checkpoints: how many events, how many of them its inbox knows as handled, how many others have
+-- an open letter and go its way, and of how many of the rest the inbox cannot say it any more.
 select count(*), count(inbox.event_id),
-       count(*) filter (where inbox.event_id is null and least(log.created_at, log.occurred_at) < horizon.moment)
+       count(letter.event_id) filter (where inbox.event_id is null),
+       count(*) filter (
+           where inbox.event_id is null and letter.event_id is null and least(log.created_at, log.occurred_at) < horizon.moment
+       )
 from {schema}.log
 cross join (select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment) horizon
 left join {schema}.processed_events inbox on inbox.event_id = log.id and inbox.consumer_name = %(consumer)s
+left join {schema}.dead_letter_events letter
+  on letter.event_id = log.id and letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked')
 where log.position > %(low)s and log.position <= %(high)s
   and (%(taken)s::text[] is null or log.event_type = any(%(taken)s::text[]))
 

@@ -150,7 +150,8 @@ delete from {schema}.operation where id = %(operation)s and finished_at < %(befo
 
 -- name: log_holders
 -- Who still needs positions up to here: consumers that have yet to read them, open dead letters, operations under way. One that
--- goes through the transport names its events alone, and takes them from the log when their turn comes.
+-- goes through the transport names its events alone, and takes them from the log when their turn comes. That an event which waits
+-- in the outbox once more was published before, only its place in the log tells.
 select 'consumer', name::text, position from {schema}.consumer where position < %(position)s
 union all
 select 'dead letter', consumer_name::text, min(position)
@@ -174,5 +175,14 @@ cross join lateral (
     limit 1
 ) needed
 where operation.finished_at is null
+union all
+select 'outbox', sent_again.id::text, sent_again.position
+from (
+    select log.id, log.position
+    from {schema}.outbox
+    join {schema}.log on log.id = outbox.id and log.position <= %(position)s
+    where outbox.status = 'failed' or outbox.next_retry_at is not null
+    limit 1
+) sent_again
 order by 3
 limit 5
