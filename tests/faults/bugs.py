@@ -12,7 +12,7 @@ LANES = "src/aftercommit/relay/lanes.py"
 SLICES = "src/aftercommit/consumer/slices.py"
 RUNNER = "src/aftercommit/consumer/runner.py"
 FAILURES = "src/aftercommit/consumer/failures.py"
-INSERT = "src/aftercommit/outbox/insert.py"
+ROWS = "src/aftercommit/outbox/rows.py"
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ order by o.seq""",
     _bug(
         "scope values change places",
         Edit(
-            INSERT,
+            ROWS,
             "return [_scope_value(name, kind, given.get(name)) for name, kind in declared.items()]",
             "return [_scope_value(name, kind, given.get(name)) for name, kind in reversed(declared.items())]",
         ),

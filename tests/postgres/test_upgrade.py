@@ -43,9 +43,18 @@ def with_data(dsn: str) -> None:
         columns = {"aggregate_type": "order", "aggregate_id": "old", "tenant_id": "acme", "payload": payload}
         delivered, failed, _ = (engine.publish("order.placed", **columns) for _ in range(3))
         engine.deliver(delivered)
-        engine.fail(failed)
+        # In plain SQL: our own statements are those of the newest tables.
+        connection.execute(
+            "update shop.outbox set status = 'failed', retry_count = 1, last_error = 'broken' where id = %s", [failed]
+        )
         connection.execute(
             """
+            insert into shop.dead_letter_events (event_id, consumer_name, status, event_type, schema_version,
+                aggregate_type, aggregate_id, occurred_at, correlation_id, payload, seq, created_at, error,
+                error_class, attempts, tenant_id)
+            select id, '@relay', 'parked', event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
+                   correlation_id, payload, seq, created_at, 'broken', 'RuntimeError', 1, tenant_id
+            from shop.outbox where status = 'failed';
             insert into shop.processed_events (event_id, consumer_name) select id, 'recorder' from shop.log;
             insert into shop.consumer (name, position, declared_by) values ('recorder', 1, '');
             insert into shop.dead_letter_events (event_id, consumer_name, status, event_type, schema_version,
