@@ -39,6 +39,9 @@ POINTS = {
     "worker": (*WORKER_POINTS, *LISTENER_POINTS, *HANDLER_POINTS),
 }
 
+# Within so many seconds of PostgreSQL's return events must flow again.
+FLOW_LIMIT = 5.0
+
 FAULTS = (
     "kills",
     "crashes",

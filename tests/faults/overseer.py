@@ -46,13 +46,15 @@ class Bereaved:
 class Recoveries:
     """Seconds that recoveries took: `takeover` until all was in other hands, `progress` until they worked on it.
 
-    A takeover in trouble is one for which nobody was there who had nothing done to him in the time that it may take.
+    A takeover in trouble is one for which nobody was there who had nothing done to him in the time that it may take;
+    a flow in trouble, one during which relays were killed, stopped or cut off as well.
     """
 
     takeover: list[float] = field(default_factory=list)
     takeover_in_trouble: list[float] = field(default_factory=list)
     progress: list[float] = field(default_factory=list)
     flow: list[float] = field(default_factory=list)
+    flow_in_trouble: list[float] = field(default_factory=list)
 
 
 class Overseer:
@@ -193,6 +195,12 @@ class Overseer:
         since, until = one.began - SETTLED, one.began + self._takeover_limit
         hit = {each.name for each in self._troubles if each.began <= until and each.ended >= since}
         return None not in hit and any(name not in hit for name in one.heirs)
+
+    def flowed(self, began: float, seconds: float, limit: float) -> None:
+        """Appends have begun again, so long after they could."""
+        hit = {each.name for each in self._troubles if each.began <= began + limit and each.ended >= began}
+        in_trouble = any(name is not None and name.startswith("relay-") for name in hit)
+        (self.recoveries.flow_in_trouble if in_trouble else self.recoveries.flow).append(seconds)
 
     async def _progress_of(self, actor: Actor, names: list[str]) -> dict[str, int] | None:
         if actor.kind == "worker":

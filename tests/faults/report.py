@@ -14,10 +14,8 @@ from typing import Any
 import click
 
 from tests.faults.checkers import CHECKERS, Violation
-from tests.faults.options import Options, minimum, unreached
+from tests.faults.options import FLOW_LIMIT, Options, minimum, unreached
 from tests.faults.scene import Tally
-
-FLOW_LIMIT = 5.0
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,7 @@ def figures(report: Report) -> dict[str, Any]:
         "recovery": {
             "takeover": _quantiles(recoveries.takeover),
             "takeover_in_trouble": _quantiles(recoveries.takeover_in_trouble),
+            "flow_in_trouble": _quantiles(recoveries.flow_in_trouble),
             "progress": _quantiles(recoveries.progress),
             "flow": _quantiles(recoveries.flow),
             "drain": _quantiles(report.tally.drains),
@@ -192,6 +191,7 @@ def _recoveries(report: Report) -> list[tuple[str, Sequence[float]]]:
         ("the same, everybody else in trouble too", recoveries.takeover_in_trouble),
         ("progress after a kill", recoveries.progress),
         ("flow after a crash or full disk", recoveries.flow),
+        ("the same, relays in trouble too", recoveries.flow_in_trouble),
         ("drain in calm", report.tally.drains),
     ]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import psycopg
 
 from aftercommit.testing.fault_proxy import FaultProxy
-from tests.faults.options import Options
+from tests.faults.options import FLOW_LIMIT, Options
 from tests.faults.overseer import APPLICATION, Overseer
 from tests.faults.stage import Stage
 
@@ -69,11 +69,12 @@ class Weather:
                 await self._see_it_flow("PostgreSQL had come back")
 
     async def _see_it_flow(self, since: str) -> None:
+        began = time.monotonic()
         seconds = await self.overseer.flows(FLOW_PATIENCE)
         if seconds is None:
             self.stuck.append(f"nothing was appended for {FLOW_PATIENCE:g} s after {since}")
         else:
-            self.overseer.recoveries.flow.append(seconds)
+            self.overseer.flowed(began, seconds, FLOW_LIMIT)
 
     async def terminate(self) -> None:
         """Some sessions are ended by the server."""
