@@ -138,7 +138,7 @@ select 1, (select""",
             "select (select count(*) from fence), null, (select position from fence),",
             "select (select count(*) from fence), null, null::bigint,",
         ),
-        run="--only network --seconds 60",
+        run="--only network --seconds 90",
         seen_by="duplicated_effect",
     ),
     _bug(

@@ -241,8 +241,9 @@ class Nemesis:
         ways = ["direct", "direct"]
         ways += ["proxy", "proxy"] if self.options.has("network") else []
         ways += ["pooler"] if self.options.has("pooler") else []
-        # A writer is where an answer that is cut off matters most.
-        way = "proxy" if actor.kind == "writer" and "proxy" in ways and chance.random() < 0.6 else chance.choice(ways)
+        # An answer that is cut off matters most to a writer and to a worker whose handlers have no inbox behind them.
+        exposed = actor.kind == "writer" or "bare" in part.consumers
+        way = "proxy" if exposed and "proxy" in ways and chance.random() < 0.6 else chance.choice(ways)
         if part.die is not None and part.die[0] == "listener.deaf":
             way = "pooler"
         elif part.die is not None and part.die[0] == "listener.working":
