@@ -176,6 +176,9 @@ class Nemesis:
                 await asyncio.wait_for(actor.stopped.wait(), PATIENCE)
             held = await self.overseer.held_by(actor, pid) if actor.stopped.is_set() else {}
             taken_over = bool(held) and await self._taken_over(held)
+            if taken_over:
+                # Sometimes its heir is to be in the middle of the same work when it comes back.
+                await asyncio.sleep(chance.choice((0.0, 0.4, 1.5)))
             if actor.pid == pid:
                 actor.signal(signal.SIGCONT)
             if taken_over and actor.pid == pid:
