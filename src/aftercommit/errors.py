@@ -9,7 +9,8 @@
     │   ├── PayloadTooLarge
     │   ├── InvalidEnvelope
     │   ├── IdempotencyConflict
-    │   └── ScopeViolation
+    │   ├── ScopeViolation
+    │   └── AudienceViolation
     ├── NotInTransaction           publish was called outside a transaction
     ├── UnsupportedConnection      publish got something that is not a connection it knows
     ├── UnreadableEvent            a recorded event cannot be turned into its type here
@@ -33,6 +34,16 @@
     │   ├── LetterNotFound
     │   ├── PastHorizon            events might be handled twice
     │   └── OperationBusy
+    ├── Unauthorized               whoever asks is not known, or no longer
+    ├── FeedError                  what a reader of a feed asked for cannot be answered
+    │   ├── BadParameter
+    │   ├── InvalidCursor
+    │   ├── CursorGone             the log no longer has what lies behind this cursor
+    │   └── UnknownStrand
+    ├── FeedsFailed                what reads the log in this process has failed for good
+    ├── FollowError                a feed cannot be followed from here
+    │   ├── FeedRefused            the server refuses, and waiting does not help
+    │   └── BookmarkError          a reader's place can be neither read nor kept
     ├── DrainFailed                in a test: a handler or the transport failed
     ├── DrainNeverEnded            in a test: there is always more to do
     └── MissingExtra               an optional dependency is not installed
@@ -40,7 +51,7 @@
 A message says what was wrong, with the value, and what to do about it.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 
 class AftercommitError(Exception):
@@ -85,6 +96,10 @@ class IdempotencyConflict(ContractViolation):
 
 class ScopeViolation(ContractViolation):
     """A declared scope value is missing, mistyped or not declared."""
+
+
+class AudienceViolation(ContractViolation):
+    """Who hears of an event was not said, was said where the outbox declares no audience, or is not a list of names."""
 
 
 class NotInTransaction(AftercommitError):
@@ -211,3 +226,80 @@ class SetChanged(RepairError):
         super().__init__(message)
         self.expected = expected
         self.found = found
+
+
+class FeedsFailed(AftercommitError):
+    """What reads the log for the feeds of this process has failed for good: the process has to be started anew."""
+
+
+class Unauthorized(AftercommitError):
+    """Whoever asks is not known, or no longer.
+
+    Its text is always the same, because a closer one would help those who guess. `reason` says more, for our own log.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("Missing or invalid authentication token")
+        self.reason = reason
+
+
+class FeedError(AftercommitError):
+    """What a reader of a feed asked for cannot be answered as it was asked."""
+
+
+class BadParameter(FeedError):
+    """A parameter of a request has a value that the feed does not take."""
+
+    def __init__(self, parameter: str, value: str, reason: str) -> None:
+        super().__init__(f"{parameter}={value!r:.100}: {reason}")
+        self.parameter = parameter
+        self.value = value
+        self.reason = reason
+
+
+class InvalidCursor(FeedError):
+    """A text is not a cursor of this feed. The remedy may depend on where it stood, in an address or in a header."""
+
+    def __init__(self, text: str, reason: str, remedy: str | None = None) -> None:
+        super().__init__(f"Invalid cursor format: {reason}" + (f", {remedy}" if remedy is not None else ""))
+        self.text = text
+        self.reason = reason
+
+
+class CursorGone(FeedError):
+    """The log no longer has what lies behind this cursor; `restart` is the one to go on from, before the oldest event.
+
+    `reason` is `retention` (events after the cursor were dropped) or `epoch` (the log was restored, and the cursor is
+    of its former life).
+    """
+
+    def __init__(self, reason: Literal["retention", "epoch"], message: str, restart: Any) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.restart = restart
+
+
+class UnknownStrand(FeedError):
+    """A feed cannot have events for this key, because of its form."""
+
+
+class FollowError(AftercommitError):
+    """A feed cannot be followed as it was asked."""
+
+
+class FeedRefused(FollowError):
+    """The server refuses, and waiting does not heal it: `status`, `code`, `message` and `details` are its own words."""
+
+    def __init__(
+        self, status: int, code: str | None, message: str, details: dict[str, Any], retry_after: float | None = None
+    ) -> None:
+        super().__init__(f"The feed answered {status}{f' {code}' if code else ''}: {message}")
+        self.status = status
+        self.code = code
+        self.message = message
+        self.details = details
+        self.retry_after = retry_after
+
+
+class BookmarkError(FollowError):
+    """The place of a reader can be neither read nor kept where it was told to be."""

@@ -4,7 +4,7 @@ The name is what is stored, so renaming or moving the class changes nothing. Not
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -64,6 +64,7 @@ class EventType:
         correlation_id: str | None = None,
         causation_id: UUID | None = None,
         scope: Mapping[str, Any] | None = None,
+        audience: Iterable[str] | None = None,
     ) -> Draft:
         """A draft with parts of the envelope set by hand."""
         return Draft(
@@ -75,6 +76,7 @@ class EventType:
             correlation_id=correlation_id,
             causation_id=causation_id,
             scope=dict(scope or {}),
+            audience=audience,
         )
 
     def encode(self, payload: Any) -> bytes:
@@ -129,6 +131,7 @@ class EventType:
             self.codec.decode(record.payload) if is_current else self._lifted_payload(record),
             record.position,
             attempt,
+            record.audience,
         )
 
     def _lifted_payload(self, record: Record) -> Any:

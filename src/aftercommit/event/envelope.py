@@ -1,5 +1,6 @@
 """The envelope: what is known about every event whatever its type, as a draft, as stored and as read."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -20,6 +21,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     correlation_id: str | None = None
     causation_id: UUID | None = None
     scope: dict[str, Any] = {}
+    audience: Iterable[str] | None = None
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -46,6 +48,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     ts: datetime | None = None
     # Whether a relay delivers it for another time: it has failed before, or an operator has sent it again.
     again: bool = False
+    # Who hears of it, where the outbox declares an audience.
+    audience: tuple[str, ...] = ()
 
     @property
     def aggregate(self) -> tuple[str, str]:
@@ -68,11 +72,12 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, gc=False):
     payload: PayloadT
     position: int | None
     attempt: int
+    audience: tuple[str, ...] = ()
 
 
 def envelope_json(record: Record) -> bytes:
     """The whole event as one JSON object: the envelope's names, the scope's beside them, `payload` inside."""
-    envelope = {
+    envelope: dict[str, Any] = {
         "event_id": record.event_id,
         "event_type": record.event_type,
         "occurred_at": rfc3339(record.occurred_at),
@@ -84,6 +89,8 @@ def envelope_json(record: Record) -> bytes:
         "schema_version": record.schema_version,
         "payload": msgspec.Raw(record.payload),
     }
+    if record.audience:
+        envelope["audience"] = record.audience
     return msgspec.json.encode(envelope)
 
 

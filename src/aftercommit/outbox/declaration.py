@@ -1,7 +1,8 @@
 """The Outbox: what publishers, relays and consumers share. A declaration: no connection, nothing started."""
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from aftercommit.backoff import Backoff, Exponential
@@ -14,7 +15,7 @@ from aftercommit.outbox.insert import Inserter, Receipt, checked_key
 from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher, refuse_missing
 from aftercommit.outbox.rows import EventRows
 from aftercommit.postgres import migrate
-from aftercommit.postgres.shape import DeclaredView, Shape
+from aftercommit.postgres.shape import DeclaredView, LogFacet, Shape
 from aftercommit.telemetry import Meter, say
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Outbox:
 
     `scope` names the values without which no event may be written or read (`{"tenant_id": str}`). `ordering`
     says whether events behind a failed one of the same aggregate go on (`relaxed`) or wait (`strict`).
+    With `audience` every event says who hears of it, as a list of readers.
     `numbered` lists aggregate types whose events get a gapless number of their own. `indexed` lists columns
     by which pending events are looked up; `views` show events under your own names.
     """
@@ -47,6 +49,7 @@ class Outbox:
         max_attempts: int = 10,
         backoff: Backoff | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        audience: bool = False,
         numbered: Sequence[str] = (),
         indexed: Sequence[str] = (),
         views: Sequence[DeclaredView] = (),
@@ -61,7 +64,7 @@ class Outbox:
         for option, names in (("numbered", numbered), ("indexed", indexed)):
             if isinstance(names, str):
                 raise DeclarationError(f"{option}={names!r} is one string: give a list, [{names!r}]")
-        self.shape = Shape(schema, dict(scope or {}), tuple(indexed), tuple(views))
+        self.shape = Shape(schema, dict(scope or {}), tuple(indexed), tuple(views), audience=_checked_flag(audience))
         self.ordering: Ordering = ordering
         self.max_attempts = max_attempts
         self.max_payload_bytes = max_payload_bytes
@@ -80,6 +83,11 @@ class Outbox:
     def migrate(self, connection: "psycopg.Connection[Any]") -> list[str]:
         """Create or bring up to date the tables of this outbox; returns what was done. Never happens by itself."""
         return migrate.up(connection, self.shape)
+
+    def index_log(self, facets: Iterable[LogFacet]) -> None:
+        """Declare indexes of the log, which a feed's filters need; `migrate` makes those that are missing."""
+        new = [facet for facet in dict.fromkeys(facets) if facet not in self.shape.facets]
+        self.shape = replace(self.shape, facets=(*self.shape.facets, *new))
 
     def event(
         self,
@@ -177,6 +185,7 @@ class Outbox:
         connection: "SyncTarget",
         events: Any,
         *,
+        audience: Iterable[str] | None = None,
         idempotency_key: str | None = None,
         outside_transaction: bool = False,
         **scope: Any,
@@ -188,6 +197,7 @@ class Outbox:
         connection: "AsyncTarget",
         events: Any,
         *,
+        audience: Iterable[str] | None = None,
         idempotency_key: str | None = None,
         outside_transaction: bool = False,
         **scope: Any,
@@ -198,6 +208,7 @@ class Outbox:
         connection: Any,
         events: Any,
         *,
+        audience: Iterable[str] | None = None,
         idempotency_key: str | None = None,
         outside_transaction: bool = False,
         **scope: Any,
@@ -207,12 +218,13 @@ class Outbox:
         `connection` is a psycopg, asyncpg, SQLAlchemy or Django connection or session; an async one makes
         this awaitable. The transaction is neither opened, committed nor rolled back here. Outside a
         transaction the call is refused, unless `outside_transaction=True` says that the event stands alone.
+        `audience` are the readers who hear of these events, where the outbox declares one; a draft may have its own.
         With an `idempotency_key`, a second publish under it writes nothing and returns the first ids.
         """
         listed = list(events) if isinstance(events, list | tuple) else [events]
         if idempotency_key is not None:
             idempotency_key = checked_key(idempotency_key)
-        rows = self._inserter.rows(listed, scope)
+        rows = self._inserter.rows(listed, scope, audience)
         publisher = publisher_for(connection)
         if not rows:
             return _nothing_published() if isinstance(publisher, AsyncPublisher) else Receipt(())
@@ -261,6 +273,15 @@ class Outbox:
                 correlation_id=rows[0][6] or str(rows[0][0]),
             )
         return receipt
+
+
+def _checked_flag(audience: bool) -> bool:
+    if not isinstance(audience, bool):
+        raise DeclarationError(
+            f"audience={audience!r:.80} must be True or False: the readers of an event are given with it, "
+            "publish(…, audience=[…])"
+        )
+    return audience
 
 
 async def _nothing_published() -> Receipt:

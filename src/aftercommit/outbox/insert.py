@@ -30,7 +30,7 @@ from aftercommit.outbox.rows import (
     RowMaker,
 )
 from aftercommit.postgres.arrays import uuid_array
-from aftercommit.postgres.shape import SCOPE_TYPES, Shape
+from aftercommit.postgres.shape import AUDIENCE, SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 
 Style = Literal["psycopg", "asyncpg", "text"]
@@ -64,11 +64,14 @@ class Inserter:
     def __init__(self, shape: Shape, registry: Registry, max_payload_bytes: int) -> None:
         """Statements are rendered on first use, once per driver style."""
         self._shape = shape
-        self.rows = RowMaker(registry, shape.scope, max_payload_bytes).rows
+        self.rows = RowMaker(registry, shape, max_payload_bytes).rows
         self._statements = Statements(shape)
         self._cache: dict[tuple[str, Style], str] = {}
         self._ones: dict[tuple[Any, ...], str] = {}
         self._types = [*COLUMNS, *((name, _array_type(kind)) for name, kind in shape.scope.items())]
+        if shape.audience:
+            # An array as text: an array of arrays has to be as wide everywhere.
+            self._types.append((AUDIENCE, "text"))
 
     def statement(self, rows: EventRows, style: Style) -> Question:
         """The one statement of a publish without a key, and its parameters."""
@@ -97,7 +100,8 @@ class Inserter:
 
     def _scope_of(self, rows: EventRows) -> str:
         """The scope a key is valid in, as text: no tenant's key may touch another's."""
-        scopes = {tuple(map(str, row[len(COLUMNS) :])) for row in rows}
+        behind = len(COLUMNS) + len(self._shape.scope)
+        scopes = {tuple(map(str, row[len(COLUMNS) : behind])) for row in rows}
         if len(scopes) > 1:
             raise InvalidEnvelope(
                 "an idempotency key is valid in one scope: publish events of each scope by themselves"
@@ -126,7 +130,7 @@ class Inserter:
                 values.append(sql.SQL("{}::" + kind).format(sql.Literal(row[place])))
             else:
                 given += 1
-                values.append(_placeholder(given, kind, style))
+                values.append(_stored(name, _placeholder(given, kind, style)))
         rendered = self._statements.render(
             "publish_one_unprepared" if style == "text" else "publish_one",
             values=sql.SQL(", ").join(values),
@@ -185,7 +189,13 @@ def _own_or_shared(name: str) -> sql.Composable:
         return own
     if name == "correlation_id":
         return sql.SQL("coalesce({own}, given.correlation_id[1], event.id::text)").format(own=own)
-    return sql.SQL("coalesce({own}, {shared}[1])").format(own=own, shared=sql.Identifier("given", name))
+    either = sql.SQL("coalesce({own}, {shared}[1])").format(own=own, shared=sql.Identifier("given", name))
+    return _stored(name, either)
+
+
+def _stored(name: str, value: sql.Composable) -> sql.Composable:
+    """A value as its column takes it. Without a length in the cast, which would cut what is too long."""
+    return sql.SQL("({})::varchar[]").format(value) if name == AUDIENCE else value
 
 
 def _fingerprint(rows: EventRows) -> str:

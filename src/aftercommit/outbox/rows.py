@@ -1,9 +1,9 @@
 """Makes rows of events: every contract is checked, and what the caller left open in an envelope is filled in.
 
-Pure: nothing here knows of SQL or of a connection.
+Pure: nothing here knows of a statement or of a connection.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -11,13 +11,21 @@ from uuid import UUID
 import msgspec
 
 from aftercommit.clock import utc_now
-from aftercommit.errors import ContractViolation, InvalidEnvelope, PayloadTooLarge, ScopeViolation
+from aftercommit.errors import (
+    AudienceViolation,
+    ContractViolation,
+    InvalidEnvelope,
+    PayloadTooLarge,
+    ScopeViolation,
+)
 from aftercommit.event.correlation import checked_correlation, current_causation, current_correlation
 from aftercommit.event.definition import NO_AGGREGATE, EventType
 from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7, uuid7s
 from aftercommit.event.json_rules import is_storable
 from aftercommit.event.registry import Registry
+from aftercommit.postgres.arrays import text_array
+from aftercommit.postgres.shape import MAX_AUDIENCE, MAX_READER, Shape
 
 EventRow = tuple[Any, ...]
 EventRows = Sequence[EventRow]
@@ -27,7 +35,7 @@ MAX_SCOPE = 255
 EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 
-# The columns of every outbox in the order of a row; behind them stand those of the declared scope.
+# The columns of every outbox in the order of a row; behind them stand those that are declared: scope, then audience.
 COLUMNS = (
     ("id", "uuid"),
     ("aggregate_type", "varchar"),
@@ -45,15 +53,20 @@ ID, AGGREGATE_TYPE, AGGREGATE_ID, TYPE, VERSION, OCCURRED, CORRELATION, CAUSATIO
 class RowMaker:
     """Makes the rows of one outbox."""
 
-    def __init__(self, registry: Registry, scope: Mapping[str, type[Any]], max_payload_bytes: int) -> None:
-        """For these event types and this declared scope."""
+    def __init__(self, registry: Registry, shape: Shape, max_payload_bytes: int) -> None:
+        """For these event types and what this outbox declares of every event."""
         self._registry = registry
-        self._declared_scope = scope
+        self._declared_scope = shape.scope
+        self._has_audience = shape.audience
         self._max_payload_bytes = max_payload_bytes
 
-    def rows(self, events: Sequence[Any], scope: Mapping[str, Any]) -> list[EventRow]:
+    def rows(
+        self, events: Sequence[Any], scope: Mapping[str, Any], audience: Iterable[str] | None = None
+    ) -> list[EventRow]:
         """A row per event, all contracts checked; in a list, a violation names the event's index."""
         shared = _Shared(utc_now(), current_correlation(), current_causation(), scope, len(events) == 1)
+        if audience is not None:
+            shared.audience = self._audience(audience)
         if shared.alone:
             return [self._row(events[0], uuid7(), shared)]
         ids = uuid7s(len(events))
@@ -73,8 +86,8 @@ class RowMaker:
             return self._drafted_row(event, new_id, shared)
         # The short way of a payload that says nothing about its envelope.
         payload = self._payload(event_type, event)
-        if shared.scope_values is None:
-            shared.scope_values = self._scope_values(shared.scope)
+        if shared.declared is None:
+            shared.declared = self._declared(shared.scope, shared.audience)
         return (
             new_id,
             event_type.aggregate or NO_AGGREGATE,
@@ -85,7 +98,7 @@ class RowMaker:
             shared.correlation or (str(new_id) if shared.alone else None),
             shared.causation,
             payload,
-            *shared.scope_values,
+            *shared.declared,
         )
 
     def _drafted_row(self, event: Any, new_id: UUID, shared: "_Shared") -> EventRow:
@@ -105,7 +118,7 @@ class RowMaker:
             _correlation(draft, event_id, shared),
             shared.causation if draft.causation_id is None else _identifier("causation_id", draft.causation_id),
             payload,
-            *self._scope(draft, shared),
+            *self._declared_of(draft, shared),
         )
 
     def _payload(self, event_type: EventType, payload: Any) -> str:
@@ -118,12 +131,34 @@ class RowMaker:
             )
         return data.decode()
 
-    def _scope(self, draft: Draft, shared: "_Shared") -> Sequence[Any]:
-        if draft.scope:
-            return self._scope_values({**shared.scope, **draft.scope})
-        if shared.scope_values is None:
-            shared.scope_values = self._scope_values(shared.scope)
-        return shared.scope_values
+    def _declared_of(self, draft: Draft, shared: "_Shared") -> Sequence[Any]:
+        audience = shared.audience if draft.audience is None else self._audience(draft.audience)
+        if draft.scope or draft.audience is not None:
+            return self._declared({**shared.scope, **draft.scope}, audience)
+        if shared.declared is None:
+            shared.declared = self._declared(shared.scope, audience)
+        return shared.declared
+
+    def _declared(self, scope: Mapping[str, Any], audience: str | None) -> list[Any]:
+        """What stands behind the columns that every outbox has."""
+        values = self._scope_values(scope)
+        if self._has_audience:
+            if audience is None:
+                raise AudienceViolation(
+                    "nobody was said to hear of this event: publish(…, audience=[…]) is required on this outbox; an "
+                    "empty list means nobody"
+                )
+            values.append(audience)
+        return values
+
+    def _audience(self, given: Iterable[str]) -> str:
+        """The readers as the text of an array, each once."""
+        if not self._has_audience:
+            raise AudienceViolation(
+                f"audience={given!r:.80} was given, and this outbox has none: declare Outbox(…, audience=True), and "
+                "migrate"
+            )
+        return text_array(_readers(given))
 
     def _scope_values(self, given: Mapping[str, Any]) -> list[Any]:
         declared = self._declared_scope
@@ -141,7 +176,33 @@ class _Shared(msgspec.Struct):
     causation: UUID | None
     scope: Mapping[str, Any]
     alone: bool
-    scope_values: Sequence[Any] | None = None
+    audience: str | None = None
+    declared: Sequence[Any] | None = None
+
+
+def _readers(given: Iterable[str]) -> list[str]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise AudienceViolation(
+            f"audience={given!r:.80} is {type(given).__name__}: give a list of readers, e.g. ['user:17', 'user:23']"
+        )
+    # A subclass (an enumeration, markup) may look different to a driver than the text that it is.
+    readers = list(dict.fromkeys(str.__str__(_reader(each)) for each in given))
+    if len(readers) > MAX_AUDIENCE:
+        raise AudienceViolation(
+            f"the audience has {len(readers):,} readers, and {MAX_AUDIENCE:,} is the most: publish to a name that "
+            "stands for all of them ('team:7'), or give them a scope that they share"
+        )
+    return readers
+
+
+def _reader(given: Any) -> str:
+    if not is_storable(given, MAX_READER):
+        raise AudienceViolation(
+            f"{given!r:.80} ({type(given).__name__}) cannot be in an audience: a reader is a string of 1 to "
+            f"{MAX_READER} characters, no NUL or lone surrogate"
+        )
+    name: str = given
+    return name
 
 
 def _identifier(name: str, given: Any) -> UUID:

@@ -25,7 +25,7 @@ from aftercommit.errors import (
 from aftercommit.postgres.catalog import Column
 from aftercommit.postgres.declared import OUTBOX_COLUMNS
 from aftercommit.postgres.numbered import migrations
-from aftercommit.postgres.shape import SCOPE_TYPES, Shape
+from aftercommit.postgres.shape import AUDIENCE, SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.text import MIGRATE, OF_APP
 
@@ -177,6 +177,8 @@ async def _require_scope(connection: psycopg.AsyncConnection[Any], shape: Shape)
         there = found[name].type if name in found else "missing"
         if there != wanted:
             raise SchemaDrift(f"scope {name!r} is declared as {wanted} and is {there} in {shape.schema!r}: {MIGRATE}")
+    if shape.audience and AUDIENCE not in found:
+        raise SchemaDrift(f"an audience is declared, and outbox {shape.schema!r} has no column for it: {MIGRATE}")
     for name in sorted(found.keys() - OUTBOX_COLUMNS - shape.scope.keys()):
         if found[name].must_be_given:
             raise SchemaDrift(

@@ -1,4 +1,4 @@
-"""What stands on top of the numbered migrations: scope columns, indexes, views, the partition maker.
+"""What stands on top of the numbered migrations: scope columns, the audience, indexes, views, the partition maker.
 
 Each piece is a statement that acts only where it is missing. A scope column that cannot be added or taken away without
 a decision about existing events is never forced: the error says what to run. An index on a large table is not built
@@ -14,13 +14,13 @@ import psycopg
 from psycopg import sql
 
 from aftercommit.errors import SchemaDrift
-from aftercommit.postgres import indexes, partitions
+from aftercommit.postgres import audience, indexes, partitions
 from aftercommit.postgres.blocks import name_literal, unless, without_purpose
 from aftercommit.postgres.catalog import SCOPED_TABLES, Catalog, asking, read
 from aftercommit.postgres.indexes import Index
 from aftercommit.postgres.numbered import migrations
 from aftercommit.postgres.patience import Patient
-from aftercommit.postgres.shape import MAX_IDENTIFIER, SCOPE_TYPES, Shape
+from aftercommit.postgres.shape import AUDIENCE, MAX_IDENTIFIER, SCOPE_TYPES, LogFacet, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.postgres.views import View, views
 from aftercommit.text import MIGRATE
@@ -56,6 +56,9 @@ class Piece:
 def pieces(shape: Shape) -> Iterator[Piece]:
     """Everything that this declaration adds, in the order in which it can be added."""
     yield from (_scope_piece(shape, name) for name in shape.scope)
+    if shape.audience:
+        yield _audience_column_piece(shape)
+        yield _keep_audience_piece(shape)
     yield from (_index_piece(shape, index) for index in _indexes(shape))
     yield from (_view_piece(view) for view in views(shape))
     stamp, statement = partitions.definition(shape)
@@ -65,6 +68,9 @@ def pieces(shape: Shape) -> Iterator[Piece]:
         lambda catalog: catalog.function_comments.get("make_partitions") == stamp,
         lambda catalog: "make_partitions" in catalog.function_comments,
     )
+    if shape.audience:
+        # Behind the function, which makes its partitions.
+        yield _audience_table_piece(shape)
 
 
 def missing(shape: Shape, catalog: Catalog) -> list[Piece]:
@@ -90,6 +96,8 @@ def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
             )
         elif table in SCOPED_TABLES and name in shape.scope:
             found.extend(_column_conflicts(shape, catalog, table, name))
+    if shape.audience:
+        found.extend(audience.conflicts(shape, catalog))
     for index in _indexes(shape):
         if index.name in catalog.kinds and catalog.indexed.get(index.name) != index.table:
             found.append(
@@ -198,6 +206,30 @@ def _not_empty(name: str) -> sql.Composable:
     return sql.SQL("constraint {} check ({} <> '')").format(constraint, sql.Identifier(name))
 
 
+def _audience_column_piece(shape: Shape) -> Piece:
+    def is_in(catalog: Catalog) -> bool:
+        return all((table, AUDIENCE) in catalog.columns for table in SCOPED_TABLES)
+
+    return Piece("audience column", tuple(audience.columns(shape)), is_in, is_in)
+
+
+def _keep_audience_piece(shape: Shape) -> Piece:
+    stamp, statement = audience.guard(shape)
+    return Piece(
+        "function keep_audience",
+        (statement,),
+        lambda catalog: catalog.function_comments.get("keep_letter_audience") == stamp,
+        lambda catalog: "keep_letter_audience" in catalog.function_comments,
+    )
+
+
+def _audience_table_piece(shape: Shape) -> Piece:
+    def is_in(catalog: Catalog) -> bool:
+        return AUDIENCE in catalog.kinds
+
+    return Piece("table audience", (audience.table(shape),), is_in, is_in)
+
+
 def _view_piece(view: View) -> Piece:
     return Piece(
         f"view {view.name}",
@@ -215,10 +247,18 @@ def _indexes(shape: Shape) -> Iterator[Index]:
     for name in shape.indexed:
         query = "index_outbox_age" if name == "created_at" else "index_outbox_column"
         yield Index(f"outbox_by_{name}", "outbox", partial(_creation, query, name))
+    for facet in shape.facets:
+        yield Index(facet.name, "log", partial(_facet_creation, facet))
 
 
 def _creation(query: str, column: str, shape: Shape, places: Mapping[str, sql.Composable]) -> str:
     return Statements(shape).render(query, column=sql.Identifier(column), **places)
+
+
+def _facet_creation(facet: LogFacet, shape: Shape, places: Mapping[str, sql.Composable]) -> str:
+    of = sql.Identifier(facet.of) if facet.by == "scope" else sql.Literal(facet.of)
+    value = Statements(shape).part("facet_value", path=sql.Literal(list(facet.path)))
+    return Statements(shape).render(f"index_log_facet_{facet.by}", of=of, value=value, **places)
 
 
 def _index_piece(shape: Shape, index: Index) -> Piece:

@@ -1,6 +1,7 @@
 """Partitions of the log: made ahead of the tip, dropped whole by retention. Neither ever blocks a writer.
 
 A partition covers a fixed range of positions, so its bounds follow from its number and two programs make the same one.
+Where an audience is declared it has the same partitions, which come and go with those of the log.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from psycopg import sql
 from aftercommit.errors import DatabaseError, DeclarationError, MissingPrivilege, SchemaNotMigrated
 from aftercommit.postgres.blocks import LOCK_CLASS, name_literal, quoted, unless
 from aftercommit.postgres.catalog import asking
-from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.shape import AUDIENCE, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.postgres.views import stamp_of
 from aftercommit.telemetry import say
@@ -69,9 +70,9 @@ class Dropped:
     horizon: datetime | None
 
 
-def existing(connection: psycopg.Connection[Any], shape: Shape) -> list[Partition]:
-    """The partitions of the log, lowest positions first."""
-    parameters = {"log": _log_name(shape), "condemned": _CONDEMNED}
+def existing(connection: psycopg.Connection[Any], shape: Shape, table: str = "log") -> list[Partition]:
+    """The partitions of the log or of the audience, lowest positions first; none where there is no such table."""
+    parameters = {"table": sql.Identifier(shape.schema, table).as_string(), "condemned": _CONDEMNED}
     found = []
     for name, bounds, detaching, condemned in asking(connection)(Statements(shape).render("partitions"), parameters):
         if match := _BOUNDS.search(bounds or ""):
@@ -160,7 +161,6 @@ def definition(shape: Shape) -> tuple[str, str]:
         ahead=sql.Literal(AHEAD),
         lock_class=sql.Literal(LOCK_CLASS),
         schema_name=sql.Literal(shape.schema),
-        log_name=name_literal(shape.schema, "log"),
         quoted_schema=name_literal(shape.schema),
     )
     stamp = stamp_of(body)
@@ -168,10 +168,6 @@ def definition(shape: Shape) -> tuple[str, str]:
     condition = statements.render("has_function", function_name=function_name, stamp=sql.Literal(stamp))
     action = statements.render("define_make_partitions", body=quoted(body), stamp=sql.Literal(stamp))
     return stamp, unless(shape, condition, action)
-
-
-def _log_name(shape: Shape) -> str:
-    return sql.Identifier(shape.schema, "log").as_string()
 
 
 class _Retention:
@@ -196,12 +192,31 @@ class _Retention:
         """Drop what may go; yields the names of those that are gone."""
         detached, attached = self._found(patience)
         for name in detached:
-            if go_on() and self._try(name, ["drop_partition"], patience):
+            if go_on() and self._try(name, ["drop_partition"], patience) and _table_of(name) == "log":
                 yield name
+        self._drop_unheard(patience)
         for partition in attached:
             if not go_on() or not self._try(partition.name, self._steps(partition), patience):
                 return
+            self._drop_unheard(patience)
             yield partition.name
+
+    def _drop_unheard(self, patience: float) -> None:
+        """Let partitions of the audience go whose events are gone.
+
+        In this order: a reader behind what is left of the log is told so, and one behind what is left of the audience
+        would not be.
+        """
+        try:
+            with _cancelled_after(self._connection, patience):
+                first = min((kept.lower for kept in existing(self._connection, self._shape)), default=0)
+                heard = existing(self._connection, self._shape, AUDIENCE)
+        except _LATER as problem:
+            self._stopped(AUDIENCE, "the audience", problem)
+            return
+        for partition in heard:
+            if partition.upper <= first:
+                self._try(partition.name, self._leave(partition), patience)
 
     def _found(self, patience: float) -> tuple[list[str], list[Partition]]:
         """Tables that are detached and were to go, and the partitions; nothing while somebody has locked the log."""
@@ -235,6 +250,10 @@ class _Retention:
         """What takes this partition away; an interrupted run is taken up where it stopped."""
         if not (partition.condemned and partition.detaching):
             self._check_may_go(partition)
+        yield from self._leave(partition)
+
+    def _leave(self, partition: Partition) -> Iterator[str]:
+        if not partition.condemned:
             yield "condemn_partition"
         yield "finish_detach" if partition.detaching else "detach_partition"
         yield "drop_partition"
@@ -266,8 +285,16 @@ class _Retention:
 
     def _execute(self, query: str, partition: str) -> None:
         if not self._dry_run:
-            parts = {"partition": sql.Identifier(partition), "condemned": sql.Literal(_CONDEMNED)}
+            parts = {
+                "table": sql.Identifier(_table_of(partition)),
+                "partition": sql.Identifier(partition),
+                "condemned": sql.Literal(_CONDEMNED),
+            }
             self._connection.execute(self._statements.render(query, **parts).encode())
+
+
+def _table_of(partition: str) -> str:
+    return partition.rpartition("_")[0]
 
 
 class _Stays(Exception):

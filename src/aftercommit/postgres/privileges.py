@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from psycopg import sql
 
 from aftercommit.postgres.blocks import without_purpose
-from aftercommit.postgres.shape import Shape, checked_identifier
+from aftercommit.postgres.shape import AUDIENCE, Shape, checked_identifier
 from aftercommit.postgres.statements import Statements
 from aftercommit.postgres.views import views
 
@@ -28,6 +28,9 @@ RUNTIME: Mapping[str, str] = {
     "operation": "select, insert, update, delete",
     "operation_event": "select, insert, update, delete",
     "upkeep": "select, insert, update",
+    "service_token": "select, insert, update",
+    "revoked_token": "select, insert, update, delete",
+    "rate_window": "select, insert, update, delete",
 }
 
 
@@ -40,6 +43,8 @@ def grants(shape: Shape, role: str) -> list[str]:
     grantee = sql.Identifier(checked_identifier(role, "role"))
     found = [statements.render("grant_on_schema", role=grantee)]
     relations = dict(RUNTIME)
+    if shape.audience:
+        relations[AUDIENCE] = RUNTIME["log"]
     for view in views(shape):
         relations[view.name] = "select, insert" if view.writable else "select"
     for relation, privileges in relations.items():

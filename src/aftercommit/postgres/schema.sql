@@ -4,6 +4,16 @@
 
 CREATE SCHEMA aftercommit;
 
+-- Name: facet(json, text[]); Type: FUNCTION; Schema: aftercommit; Owner: -
+
+CREATE FUNCTION aftercommit.facet(payload json, path text[]) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN ((strpos((payload)::text, '\u'::text) = 0) OR (regexp_replace(replace((payload)::text, '\\'::text, ''::text), '\\u[dD][89abAB]..\\u[dD][c-fC-F]'::text, ''::text, 'g'::text) !~ '\\u(0000|[dD][89a-fA-F])'::text)) THEN "left"((payload #>> path), 255) ELSE NULL::text END;
+
+-- Name: FUNCTION facet(payload json, path text[]); Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON FUNCTION aftercommit.facet(payload json, path text[]) IS 'The text at a place in a payload, for filters of feeds; null where there is none that text can hold.';
+
 -- Name: make_partitions(); Type: FUNCTION; Schema: aftercommit; Owner: -
 
 CREATE FUNCTION aftercommit.make_partitions() RETURNS SETOF text
@@ -11,25 +21,32 @@ CREATE FUNCTION aftercommit.make_partitions() RETURNS SETOF text
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '5s'
     AS $$
--- The partition of the tip and the next ones. Each is made beside the log first: attaching takes a lock that neither
--- writers nor readers notice, while CREATE TABLE … PARTITION OF would wait for all of them.
+-- The partition of the tip and the next ones, of the log and of the audience, where there is one: whether there is does not
+-- depend on who asks. Each is made beside its table first: attaching takes a lock that neither writers nor readers notice,
+-- while CREATE TABLE … PARTITION OF would wait for all of them.
 declare
+    table_name text;
     number bigint;
+    parent text;
     partition_name text;
 begin
-    for number in
-        select head.position / 1000000 + step from "aftercommit".head, generate_series(0, 3 - 1) step
+    for table_name, number in
+        select class.relname, head.position / 1000000 + step
+        from "aftercommit".head, generate_series(0, 3 - 1) step, pg_class class
+        where class.relnamespace = '"aftercommit"'::regnamespace and class.relkind = 'p' and class.relname in ('log', 'audience')
+        order by step, class.relname
     loop
-        partition_name := 'log_' || lpad(number::text, greatest(6, length(number::text)), '0');
+        parent := '"aftercommit"' || '.' || table_name;
+        partition_name := table_name || '_' || lpad(number::text, greatest(6, length(number::text)), '0');
         continue when exists (select from pg_inherits join pg_class on pg_class.oid = inhrelid
-                              where inhparent = '"aftercommit"."log"'::regclass and relname = partition_name);
+                              where inhparent = parent::regclass and relname = partition_name);
         perform pg_advisory_xact_lock(1634104419, hashtext('aftercommit'));
         -- Somebody else may have made it while we waited.
         continue when exists (select from pg_inherits join pg_class on pg_class.oid = inhrelid
-                              where inhparent = '"aftercommit"."log"'::regclass and relname = partition_name);
+                              where inhparent = parent::regclass and relname = partition_name);
         execute 'create table ' || '"aftercommit"' || '.' || partition_name
-            || ' (like ' || '"aftercommit"."log"' || ' including defaults including constraints)';
-        execute 'alter table ' || '"aftercommit"."log"' || ' attach partition ' || '"aftercommit"' || '.' || partition_name
+            || ' (like ' || parent || ' including defaults including constraints)';
+        execute 'alter table ' || parent || ' attach partition ' || '"aftercommit"' || '.' || partition_name
             || ' for values from (' || number * 1000000 + 1 || ') to (' || (number + 1) * 1000000 + 1 || ')';
         return next partition_name;
     end loop;
@@ -38,7 +55,7 @@ $$;
 
 -- Name: FUNCTION make_partitions(); Type: COMMENT; Schema: aftercommit; Owner: -
 
-COMMENT ON FUNCTION aftercommit.make_partitions() IS 'aftercommit:e9e3d57620f0fafd';
+COMMENT ON FUNCTION aftercommit.make_partitions() IS 'aftercommit:e9988072f28274d2';
 
 -- Name: consumer; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -435,6 +452,22 @@ CREATE TABLE aftercommit.published_key (
 
 COMMENT ON TABLE aftercommit.published_key IS 'Idempotency keys given at publish, each within its scope: the same key again publishes nothing and returns the first ids.';
 
+-- Name: rate_window; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE UNLOGGED TABLE aftercommit.rate_window (
+    name character varying(100) NOT NULL,
+    key character varying(255) NOT NULL,
+    seconds integer NOT NULL,
+    number bigint NOT NULL,
+    taken bigint NOT NULL,
+    CONSTRAINT rate_window_is_counted CHECK (((taken > 0) AND (seconds > 0)))
+)
+WITH (fillfactor='50');
+
+-- Name: TABLE rate_window; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.rate_window IS 'Requests that server processes have let through, by limit, key and window; window n begins n times seconds after 1970.';
+
 -- Name: relay; Type: TABLE; Schema: aftercommit; Owner: -
 
 CREATE TABLE aftercommit.relay (
@@ -448,6 +481,43 @@ WITH (fillfactor='50');
 -- Name: TABLE relay; Type: COMMENT; Schema: aftercommit; Owner: -
 
 COMMENT ON TABLE aftercommit.relay IS 'Live relays. A publisher rings the doorbell (NOTIFY) only while one of them is listening.';
+
+-- Name: revoked_token; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.revoked_token (
+    kind character varying(10) NOT NULL,
+    value character varying(255) NOT NULL,
+    revoked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    revoked_by text DEFAULT ''::text NOT NULL,
+    reason text DEFAULT ''::text NOT NULL,
+    until timestamp with time zone DEFAULT 'infinity'::timestamp with time zone NOT NULL,
+    changed bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
+    CONSTRAINT revoked_token_kind_is_known CHECK (((kind)::text = ANY ((ARRAY['token'::character varying, 'user'::character varying])::text[])))
+);
+
+-- Name: TABLE revoked_token; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.revoked_token IS 'Tokens that count no more: one by its id, or all of a user that were issued before revoked_at. Until says when the last of them has expired, and the row may go.';
+
+-- Name: service_token; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.service_token (
+    id character varying(40) NOT NULL,
+    name character varying(200) NOT NULL,
+    secret_hash bytea NOT NULL,
+    permissions text[] NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    created_by text DEFAULT ''::text NOT NULL,
+    expires_at timestamp with time zone,
+    revoked_at timestamp with time zone,
+    last_used_at timestamp with time zone,
+    changed bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
+    CONSTRAINT service_token_hash_is_sha256 CHECK ((octet_length(secret_hash) = 32))
+);
+
+-- Name: TABLE service_token; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.service_token IS 'Tokens of services. Only the hash of the secret is here; changed is the number of the transaction that last changed what a token may, so that readers find what is new since they last looked.';
 
 -- Name: stream; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -568,10 +638,25 @@ ALTER TABLE ONLY aftercommit.processed_events
 ALTER TABLE ONLY aftercommit.published_key
     ADD CONSTRAINT published_key_pkey PRIMARY KEY (key, scope);
 
+-- Name: rate_window rate_window_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.rate_window
+    ADD CONSTRAINT rate_window_pkey PRIMARY KEY (name, key, seconds, number);
+
 -- Name: relay relay_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 
 ALTER TABLE ONLY aftercommit.relay
     ADD CONSTRAINT relay_pkey PRIMARY KEY (id);
+
+-- Name: revoked_token revoked_token_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.revoked_token
+    ADD CONSTRAINT revoked_token_pkey PRIMARY KEY (kind, value);
+
+-- Name: service_token service_token_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.service_token
+    ADD CONSTRAINT service_token_pkey PRIMARY KEY (id);
 
 -- Name: stream stream_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 
@@ -603,6 +688,14 @@ CREATE INDEX log_aggregate ON ONLY aftercommit.log USING btree (aggregate_id, "p
 
 CREATE INDEX log_000000_aggregate_id_position_idx ON aftercommit.log_000000 USING btree (aggregate_id, "position");
 
+-- Name: log_stream; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_stream ON ONLY aftercommit.log USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
+
+-- Name: log_000000_aggregate_type_aggregate_id_stream_seq_event_typ_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000000_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000000 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
+
 -- Name: log_event; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX log_event ON ONLY aftercommit.log USING btree (id);
@@ -615,6 +708,10 @@ CREATE INDEX log_000000_id_idx ON aftercommit.log_000000 USING btree (id);
 
 CREATE INDEX log_000001_aggregate_id_position_idx ON aftercommit.log_000001 USING btree (aggregate_id, "position");
 
+-- Name: log_000001_aggregate_type_aggregate_id_stream_seq_event_typ_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000001_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000001 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
+
 -- Name: log_000001_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX log_000001_id_idx ON aftercommit.log_000001 USING btree (id);
@@ -622,6 +719,10 @@ CREATE INDEX log_000001_id_idx ON aftercommit.log_000001 USING btree (id);
 -- Name: log_000002_aggregate_id_position_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX log_000002_aggregate_id_position_idx ON aftercommit.log_000002 USING btree (aggregate_id, "position");
+
+-- Name: log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000002 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
 
 -- Name: log_000002_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
@@ -659,9 +760,21 @@ CREATE INDEX outbox_held ON aftercommit.outbox USING btree (aggregate_type, aggr
 
 CREATE INDEX outbox_retries ON aftercommit.outbox USING btree (next_retry_at) WHERE (((status)::text = 'pending'::text) AND (next_retry_at IS NOT NULL));
 
+-- Name: revoked_token_changed; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX revoked_token_changed ON aftercommit.revoked_token USING btree (changed);
+
+-- Name: service_token_changed; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX service_token_changed ON aftercommit.service_token USING btree (changed);
+
 -- Name: log_000000_aggregate_id_position_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
 ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000000_aggregate_id_position_idx;
+
+-- Name: log_000000_aggregate_type_aggregate_id_stream_seq_event_typ_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000000_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
 
 -- Name: log_000000_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
@@ -675,6 +788,10 @@ ALTER INDEX aftercommit.log_pkey ATTACH PARTITION aftercommit.log_000000_pkey;
 
 ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000001_aggregate_id_position_idx;
 
+-- Name: log_000001_aggregate_type_aggregate_id_stream_seq_event_typ_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000001_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
+
 -- Name: log_000001_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
 ALTER INDEX aftercommit.log_event ATTACH PARTITION aftercommit.log_000001_id_idx;
@@ -686,6 +803,10 @@ ALTER INDEX aftercommit.log_pkey ATTACH PARTITION aftercommit.log_000001_pkey;
 -- Name: log_000002_aggregate_id_position_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
 ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000002_aggregate_id_position_idx;
+
+-- Name: log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
 
 -- Name: log_000002_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 

@@ -3,11 +3,12 @@
 Pure data, checked when it is declared; nothing is connected here.
 """
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from aftercommit.errors import DeclarationError
@@ -20,15 +21,20 @@ MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
 SCOPE_TYPES: Mapping[type[Any], str] = {str: "varchar(255)", int: "bigint", UUID: "uuid"}
 ENGINE_TABLES = frozenset(
     "migration head outbox log stream relay lane published_key consumer processed_events dead_letter_events "
-    "operation operation_event upkeep".split()
+    "operation operation_event upkeep service_token revoked_token rate_window".split()
 )
-PARTITION_NAME = re.compile(r"log_\d{6,}")
+# Where an audience is declared: the column that says who hears of an event, and the table by which readers find theirs.
+AUDIENCE = "audience"
+# At most so many readers of one event, each named with so many characters.
+MAX_AUDIENCE = 10_000
+MAX_READER = 255
+PARTITION_NAME = re.compile(rf"(?:log|{AUDIENCE})_\d{{6,}}")
 # Columns of our tables and names inside our queries, parameters of publish(), and what PostgreSQL keeps for itself.
 RESERVED = frozenset(
     "id seq lane position ts stream_seq aggregate_type aggregate_id event_type schema_version occurred_at "
     "correlation_id causation_id payload status retry_count next_retry_at created_at published_at last_error "
     "event_id consumer_name error error_class attempts attempts_before first_seen_at last_seen_at history "
-    "spared bytes_before rank "
+    "spared bytes_before rank audience "
     "idempotency_key outside_transaction events event connection self "
     "tableoid ctid xmin xmax cmin cmax".split()
 )
@@ -40,10 +46,10 @@ _STATES = frozenset({"pending", "published", "failed"})
 class DeclaredView:
     """Every event with its status under your own names.
 
-    `columns` maps the view's column names to canonical ones (see `VIEW_COLUMNS`) or to scope columns; `statuses` maps
-    canonical states (`pending`, `published`, `failed`) to the document's words. `envelope=True` shows the payload
-    wrapped in its envelope. A `writable` view accepts INSERT of pending events, as your own SQL does it: a
-    known event is replayed, a new one is published.
+    `columns` maps the view's column names to canonical ones (see `VIEW_COLUMNS`), to scope columns or to a declared
+    `audience`; `statuses` maps canonical states (`pending`, `published`, `failed`) to the document's words.
+    `envelope=True` shows the payload wrapped in its envelope. A `writable` view accepts INSERT of pending events, as
+    your own SQL does it: a known event is replayed, a new one is published.
     """
 
     name: str
@@ -51,6 +57,25 @@ class DeclaredView:
     statuses: Mapping[str, str] = field(default_factory=dict)
     envelope: bool = False
     writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacet:
+    """An index of the log: events of a stream, of a scope or of the whole log, by a value in their payload, in order.
+
+    `of` is the aggregate type or the scope's name; `path` leads to the value inside the payload.
+    """
+
+    by: Literal["stream", "scope", "everything"]
+    of: str
+    path: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the index: what it is for, as far as there is room, and what keeps it apart from all others."""
+        readable = re.sub(r"[^a-z0-9]+", "_", "_".join((self.of, *self.path)).lower())[:36]
+        digest = hashlib.sha256(repr((self.by, self.of, self.path)).encode()).hexdigest()[:8]
+        return f"log_facet_{readable}_{digest}"
 
 
 VIEW_COLUMNS: Mapping[str, str] = {
@@ -85,6 +110,8 @@ class Shape:
     scope: Mapping[str, type[Any]] = field(default_factory=dict)
     indexed: tuple[str, ...] = ()
     views: tuple[DeclaredView, ...] = ()
+    facets: tuple[LogFacet, ...] = ()
+    audience: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that PostgreSQL would truncate or that would collide."""
@@ -98,9 +125,14 @@ class Shape:
                 raise DeclarationError(f"indexed={name!r} is not a scope column, aggregate_id or created_at")
         names = [view.name for view in self.views]
         for view in self.views:
-            _check_view(view, self.scope)
+            _check_view(view, self.carried)
             if names.count(view.name) > 1:
                 raise DeclarationError(f"view {view.name!r} is declared twice: give one of the two another name")
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The columns that the declaration adds to every event, and that go wherever it goes: scope, then audience."""
+        return (*self.scope, AUDIENCE) if self.audience else tuple(self.scope)
 
     @property
     def publish_channel(self) -> str:
@@ -111,6 +143,11 @@ class Shape:
     def log_channel(self) -> str:
         """The NOTIFY channel that wakes readers of the log."""
         return _channel("aftercommit_log_", self.schema)
+
+    @property
+    def guard_channel(self) -> str:
+        """The NOTIFY channel that tells servers of changed service tokens and revocations."""
+        return _channel("aftercommit_guard_", self.schema)
 
 
 class HasShape(Protocol):
@@ -160,9 +197,9 @@ def _check_scope(name: str, python_type: type[Any]) -> None:
         raise DeclarationError(f"scope {name!r} has type {python_type!r}: use str, int or uuid.UUID")
 
 
-def _check_view(view: DeclaredView, scope: Mapping[str, type[Any]]) -> None:
+def _check_view(view: DeclaredView, carried: tuple[str, ...]) -> None:
     checked_identifier(view.name, "view")
-    if view.name in ENGINE_TABLES or PARTITION_NAME.fullmatch(view.name):
+    if view.name in (*ENGINE_TABLES, AUDIENCE) or PARTITION_NAME.fullmatch(view.name):
         raise DeclarationError(f"view {view.name!r} would take the place of a table of the outbox: rename it")
     if not view.columns:
         raise DeclarationError(f"view {view.name!r} shows no columns: map at least one in columns={{…}}")
@@ -175,10 +212,10 @@ def _check_view(view: DeclaredView, scope: Mapping[str, type[Any]]) -> None:
             raise DeclarationError(f"view {view.name!r} has the state {word!r}: use text without NUL and %")
     for column, canonical in view.columns.items():
         checked_identifier(column, f"column of view {view.name!r}")
-        if canonical not in VIEW_COLUMNS and canonical not in scope:
+        if canonical not in VIEW_COLUMNS and canonical not in carried:
             raise DeclarationError(
                 f"view {view.name!r}: {column!r} shows {canonical!r}, which is not a column of an event. "
-                f"There are: {', '.join([*VIEW_COLUMNS, *scope])}"
+                f"There are: {', '.join([*VIEW_COLUMNS, *carried])}"
             )
     shown = set(view.columns.values())
     if view.writable and not ({"event_type", "payload"} <= shown and shown.intersection(ID_COLUMNS)):

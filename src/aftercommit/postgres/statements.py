@@ -25,9 +25,9 @@ def _texts() -> dict[str, str]:
 
 
 def scope_list(shape: Shape, alias: str = "") -> sql.Composable:
-    """`, "a", "b"` for the scope columns, each behind an optional alias; nothing when no scope is declared."""
+    """`, "a", "b"` for the columns that the declaration adds (scope, then audience), each behind an optional alias."""
     prefix = f"{alias}." if alias else ""
-    parts = [sql.SQL(", " + prefix) + sql.Identifier(name) for name in shape.scope]
+    parts = [sql.SQL(", " + prefix) + sql.Identifier(name) for name in shape.carried]
     return sql.Composed(parts)
 
 
@@ -60,6 +60,7 @@ class Statements:
             moved_scope=scope_list(shape, "moved"),
             settled_scope=scope_list(shape, "settled"),
             log_scope=scope_list(shape, "log"),
+            audience_bytes=sql.SQL(_texts()["audience_bytes"] if shape.audience else ""),
             **parts,
         )
         return composed.as_string()

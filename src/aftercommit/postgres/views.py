@@ -8,6 +8,7 @@ from psycopg import sql
 
 from aftercommit.postgres.blocks import block, bounded, name_literal, quoted
 from aftercommit.postgres.shape import (
+    AUDIENCE,
     ID_COLUMNS,
     SCOPE_TYPES,
     VIEW_COLUMNS,
@@ -87,7 +88,7 @@ def _shown_columns(shape: Shape, view: DeclaredView) -> sql.Composable:
 
 
 def _expression(shape: Shape, view: DeclaredView, canonical: str) -> sql.Composable:
-    if canonical in shape.scope:
+    if canonical in shape.carried:
         return sql.Identifier(canonical)
     if canonical == "payload":
         return _envelope(shape) if view.envelope else sql.SQL("payload::jsonb")
@@ -98,7 +99,7 @@ def _expression(shape: Shape, view: DeclaredView, canonical: str) -> sql.Composa
 
 
 def _envelope(shape: Shape) -> sql.Composable:
-    scope = [sql.SQL(", {}, {}").format(name, sql.Identifier(name)) for name in shape.scope]
+    scope = [sql.SQL(", {}, {}").format(name, sql.Identifier(name)) for name in shape.carried]
     return sql.SQL(
         "jsonb_build_object('event_id', id, 'occurred_at', "
         "to_char(occurred_at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'), "
@@ -143,7 +144,15 @@ def _values(shape: Shape, shown: dict[str, sql.Composable]) -> sql.Composable:
     values.append(sql.SQL("coalesce(known.event_type, {})").format(shown["event_type"]))
     values.append(sql.SQL("coalesce(known.payload, coalesce(envelope -> 'payload', given)::text::json)"))
     values.extend(_value(name, SCOPE_TYPES[kind], "null", shown) for name, kind in shape.scope.items())
+    if shape.audience:
+        values.append(_audience(shape, shown))
     return sql.SQL(", ").join(values)
+
+
+def _audience(shape: Shape, shown: dict[str, sql.Composable]) -> sql.Composable:
+    """The same of the readers. Without any of it nobody hears of the event."""
+    row = sql.SQL("{}, ").format(shown[AUDIENCE]) if AUDIENCE in shown else sql.SQL("")
+    return Statements(shape).part("view_audience", row=row)
 
 
 def _value(name: str, type_name: str, default: str, shown: dict[str, sql.Composable]) -> sql.Composable:

@@ -52,13 +52,15 @@ class Settlement:
 
     def _append_statement(self, **parts: sql.Composable) -> bytes:
         nothing = sql.SQL("")
-        numbered = bool(self._numbered)
+        numbered, audience = bool(self._numbered), self._statements.shape.audience
         return self._statements.render(
             "append",
             **parts,
             streams=self._statements.part("streams") if numbered else nothing,
             stream_seq=self._statements.part("stream_seq") if numbered else sql.SQL("null::bigint"),
             join_streams=self._statements.part("join_streams") if numbered else nothing,
+            returned=self._statements.part("returning_audience") if audience else sql.SQL("1"),
+            heard=self._statements.part("heard") if audience else nothing,
         ).encode()
 
     async def append(

@@ -12,7 +12,7 @@ from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.database import privilege, require_schema
 from aftercommit.postgres.declared import OUTBOX_COLUMNS
-from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.shape import AUDIENCE, Shape
 from aftercommit.postgres.statements import Statements, scope_list
 from aftercommit.repair.selection import Selection
 
@@ -30,13 +30,15 @@ class Ground:
 
     @classmethod
     async def find(cls, connection: psycopg.AsyncConnection[Any], declared: Outbox | Shape) -> Self:
-        """Look up the scope columns, which an operator without the declaration does not know; refuse other schemas."""
+        """Look up scope and audience, which an operator without the declaration does not know; refuse other schemas."""
         outbox = declared if isinstance(declared, Outbox) else None
         shape = declared.shape if isinstance(declared, Outbox) else declared
         parameters = {"schema": shape.schema, "tables": ["outbox"]}
         rows = await (await connection.execute(Statements(shape)["catalog_columns"], parameters)).fetchall()
         columns = {row[1]: row[2] for row in rows if row[1] not in OUTBOX_COLUMNS}
-        found = replace(shape, scope={name: _PYTHON_TYPES.get(kind, str) for name, kind in columns.items()}, indexed=())
+        has_audience = columns.pop(AUDIENCE, None) is not None
+        scope = {name: _PYTHON_TYPES.get(kind, str) for name, kind in columns.items()}
+        found = replace(shape, scope=scope, audience=has_audience, indexed=())
         await require_schema(connection, found if outbox is None else shape)
         return cls(connection, found, Statements(found), outbox)
 

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from aftercommit.errors import LetterNotFound
+from aftercommit.postgres.records import declared_values
 from aftercommit.repair.ground import Ground
 from aftercommit.repair.selection import RELAY, Selection
 
@@ -77,6 +78,7 @@ class LetterDetail(Letter):
     correlation_id: str
     causation_id: UUID | None
     scope: Mapping[str, Any]
+    audience: Sequence[str]
     payload: str
     history: Sequence[Attempt]
     outbox_status: str | None
@@ -153,8 +155,8 @@ def _detail(ground: Ground, row: Sequence[Any], deeds: Sequence[Deed]) -> Letter
         Attempt(datetime.fromisoformat(each["at"]), each["error"], each["error_class"], each.get("attempts", 1))
         for each in known["history"]
     ]
-    scope = dict(zip(ground.shape.scope, row[len(names) :], strict=True))
-    return LetterDetail(**known, scope=scope, deeds=deeds)
+    scope, audience = declared_values(ground.shape, row[len(names) :])
+    return LetterDetail(**known, scope=scope, audience=audience, deeds=deeds)
 
 
 async def _deeds(ground: Ground, event_id: UUID) -> list[Deed]:

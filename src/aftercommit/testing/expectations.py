@@ -1,7 +1,7 @@
 """What a test expects to have been published, compared with what was. Pure: words and verdicts, no IO."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
@@ -24,7 +24,7 @@ class Expected:
 
     `event` is a type (its class, name or declaration), or an event as you would publish it: then its whole payload has
     to be the same. `payload` is a part of it, as JSON shows it: `{"total": 40, "customer": {"id": "c-1"}}`. Lists are
-    compared whole.
+    compared whole. `audience` are all its readers.
     """
 
     event: object
@@ -33,6 +33,7 @@ class Expected:
     aggregate_id: str | None = None
     correlation_id: str | None = None
     where: Callable[[Published], bool] | None = None
+    audience: Collection[str] | None = None
 
     def differences(self, found: Published, registry: Registry) -> list[str]:
         """In words, where a published event is not the expected one; nothing when it is."""
@@ -48,6 +49,7 @@ class Expected:
             if expected is not None and expected != actual
         ]
         different += _compare(dict(self.scope), found.scope, "scope", plain=False)
+        different += self._other_readers(found)
         different += self._whole_payload(found, registry)
         different += _compare(dict(self.payload), found.data, "$", plain=True)
         if not different and self.where is not None and not self.where(found):
@@ -57,6 +59,12 @@ class Expected:
     def type_in(self, registry: Registry) -> EventType:
         """The declared type that is meant; UnknownEventType when there is none."""
         return registry.resolve(self.event) if _is_reference(self.event) else registry.draft(self.event)[0]
+
+    def _other_readers(self, found: Published) -> list[str]:
+        """Where the audience differs: who is missing, and who is too much. Its order does not matter."""
+        if self.audience is None or set(self.audience) == set(found.audience):
+            return []
+        return [f"audience: expected {sorted(self.audience)!r}, was {sorted(found.audience)!r}"]
 
     def _whole_payload(self, found: Published, registry: Registry) -> list[str]:
         """Where the payload differs from that of the expected event, if one was given and not its type alone."""
@@ -75,6 +83,8 @@ class Expected:
         if self.aggregate_id is not None:
             parts.append(f"about {self.aggregate_id}")
         parts += [f"{name}={value!r}" for name, value in self.scope.items()]
+        if self.audience is not None:
+            parts.append(f"heard by {', '.join(sorted(self.audience)) or 'nobody'}")
         if self.correlation_id is not None:
             parts.append(f"correlation_id={self.correlation_id!r}")
         if self.where is not None:

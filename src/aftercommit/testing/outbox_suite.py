@@ -16,6 +16,7 @@ from typing import ClassVar
 from uuid import uuid4
 
 from aftercommit.errors import (
+    AudienceViolation,
     IdempotencyConflict,
     InvalidPayload,
     NotInTransaction,
@@ -30,7 +31,9 @@ from aftercommit.testing.publish_harness import AsyncPublishHarness, PublishHarn
 from aftercommit.testing.publish_stage import (
     AWKWARD,
     DEADLINE,
+    HEARD,
     LIMIT,
+    NOTE_HEARD,
     NOTE_TAKEN,
     OUTBOX,
     SCOPE,
@@ -118,6 +121,24 @@ class PublishSuite:
                 await caller.rollback()
                 assert refusal.value.__cause__ is not None
         assert stage.stored() == []
+
+    @case
+    async def test_who_hears_of_an_event_is_stored_as_it_was_said(self, stage: Stage) -> None:
+        """For one event, for several with audiences of their own, and with a key; whatever a name consists of."""
+        caller = await stage.caller()
+        names = ["user:17", AWKWARD, '"{a,b}"', "back\\slash", " ", "NULL", "%s"]
+        await caller.begin()
+        await caller.publish(HEARD, NOTE_HEARD.draft({}), audience=names)
+        own = NOTE_HEARD.draft({}, audience=names[:2])
+        await caller.publish(HEARD, [NOTE_HEARD.draft({}), own], audience=[])
+        await caller.publish(HEARD, [NOTE_HEARD.draft({})] * 2, audience=names, idempotency_key="heard")
+        for given, said in ((None, "audience=[…]"), ("user:17", "'user:17'"), ([17], "17 (int)"), ([""], "''")):
+            with refused(AudienceViolation, said):
+                await caller.publish(HEARD, NOTE_HEARD.draft({}), audience=given)
+        await caller.commit()
+        query = "select audience from publish_suite_heard.outbox order by seq"
+        stored = [row["audience"] for row in stage.observer.execute(query)]
+        assert stored == [names, [], names[:2], names, names]
 
     @case
     async def test_rollback_leaves_nothing(self, stage: Stage) -> None:

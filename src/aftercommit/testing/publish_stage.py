@@ -37,11 +37,15 @@ class OrderPlaced:
 
 NOTE_TAKEN = OUTBOX.declare("suite.note_taken")
 
+HEARD = Outbox("publish_suite_heard", audience=True)
+NOTE_HEARD = HEARD.declare("suite.note_heard")
+
 
 def prepare(dsn: str) -> None:
     """Make the suite's tables in an empty database."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         migrate.up(connection, OUTBOX.shape)
+        migrate.up(connection, HEARD.shape)
         connection.execute("create table publish_suite.business (note text not null)")
 
 
@@ -54,8 +58,9 @@ class Stage:
         self._harness = harness
         self._callers: list[Caller] = []
         self.observer = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
-        for table in ("outbox", "published_key", "relay", "business"):
-            self.observer.execute(f"delete from publish_suite.{table}")  # noqa: S608 - the names stand one line above
+        tables = [f"publish_suite.{table}" for table in ("outbox", "published_key", "relay", "business")]
+        for table in (*tables, "publish_suite_heard.outbox", "publish_suite_heard.published_key"):
+            self.observer.execute(f"delete from {table}")  # noqa: S608 - the names stand one line above
 
     async def caller(self) -> Caller:
         """Somebody who works in transactions, with none begun."""

@@ -11,6 +11,7 @@ from uuid import UUID
 from aftercommit.errors import AftercommitError
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox import Outbox
+from aftercommit.postgres.shape import AUDIENCE
 
 Status = Literal["pending", "published", "failed"]
 
@@ -55,6 +56,11 @@ class Published:
         return self.record.scope
 
     @property
+    def audience(self) -> tuple[str, ...]:
+        """Who hears of it."""
+        return self.record.audience
+
+    @property
     def correlation_id(self) -> str:
         """The story it belongs to."""
         return self.record.correlation_id
@@ -92,6 +98,7 @@ def _published(row: dict[str, Any], payload: str, outbox: Outbox) -> Published:
         lane=row["lane"],
         retry_count=row["retry_count"],
         position=row["position"],
+        audience=tuple(row.get(AUDIENCE, ())),
     )
     return Published(record, row["status"], _typed(record, outbox))
 

@@ -11,7 +11,7 @@ pytest: `World(outbox, dsn)`.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -64,17 +64,18 @@ class World(Kit):
         aggregate_id: str | None = None,
         correlation_id: str | None = None,
         where: Callable[[Published], bool] | None = None,
+        audience: Collection[str] | None = None,
         count: int | None = None,
         on: "SyncPlace | None" = None,
     ) -> list[Published]:
         """The events like this: at least one, or exactly `count`. AssertionError shows what was published instead.
 
         `event` is a type, or an event as you would publish it, whose whole payload is then compared; `payload` is a
-        part of it. `on` is your connection or session, to see what its open transaction has published; a DSN, to look
-        into another database; without it, what is committed.
+        part of it, and `audience` are all who hear of it. `on` is your connection or session, to see what its open
+        transaction has published; a DSN, to look into another database; without it, what is committed.
         """
         __tracebackhide__ = True
-        expected = Expected(event, payload, scope, aggregate_id, correlation_id, where)
+        expected = Expected(event, payload, scope, aggregate_id, correlation_id, where, audience)
         return require_published(expected, self._published(on), self.outbox.registry, count, self._remark(on))
 
     def assert_published_in_order(
@@ -94,11 +95,13 @@ class World(Kit):
         aggregate_id: str | None = None,
         correlation_id: str | None = None,
         where: Callable[[Published], bool] | None = None,
+        audience: Collection[str] | None = None,
         on: "SyncPlace | None" = None,
     ) -> None:
         """No event like this; without an event type, no event at all."""
         __tracebackhide__ = True
-        expected = None if event is None else Expected(event, payload, scope, aggregate_id, correlation_id, where)
+        like = Expected(event, payload, scope, aggregate_id, correlation_id, where, audience)
+        expected = None if event is None else like
         require_not_published(expected, self._published(on), self.outbox.registry)
 
     def drain(
@@ -173,12 +176,13 @@ class AsyncWorld(Kit):
         aggregate_id: str | None = None,
         correlation_id: str | None = None,
         where: Callable[[Published], bool] | None = None,
+        audience: Collection[str] | None = None,
         count: int | None = None,
         on: "AnyPlace | None" = None,
     ) -> list[Published]:
         """As `World.assert_published`; `on` may be an async connection or session."""
         __tracebackhide__ = True
-        expected = Expected(event, payload, scope, aggregate_id, correlation_id, where)
+        expected = Expected(event, payload, scope, aggregate_id, correlation_id, where, audience)
         published, remark = await self._published_async(on), await asyncio.to_thread(self._remark, on)
         return require_published(expected, published, self.outbox.registry, count, remark)
 
@@ -199,11 +203,13 @@ class AsyncWorld(Kit):
         aggregate_id: str | None = None,
         correlation_id: str | None = None,
         where: Callable[[Published], bool] | None = None,
+        audience: Collection[str] | None = None,
         on: "AnyPlace | None" = None,
     ) -> None:
         """As `World.assert_not_published`."""
         __tracebackhide__ = True
-        expected = None if event is None else Expected(event, payload, scope, aggregate_id, correlation_id, where)
+        like = Expected(event, payload, scope, aggregate_id, correlation_id, where, audience)
+        expected = None if event is None else like
         require_not_published(expected, await self._published_async(on), self.outbox.registry)
 
     async def drain(

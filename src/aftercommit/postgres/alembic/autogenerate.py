@@ -17,7 +17,7 @@ from aftercommit.postgres.alembic.branch import outboxes_of
 from aftercommit.postgres.alembic.operations import DropOutbox, KeepOutbox, MigrateOutbox
 from aftercommit.postgres.catalog import Ask
 from aftercommit.postgres.references import Declared, shape_named
-from aftercommit.postgres.shape import ENGINE_TABLES, PARTITION_NAME, Shape
+from aftercommit.postgres.shape import AUDIENCE, ENGINE_TABLES, PARTITION_NAME, Shape
 
 IncludeObject = Callable[[Any, str | None, str, bool, Any], bool]
 _PARAMETER = re.compile(r"%\((\w+)\)s")
@@ -29,7 +29,7 @@ def include_object(outbox: Declared, also: IncludeObject | None = None) -> Inclu
     `also` is a filter of your own, or that of another outbox, asked about everything else.
     """
     shape = shape_named(outbox)
-    ours = ENGINE_TABLES | {view.name for view in shape.views} | {"event_outbox", "event_log"}
+    ours = ENGINE_TABLES | {view.name for view in shape.views} | {"event_outbox", "event_log", AUDIENCE}
 
     def is_ours(table: str) -> bool:
         return table in ours or PARTITION_NAME.fullmatch(table) is not None

@@ -5,7 +5,7 @@ select position, ts, epoch from {schema}.head
 -- name: page_bytes
 -- How many bytes a range of the log will arrive as: a compressed payload unfolds.
 select coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
-                         else octet_length(payload::text) end), 0)::bigint
+                         else octet_length(payload::text) end {audience_bytes}), 0)::bigint
 from {schema}.log
 where position > %(after)s and position <= %(upto)s
   and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
@@ -34,7 +34,7 @@ from (
         select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id,
                payload, created_at, seq, position,
                case when pg_column_compression(payload) is null then pg_column_size(payload)
-                    else octet_length(payload::text) end as _bytes {scope_names}
+                    else octet_length(payload::text) end {audience_bytes} as _bytes {scope_names}
         from {schema}.log
         where position > %(after)s and position <= %(upto)s
           and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))

@@ -290,25 +290,32 @@ revoke execute on function {schema}.make_partitions() from public;
 comment on function {schema}.make_partitions() is {stamp}
 
 -- name: make_partitions_body
--- The partition of the tip and the next ones. Each is made beside the log first: attaching takes a lock that neither
--- writers nor readers notice, while CREATE TABLE … PARTITION OF would wait for all of them.
+-- The partition of the tip and the next ones, of the log and of the audience, where there is one: whether there is does not
+-- depend on who asks. Each is made beside its table first: attaching takes a lock that neither writers nor readers notice,
+-- while CREATE TABLE … PARTITION OF would wait for all of them.
 declare
+    table_name text;
     number bigint;
+    parent text;
     partition_name text;
 begin
-    for number in
-        select head.position / {size} + step from {schema}.head, generate_series(0, {ahead} - 1) step
+    for table_name, number in
+        select class.relname, head.position / {size} + step
+        from {schema}.head, generate_series(0, {ahead} - 1) step, pg_class class
+        where class.relnamespace = {quoted_schema}::regnamespace and class.relkind = 'p' and class.relname in ('log', 'audience')
+        order by step, class.relname
     loop
-        partition_name := 'log_' || lpad(number::text, greatest(6, length(number::text)), '0');
+        parent := {quoted_schema} || '.' || table_name;
+        partition_name := table_name || '_' || lpad(number::text, greatest(6, length(number::text)), '0');
         continue when exists (select from pg_inherits join pg_class on pg_class.oid = inhrelid
-                              where inhparent = {log_name}::regclass and relname = partition_name);
+                              where inhparent = parent::regclass and relname = partition_name);
         perform pg_advisory_xact_lock({lock_class}, hashtext({schema_name}));
         -- Somebody else may have made it while we waited.
         continue when exists (select from pg_inherits join pg_class on pg_class.oid = inhrelid
-                              where inhparent = {log_name}::regclass and relname = partition_name);
+                              where inhparent = parent::regclass and relname = partition_name);
         execute 'create table ' || {quoted_schema} || '.' || partition_name
-            || ' (like ' || {log_name} || ' including defaults including constraints)';
-        execute 'alter table ' || {log_name} || ' attach partition ' || {quoted_schema} || '.' || partition_name
+            || ' (like ' || parent || ' including defaults including constraints)';
+        execute 'alter table ' || parent || ' attach partition ' || {quoted_schema} || '.' || partition_name
             || ' for values from (' || number * {size} + 1 || ') to (' || (number + 1) * {size} + 1 || ')';
         return next partition_name;
     end loop;
@@ -325,12 +332,12 @@ end
 select * from {schema}.make_partitions()
 
 -- name: partitions
--- The partitions of the log with their bounds; whether a detach was begun, and whether retention began it.
+-- The partitions of a table with their bounds; whether a detach was begun, and whether retention began it.
 select child.relname::text, pg_get_expr(child.relpartbound, child.oid), link.inhdetachpending,
        coalesce(obj_description(child.oid, 'pg_class') = %(condemned)s, false)
 from pg_inherits link
 join pg_class child on child.oid = link.inhrelid
-where link.inhparent = %(log)s::regclass
+where link.inhparent = to_regclass(%(table)s)
 
 -- name: condemned_tables
 -- Partitions that retention had detached when something kept it from dropping them.
@@ -351,11 +358,11 @@ comment on table {schema}.{partition} is null
 
 -- name: detach_partition
 -- Waits for readers, blocks nobody. Cannot run inside a transaction.
-alter table {schema}.log detach partition {schema}.{partition} concurrently
+alter table {schema}.{table} detach partition {schema}.{partition} concurrently
 
 -- name: finish_detach
 -- A detach that was interrupted is finished.
-alter table {schema}.log detach partition {schema}.{partition} finalize
+alter table {schema}.{table} detach partition {schema}.{partition} finalize
 
 -- name: drop_partition
 -- Retention: a whole partition at once.

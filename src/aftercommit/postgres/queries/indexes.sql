@@ -10,6 +10,23 @@ create index {concurrently} {index} on {only} {schema}.{table} ({column}, create
 -- Pending events oldest first, as documents that poll the outbox by created_at ask for them.
 create index {concurrently} {index} on {only} {schema}.{table} ({column}) where status = 'pending'
 
+-- name: index_log_facet_stream
+-- Events of a stream with one value in their payload, in the stream's order.
+create index {concurrently} {index} on {only} {schema}.{table} (aggregate_id, ({value}), stream_seq)
+where aggregate_type = {of} and stream_seq is not null
+
+-- name: index_log_facet_scope
+-- The same within a scope.
+create index {concurrently} {index} on {only} {schema}.{table} ({of}, ({value}), position)
+
+-- name: index_log_facet_everything
+-- The same in the whole log.
+create index {concurrently} {index} on {only} {schema}.{table} (({value}), position)
+
+-- name: facet_value
+-- What a filter compares. Index and query must say the same.
+{schema}.facet(payload, {path})
+
 -- name: table_bytes
 -- The size of a table with its partitions.
 select (pg_relation_size({table_name}::regclass)

@@ -59,7 +59,7 @@ select next_retry_at, event_id as id, event_type, schema_version, aggregate_type
        created_at, seq, position, greatest(0, attempts - attempts_before) as retry_count, last_seen_at as ts {scope_names}
 from (
     select due.*, coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
-                                    else octet_length(payload::text) end)
+                                    else octet_length(payload::text) end {audience_bytes})
                                over (order by _turn, seq rows between unbounded preceding and 1 preceding), 0) as _bytes_before
     from (
         {due}

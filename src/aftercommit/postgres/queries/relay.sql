@@ -59,7 +59,7 @@ from (
     -- Of a compressed value pg_column_size knows the compressed size alone.
     cross join lateral (
         select case when pg_column_compression(o.payload) is null then pg_column_size(o.payload)
-                    else octet_length(o.payload::text) end as bytes
+                    else octet_length(o.payload::text) end {audience_bytes} as bytes
     ) size
     where o.ctid = any(array(select due.place from due))
 ) sized
@@ -101,6 +101,7 @@ fence as (
 -- chosen  says which rows are meant
 -- moved   takes them out of the outbox
 -- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
+-- heard   (where an audience is declared) lets readers find what they hear of
 -- latency counts the moved rows by type and by the time since they were written, for the metrics
 with {fence},
 {chosen}
@@ -125,8 +126,9 @@ appended as (
            moved.schema_version, moved.occurred_at, moved.correlation_id, moved.causation_id, moved.payload,
            moved.retry_count, moved.created_at {moved_scope}
     from tip, moved {join_streams}
-    returning 1
+    returning {returned}
 ),
+{heard}
 latency as (
     select event_type, width_bucket(ms, %(bounds)s::float8[]) as bucket, count(*) as events, sum(ms) as total
     from (

@@ -1,0 +1,217 @@
+-- name: feed_plan
+-- A feed's statements are planned once, perhaps while the log is empty, and for keys that nobody knows. Every one of them has an
+-- index in its own order: along it they are right however full the log gets.
+select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
+       set_config('enable_sort', 'off', false), set_config('enable_incremental_sort', 'off', false)
+
+-- name: feed_columns
+-- An event as feeds read it, in the order in which `feed_rows` of records.py takes it.
+id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, created_at, seq,
+position, ts, stream_seq {scope_names}
+
+-- name: feed_bytes
+-- How many bytes a payload will arrive as: a compressed one unfolds.
+case when pg_column_compression(payload) is null then pg_column_size(payload) else octet_length(payload::text) end {audience_bytes}
+
+-- name: feed_cut
+-- As many of these events as fit into the memory, one at least; `_more` of the last one says whether some were left out.
+select {columns}, _more
+from (
+    select *, lead(position) over (order by {number} {direction}) is not null as _more,
+           sum(_bytes) over (order by {number} {direction} rows between unbounded preceding and 1 preceding) as _bytes_before
+    from (
+        {candidates}
+    ) candidate
+) page
+where coalesce(_bytes_before, 0) < %(max_bytes)s
+
+-- name: feed_tail
+-- What was appended after a position, for all feeds of a process at once; and where the log stands, in one row at least.
+-- before   the time of the event at that position: another one than it was when the log was restored
+-- follows  whether the next event is still kept, and retention has not overtaken the reader
+select head.position, head.ts, head.epoch,
+       (select log.ts from {schema}.log where log.position = %(after)s) as before,
+       exists (select from {schema}.log where log.position = %(after)s::bigint + 1) as follows,
+       page.*
+from {schema}.head
+left join lateral (
+    {page}
+) page on true
+order by page.position
+
+-- name: feed_tail_candidates
+-- The next positions of the log; a range, because it has no gaps.
+select {columns}, {bytes} as _bytes
+from {schema}.log
+where position > %(after)s and position <= %(after)s::bigint + %(size)s
+  and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
+order by position
+
+-- name: feed_page
+-- A page of a strand between two numbers, and what tells whether a cursor still means what it meant.
+-- place  the time of the event that the cursor names
+-- kept   the first event that is still there, of this stream or (by position) of the log
+-- known  the highest number that was ever given
+select place.ts, kept.first, kept.ts, ({known})::bigint, head.epoch, page.*
+from {schema}.head
+left join (
+    {place}
+) place on true
+left join (
+    {kept}
+) kept on true
+left join lateral (
+    {page}
+) page on true
+order by page.{number}
+
+-- name: feed_load
+-- A strand as it is now: the newest events, what is kept, and how many there are.
+select ({total})::bigint, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz, page.*
+from {schema}.head
+left join (
+    {kept}
+) kept on true
+left join lateral (
+    {page}
+) page on true
+order by page.{number}
+
+-- name: feed_moment
+-- The last event of a strand before a moment, by bisection: times never run backwards along the numbers, so each step looks up one
+-- event and halves what is left. Without a time: nothing that is kept came before.
+with recursive search (low, high, ts) as (
+    select coalesce(kept.first, 1) - 1, coalesce(({known})::bigint, 0) + 1, null::timestamptz
+    from {schema}.head
+    left join (
+        {kept}
+    ) kept on true
+    union all
+    select case when probe.ts < %(moment)s then probe.number else search.low end,
+           case when probe.ts < %(moment)s then search.high else middle.number end,
+           case when probe.ts < %(moment)s then probe.ts else search.ts end
+    from search
+    cross join lateral (select search.low + (search.high - search.low) / 2 as number) middle
+    left join lateral (
+        {probe}
+    ) probe on true
+    where search.high - search.low > 1
+)
+select search.low, search.ts, head.epoch
+from search
+cross join {schema}.head
+where search.high - search.low <= 1
+
+-- name: feed_probe
+-- The first event of a strand from the middle on.
+select log.{number} as number, log.ts
+from {schema}.log
+where {constant} and ({place}) > ({low}) and ({place}) <= ({high})
+order by {order}
+limit 1
+
+-- name: feed_probe_heard
+-- The first event from the middle on of which a reader hears: nobody is told the place of another.
+select log.position as number, log.ts
+from {schema}.log
+where log.position = (
+    select heard.position
+    from {schema}.audience heard
+    where heard.reader = %(key)s and heard.position > ({low}) and heard.position <= ({high})
+    order by heard.position
+    limit 1
+)
+
+-- name: feed_candidates
+-- Events of a strand in its order. Rows are compared as a whole, and sorted by all of it: that order only the right index has, and
+-- the planner cannot mistake a rare key or value for a frequent one and read along another index.
+select {columns}, {bytes} as _bytes
+from {schema}.log
+where {constant} and ({place}) > ({low}) and ({place}) <= ({high}) {types} {rest}
+order by {order}
+limit %(limit)s
+
+-- name: feed_candidates_by_facet
+-- The same of those with certain values in their payload: one walk along the index for each value, merged.
+select found.*
+from unnest(%(values)s::text[]) allowed (_value)
+cross join lateral (
+    select {columns}, {bytes} as _bytes
+    from {schema}.log
+    where {constant} and ({place}) > ({low}) and ({place}) <= ({high}) {types} {rest}
+    order by {order}
+    limit %(limit)s
+) found
+order by {number} {direction}
+limit %(limit)s
+
+-- name: feed_reach
+-- How far the next so many events with certain values reach: the further, the fewer there are. No row: to the end.
+select found.number, found.ts
+from unnest(%(values)s::text[]) allowed (_value)
+cross join lateral (
+    select {number} as number, ts
+    from {schema}.log
+    where {constant} and ({place}) > ({low}) and ({place}) <= ({high})
+    order by {order}
+    limit %(window)s
+) found
+order by found.number {direction}
+offset %(window)s - 1
+limit 1
+
+-- name: feed_types
+-- A feed that shows some types of events only.
+and event_type = any(%(types)s::text[])
+
+-- name: feed_rest
+-- A further filter, for which another index is walked.
+and {value} = any({allowed}::text[])
+
+-- name: feed_constant_stream
+-- What all strands of a feed have in common. The type is a constant of the declaration, by which partial indexes fit.
+aggregate_type = {aggregate_type} and stream_seq is not null
+
+-- name: feed_constant_position
+-- Nothing.
+true
+
+-- name: feed_strand_stream
+-- One aggregate.
+{constant} and aggregate_id = %(key)s
+
+-- name: feed_place_stream
+-- The event of a stream with this number, of whatever type.
+select log.ts from {schema}.log where {strand} and stream_seq = %(place)s limit 1
+
+-- name: feed_place_position
+-- The event at this position, whosever it is.
+select log.ts from {schema}.log where position = %(place)s
+
+-- name: feed_kept_stream
+-- The first event of a stream that is still kept.
+select stream_seq as first, log.ts from {schema}.log where {strand} order by stream_seq limit 1
+
+-- name: feed_kept_position
+-- The first event of the log that is still kept.
+select position as first, log.ts from {schema}.log order by position limit 1
+
+-- name: feed_known_stream
+-- The last number of a stream outlives its events.
+select stream.seq from {schema}.stream where stream.aggregate_type = {aggregate_type} and stream.aggregate_id = %(key)s
+
+-- name: feed_known_ts_stream
+-- When it was given.
+select stream.ts from {schema}.stream where stream.aggregate_type = {aggregate_type} and stream.aggregate_id = %(key)s
+
+-- name: feed_known_position
+-- The last position.
+head.position
+
+-- name: feed_known_ts_position
+-- When it was given.
+head.ts
+
+-- name: feed_count
+-- How many events of a stream there are of certain types. The index has the types, so no event is read.
+select count(*) from {schema}.log where {strand} {types}
