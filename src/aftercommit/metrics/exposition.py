@@ -1,5 +1,6 @@
-"""`/metrics` over HTTP, in a thread of its own. On loopback unless told otherwise; there is no login."""
+"""`/metrics`: as text for a server of yours, or over HTTP in a thread of its own, on loopback and without a login."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aftercommit.errors import AftercommitError, MissingExtra
@@ -9,6 +10,8 @@ from aftercommit.telemetry import Meter
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import CollectorRegistry
 
 LOOPBACK = "127.0.0.1"
 
@@ -35,13 +38,9 @@ class MetricsServer:
 
 def serve(port: int, *sources: Outbox | Meter, address: str = LOOPBACK) -> MetricsServer:
     """Serve the figures of these outboxes and of the process itself; port 0 picks a free one."""
-    try:
-        from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
-    except ModuleNotFoundError as problem:
-        raise MissingExtra("prometheus", "prometheus_client") from problem
-    registry = CollectorRegistry()
-    register(registry, *sources)
-    ProcessCollector(registry=registry)
+    registry = _registry(sources)
+    from prometheus_client import start_http_server
+
     try:
         server, _ = start_http_server(port, addr=address, registry=registry)
     except (OSError, OverflowError) as problem:
@@ -49,3 +48,22 @@ def serve(port: int, *sources: Outbox | Meter, address: str = LOOPBACK) -> Metri
             f"metrics cannot be served on {address}:{port}: {problem}. Choose another port or address"
         ) from problem
     return MetricsServer(server, address)
+
+
+def exposition(*sources: Outbox | Meter) -> Callable[[], str]:
+    """What writes the figures of these outboxes and of the process itself down, as Prometheus reads them."""
+    registry = _registry(sources)
+    from prometheus_client import generate_latest
+
+    return lambda: generate_latest(registry).decode()
+
+
+def _registry(sources: tuple[Outbox | Meter, ...]) -> "CollectorRegistry":
+    try:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+    except ModuleNotFoundError as problem:
+        raise MissingExtra("prometheus", "prometheus_client") from problem
+    registry = CollectorRegistry()
+    register(registry, *sources)
+    ProcessCollector(registry=registry)
+    return registry

@@ -1,0 +1,49 @@
+"""Who asks: a reader with permissions, and the one question that every way out asks before it lets anything out.
+
+Pure. `bearer.BearerAccess` answers it from bearer tokens; a team may bring an `Access` of its own.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from aftercommit.feed.permissions import Permissions
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """Somebody who was authenticated. `rights` is a digest of who it is and what it may, for ETags and cache keys.
+
+    `token_id` names the token for a revocation, `service` the service token that asks, also where it asks on behalf
+    of a user. Times are seconds since 1970.
+    """
+
+    user: str
+    permissions: Permissions
+    token_id: str | None
+    expires_at: float | None
+    rights: str
+    issued_at: float | None = None
+    service: str | None = None
+
+    def may(self, permission: str) -> bool:
+        """Whether the reader has this permission; make it with `permissions.needed`, which keeps a key one segment."""
+        return self.permissions.allow(permission)
+
+
+class Access(Protocol):
+    """How a server finds out who asks. One that is a `Service` is started and stopped with the server."""
+
+    async def reader(self, authorization: str | None, headers: Mapping[str, str]) -> Reader:
+        """Whoever shows this Authorization header, otherwise Unauthorized. Names of headers are in lower case."""
+        ...
+
+    def still_valid(self, reader: Reader) -> bool:
+        """Whether the reader's token has neither expired nor been revoked since; in memory, asks nobody."""
+        ...
+
+
+def rights_of(user: str, permissions: Permissions) -> str:
+    """The digest of who somebody is and what it may."""
+    return hashlib.sha256(f"{user}\n{permissions.digest}".encode("utf-8", "replace")).hexdigest()[:16]

@@ -1,0 +1,184 @@
+// Draws the OpenAPI description beside this page. Text is only ever set as text, so nothing in it can become markup.
+"use strict";
+
+const METHODS = ["get", "post", "put", "patch", "delete"];
+const LONGEST_SHOWN = 100_000;
+
+function element(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+// Descriptions mark names with backticks, and with nothing else.
+function prose(text) {
+  return (text ?? "").split("`").map((part, place) => (place % 2 ? element("code", { textContent: part }) : part));
+}
+
+function resolved(api, value) {
+  let found = value;
+  while (found && found.$ref) {
+    found = found.$ref.slice(2).split("/").reduce((at, part) => at?.[part.replaceAll("~1", "/").replaceAll("~0", "~")], api);
+  }
+  return found ?? {};
+}
+
+// A schema with its references put in, a few levels deep: what a person wants to see.
+function expanded(api, schema, depth = 6) {
+  if (depth === 0 || schema === null || typeof schema !== "object") return schema;
+  if (Array.isArray(schema)) return schema.map((each) => expanded(api, each, depth - 1));
+  const { $ref, ...rest } = schema;
+  const whole = $ref ? { ...resolved(api, schema), ...rest } : schema;
+  return Object.fromEntries(Object.entries(whole).map(([key, value]) => [key, expanded(api, value, depth - 1)]));
+}
+
+function describe(schema) {
+  const { type, enum: values, minimum, maximum, default: chosen, format } = schema ?? {};
+  const parts = [values ? values.join(" | ") : [].concat(type ?? "any").join(" | ")];
+  if (format) parts.push(format);
+  if (minimum !== undefined || maximum !== undefined) parts.push(`${minimum ?? "…"} to ${maximum ?? "…"}`);
+  if (chosen !== undefined) parts.push(`default ${chosen}`);
+  return parts.join(", ");
+}
+
+function parameterRow(parameter, inputs) {
+  const example = String(parameter.example ?? "");
+  const input = element("input", { type: "text", ariaLabel: parameter.name, placeholder: example });
+  if (parameter.required) input.value = example;
+  inputs.push({ parameter, input });
+  return element("tr", {},
+    element("th", {}, element("code", { textContent: parameter.name }), parameter.required ? " *" : ""),
+    element("td", { textContent: parameter.in }),
+    element("td", {}, element("div", {}, ...prose(parameter.description)),
+      element("div", { className: "note", textContent: describe(parameter.schema) })),
+    element("td", {}, input));
+}
+
+function responses(api, operation) {
+  return Object.entries(operation.responses ?? {}).map(([status, given]) => {
+    const response = resolved(api, given);
+    const row = element("details", {}, element("summary", {},
+      element("span", { className: "method", textContent: status }), element("span", {}, ...prose(response.description))));
+    const body = element("div", { className: "body" });
+    const headers = Object.entries(response.headers ?? {});
+    if (headers.length) {
+      body.append(element("table", {}, ...headers.map(([name, header]) => element("tr", {},
+        element("th", {}, element("code", { textContent: name })),
+        element("td", {}, ...prose(resolved(api, header).description))))));
+    }
+    for (const [type, media] of Object.entries(response.content ?? {})) {
+      body.append(element("h3", { textContent: type }),
+        element("pre", { textContent: JSON.stringify(expanded(api, media.schema ?? {}), null, 2) }));
+    }
+    row.append(body);
+    return row;
+  });
+}
+
+function urlOf(base, path, inputs) {
+  const query = new URLSearchParams();
+  let filled = path;
+  for (const { parameter, input } of inputs) {
+    if (parameter.in === "path") filled = filled.replace(`{${parameter.name}}`, encodeURIComponent(input.value));
+    if (parameter.in === "query" && input.value !== "") query.set(parameter.name, input.value);
+  }
+  const asked = query.toString();
+  return base + filled + (asked ? `?${asked}` : "");
+}
+
+async function send(method, url, inputs, body, out, stop) {
+  const headers = {};
+  const token = document.getElementById("token").value.trim();
+  if (token) headers.Authorization = `Bearer ${token}`;
+  for (const { parameter, input } of inputs) {
+    if (parameter.in === "header" && input.value !== "") headers[parameter.name] = input.value;
+  }
+  if (body) headers["Content-Type"] = "application/json";
+  out.hidden = false;
+  out.textContent = `${method.toUpperCase()} ${url}\n…`;
+  try {
+    const answer = await fetch(url, { method, headers, body: body || undefined, signal: stop.signal, cache: "no-store" });
+    const lines = [...answer.headers].map(([name, value]) => `${name}: ${value}`).join("\n");
+    const head = `${method.toUpperCase()} ${url}\n\n${answer.status} ${answer.statusText}\n${lines}\n\n`;
+    await show(answer, head, out);
+  } catch (problem) {
+    out.textContent += problem.name === "AbortError" ? "\n(stopped)" : `\n${problem}`;
+  }
+}
+
+async function show(answer, head, out) {
+  let text = "";
+  const reader = answer.body?.getReader();
+  const decoder = new TextDecoder();
+  while (reader) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    text = (text + decoder.decode(value, { stream: true })).slice(-LONGEST_SHOWN);
+    out.textContent = head + text;
+  }
+  try { text = JSON.stringify(JSON.parse(text), null, 2); } catch { /* not JSON: shown as it is */ }
+  out.textContent = head + text;
+}
+
+function operationOf(api, base, path, method, operation) {
+  const inputs = [];
+  const all = [...(api.paths[path].parameters ?? []), ...(operation.parameters ?? [])].map((each) => resolved(api, each));
+  // What an operation says of a parameter goes before what its path says.
+  const parameters = new Map();
+  for (const each of all) parameters.set(`${each.in} ${each.name}`, { ...parameters.get(`${each.in} ${each.name}`), ...each });
+  const body = element("div", { className: "body" });
+  if (operation.description) body.append(element("p", {}, ...prose(operation.description)));
+  if (parameters.size) {
+    body.append(element("h3", { textContent: "Parameters" }),
+      element("table", {}, ...[...parameters.values()].map((parameter) => parameterRow(parameter, inputs))));
+  }
+  let text = null;
+  const media = resolved(api, operation.requestBody).content?.["application/json"];
+  if (media) {
+    const example = media.example ?? Object.values(media.examples ?? {})[0]?.value;
+    text = element("textarea", { ariaLabel: "Request body", value: example ? JSON.stringify(example, null, 2) : "" });
+    body.append(element("h3", { textContent: "Request body" }), text,
+      element("pre", { textContent: JSON.stringify(expanded(api, media.schema ?? {}), null, 2) }));
+  }
+  const out = element("pre", { hidden: true });
+  let stop = new AbortController();
+  body.append(
+    element("button", { textContent: "Send", onclick: () => {
+      const missing = inputs.find(({ parameter, input }) => parameter.required && input.value === "");
+      if (missing) return missing.input.focus();
+      stop.abort();
+      stop = new AbortController();
+      send(method, urlOf(base, path, inputs), inputs, text?.value, out, stop);
+    } }),
+    element("button", { textContent: "Stop", onclick: () => stop.abort() }),
+    out, element("h3", { textContent: "Answers" }), ...responses(api, operation));
+  return element("details", {},
+    element("summary", {}, element("span", { className: "method", textContent: method }),
+      element("code", { textContent: path }), element("span", { className: "note", textContent: operation.summary ?? "" })),
+    body);
+}
+
+function draw(api) {
+  document.title = api.info.title;
+  document.getElementById("title").textContent = api.info.title;
+  document.getElementById("about").textContent = api.info.description ?? "";
+  // Mounted under a prefix, the page stands beside what it describes.
+  const base = (api.servers?.[0]?.url ?? location.pathname.replace(/\/docs\/?$/, "")).replace(/\/$/, "");
+  const groups = new Map();
+  for (const [path, item] of Object.entries(api.paths)) {
+    for (const method of METHODS.filter((each) => item[each])) {
+      const group = item[method].tags?.[0] ?? "";
+      if (!groups.has(group)) groups.set(group, []);
+      groups.get(group).push(operationOf(api, base, path, method, item[method]));
+    }
+  }
+  const main = document.getElementById("operations");
+  for (const [group, operations] of groups) {
+    if (group) main.append(element("h2", { textContent: group }));
+    main.append(...operations);
+  }
+}
+
+fetch("openapi.json").then((answer) => answer.json()).then(draw).catch((problem) => {
+  document.getElementById("about").textContent = `openapi.json cannot be read: ${problem}`;
+});

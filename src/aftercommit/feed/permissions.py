@@ -1,0 +1,98 @@
+"""Permissions as text: `investigation:INV-1:read`. Segments stand between colons; a granted `*` is any one segment.
+
+Pure. Only what was granted can hold a wildcard. What is asked for is compared as it is written, so a key that holds a
+colon or an asterisk never reaches further than itself: `needed` writes such a key as one segment.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from aftercommit.errors import DeclarationError
+
+ANY = "*"
+# A token is read on every request: what it grants has to be a list that somebody wrote.
+MOST = 1000
+LONGEST = 300
+
+_SEGMENT = re.compile(r"\*|(?:[^:\s*%]|%[0-9A-F]{2})+")
+_SPECIAL = re.compile(r"[:*%\s\x00-\x1f\x7f]")
+
+
+class Permissions:
+    """What somebody may do: patterns like `investigation:*:read`. Patterns that could never be meant grant nothing."""
+
+    __slots__ = ("_exact", "_wide", "digest", "granted")
+
+    def __init__(self, granted: Iterable[str] = ()) -> None:
+        """A pattern with a partial wildcard or an empty segment is kept and shown, and grants nothing."""
+        self.granted = tuple(sorted(set(granted)))
+        usable = [pattern for pattern in self.granted if problem_of(pattern) is None]
+        self._exact = frozenset(pattern for pattern in usable if ANY not in pattern)
+        wide = [re.escape(pattern).replace(r"\*", "[^:]+") for pattern in usable if ANY in pattern]
+        self._wide = re.compile("|".join(wide)) if wide else None
+        self.digest = hashlib.sha256("\n".join(self.granted).encode("utf-8", "replace")).hexdigest()[:16]
+
+    def allow(self, permission: str) -> bool:
+        """Whether one of the patterns has the same number of segments, each equal or a lone `*`."""
+        if permission in self._exact:
+            return True
+        return self._wide is not None and self._wide.fullmatch(permission) is not None
+
+    def name(self, permission: str) -> bool:
+        """Whether exactly this was granted, and not by a wildcard: for rights that nobody may get by accident."""
+        return permission in self._exact
+
+    def __eq__(self, other: object) -> bool:
+        """The same patterns."""
+        return isinstance(other, Permissions) and self.granted == other.granted
+
+    def __hash__(self) -> int:
+        """By the patterns."""
+        return hash(self.granted)
+
+    def __repr__(self) -> str:
+        """The patterns, in order."""
+        return f"Permissions({list(self.granted)!r})"
+
+
+def needed(template: str, **values: Any) -> str:
+    """The permission that a template like `investigation:{key}:read` asks for; each value stays one segment."""
+    return template.format(**{name: segment(str(value)) for name, value in values.items()})
+
+
+@lru_cache(maxsize=4096)
+def segment(value: str) -> str:
+    """A value as one segment: colons, asterisks, per cent signs and white space are written as in URLs."""
+    return _SPECIAL.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), value)
+
+
+def problem_of(pattern: str) -> str | None:
+    """Why this cannot be granted, or None."""
+    if not isinstance(pattern, str) or not pattern:
+        return "it is empty"
+    if len(pattern) > LONGEST:
+        return f"it is longer than {LONGEST} characters"
+    for each in pattern.split(":"):
+        if not each:
+            return "it has an empty segment"
+        if not _SEGMENT.fullmatch(each):
+            return f"its segment {each!r:.60} is neither a name nor a lone *"
+    return None
+
+
+def checked(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The patterns themselves, if each can be granted; for those who write them."""
+    found = tuple(dict.fromkeys(patterns))
+    for pattern in found:
+        problem = problem_of(pattern)
+        if problem is not None:
+            raise DeclarationError(
+                f"permission {pattern!r:.100} cannot be granted: {problem}. Write it like investigation:INV-1:read or "
+                "investigation:*:read; in names, : is written %3A, * is %2A and % is %25"
+            )
+    if len(found) > MOST:
+        raise DeclarationError(f"{len(found)} permissions are too many: grant at most {MOST}, or use * for a segment")
+    return found

@@ -1,0 +1,338 @@
+"""Takes secrets and personal data out of what is about to leave. Linear in time, and closed when in doubt.
+
+Whatever goes wrong here, the text is withheld and not shown. Detection works on a folded copy of the text: digits and
+letters of other scripts and widths count as the plain ones, and characters that nobody sees do not count, so that
+neither hides anything. The text itself is left as it was, but for what is replaced.
+"""
+
+import hashlib
+import re
+import string
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
+from decimal import Decimal
+from functools import cache
+from importlib.resources import files
+from itertools import compress
+from math import isfinite
+from typing import Any, Final
+from uuid import UUID
+
+from aftercommit.errors import DeclarationError
+from aftercommit.feed.numbers import LEAST_RUN, Span, kind_of_digits
+from aftercommit.feed.patterns import Looks
+from aftercommit.feed.redaction_quick import is_plain
+from aftercommit.feed.redaction_rules import RULES, Rule
+from aftercommit.feed.secret_names import (
+    JAR,
+    LIKELY,
+    MAYBE,
+    SECRET,
+    holds_several,
+    kind_of,
+    looks_opaque,
+    looks_personal,
+    looks_secret,
+)
+
+WITHHELD: Final = "[withheld]"
+DEEPEST = 64
+_SOURCES = (
+    "redaction.py",
+    "redaction_rules.py",
+    "redaction_quick.py",
+    "redaction_named.py",
+    "redaction_spoken.py",
+    "redaction_addresses.py",
+    "numbers.py",
+    "national_ids.py",
+    "patterns.py",
+    "secret_names.py",
+)
+# Nobody sees these, or only above and below a letter, so they may stand anywhere within what is looked for.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u0300-\u036f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef]"
+)
+_LAST_FOLDED = 0x1FFFF
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_LEAST_NUMBER = 10 ** (LEAST_RUN - 1)
+_HARMLESS = (datetime, date, time_of_day, timedelta, UUID)
+_DECIMALS = (float, Decimal)
+_ORDERED = (list, tuple)
+_LISTS = (*_ORDERED, set, frozenset)
+# The first is a Mapping, too, and told more quickly.
+_MAPPINGS = (dict, Mapping)
+_SEVERAL = (*_LISTS, *_MAPPINGS)
+# Whether a value is what its name says; of the others it is a number of a person.
+_LOOKS_SO: Final[Mapping[str, Callable[[str], bool]]] = {
+    MAYBE: looks_secret,
+    LIKELY: looks_opaque,
+    JAR: holds_several,
+}
+# Of the names of fields, so many are remembered, of this length at most.
+_MOST_KNOWN = 4096
+_LONGEST_KNOWN = 64
+
+
+class Redactor:
+    """Replaces secrets and personal data with their kind, like `[redacted:email]`.
+
+    `keep` names kinds to leave alone, `names` further fields whose values are never shown, `patterns` further things
+    to find, by kind. A pattern of yours should take no longer on hostile text than ours do. `version` changes
+    whenever the outcome may change.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep: Collection[str] = (),
+        names: Collection[str] = (),
+        patterns: Mapping[str, str] | None = None,
+    ) -> None:
+        """The standard rules, and what is added to them."""
+        known = {kind for rule in RULES for kind in rule.kinds}
+        if unknown := set(keep) - known:
+            raise DeclarationError(f"keep={sorted(unknown)} are no kinds of redaction: there are {sorted(known)}")
+        self._keep = frozenset(keep)
+        self._names = frozenset(name.lower() for name in names)
+        self._rules = [rule for rule in RULES if not self._keep.issuperset(rule.kinds)]
+        self._own = [_own_rule(kind, pattern) for kind, pattern in (patterns or {}).items()]
+        self._rules += self._own
+        self._known: dict[str, tuple[str | None, str]] = {}
+        told = repr((sorted(keep), sorted(self._names), sorted((patterns or {}).items())))
+        self.version = hashlib.sha256(_source() + told.encode()).hexdigest()[:16]
+
+    def text(self, value: str) -> str:
+        """The text without secrets and personal data; `[withheld]` if that cannot be made sure."""
+        return self._text(value, Looks(0))
+
+    def value(self, value: Any) -> Any:
+        """The same of all text in a JSON-like value. What a field called `password` holds is replaced as a whole."""
+        try:
+            return self._walk(value, DEEPEST, None, Looks(0))
+        except Exception:  # noqa: BLE001 - whatever it is, the value must not leave
+            return WITHHELD
+
+    def _text(self, value: str, looks: Looks) -> str:
+        try:
+            return self._redacted(value, looks)
+        except Exception:  # noqa: BLE001 - whatever it is, the text must not leave
+            return WITHHELD
+
+    def _redacted(self, value: str, looks: Looks) -> str:
+        if not self._own:
+            if value.isdigit() and value.isascii():
+                return self._digits(value) or value
+            if is_plain(value):
+                return value
+        looks.add(len(value))
+        folded, places = _folded(value)
+        if folded is not value and is_plain(folded) and not self._own:
+            return value
+        spans = self._found(folded, looks)
+        if not spans:
+            return value
+        parts, done = [], 0
+        for begin, end, kind in _merged(spans):
+            if places is not None:
+                # Up to the last character that counts: what is unseen behind it stays, and says nothing.
+                begin, end = places[begin], places[end - 1] + 1
+            parts += [value[done:begin], _mark(kind)]
+            done = end
+        return "".join([*parts, value[done:]])
+
+    def _found(self, text: str, looks: Looks) -> list[Span]:
+        lowered = text.lower()
+        if len(lowered) != len(text):
+            # Places have to be the same in both.
+            lowered = text.translate(_LOWER)
+        return [
+            span
+            for rule in self._rules
+            if rule.may(text, lowered)
+            for span in rule.find(text, lowered, looks)
+            if span[2] not in self._keep
+        ]
+
+    def _walk(self, value: Any, depth: int, kind: str | None, looks: Looks) -> Any:
+        """A value without what must not leave. `kind` is what the name of its field says about it."""
+        if value is None or isinstance(value, bool):
+            return value
+        if kind == SECRET:
+            return value if value == "" else _mark(kind)
+        if isinstance(value, str):
+            return (kind and self._mark_for(value, kind)) or self._text(value, looks)
+        if isinstance(value, int):
+            return self._number(value, kind, looks)
+        if isinstance(value, _LISTS):
+            return self._parts(value, depth, kind, looks) if depth else WITHHELD
+        if isinstance(value, _MAPPINGS):
+            return self._fields(value, depth, kind, looks) if depth else WITHHELD
+        if isinstance(value, _DECIMALS):
+            return self._decimal(value, kind, looks)
+        return value if isinstance(value, _HARMLESS) else WITHHELD
+
+    def _parts(self, value: Iterable[Any], depth: int, above: str | None, looks: Looks) -> list[Any]:
+        """The parts of a list. A flag says what follows it, and the first of two what the second is."""
+        shown, kind = [], above
+        for each in value:
+            following = above
+            if isinstance(each, _ORDERED) and depth > 1 and (named := self._kind_of_second(each)):
+                shown.append([self._text(each[0], looks), self._walk(each[1], depth - 2, named, looks)])
+            elif isinstance(each, str) and each[:1] == "-":
+                shown.append(self._walk(each, depth - 1, above, looks))
+                following = SECRET if "=" not in each and self._kind_of(each) == SECRET else above
+            else:
+                shown.append(self._walk(each, depth - 1, kind, looks))
+            kind = following
+        return shown
+
+    def _kind_of_second(self, pair: Sequence[Any]) -> str | None:
+        """What the first of two says about the second: headers are often recorded in that form."""
+        return self._kind_of(pair[0]) if len(pair) == 2 and isinstance(pair[0], str) else None
+
+    def _decimal(self, value: float | Decimal, kind: str | None, looks: Looks) -> float | Decimal | str:
+        """A number that some encoder wrote with a point is the same number."""
+        if not isfinite(value) or value != int(value):
+            return value
+        shown = self._number(int(value), kind, looks)
+        return shown if isinstance(shown, str) else value
+
+    def _mark_for(self, written: str, kind: str) -> str | None:
+        """What stands for a value that is what its name says; None where it is not."""
+        is_so = _LOOKS_SO.get(kind, looks_personal)(written)
+        return _mark(SECRET if kind == JAR else kind) if is_so else None
+
+    def _number(self, value: int, kind: str | None, looks: Looks) -> int | str:
+        if kind is None and -_LEAST_NUMBER < value < _LEAST_NUMBER and not self._own:
+            return value
+        written = str(value)
+        if kind and (mark := self._mark_for(written, kind)):
+            return mark
+        if self._own:
+            shown = self._text(written, looks)
+            return value if shown == written else shown
+        mark = self._digits(written if value > 0 else written[1:])
+        return value if mark is None else mark if value > 0 else f"-{mark}"
+
+    def _digits(self, written: str) -> str | None:
+        """What stands for digits that have nothing around them; of all rules one alone finds something in them."""
+        kind = kind_of_digits(written)
+        return None if kind is None or kind in self._keep else _mark(kind)
+
+    def _fields(self, value: Mapping[Any, Any], depth: int, above: str | None, looks: Looks) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        alike: dict[str, int] = {}
+        # The form in which headers and cookies are often recorded.
+        pair = value.get("name", value.get("key")) if "value" in value else None
+        for name, held in value.items():
+            key = name if isinstance(name, str) else str(name)
+            kind, free = self._known.get(key) or self._named(key, looks)
+            if kind == JAR and not isinstance(held, str):
+                kind = SECRET if isinstance(held, _SEVERAL) else None
+            if key == "value" and kind is None and isinstance(pair, str):
+                kind = self._kind_of(pair)
+            if free in shown:
+                free = _apart(free, shown, alike)
+            shown[free] = self._walk(held, depth - 1, kind or above, looks)
+        return shown
+
+    def _named(self, name: str, looks: Looks) -> tuple[str | None, str]:
+        """What a name says about its value, and the name as it is shown; remembered, since most come again and again.
+
+        Not where something was found in it: nothing that must not leave is kept in memory.
+        """
+        kind, shown = self._kind_of(name), self._text(name, looks)
+        if shown == name and len(name) <= _LONGEST_KNOWN:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[name] = kind, shown
+        return kind, shown
+
+    def _kind_of(self, name: str) -> str | None:
+        kind = SECRET if name.lower() in self._names else kind_of(_folded(name)[0])
+        return None if kind in self._keep else kind
+
+
+def _apart(name: str, shown: Collection[str], alike: dict[str, int]) -> str:
+    """Names that were different have become the same: another that is not there yet."""
+    free = name
+    while free in shown:
+        alike[name] = alike.get(name, 1) + 1
+        free = f"{name} {alike[name]}"
+    return free
+
+
+def _mark(kind: str) -> str:
+    return f"[redacted:{kind}]"
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    """In order and apart: what overlaps is one, of the kind that begins first."""
+    merged: list[Span] = []
+    for begin, end, kind in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if merged and begin < merged[-1][1]:
+            before = merged[-1]
+            merged[-1] = (before[0], max(before[1], end), before[2])
+        elif begin < end:
+            merged.append((begin, end, kind))
+    return merged
+
+
+def _folded(text: str) -> tuple[str, list[int] | None]:
+    """The text as it is searched, and where its characters come from if some were left out."""
+    places = None
+    plain = text.isascii()
+    if plain and text.isprintable():
+        return text, None
+    if _UNSEEN.search(text):
+        seen = list(map(frozenset(filter(_UNSEEN.match, set(text))).isdisjoint, text))
+        places = list(compress(range(len(text)), seen))
+        text = "".join(compress(text, seen))
+    if not plain and not _plain_characters().keys().isdisjoint(map(ord, set(text))):
+        text = text.translate(_plain_characters())
+    return text, places
+
+
+@cache
+def _plain_characters() -> dict[int, str]:
+    """Characters that stand for a plain one: other widths, styles and scripts of digits, spaces, lines."""
+    found: dict[int, str] = {}
+    for code in range(0x80, _LAST_FOLDED):
+        character = chr(code)
+        category = unicodedata.category(character)
+        plain = unicodedata.normalize("NFKC", character)
+        if category == "Nd":
+            found[code] = str(unicodedata.decimal(character))
+        elif category == "Zs":
+            found[code] = " "
+        elif category == "Pd" or code == 0x2212:
+            found[code] = "-"
+        elif category in ("Zl", "Zp") or code == 0x85:
+            found[code] = "\n"
+        elif len(plain) == 1 and plain.isascii():
+            found[code] = plain
+        elif (letter := _without_accents(character)).isascii() and len(letter) == 1:
+            found[code] = letter
+    return found
+
+
+def _without_accents(character: str) -> str:
+    return "".join(each for each in unicodedata.normalize("NFKD", character) if not unicodedata.combining(each))
+
+
+def _own_rule(kind: str, pattern: str) -> Rule:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as problem:
+        raise DeclarationError(f"pattern {pattern!r:.100} for {kind!r} cannot be read: {problem}") from problem
+    return Rule((kind,), lambda text, lowered, looks: ((m.start(), m.end(), kind) for m in compiled.finditer(text)))
+
+
+@cache
+def _source() -> bytes:
+    """The rules themselves: when they change, so does the version."""
+    return b"".join(files(__package__).joinpath(name).read_bytes() for name in _SOURCES)
