@@ -1,0 +1,57 @@
+"""Keeps a follower's place in its bookmark: now and then, never ahead of what is done, and at the end for sure."""
+
+import asyncio
+import logging
+import time
+
+from aftercommit.client.bookmark import Bookmark
+from aftercommit.errors import BookmarkError
+from aftercommit.telemetry import say
+from aftercommit.text import readable
+
+logger = logging.getLogger("aftercommit.client")
+
+
+class Keeper:
+    """The place of one follower, and its bookmark."""
+
+    def __init__(self, bookmark: Bookmark, every: float) -> None:
+        """`every` is the least number of seconds between two saves while events keep coming."""
+        self._bookmark = bookmark
+        self._every = every
+        self._done: str | None = None
+        self._saved: str | None = None
+        self._saved_at = float("-inf")
+
+    async def load(self) -> str | None:
+        """The place that was kept last; BookmarkError when that cannot be told."""
+        self._done = self._saved = await asyncio.to_thread(self._bookmark.load)
+        return self._saved
+
+    async def done(self, cursor: str | None) -> None:
+        """Everything up to this place is done with."""
+        self._done = cursor
+        if time.monotonic() - self._saved_at >= self._every:
+            await self.save()
+
+    async def save(self) -> None:
+        """Keep the place now. A failure is logged: reading on is safe, and the next save may succeed."""
+        try:
+            await self._save()
+        except BookmarkError as problem:
+            say(logger, logging.WARNING, "bookmark_failed", problem, error=readable(problem))
+
+    async def close(self) -> None:
+        """Keep the place, and let go of the bookmark; BookmarkError when it could not be kept."""
+        try:
+            await self._save()
+        finally:
+            await asyncio.to_thread(self._bookmark.close)
+
+    async def _save(self) -> None:
+        cursor = self._done
+        # A place that was taken away by a reset cannot be kept; the old one leads to the same reset again.
+        if cursor is not None and cursor != self._saved:
+            self._saved_at = time.monotonic()
+            await asyncio.to_thread(self._bookmark.save, cursor)
+            self._saved = cursor

@@ -1,0 +1,246 @@
+"""How a feed looks over HTTP: addresses to ask, and what the answers say. Pure; when to ask is decided elsewhere."""
+
+import email.utils
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
+
+from aftercommit.client.sse_decoder import Message
+from aftercommit.client.trail import number_in
+from aftercommit.errors import DeclarationError, FeedRefused
+
+_SCHEMES: Final = ("http", "https")
+_LONGEST_MESSAGE: Final = 500
+
+
+class Unreadable(ValueError):
+    """An answer or event is not what the protocol says it is."""
+
+
+class FeedEvent(msgspec.Struct, frozen=True):
+    """One event of a feed. `cursor` is the place after it; `number` its number in the strand, as the cursor has it."""
+
+    id: str
+    data: Mapping[str, Any]
+    cursor: str | None = None
+    number: int | None = None
+
+
+class Reset(msgspec.Struct, frozen=True):
+    """The server replaced our cursor: why, by which (None: begin without one), and in words."""
+
+    reason: str
+    restart: str | None
+    message: str
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What a poll brought. `next` is the cursor to go on with; None means: keep your own.
+
+    One that was read back has no next; `previous` is the cursor to go further back with, None at the beginning. The
+    newest page has one as well where the server did not look at all that there is.
+    """
+
+    events: tuple[FeedEvent, ...]
+    next: str | None
+    more: bool
+    previous: str | None = None
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """The names and the form that a feed declares: its parameters, whether pages are objects or bare arrays, and the
+    cursor that stands before everything."""
+
+    cursor: str = "afterCursor"
+    limit: str = "limit"
+    body: Literal["paged", "array"] = "paged"
+    beginning: str | None = "1970-01-01T00:00:00.000Z#000"
+    before: str = "beforeCursor"
+    from_time: str = "fromTime"
+
+    def page(self, body: bytes, headers: Mapping[str, str], after: str | None) -> Page:
+        """The page in a body; Unreadable when it is none."""
+        decoded = _json(body)
+        if self.body == "array":
+            return _array(decoded, headers, after)
+        return _paged(decoded, headers, after)
+
+    def page_back(self, body: bytes, headers: Mapping[str, str]) -> Page:
+        """The page in a body that was asked for by what comes after it."""
+        page = self.page(body, headers, None)
+        return msgspec.structs.replace(page, next=None, more=False)
+
+
+LOGS: Final = Wire()
+TASKS: Final = Wire(cursor="after_id", body="array", beginning="0", before="before_id", from_time="from_time")
+
+
+class Address:
+    """Where a feed is, and what is asked of it."""
+
+    def __init__(
+        self,
+        url: str,
+        wire: Wire = LOGS,
+        *,
+        stream: str | None = None,
+        limit: int | None = None,
+        filters: Mapping[str, str] | None = None,
+    ) -> None:
+        """`stream` is the address of the stream where it is not `/stream` behind `url`."""
+        _checked(url)
+        self._url = url
+        self._wire = wire
+        self._stream = _checked(stream) if stream is not None else _below(url, "stream")
+        self._limit = [] if limit is None else [(wire.limit, str(limit))]
+        self._filters = list((filters or {}).items())
+
+    def poll(self, cursor: str | None) -> str:
+        """The address of the page after the cursor."""
+        place = [] if cursor is None else [(self._wire.cursor, cursor)]
+        return _with_query(self._url, place + self._limit + self._filters)
+
+    def page_before(self, cursor: str) -> str:
+        """The address of the page before the cursor."""
+        return _with_query(self._url, [(self._wire.before, cursor), *self._limit, *self._filters])
+
+    def page_from(self, time: str) -> str:
+        """The address of the page that begins at a time."""
+        return _with_query(self._url, [(self._wire.from_time, time), *self._limit, *self._filters])
+
+    def stream(self) -> str:
+        """The address of the stream; its cursor travels in a header."""
+        return _with_query(self._stream, self._limit + self._filters)
+
+
+def event_in(message: Message) -> FeedEvent:
+    """The event that a message of the stream carries."""
+    item = _json(message.data.encode("utf-8", "surrogatepass"))
+    return FeedEvent(_identity(item), item, message.id or None, number_in(message.id))
+
+
+def reset_in(message: Message) -> Reset:
+    """What a `reset` of the stream says."""
+    told = _json(message.data.encode("utf-8", "surrogatepass"))
+    if not isinstance(told, dict):
+        raise Unreadable(f"reset: {message.data[:80]!r} is no object")
+    return _reset(told, told.get("message"))
+
+
+def refusal(status: int, headers: Mapping[str, str], body: bytes, now: datetime) -> FeedRefused:
+    """What an answer says about why there is nothing else."""
+    try:
+        told = _json(body)
+    except Unreadable:
+        told = None
+    told = told if isinstance(told, dict) else {}
+    details = told.get("details")
+    message = told.get("message") or body[:_LONGEST_MESSAGE].decode("utf-8", "replace") or "no message"
+    if 300 <= status < 400:
+        message = f"redirects to {headers.get('location', '?')}: ask that address"
+    return FeedRefused(
+        status,
+        _text(told.get("error")),
+        str(message),
+        details if isinstance(details, dict) else {},
+        _retry_after(headers.get("retry-after"), told.get("retry_after"), now),
+    )
+
+
+def reset_of(refused: FeedRefused) -> Reset:
+    """What a 410 says."""
+    return _reset(refused.details, refused.message)
+
+
+def _paged(decoded: Any, headers: Mapping[str, str], after: str | None) -> Page:
+    pagination = decoded.get("pagination") if isinstance(decoded, dict) else None
+    lists = [value for value in decoded.values() if isinstance(value, list)] if isinstance(decoded, dict) else []
+    if not isinstance(pagination, dict) or len(lists) != 1:
+        raise Unreadable("a page is an object with `pagination` and one list of events")
+    # At the end of a strand the body has none, and a header says how far filters have looked.
+    following = _text(pagination.get("nextCursor")) or headers.get("x-next-cursor")
+    events = tuple(_event(item, _cursor_of(item)) for item in lists[0])
+    # A server that promises more and stays where it is would be asked for ever.
+    more = pagination.get("hasMore") is True and following not in (None, after)
+    return Page(events, following, more, _text(pagination.get("previousCursor")))
+
+
+def _array(decoded: Any, headers: Mapping[str, str], after: str | None) -> Page:
+    if not isinstance(decoded, list):
+        raise Unreadable("a page of this feed is an array")
+    events = tuple(_event(item, _identity(item)) for item in decoded)
+    following = headers.get("x-next-cursor") or (events[-1].cursor if events else None)
+    more = following not in (None, after) and headers.get("x-has-more", "").lower() == "true"
+    return Page(events, following, more, headers.get("x-previous-cursor"))
+
+
+def _event(item: Any, cursor: str | None) -> FeedEvent:
+    return FeedEvent(_identity(item), item, cursor, number_in(cursor))
+
+
+def _cursor_of(item: Any) -> str | None:
+    """The cursor after an item that shows what its cursor is made of."""
+    ts, seq = (item.get("ts"), item.get("seq")) if isinstance(item, dict) else (None, None)
+    if not isinstance(ts, str) or not isinstance(seq, int):
+        return None
+    return f"{ts}#{seq:03d}"
+
+
+def _identity(item: Any) -> str:
+    identity = item.get("event_id") if isinstance(item, dict) else None
+    if not isinstance(identity, str | int) or isinstance(identity, bool):
+        raise Unreadable(f"an event without `event_id`: {str(item)[:80]!r}")
+    return str(identity)
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Unreadable(f"{body[:80]!r} is no JSON: {problem}") from None
+
+
+def _reset(told: Mapping[str, Any], message: Any) -> Reset:
+    return Reset(str(told.get("reason") or "reset"), _text(told.get("restart")), str(message or ""))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _retry_after(header: str | None, in_body: Any, now: datetime) -> float | None:
+    """Seconds, from a header that has a number or a date, or else from the body."""
+    if header is not None and header.strip().isdecimal() and header.isascii():
+        return float(header)
+    if header is not None:
+        try:
+            return max(0.0, (email.utils.parsedate_to_datetime(header) - now).total_seconds())
+        except (TypeError, ValueError):
+            pass
+    numeric = isinstance(in_body, int | float) and not isinstance(in_body, bool)
+    return max(0.0, float(in_body)) if numeric else None
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise DeclarationError(f"{url!r} is no address of a feed: give one that begins with http:// or https://")
+    return url
+
+
+def _below(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+
+
+def _with_query(url: str, parameters: list[tuple[str, str]]) -> str:
+    parts = urlsplit(url)
+    added = [f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in parameters]
+    return urlunsplit(parts._replace(query="&".join([*filter(None, [parts.query]), *added]), fragment=""))
