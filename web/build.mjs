@@ -1,0 +1,118 @@
+/**
+ * Builds what a browser gets, or with --tests what Node runs as tests. `tools/web.py` calls it.
+ *
+ *   node build.mjs OUT          pages and their assets; the assets' names carry a hash, so they may be cached for ever
+ *   node build.mjs --tests OUT  one file per test
+ */
+
+import { createHash } from "node:crypto";
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { basename, dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+
+import { build } from "esbuild";
+
+const here = dirname(fileURLToPath(import.meta.url));
+
+const shared = {
+  absWorkingDir: here,
+  bundle: true,
+  logLevel: "warning",
+  charset: "utf8",
+  alias: {
+    "@aftercommit/client": "./client/src/index.ts",
+    "@aftercommit/ui": "./ui/src/index.ts",
+    "@aftercommit/ui/style.css": "./ui/style.css",
+  },
+};
+
+/** A page: its HTML, and what stands for the names in braces in it. */
+const pages = [
+  {
+    html: "pages/logs/investigation.html",
+    parts: {
+      script: "pages/logs/main.ts",
+      style: "pages/logs/style.css",
+      theme: "ui/src/theme-first.ts",
+      icon: "ui/icon.svg",
+    },
+  },
+  {
+    html: "pages/index/index.html",
+    parts: {
+      script: "pages/index/main.ts",
+      style: "pages/index/style.css",
+      theme: "ui/src/theme-first.ts",
+      icon: "ui/icon.svg",
+    },
+  },
+];
+
+async function buildPages(out) {
+  rmSync(out, { recursive: true, force: true });
+  mkdirSync(join(out, "assets"), { recursive: true });
+  const named = new Map();
+  for (const { html, parts } of pages) {
+    let text = readFileSync(join(here, html), "utf-8");
+    for (const [place, source] of Object.entries(parts)) {
+      if (!named.has(source)) named.set(source, await asset(source, join(out, "assets")));
+      text = text.replaceAll(`{{${place}}}`, named.get(source));
+    }
+    const left = /\{\{\w+\}\}/.exec(text);
+    if (left) throw new Error(`${html} names ${left[0]}, which is none of its parts.`);
+    writeFileSync(join(out, basename(html)), text);
+  }
+}
+
+/** Bundle one part and give it a name made of its content. */
+async function asset(source, folder) {
+  const extension = /\.ts$/.test(source) ? "js" : source.split(".").at(-1);
+  const content = extension === "svg" ? readFileSync(join(here, source)) : await bundled(source);
+  const hash = createHash("sha256").update(content).digest("hex").slice(0, 10);
+  const stem =
+    basename(dirname(source)) === "src" ? basename(source).replace(/\.\w+$/, "") : `${basename(dirname(source))}`;
+  const name = `${stem}-${hash}.${extension}`;
+  writeFileSync(join(folder, name), content);
+  return name;
+}
+
+async function bundled(source) {
+  const result = await build({
+    ...shared,
+    entryPoints: [source],
+    write: false,
+    minify: true,
+    target: ["es2022", "chrome116", "firefox124", "safari17.4"],
+    format: source.includes("theme-first") ? "iife" : "esm",
+  });
+  return result.outputFiles[0].contents;
+}
+
+async function buildTests(out) {
+  rmSync(out, { recursive: true, force: true });
+  const folders = ["client/test", "pages/test"];
+  const tests = folders.flatMap((folder) =>
+    readdirSync(join(here, folder))
+      .filter((name) => name.endsWith(".test.ts") || name === "program.ts")
+      .map((name) => join(folder, name)),
+  );
+  await build({
+    ...shared,
+    entryPoints: tests,
+    outdir: out,
+    outbase: here,
+    outExtension: { ".js": ".mjs" },
+    platform: "node",
+    format: "esm",
+    target: "node20",
+    sourcemap: "inline",
+  });
+}
+
+const [first, second] = process.argv.slice(2);
+if (first === "--tests" && second) await buildTests(resolve(second));
+else if (first && !first.startsWith("-")) await buildPages(resolve(first));
+else {
+  console.error("usage: node build.mjs [--tests] OUT");
+  process.exit(2);
+}

@@ -1,0 +1,170 @@
+/** What an answer to a poll means. `conformance/answers.yaml` fixes it. */
+
+/** How a feed writes its pages: an object with `pagination`, or a bare array whose `event_id` is the cursor. */
+export type BodyKind = "paged" | "array";
+
+export interface Read<Item> {
+  readonly item: Item;
+  readonly id: string;
+  /** The number in the strand; undefined where there is none. */
+  readonly number: number | undefined;
+  /** The cursor of this very event; null where it is not known. */
+  readonly cursor: string | null;
+}
+
+export interface Page<Item> {
+  readonly events: readonly Read<Item>[];
+  /** The cursor to go on with; null: keep your own. */
+  readonly next: string | null;
+  /**
+   * The cursor to go further back with; null at the beginning, and for a page that was not read back. The newest page
+   * has one where the server did not look at all that there is.
+   */
+  readonly previous: string | null;
+  /** There is more, and asking again will bring it. */
+  readonly more: boolean;
+  readonly etag: string | null;
+  /** How many events the strand holds, where the server says so. */
+  readonly total: number | null;
+}
+
+/** The server said no, or nothing that can be understood. */
+export class FeedError extends Error {
+  override readonly name = "FeedError";
+
+  constructor(
+    /** The HTTP status; 0 when there was no answer that could be read. */
+    readonly status: number,
+    /** `bad_request`, `unauthorized`, `forbidden`, `not_found`, `gone`, …; null when the body does not say. */
+    readonly code: string | null,
+    message: string,
+    /** Seconds to wait, where the server says so. */
+    readonly retryAfter: number | null = null,
+    readonly details: Readonly<Record<string, unknown>> = {},
+  ) {
+    super(message);
+  }
+
+  /** After 410: where reading may begin again; null: at the newest. */
+  get restart(): string | null {
+    return textOrNull(this.details["restart"]);
+  }
+}
+
+/** Where was asked: after a cursor (null: for the newest), or back from one. */
+export interface Asked {
+  readonly after: string | null;
+  readonly back: boolean;
+}
+
+/** A page, null for "nothing new", or a FeedError thrown. */
+export function readAnswer<Item>(
+  kind: BodyKind,
+  { after, back }: Asked,
+  status: number,
+  headers: Headers,
+  text: string,
+): Page<Item> | null {
+  if (status === 304) return null;
+  if (status !== 200) throw refusal(status, headers, text);
+  const body = parsed(text);
+  const page = kind === "array" ? arrayPage<Item>(body, headers) : pagedPage<Item>(body, headers);
+  // What lies before a place moves nobody who reads on.
+  const next = back ? null : page.next;
+  const total = Number(headers.get("x-total-count") ?? NaN);
+  return {
+    ...page,
+    next,
+    more: page.more && next !== null && next !== after,
+    etag: headers.get("etag"),
+    total: Number.isSafeInteger(total) ? total : null,
+  };
+}
+
+/** An event of the stream or of a page, with what the client has to know about it. */
+export function readEvent<Item>(kind: BodyKind, value: unknown): Read<Item> {
+  if (!isObject(value)) throw unreadable("an event is no object");
+  const id = value["event_id"];
+  if (typeof id !== "string" && typeof id !== "number") throw unreadable("an event has no event_id");
+  const { ts, seq } = value;
+  const number = typeof seq === "number" ? seq : undefined;
+  const placed = typeof ts === "string" && number !== undefined;
+  const cursor = kind === "array" ? String(id) : placed ? `${ts}#${String(number).padStart(3, "0")}` : null;
+  return { item: value as Item, id: String(id), number, cursor };
+}
+
+export function refusal(status: number, headers: Headers, text: string): FeedError {
+  const body = parsedOrEmpty(text);
+  const message = textOrNull(body["message"]) ?? `The server answered ${status}.`;
+  const details = isObject(body["details"]) ? body["details"] : {};
+  return new FeedError(status, textOrNull(body["error"]), message, secondsToWait(headers, body), details);
+}
+
+export function unreadable(reason: string): FeedError {
+  return new FeedError(0, "unreadable", `The answer is not one of this feed (${reason}). Is the address right?`);
+}
+
+export function unreachable(cause: unknown): FeedError {
+  const reason = cause instanceof Error ? cause.message : String(cause);
+  return new FeedError(0, "unreachable", `The server could not be reached: ${reason}`);
+}
+
+type Bare<Item> = Omit<Page<Item>, "etag" | "total">;
+
+function pagedPage<Item>(body: unknown, headers: Headers): Bare<Item> {
+  const pagination = isObject(body) ? body["pagination"] : undefined;
+  if (!isObject(body) || !isObject(pagination)) throw unreadable('there is no object "pagination"');
+  const list = Object.values(body).find((value) => Array.isArray(value));
+  if (!Array.isArray(list)) throw unreadable("there is no list of events");
+  return {
+    events: list.map((value) => readEvent<Item>("paged", value)),
+    // At the end of a strand the body has none, and a header says how far filters have looked.
+    next: textOrNull(pagination["nextCursor"]) ?? headers.get("x-next-cursor"),
+    previous: textOrNull(pagination["previousCursor"]),
+    more: pagination["hasMore"] === true,
+  };
+}
+
+function arrayPage<Item>(body: unknown, headers: Headers): Bare<Item> {
+  if (!Array.isArray(body)) throw unreadable("a list was expected");
+  const events = body.map((value) => readEvent<Item>("array", value));
+  return {
+    events,
+    next: headers.get("x-next-cursor") ?? events.at(-1)?.cursor ?? null,
+    previous: headers.get("x-previous-cursor"),
+    more: headers.get("x-has-more") === "true",
+  };
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text) as unknown;
+  } catch {
+    throw unreadable("it is no JSON");
+  }
+}
+
+function parsedOrEmpty(text: string): Record<string, unknown> {
+  try {
+    const body = JSON.parse(text) as unknown;
+    return isObject(body) ? body : {};
+  } catch {
+    return {};
+  }
+}
+
+/** The header counts before the body. Only seconds are understood: a date would trust two clocks. */
+function secondsToWait(headers: Headers, body: Record<string, unknown>): number | null {
+  const header = headers.get("retry-after");
+  if (header !== null && /^\d+$/.test(header.trim())) return Number(header);
+  const said = body["retry_after"];
+  return typeof said === "number" && said >= 0 ? said : null;
+}
+
+function textOrNull(value: unknown): string | null {
+  return typeof value === "string" ? value : null;
+}
+
+export function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}

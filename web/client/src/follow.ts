@@ -1,0 +1,396 @@
+/**
+ * Follow a feed: events are handed over in order and once, whichever way they came.
+ *
+ * The machine decides and the trail remembers; this does what they say. What is handed over may take its time: nothing
+ * more is read until it is done, and the cursor moves only then.
+ */
+
+import { FeedError, isObject, readEvent, unreachable, unreadable, type Page, type Read } from "./answers.js";
+import { Alarm, REAL_CLOCK, type Clock } from "./clock.js";
+import { type Feed } from "./feed.js";
+import { Machine, type Action, type Input, type StateName } from "./machine.js";
+import { type Filters } from "./requests.js";
+import { SseDecoder, type SseSignal } from "./sse.js";
+import { Trail, type Gap } from "./trail.js";
+import { pageVisibility, type Visibility } from "./visibility.js";
+
+export interface FollowState {
+  readonly name: StateName;
+  /** Seconds until the next attempt or poll; null when nothing is waited for. */
+  readonly wait: number | null;
+  /** What went wrong last, until something works again. */
+  readonly error: FeedError | null;
+}
+
+export interface FollowOptions<Item> {
+  /** The cursor to begin after; null: with the newest events. */
+  readonly after?: string | null;
+  readonly filters?: Filters;
+  /** Page size while polling. */
+  readonly limit?: number;
+  /** Numbers have no gaps in what is followed: true for a strand by stream that is read without filters. */
+  readonly sequence?: boolean;
+  /** false: only poll. */
+  readonly streams?: boolean;
+  /** Called with events in order; what it returns is waited for. */
+  readonly onItems: (items: readonly Item[]) => void | Promise<void>;
+  readonly onState?: (state: FollowState) => void;
+  readonly onGap?: (gap: Gap) => void;
+  /** It ended: the server said no in a way that waiting does not heal. */
+  readonly onRefused?: (error: FeedError) => void;
+  /** Whether somebody is looking; by default the page's own, and always true in Node. */
+  readonly visibility?: Visibility;
+  /** Seconds for a stream's first bytes, for silence on it, and for a poll's answer. */
+  readonly patience?: Partial<Patience>;
+  readonly clock?: Clock;
+  readonly random?: () => number;
+}
+
+interface Patience {
+  readonly firstBytes: number;
+  readonly silence: number;
+  readonly answer: number;
+}
+
+/** Names on the stream that carry no item. */
+const RESERVED = new Set(["bye", "reset", "heartbeat"]);
+const PATIENCE: Patience = { firstBytes: 10, silence: 45, answer: 30 };
+
+/** Begin to follow. It goes on until `stop`, or until the server refuses for good. */
+export function follow<Item>(feed: Feed<Item>, options: FollowOptions<Item>): Follower<Item> {
+  return new Follower(feed, options);
+}
+
+export class Follower<Item> {
+  /** Resolves when it is over; rejects only when a callback throws. */
+  readonly done: Promise<void>;
+  readonly #machine: Machine;
+  readonly #trail: Trail;
+  readonly #patience: Patience;
+  readonly #clock: Clock;
+  readonly #end = new AbortController();
+  /** Ends the wait that is under way, to do this instead. */
+  #cut: ((instead: Action) => void) | null = null;
+  #reached: string | null;
+  #told: FollowState | null = null;
+  #error: FeedError | null = null;
+  #etag: { readonly cursor: string | null; readonly tag: string | null } = { cursor: null, tag: null };
+
+  constructor(
+    readonly feed: Feed<Item>,
+    readonly options: FollowOptions<Item>,
+  ) {
+    this.#trail = new Trail(options.after ?? null, options.sequence);
+    this.#reached = this.#trail.cursor;
+    this.#patience = { ...PATIENCE, ...options.patience };
+    this.#clock = options.clock ?? REAL_CLOCK;
+    this.#machine = new Machine({
+      now: this.#clock.now,
+      random: options.random ?? Math.random,
+      canRefresh: feed.canRefresh,
+      streams: options.streams ?? true,
+    });
+    const visibility = options.visibility ?? pageVisibility();
+    const unwatch = visibility.watch((visible) => this.#seen(visible));
+    if (!visibility.visible()) this.#machine.tell({ input: "hidden" });
+    this.done = this.#run().finally(unwatch);
+  }
+
+  /** The cursor up to which all has been handed over and taken. Another follower may go on from here. */
+  get cursor(): string | null {
+    return this.#reached;
+  }
+
+  get state(): StateName {
+    return this.#end.signal.aborted ? "stopped" : this.#machine.state;
+  }
+
+  /** End it. Nothing is handed over any more. */
+  stop(): void {
+    this.#end.abort();
+    this.#cut?.({ do: "none" });
+  }
+
+  async #run(): Promise<void> {
+    let action = this.#tell({ input: "start" });
+    while (!this.#end.signal.aborted && action.do !== "stop") action = await this.#act(action);
+    if (!this.#end.signal.aborted && this.#error) this.options.onRefused?.(this.#error);
+    this.#end.abort();
+  }
+
+  async #act(action: Action): Promise<Action> {
+    switch (action.do) {
+      case "stream":
+        return this.#stream();
+      case "poll":
+        return this.#poll();
+      case "wait":
+        return this.#wait(action.seconds);
+      case "refresh":
+        return this.#refresh();
+      case "read":
+      case "stop":
+      case "none":
+        throw new Error(`"${action.do}" is nothing to begin with`);
+    }
+  }
+
+  #tell(input: Input): Action {
+    const action = this.#machine.tell(input);
+    const state = {
+      name: this.#machine.state,
+      wait: action.do === "wait" ? action.seconds : null,
+      error: this.#error,
+    };
+    const same = state.name === this.#told?.name && state.wait === this.#told.wait && state.error === this.#told.error;
+    this.#told = state;
+    if (!same && !this.#end.signal.aborted) this.options.onState?.(state);
+    return action;
+  }
+
+  // --- waiting
+
+  #wait(seconds: number): Promise<Action> {
+    return new Promise((resolve) => {
+      const cancel = this.#clock.after(seconds, () => this.#cut?.(this.#tell({ input: "elapsed" })));
+      this.#cut = (action) => {
+        cancel();
+        this.#cut = null;
+        resolve(action);
+      };
+    });
+  }
+
+  #seen(visible: boolean): void {
+    const action = this.#machine.tell({ input: visible ? "visible" : "hidden" });
+    if (action.do !== "none") this.#cut?.(action);
+  }
+
+  async #refresh(): Promise<Action> {
+    try {
+      await this.feed.refresh();
+    } catch (error) {
+      this.#error = new FeedError(401, "unauthorized", `No new token could be had: ${String(error)}`);
+      return { do: "stop" };
+    }
+    return this.#tell({ input: "refreshed" });
+  }
+
+  // --- polling
+
+  async #poll(): Promise<Action> {
+    const cursor = this.#trail.cursor;
+    const { filters, limit } = this.options;
+    const attempt = this.#attempt(this.#patience.answer);
+    try {
+      const page = await this.feed.page({
+        after: cursor,
+        ...(filters && { filters }),
+        ...(limit !== undefined && { limit }),
+        etag: this.#etag.cursor === cursor ? this.#etag.tag : null,
+        signal: attempt.signal,
+      });
+      attempt.alarm.clear();
+      this.#error = null;
+      if (page === null) return this.#tell({ input: "unchanged" });
+      const delivered = await this.#take(page);
+      this.#etag = { cursor: this.#trail.cursor, tag: page.next === null ? page.etag : null };
+      return this.#tell({ input: "page", events: delivered, more: page.more });
+    } catch (error) {
+      return this.#pollTrouble(error, attempt.signal);
+    } finally {
+      attempt.alarm.clear();
+    }
+  }
+
+  async #take(page: Page<Item>): Promise<number> {
+    const delivered = await this.#deliver(page.events);
+    if (page.next !== null && page.next !== this.#trail.cursor) this.#place(page.next);
+    return delivered;
+  }
+
+  #pollTrouble(error: unknown, signal: AbortSignal): Action {
+    const refused = this.#trouble(error, signal);
+    if (refused === null) return this.#tell({ input: "poll_failed" });
+    return this.#tell({ input: "poll_refused", status: refused.status, retryAfter: refused.retryAfter });
+  }
+
+  // --- streaming
+
+  async #stream(): Promise<Action> {
+    const attempt = this.#attempt(this.#patience.firstBytes);
+    try {
+      const body = await this.feed.open(this.#trail.cursor, this.options.filters ?? {}, attempt.signal);
+      return await this.#readStream(body, attempt);
+    } catch (error) {
+      const refused = this.#trouble(error, attempt.signal);
+      if (refused === null) return this.#tell({ input: "ended" });
+      return this.#tell({ input: "stream_refused", status: refused.status, retryAfter: refused.retryAfter });
+    } finally {
+      attempt.alarm.clear();
+      attempt.abort();
+    }
+  }
+
+  async #readStream(body: ReadableStream<Uint8Array>, { alarm, signal }: Attempt): Promise<Action> {
+    const decoder = new SseDecoder();
+    const reading: Reading = { opened: false, retry: null };
+    const reader = body.getReader();
+    for (;;) {
+      const { done, value } = await nextPiece(reader, signal);
+      if (this.#end.signal.aborted) return { do: "none" };
+      if (done) return this.#tell({ input: "ended" });
+      // While the events are handed over nobody reads, and silence is no wonder.
+      alarm.clear();
+      if (!reading.opened) {
+        reading.opened = true;
+        this.#error = null;
+        this.#tell({ input: "opened" });
+      }
+      const ending = await this.#heard(decoder.push(value), reading);
+      if (ending) return ending;
+      alarm.set(this.#patience.silence);
+    }
+  }
+
+  /** What a chunk said, events in one piece. An action when the stream is over. */
+  async #heard(signals: readonly SseSignal[], reading: Reading): Promise<Action | null> {
+    let events: Read<Item>[] = [];
+    const handOver = async (): Promise<void> => {
+      const ready = events;
+      events = [];
+      if (ready.length > 0) {
+        await this.#deliver(ready);
+        this.#tell({ input: "news" });
+      }
+    };
+    for (const signal of signals) {
+      if (signal.kind === "event" && this.#carriesItem(signal.name)) {
+        events.push(this.#eventOf(signal.data, signal.id));
+        continue;
+      }
+      await handOver();
+      const ending = this.#sideSignal(signal, reading);
+      if (ending) return ending;
+    }
+    await handOver();
+    return null;
+  }
+
+  #sideSignal(signal: SseSignal, reading: Reading): Action | null {
+    if (signal.kind === "retry") reading.retry = signal.milliseconds / 1000;
+    if (signal.kind === "too_large") return this.#tell({ input: "ended" });
+    if (signal.kind === "place") {
+      this.#place(signal.id);
+      this.#tell({ input: "news" });
+    }
+    if (signal.kind === "event" && signal.name === "bye") return this.#tell({ input: "bye", retry: reading.retry });
+    if (signal.kind === "event" && signal.name === "reset") {
+      this.#reset(detailsIn(signal.data));
+      this.#tell({ input: "reset" });
+    }
+    return null;
+  }
+
+  #carriesItem(name: string): boolean {
+    return this.feed.event === undefined ? !RESERVED.has(name) : name === this.feed.event;
+  }
+
+  #eventOf(data: string, id: string): Read<Item> {
+    const read = readEvent<Item>(this.feed.kind, parsed(data));
+    return { ...read, cursor: id === "" ? read.cursor : id };
+  }
+
+  // --- what both ways share
+
+  /** A request that is broken off when it takes too long, or when all is over. */
+  #attempt(seconds: number): Attempt {
+    const broken = new AbortController();
+    const alarm = new Alarm(this.#clock, () => broken.abort());
+    alarm.set(seconds);
+    return { alarm, abort: () => broken.abort(), signal: AbortSignal.any([this.#end.signal, broken.signal]) };
+  }
+
+  async #deliver(events: readonly Read<Item>[]): Promise<number> {
+    const items: Item[] = [];
+    for (const event of events) {
+      const verdict = this.#trail.arrived(event);
+      if (verdict.gap) this.options.onGap?.({ kind: "missing", ...verdict.gap });
+      if (verdict.deliver) items.push(event.item);
+    }
+    if (this.#end.signal.aborted) return 0;
+    if (items.length > 0) await this.options.onItems(items);
+    this.#reached = this.#trail.cursor;
+    return items.length;
+  }
+
+  #place(cursor: string): void {
+    this.#trail.place(cursor);
+    this.#reached = this.#trail.cursor;
+  }
+
+  /** The refusal, or null when there was no answer worth the name. A lost place is replaced here. */
+  #trouble(error: unknown, signal: AbortSignal): FeedError | null {
+    if (!(error instanceof FeedError)) {
+      // An alarm or the end breaks off a request with this. Everything else was thrown by a callback, and is not ours:
+      // storage that is full throws a DOMException, too.
+      if (!(error instanceof DOMException && signal.aborted)) throw error;
+      this.#error = new FeedError(0, "unreachable", "The server did not answer in time.");
+      return null;
+    }
+    this.#error = error;
+    if (error.status === 410) this.#reset(error.details);
+    return error.status === 0 ? null : error;
+  }
+
+  #reset(details: Readonly<Record<string, unknown>>): void {
+    const restart = typeof details["restart"] === "string" ? details["restart"] : null;
+    const reason = typeof details["reason"] === "string" ? details["reason"] : "unknown";
+    this.#trail.reset(restart);
+    this.#reached = restart;
+    this.options.onGap?.({ kind: "reset", reason, restart });
+  }
+}
+
+interface Reading {
+  opened: boolean;
+  /** Seconds; the last reconnection time that the server named. */
+  retry: number | null;
+}
+
+interface Attempt {
+  readonly signal: AbortSignal;
+  readonly alarm: Alarm;
+  readonly abort: () => void;
+}
+
+/** A connection that breaks is trouble of the feed's, like every other. */
+async function nextPiece(
+  reader: ReadableStreamDefaultReader<Uint8Array>,
+  signal: AbortSignal,
+): Promise<ReadableStreamReadResult<Uint8Array>> {
+  try {
+    return await reader.read();
+  } catch (error) {
+    throw error instanceof DOMException && signal.aborted ? error : unreachable(error);
+  }
+}
+
+function parsed(data: string): unknown {
+  try {
+    return JSON.parse(data) as unknown;
+  } catch {
+    throw unreadable("an event is no JSON");
+  }
+}
+
+/** A reset that says nothing of use still is one. */
+function detailsIn(data: string): Readonly<Record<string, unknown>> {
+  try {
+    const body = JSON.parse(data) as unknown;
+    if (!isObject(body)) return {};
+    return isObject(body["details"]) ? body["details"] : body;
+  } catch {
+    return {};
+  }
+}

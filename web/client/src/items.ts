@@ -1,0 +1,40 @@
+/** A feed as an async iterator: `for await (const log of items(feed)) …`. Leaving the loop ends the following. */
+
+import { type FeedError } from "./answers.js";
+import { type Feed } from "./feed.js";
+import { follow, type FollowOptions } from "./follow.js";
+
+export type ItemsOptions<Item> = Omit<FollowOptions<Item>, "onItems" | "onRefused">;
+
+/** Nothing is read ahead: the next piece comes when the one before is used up. Throws when the server says no. */
+export async function* items<Item>(feed: Feed<Item>, options: ItemsOptions<Item> = {}): AsyncGenerator<Item, void> {
+  let piece: readonly Item[] = [];
+  let taken = (): void => {};
+  let arrived = (): void => {};
+  let refused: FeedError | null = null;
+  const follower = follow(feed, {
+    ...options,
+    onItems: (next) =>
+      new Promise((resolve) => {
+        piece = next;
+        taken = resolve;
+        arrived();
+      }),
+    onRefused: (error) => {
+      refused = error;
+    },
+  });
+  try {
+    for (;;) {
+      const here = new Promise<"here">((resolve) => (arrived = () => resolve("here")));
+      if (piece.length === 0 && (await Promise.race([here, follower.done])) !== "here") break;
+      yield* piece;
+      piece = [];
+      taken();
+    }
+    if (refused !== null) throw refused as FeedError;
+  } finally {
+    follower.stop();
+    taken();
+  }
+}

@@ -1,0 +1,90 @@
+/** Where a reader is, what it has seen, and what is missing. `conformance/trail.yaml` fixes it. */
+
+export type Gap =
+  /** Numbers that were promised to follow one another did not. */
+  | { readonly kind: "missing"; readonly expected: number; readonly got: number }
+  /** The server could not go on from the reader's place, and named another (null: from the newest). */
+  | { readonly kind: "reset"; readonly reason: string; readonly restart: string | null };
+
+export interface Arrival {
+  readonly id: string;
+  readonly number: number | undefined;
+  /** null: none is known for this event. */
+  readonly cursor: string | null;
+}
+
+export interface Verdict {
+  readonly deliver: boolean;
+  readonly gap: { readonly expected: number; readonly got: number } | null;
+}
+
+const REPEAT: Verdict = { deliver: false, gap: null };
+const NUMBER = /^(?:.*#)?([0-9]{1,15})$/s;
+
+export class Trail {
+  cursor: string | null;
+  #seen = new Set<string>();
+  #number: number | null;
+
+  constructor(
+    start: string | null,
+    /** Whether numbers are promised to have no gaps. */
+    readonly sequence = false,
+    /** How many ids are remembered. */
+    readonly window = 10_000,
+  ) {
+    this.cursor = start;
+    this.#number = numberIn(start);
+  }
+
+  /** An event came: is it new, and is something missing before it? */
+  arrived({ id, number: told, cursor }: Arrival): Verdict {
+    const number = told ?? this.#numberOf(cursor);
+    if (this.sequence && number !== undefined && this.#number !== null && number <= this.#number) return REPEAT;
+    const expected = this.#number === null ? null : this.#number + 1;
+    // Also for one that was seen before: after a reset further back, the numbers begin anew with repeats.
+    if (cursor !== null) this.cursor = cursor;
+    if (number !== undefined) this.#number = number;
+    if (!this.#remember(id)) return REPEAT;
+    if (!this.sequence || number === undefined || expected === null || number === expected) {
+      return { deliver: true, gap: null };
+    }
+    return { deliver: true, gap: { expected, got: number } };
+  }
+
+  /** The place moved without an event: all up to it is accounted for. */
+  place(cursor: string): void {
+    this.cursor = cursor === "" ? null : cursor;
+    this.#number = numberIn(this.cursor);
+  }
+
+  /** The cursor was replaced, forwards or backwards. What was handed out is not handed out again. */
+  reset(cursor: string | null): void {
+    this.cursor = cursor;
+    this.#number = numberIn(cursor);
+  }
+
+  /** An event that the server withholds tells no number: its cursor does, or else it is the next. */
+  #numberOf(cursor: string | null): number | undefined {
+    return numberIn(cursor) ?? (this.#number === null ? undefined : this.#number + 1);
+  }
+
+  /** False when it was known; known ids count as new again, and the oldest is forgotten when there are too many. */
+  #remember(id: string): boolean {
+    const known = this.#seen.delete(id);
+    this.#seen.add(id);
+    if (this.#seen.size > this.window) {
+      // A Set gives its members in the order in which they came.
+      for (const oldest of this.#seen) {
+        this.#seen.delete(oldest);
+        break;
+      }
+    }
+    return !known;
+  }
+}
+
+function numberIn(cursor: string | null): number | null {
+  const found = cursor === null ? null : NUMBER.exec(cursor);
+  return found ? Number(found[1]) : null;
+}

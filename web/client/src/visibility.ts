@@ -1,0 +1,22 @@
+/** Whether somebody looks. A page in the background has time. */
+export interface Visibility {
+  visible(): boolean;
+  /** Call back on every change; the result ends it. */
+  watch(changed: (visible: boolean) => void): () => void;
+}
+
+const ALWAYS: Visibility = { visible: () => true, watch: () => () => {} };
+
+/** The page's own; where there is no page, always. */
+export function pageVisibility(): Visibility {
+  if (typeof document === "undefined") return ALWAYS;
+  const page = document;
+  return {
+    visible: () => page.visibilityState === "visible",
+    watch: (changed) => {
+      const listener = (): void => changed(page.visibilityState === "visible");
+      page.addEventListener("visibilitychange", listener);
+      return () => page.removeEventListener("visibilitychange", listener);
+    },
+  };
+}

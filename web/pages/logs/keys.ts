@@ -1,0 +1,42 @@
+/** One key each; none while something is being typed or a dialog is open. */
+
+import { element } from "@aftercommit/ui";
+
+export interface Key {
+  /** As `KeyboardEvent.key` has them; the first is the one that is shown. */
+  readonly keys: readonly string[];
+  readonly means: string;
+  readonly act: () => void;
+}
+
+export function listenToKeys(keys: readonly Key[], escape: () => void): void {
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.key === "Escape") {
+      escape();
+      return;
+    }
+    if (isTyping(event.target)) return;
+    const found = keys.find(({ keys: names }) => names.includes(event.key));
+    // Enter and the blank press the button that has the focus.
+    if (!found || (event.key === "Enter" && event.target instanceof HTMLButtonElement)) return;
+    event.preventDefault();
+    found.act();
+  });
+}
+
+function isTyping(target: EventTarget | null): boolean {
+  return (
+    target instanceof HTMLInputElement || target instanceof HTMLSelectElement || target instanceof HTMLTextAreaElement
+  );
+}
+
+const SHOWN: Readonly<Record<string, string>> = { ArrowDown: "↓", ArrowUp: "↑", PageDown: "Page ↓", PageUp: "Page ↑" };
+
+export function describeKeys(list: HTMLElement, keys: readonly Key[]): void {
+  const entries = [...keys, { keys: ["Esc"], means: "Close the panel, clear the search", act: () => {} }];
+  for (const { keys: names, means } of entries) {
+    const caps = names.flatMap((name, index) => [...(index > 0 ? [" "] : []), element("kbd", {}, SHOWN[name] ?? name)]);
+    list.append(element("dt", {}, ...caps), element("dd", {}, means));
+  }
+}

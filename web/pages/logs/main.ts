@@ -1,0 +1,97 @@
+/** The log viewer: reads the address, asks who is reading, and wires the page. */
+
+import { Feed } from "@aftercommit/client";
+import { find, initialiseTheme, nextTheme, type Theme } from "@aftercommit/ui";
+
+import { describeKeys, listenToKeys, type Key } from "./keys.js";
+import { type Log } from "./line.js";
+import { formatAddress, parseAddress, type Filters } from "./place.js";
+import { askWhoReads, keptReading, renewed, type Reading } from "./session.js";
+import { Toolbar } from "./toolbar.js";
+import { Viewer } from "./viewer.js";
+
+const NAMES: Readonly<Record<Theme, string>> = { system: "System", light: "Light", dark: "Dark" };
+
+const id = decodeURIComponent(location.pathname.replace(/\/$/, "").split("/").at(-1) ?? "");
+const address = parseAddress(location.hash);
+
+function dressPage(): void {
+  find("title", HTMLElement).textContent = id;
+  document.title = `${id} · log`;
+  find("zone", HTMLElement).textContent = `Times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
+  const name = find("theme-name", HTMLElement);
+  name.textContent = NAMES[initialiseTheme()];
+  find("theme", HTMLButtonElement).addEventListener("click", () => (name.textContent = NAMES[nextTheme()]));
+}
+
+/** Another reader means another page: nothing of the one before may stay. */
+async function changeReader(why: string, now: Reading | null): Promise<void> {
+  const chosen = await askWhoReads(find("readers", HTMLDialogElement), why, now);
+  if (chosen) location.reload();
+}
+
+function feedFor(first: Reading): Feed<Log> {
+  let reading = first;
+  return new Feed<Log>(`../api/v1/investigations/${encodeURIComponent(id)}/logs`, {
+    event: "log",
+    token: async (refused) => {
+      if (refused) reading = await renewed(reading);
+      return reading.token;
+    },
+  });
+}
+
+function view(reading: Reading): void {
+  find("reader-name", HTMLElement).textContent = reading.user;
+  const toolbar = new Toolbar(address.filters);
+  const viewer = new Viewer(feedFor(reading), address, {
+    unauthorised: (error) => void changeReader(error.message, reading),
+    filtered: (filters) => remember(filters),
+  });
+  toolbar.connect(viewer);
+  const keys = keysFor(viewer, toolbar);
+  describeKeys(find("keys-list", HTMLElement), keys);
+  listenToKeys(keys, () => {
+    if (viewer.details.open) viewer.closeDetails();
+    else toolbar.clearSearch();
+  });
+  void viewer.start();
+}
+
+function remember(filters: Filters): void {
+  history.replaceState(null, "", `${location.pathname}${location.search}${formatAddress({ filters, place: null })}`);
+}
+
+function keysFor(viewer: Viewer, toolbar: Toolbar): readonly Key[] {
+  return [
+    { keys: ["j", "ArrowDown"], means: "Next line", act: () => viewer.move(1) },
+    { keys: ["k", "ArrowUp"], means: "Line before", act: () => viewer.move(-1) },
+    { keys: ["PageDown"], means: "A screen on", act: () => viewer.move(viewer.pageOfRows) },
+    { keys: ["PageUp"], means: "A screen back", act: () => viewer.move(-viewer.pageOfRows) },
+    { keys: ["g", "Home"], means: "The very first line", act: () => void viewer.toBeginning() },
+    { keys: ["G", "End"], means: "Follow the newest lines", act: () => void viewer.follow() },
+    { keys: ["Enter"], means: "All about the line", act: () => viewer.openDetails() },
+    { keys: ["f"], means: "Follow or pause", act: () => viewer.toggleFollow() },
+    { keys: ["/"], means: "Search in the loaded lines", act: () => toolbar.focusSearch() },
+    { keys: ["n"], means: "Next match", act: () => viewer.step(1) },
+    { keys: ["N"], means: "Match before", act: () => viewer.step(-1) },
+    { keys: ["t"], means: "Go to a time", act: () => toolbar.askTime() },
+    { keys: ["c"], means: "Copy the line", act: () => viewer.copyActive() },
+    { keys: ["s"], means: "Copy a link to the line", act: () => viewer.shareActive() },
+    { keys: ["?"], means: "These keys", act: () => find("keys", HTMLDialogElement).showModal() },
+  ];
+}
+
+async function main(): Promise<void> {
+  dressPage();
+  find("help", HTMLButtonElement).addEventListener("click", () => find("keys", HTMLDialogElement).showModal());
+  const kept = keptReading();
+  find("reader", HTMLButtonElement).addEventListener("click", () => void changeReader("", keptReading()));
+  if (kept) view(kept);
+  else await changeReader("", null);
+}
+
+// A link to another place in the same investigation, pasted into this tab.
+addEventListener("hashchange", () => location.reload());
+
+void main();

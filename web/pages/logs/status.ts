@@ -1,0 +1,65 @@
+/** The words around the list: how lines come, which are loaded, what was found. */
+
+import { type FollowState } from "@aftercommit/client";
+import { find } from "@aftercommit/ui";
+
+import { describe } from "./connection.js";
+import { type Reader } from "./reader.js";
+import { type Search } from "./search.js";
+
+const number = (value: number): string => value.toLocaleString("en");
+const lines = (value: number): string => `${number(value)} ${value === 1 ? "line" : "lines"}`;
+
+export class Status {
+  readonly #connection = find("connection", HTMLElement);
+  readonly #text = find("connection-text", HTMLElement);
+  readonly #why = find("connection-why", HTMLElement);
+  readonly #spoken = find("spoken", HTMLElement);
+  readonly #follow = find("follow", HTMLButtonElement);
+  readonly #fresh = find("fresh", HTMLButtonElement);
+  readonly #range = find("range", HTMLElement);
+  readonly #found = find("found", HTMLElement);
+  readonly #edge = find("older", HTMLElement);
+  #countdown: ReturnType<typeof setInterval> | undefined;
+
+  connection(state: FollowState): void {
+    clearInterval(this.#countdown);
+    const until = state.wait === null ? null : performance.now() + state.wait * 1000;
+    const show = (): void => {
+      const said = describe(state, until === null ? null : Math.max(0, (until - performance.now()) / 1000));
+      this.#text.textContent = said.text;
+      this.#why.textContent = said.why;
+      this.#connection.title = said.why;
+    };
+    if (this.#connection.dataset["state"] !== state.name) this.#spoken.textContent = describe(state, null).text;
+    this.#connection.dataset["state"] = state.name;
+    show();
+    if (until !== null) this.#countdown = setInterval(show, 1000);
+  }
+
+  following({ following, attached, fresh }: Reader): void {
+    this.#follow.setAttribute("aria-pressed", String(following));
+    this.#follow.textContent = following ? "Following" : fresh > 0 ? `Paused · ${number(fresh)} new` : "Paused";
+    this.#fresh.hidden = following || (attached && fresh === 0);
+    const many = `${number(fresh)} new ${fresh === 1 ? "line" : "lines"} ↓`;
+    this.#fresh.textContent = fresh > 0 ? many : "To the newest lines ↓";
+  }
+
+  edge({ busy }: Reader, atBeginning: boolean): void {
+    this.#edge.hidden = busy !== "older" || !atBeginning;
+  }
+
+  range({ lines: loaded, newestSeq }: Reader, filtered: boolean): void {
+    const first = loaded.first?.log.seq;
+    const last = loaded.last?.log.seq;
+    if (first === undefined || last === undefined) this.#range.textContent = "";
+    else if (filtered)
+      this.#range.textContent = `${lines(loaded.length)} loaded, from ${number(first)} to ${number(last)}`;
+    else this.#range.textContent = `Lines ${number(first)} to ${number(last)} of ${number(Math.max(last, newestSeq))}`;
+  }
+
+  found(search: Search): void {
+    this.#found.textContent =
+      search.wanted === "" ? "" : search.count === 0 ? "none" : `${number(search.place)}/${number(search.count)}`;
+  }
+}

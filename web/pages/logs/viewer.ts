@@ -1,0 +1,329 @@
+/** The page at work: what the reader does goes to the reading, and what comes of it goes to the screen. */
+
+import { type Feed, type FeedError } from "@aftercommit/client";
+import { element, find, toast } from "@aftercommit/ui";
+
+import { copied, Details } from "./details.js";
+import { asText, cursorOf, dayOf, type Line, type Log } from "./line.js";
+import { Lines } from "./lines.js";
+import { List } from "./list.js";
+import { formatAddress, queryOf, type Address, type Filters } from "./place.js";
+import { Reader } from "./reader.js";
+import { Search } from "./search.js";
+import { Status } from "./status.js";
+
+const SPEAK_EVERY = 10_000;
+const RETRY_FIRST = 2;
+const RETRY_LONGEST = 60;
+
+export interface ViewerEvents {
+  /** Nothing can be read with this token. */
+  unauthorised(error: FeedError): void;
+  /** The filters were changed from here. */
+  filtered(filters: Filters): void;
+}
+
+export class Viewer {
+  readonly lines: Lines;
+  readonly search = new Search();
+  readonly reader: Reader;
+  readonly details: Details;
+  readonly #list: List;
+  readonly #status: Status;
+  readonly #empty = find("empty", HTMLElement);
+  #filters: Filters;
+  #active: number | undefined;
+  #retry = RETRY_FIRST;
+  #nextTry: ReturnType<typeof setTimeout> | undefined;
+  /** What the page says instead of lines is a refusal, and stays until there are lines again. */
+  #saidNo = false;
+  #unspoken = 0;
+  #spokenAt = 0;
+
+  constructor(
+    feed: Feed<Log>,
+    readonly address: Address,
+    readonly events: ViewerEvents,
+    most?: number,
+  ) {
+    this.#filters = address.filters;
+    this.lines = new Lines(most);
+    this.reader = new Reader(feed, this.lines, {
+      changed: (shift) => this.#changed(shift),
+      stood: () => this.#stood(),
+      state: (state) => this.#status.connection(state),
+      live: (count) => this.#speak(count),
+      notice: toast,
+      refused: (error) => this.#refused(error),
+    });
+    this.#list = new List(find("list", HTMLElement), find("canvas", HTMLElement), this.lines, () => this.#look(), {
+      scrolled: () => this.#scrolled(),
+      resized: () => this.#resized(),
+      chosen: (line) => this.choose(line),
+      drawn: () => this.#drawn(),
+    });
+    this.#status = new Status();
+    this.details = new Details(find("details", HTMLElement), {
+      share: (line) => void this.share(line),
+      close: () => this.closeDetails(),
+    });
+    find("fresh", HTMLButtonElement).addEventListener("click", () => void this.follow());
+    find("beginning", HTMLButtonElement).addEventListener("click", () => void this.toBeginning());
+  }
+
+  async start(): Promise<void> {
+    const { place } = this.address;
+    await this.reader.start(this.#filters, place);
+    if (place && !this.reader.following) this.#goToSeq(place.line);
+  }
+
+  // --- what the reader does
+
+  async filter(filters: Filters): Promise<void> {
+    const place = this.reader.following ? null : this.#placeOf(this.#list.top);
+    this.#filters = filters;
+    this.events.filtered(filters);
+    await this.reader.start(filters, place);
+    if (place && !this.reader.following) this.#goToSeq(place.line);
+  }
+
+  async follow(): Promise<void> {
+    this.#active = undefined;
+    await this.reader.follow();
+    this.#settle();
+  }
+
+  toggleFollow(): void {
+    if (this.reader.following) this.reader.pause();
+    else void this.follow();
+  }
+
+  async goToTime(time: number): Promise<void> {
+    const elsewhere = await this.reader.goTo(time);
+    if (this.reader.following && elsewhere) return;
+    this.#goTo(Math.min(this.lines.indexOfTime(time), this.lines.length - 1));
+  }
+
+  /** The line so many on or back from the active one. */
+  move(by: number): void {
+    const last = this.lines.length - 1;
+    if (last < 0) return;
+    const from = this.#active === undefined ? undefined : this.lines.indexOfSeq(this.#active);
+    const first = this.reader.following ? last : this.#list.top;
+    const next = from === undefined ? first : from + by;
+    this.#goTo(Math.max(0, Math.min(last, next)), "nearest");
+  }
+
+  async toBeginning(): Promise<void> {
+    if (await this.reader.toBeginning()) this.#goTo(0);
+  }
+
+  get pageOfRows(): number {
+    return this.#list.rowsInView - 1;
+  }
+
+  choose(line: Line): void {
+    if (line.log.seq === this.#active && this.details.open) {
+      this.closeDetails();
+      return;
+    }
+    this.#active = line.log.seq;
+    if (this.reader.following) this.reader.pause();
+    this.details.show(line);
+    this.#list.draw();
+  }
+
+  openDetails(): void {
+    const line = this.activeLine;
+    if (line) this.details.show(line);
+  }
+
+  closeDetails(): void {
+    const inside = this.details.panel.contains(document.activeElement);
+    this.details.hide();
+    if (inside) this.#list.viewport.focus();
+  }
+
+  look(wanted: string): void {
+    const near = this.#active ?? this.lines.at(this.#list.top)?.log.seq ?? 0;
+    this.search.start(wanted, this.lines, near);
+    if (this.search.current !== undefined) this.#goToSeq(this.search.current);
+    this.#list.draw();
+  }
+
+  step(by: 1 | -1): void {
+    const seq = this.search.step(by);
+    if (seq !== undefined) this.#goToSeq(seq);
+  }
+
+  copyActive(): void {
+    const line = this.activeLine;
+    if (line) void copied("Line", asText(line));
+  }
+
+  shareActive(): void {
+    const line = this.activeLine;
+    if (line) void this.share(line);
+  }
+
+  /** The address of a line, in the clipboard and in the address bar. */
+  async share(line: Line): Promise<void> {
+    // A place is told by the line before it.
+    if (line === this.lines.first) await this.reader.loadOlder();
+    const index = this.lines.indexOfSeq(line.log.seq);
+    // With these filters there is none before the very first.
+    const isFirst = index === 0 && this.reader.older === "beginning";
+    const place = isFirst ? { after: null, line: line.log.seq } : this.#placeOf(index);
+    history.replaceState(
+      null,
+      "",
+      `${location.pathname}${location.search}${formatAddress({ filters: this.#filters, place })}`,
+    );
+    await copied("Link", location.href);
+  }
+
+  get activeLine(): Line | undefined {
+    return this.#active === undefined ? undefined : this.lines.at(this.lines.indexOfSeq(this.#active));
+  }
+
+  // --- what comes of it
+
+  #goToSeq(seq: number): void {
+    this.#goTo(Math.min(this.lines.indexOfSeq(seq), this.lines.length - 1));
+  }
+
+  #goTo(index: number, where: "nearest" | "middle" = "nearest"): void {
+    const line = this.lines.at(index);
+    if (!line) return;
+    this.#active = line.log.seq;
+    if (this.reader.following) this.reader.pause();
+    if (this.details.open) this.details.show(line);
+    this.#list.reveal(index, where);
+  }
+
+  /** A place is told by the line before it; the very first has none, and is read from the beginning. */
+  #placeOf(index: number): { after: string | null; line: number } | null {
+    const line = this.lines.at(index);
+    if (!line) return null;
+    const before = this.lines.at(index - 1);
+    if (!before && line.log.seq !== 1) return { after: cursorOf(line.log), line: line.log.seq };
+    return { after: before ? cursorOf(before.log) : null, line: line.log.seq };
+  }
+
+  #look(): { wanted: string; match: number | undefined; active: number | undefined } {
+    return { wanted: this.search.wanted, match: this.search.current, active: this.#active };
+  }
+
+  #changed(shift: number | null): void {
+    if (shift === null) {
+      this.#active = undefined;
+      this.#retry = RETRY_FIRST;
+      clearTimeout(this.#nextTry);
+      this.#saidNo = false;
+      this.search.start(this.search.wanted, this.lines, 0);
+    } else {
+      this.search.update(this.lines);
+      if (!this.reader.following) this.#list.shifted(shift);
+    }
+    this.#settle();
+  }
+
+  /** Where the view belongs: at the end while following, else where it is. */
+  #settle(): void {
+    if (this.reader.following) this.#list.toEnd();
+    else this.#list.draw();
+  }
+
+  /** The panel takes its place from the list: what it is about stays in view. */
+  #resized(): void {
+    if (this.reader.following || !this.details.open || this.#active === undefined) this.#settle();
+    else this.#list.reveal(this.lines.indexOfSeq(this.#active));
+  }
+
+  #scrolled(): void {
+    if (this.#list.atEnd && this.reader.attached) {
+      if (!this.reader.following && this.#active === undefined) void this.reader.follow();
+    } else if (this.reader.following && !this.#list.atEnd) {
+      this.reader.pause();
+    }
+    this.#fill();
+    if (this.#list.nearEnd && !this.reader.attached) void this.reader.loadNewer();
+  }
+
+  #drawn(): void {
+    const top = this.lines.at(this.#list.top);
+    find("day", HTMLElement).textContent = top ? dayOf(top.time) : "Time";
+    this.#status.edge(this.reader, this.#list.atBeginning);
+    this.#status.range(this.reader, Object.keys(queryOf(this.#filters)).length > 0);
+    this.#status.found(this.search);
+    this.#fill();
+  }
+
+  #stood(): void {
+    this.#status.following(this.reader);
+    this.#showEmpty();
+    this.#list.draw();
+  }
+
+  /** At its edges, or shorter than its window, a list cannot be scrolled on: what is beyond them comes by itself. */
+  #fill(): void {
+    if (this.#list.atBeginning) void this.reader.loadOlder();
+    if (this.#list.atEnd) void this.reader.loadNewer();
+  }
+
+  #showEmpty(): void {
+    if (this.#saidNo) return;
+    const looking = this.reader.busy === "first" || this.reader.busy === "older";
+    const empty = this.lines.length === 0 && !looking;
+    this.#empty.hidden = !empty;
+    if (!empty) return;
+    const filtered = Object.keys(queryOf(this.#filters)).length > 0;
+    this.#say(
+      filtered ? "No line matches these filters" : "No lines yet",
+      "New ones appear here by themselves, the moment they are written.",
+    );
+  }
+
+  #say(title: string, text: string, ...more: Node[]): void {
+    this.#empty.hidden = false;
+    this.#empty.replaceChildren(element("h2", {}, title), element("p", {}, text), ...more);
+  }
+
+  #refused(error: FeedError): void {
+    this.#saidNo = true;
+    this.#status.connection({ name: "stopped", wait: null, error });
+    if (error.status === 401) {
+      this.events.unauthorised(error);
+    } else if (error.status === 403) {
+      const other = element("button", { class: "button main", type: "button" }, "Choose another reader");
+      other.addEventListener("click", () => this.events.unauthorised(error));
+      this.#say("Not allowed", error.message, other);
+    } else if (error.status === 404) {
+      this.#say("Not found", error.message);
+    } else if (error.status >= 400 && error.status < 500 && error.status !== 429) {
+      this.#say("This cannot be read", error.message);
+    } else {
+      this.#tryAgain(error);
+    }
+  }
+
+  #tryAgain(error: FeedError): void {
+    const wait = Math.max(this.#retry, error.retryAfter ?? 0);
+    this.#retry = Math.min(this.#retry * 2, RETRY_LONGEST);
+    this.#status.connection({ name: "waiting", wait, error });
+    if (this.lines.length === 0)
+      this.#say("The lines could not be loaded", `${error.message} The page tries again by itself.`);
+    clearTimeout(this.#nextTry);
+    this.#nextTry = setTimeout(() => void this.start(), wait * 1000);
+  }
+
+  /** Say out loud how many lines came, now and then. */
+  #speak(count: number): void {
+    this.#unspoken += count;
+    const now = performance.now();
+    if (this.#unspoken === 0 || now - this.#spokenAt < SPEAK_EVERY) return;
+    this.#spokenAt = now;
+    find("spoken", HTMLElement).textContent = `${this.#unspoken} new ${this.#unspoken === 1 ? "line" : "lines"}`;
+    this.#unspoken = 0;
+  }
+}
