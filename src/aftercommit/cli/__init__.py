@@ -20,8 +20,10 @@ from aftercommit.cli.options import Given, global_options
 from aftercommit.cli.output import message, printable
 from aftercommit.cli.relay import relay
 from aftercommit.cli.replay import replay
+from aftercommit.cli.serve import serve
 from aftercommit.cli.status import status
 from aftercommit.cli.sweep import sweep
+from aftercommit.cli.token import token
 from aftercommit.cli.up import up
 from aftercommit.cli.version import version
 from aftercommit.cli.worker import worker
@@ -84,7 +86,7 @@ def cli(ctx: click.Context) -> None:
     ctx.obj = ctx.ensure_object(Given)
 
 
-for command in (up, migrate, relay, worker, consumers, dead, replay, status, sweep, doctor, version):
+for command in (up, migrate, relay, worker, serve, consumers, dead, replay, status, sweep, token, doctor, version):
     cli.add_command(command)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -18,15 +18,16 @@ from aftercommit.cli.figures import Figures, Window
 from aftercommit.cli.look import Look
 from aftercommit.cli.output import line, printable
 from aftercommit.errors import DatabaseUnavailable
+from aftercommit.outbox import Outbox
 from aftercommit.postgres.overview import Overview
 from aftercommit.service import Service
-from aftercommit.telemetry import Meter
 
 Seen = Overview | DatabaseUnavailable
+Sight = tuple[str, Seen, Figures]
 # Of a consumer; a longer one is cut off, so that its figures have room on eighty columns.
 _LONGEST_NAME = 20
 
-Show = Callable[[Seen, Figures], None]
+Show = Callable[[Sequence[Sight]], object]
 
 
 class RecentLines(logging.Handler):
@@ -42,16 +43,30 @@ class RecentLines(logging.Handler):
         self.lines.extend(self.format(record).splitlines())
 
 
+class View:
+    """One outbox, looked at again and again."""
+
+    def __init__(self, name: str, look: Look, window: Window) -> None:
+        self._name, self._look, self._window = name, look, window
+
+    def now(self) -> Sight:
+        """Its name, its tables, and what this process has done for it."""
+        try:
+            seen: Seen = self._look.now()
+        except DatabaseUnavailable as problem:
+            seen = problem
+        return self._name, seen, self._window.figures()
+
+
 class Dashboard(Service):
     """Looks every `interval` seconds and shows what it saw."""
 
     name = "dashboard"
 
-    def __init__(self, look: Look, meter: Meter, interval: float, recent: RecentLines | None) -> None:
+    def __init__(self, views: Sequence[tuple[Look, Outbox]], interval: float, recent: RecentLines | None) -> None:
         """With `recent` log lines a panel for a terminal, without them plain lines."""
         super().__init__()
-        self._look = look
-        self._window = Window(meter)
+        self._views = [View(outbox.schema, look, Window(outbox.meter)) for look, outbox in views]
         self._interval = interval
         self._recent = recent
 
@@ -59,23 +74,17 @@ class Dashboard(Service):
         """Until stopped."""
         with self._shown() as show:
             while not self.stopping.is_set():
-                show(await asyncio.to_thread(self._see), self._window.figures())
+                show(await asyncio.to_thread(lambda: [view.now() for view in self._views]))
                 await self.pause(self._interval)
-
-    def _see(self) -> Seen:
-        try:
-            return self._look.now()
-        except DatabaseUnavailable as problem:
-            return problem
 
     @contextmanager
     def _shown(self) -> Iterator[Show]:
         if self._recent is None:
-            yield lambda seen, figures: line(plain_line(seen, figures))
+            yield _print_lines
             return
         recent = self._recent.lines
         with Live(console=Console(highlight=False), auto_refresh=False) as live:
-            yield lambda seen, figures: live.update(panel(seen, figures, recent), refresh=True)
+            yield lambda sights: live.update(panel(sights, recent), refresh=True)
 
 
 def is_terminal() -> bool:
@@ -83,11 +92,16 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def panel(seen: Seen, figures: Figures, recent: Iterable[str]) -> RenderableType:
+def _print_lines(sights: Sequence[Sight]) -> None:
+    for sight in sights:
+        line(plain_line(*sight))
+
+
+def panel(sights: Sequence[Sight], recent: Iterable[str]) -> RenderableType:
     """One look as a box, with the last log lines below the figures; as wide as the terminal, and nothing wraps."""
     body = [Text(printable(each), style="yellow", overflow="ellipsis", no_wrap=True) for each in recent]
     return Panel(
-        Group(_grid(seen, figures), *([Text("")] if body else []), *body),
+        Group(_grid(sights), *([Text("")] if body else []), *body),
         title=f"aftercommit {__version__}",
         subtitle="Ctrl-C stops",
         title_align="left",
@@ -96,9 +110,9 @@ def panel(seen: Seen, figures: Figures, recent: Iterable[str]) -> RenderableType
     )
 
 
-def plain_line(seen: Seen, figures: Figures) -> str:
+def plain_line(outbox: str, seen: Seen, figures: Figures) -> str:
     """One look as one line."""
-    told = f"published={figures.published} rate={figures.publish_rate:.1f}/s"
+    told = f"outbox={outbox} published={figures.published} rate={figures.publish_rate:.1f}/s"
     told += f" p50={_milliseconds(figures.p50_ms)} p99={_milliseconds(figures.p99_ms)} handled={figures.handled}"
     if isinstance(seen, DatabaseUnavailable):
         return f"{told} database=unavailable"
@@ -108,16 +122,20 @@ def plain_line(seen: Seen, figures: Figures) -> str:
     )
 
 
-def _grid(seen: Seen, figures: Figures) -> RenderableType:
-    rows = list(_rows(seen, figures))
+def _grid(sights: Sequence[Sight]) -> RenderableType:
+    blocks = [(outbox, list(_rows(seen, figures))) for outbox, seen, figures in sights]
+    rows = [row for _, block in blocks for row in block]
     # Nothing wraps: the panel would change its height with every look, and leave parts of itself behind. Where it is
     # narrow, what stands on the right is cut off.
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(no_wrap=True, overflow="ellipsis", width=min(_LONGEST_NAME, max(len(row[0]) for row in rows)))
     grid.add_column(no_wrap=True, justify="right", width=max(7, *(len(row[1]) for row in rows)))
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    for name, value, detail in rows:
-        grid.add_row(Text(name), Text(value, style="bold"), Text(detail))
+    for place, (outbox, block) in enumerate(blocks):
+        if len(blocks) > 1:
+            grid.add_row(Text(f"\n{outbox}" if place else outbox, style="underline"))
+        for name, value, detail in block:
+            grid.add_row(Text(name), Text(value, style="bold"), Text(detail))
     return grid
 
 

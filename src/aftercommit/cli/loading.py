@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import psycopg
 
+from aftercommit.application import Application
 from aftercommit.errors import DatabaseError, DeclarationError
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
@@ -19,20 +20,37 @@ from aftercommit.settings import APP, DATABASE_URL, SCHEMA, Settings
 
 
 def load_outbox(settings: Settings) -> Outbox:
-    """The Outbox that --app names; the current directory can be imported from, as `python -m` does it."""
-    if settings.app is None:
-        raise DeclarationError(
-            f"this command runs your declarations: say where your Outbox is with --app package.module:name, or {APP}"
-        )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    found = named(settings.app, f"--app {settings.app!r}", searched=f"in {here} or among the installed packages")
+    """The Outbox that --app names."""
+    found = load_named(settings, "Outbox")
     if not isinstance(found, Outbox):
         raise DeclarationError(
             f"--app {settings.app!r} is {found!r:.80} and not an Outbox: name the one that your service publishes with"
         )
     return found
+
+
+def load_application(settings: Settings) -> Application:
+    """The Application that --app names, or one that is no more than the Outbox it names."""
+    found = load_named(settings, "Application or Outbox")
+    if isinstance(found, Outbox):
+        return Application(about="your application", outboxes=(found,))
+    if not isinstance(found, Application):
+        raise DeclarationError(
+            f"--app {settings.app!r} is {found!r:.80} and neither an Application nor an Outbox: name one of yours"
+        )
+    return found
+
+
+def load_named(settings: Settings, what: str) -> Any:
+    """What --app names; the current directory can be imported from, as `python -m` does it."""
+    if settings.app is None:
+        raise DeclarationError(
+            f"this command runs your declarations: say where your {what} is with --app package.module:name, or {APP}"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return named(settings.app, f"--app {settings.app!r}", searched=f"in {here} or among the installed packages")
 
 
 def load_shape(settings: Settings) -> Shape:

@@ -60,7 +60,7 @@ def _options(given: Given, verb: str) -> Iterator[str]:
     if "dsn" in told and verb != "up":
         # Messages end up in logs and screenshots: whoever pastes this has the password elsewhere.
         yield f"--dsn {shlex.quote(_without_password(told['dsn']))}"
-    if "app" in told:
+    if "app" in told and not _serves(verb):
         yield f"--app {shlex.quote(told['app'])}"
     elif given.settings.app is not None or verb == "up":
         return
@@ -68,6 +68,11 @@ def _options(given: Given, verb: str) -> Iterator[str]:
         yield OF_APP
     elif "schema" in told:
         yield f"--schema {shlex.quote(told['schema'])}"
+
+
+def _serves(verb: str) -> bool:
+    """Whether --app names what is served, which `up` may not be able to run."""
+    return verb == "up" and click.get_current_context().find_root().invoked_subcommand == "serve"
 
 
 def _migrates_by_schema(given: Given, verb: str) -> bool:

@@ -29,6 +29,7 @@ from aftercommit.text import plural
 Found = TypeVar("Found")
 
 _MOST_REASONS = 5
+_MOST_READERS = 20
 
 
 def document(value: Any) -> Any:
@@ -142,6 +143,7 @@ def _show_detail(letter: LetterDetail) -> None:
         "type": f"{letter.event_type} (schema version {letter.schema_version})",
         "aggregate": f"{letter.aggregate_type} {letter.aggregate_id}",
         "scope": " ".join(f"{name}={value}" for name, value in letter.scope.items()) or "-",
+        **({"audience": _readers(letter.audience)} if letter.audience else {}),
         "occurred at": rfc3339(letter.occurred_at),
         "correlation": letter.correlation_id,
         "place": _place(letter),
@@ -167,6 +169,11 @@ def _show_detail(letter: LetterDetail) -> None:
             line(printable(f"  {rfc3339(deed.at)}  {deed.kind} by {deed.by}{why}, {deed.state}{note}"))
             if deed.former_payload is not None:
                 line(printable(f"    payload before: {deed.former_payload}"))
+
+
+def _readers(audience: Sequence[str]) -> str:
+    more = len(audience) - _MOST_READERS
+    return " ".join(audience[:_MOST_READERS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _place(letter: LetterDetail) -> str:

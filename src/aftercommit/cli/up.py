@@ -1,4 +1,4 @@
-"""`aftercommit up`: everything in one process. PostgreSQL (yours or an embedded one), tables, relay, consumers, orders.
+"""`aftercommit up`: everything at once. PostgreSQL (yours or an embedded one), tables, relays, consumers, HTTP.
 
 Without --app it runs the order example, so that there is something to see.
 """
@@ -6,13 +6,14 @@ Without --app it runs the order example, so that there is something to see.
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from typing import Any
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from aftercommit.application import Application, Serving
 from aftercommit.cli.dashboard import Dashboard, RecentLines, is_terminal
-from aftercommit.cli.loading import load_outbox
+from aftercommit.cli.loading import load_application
 from aftercommit.cli.logs import BriefFormatter, TextFormatter, logging_to, logging_to_stderr
 from aftercommit.cli.look import Look
 from aftercommit.cli.numbers import DAY, Amount, Seconds
@@ -21,8 +22,12 @@ from aftercommit.cli.output import message
 from aftercommit.cli.remedies import program
 from aftercommit.cli.retention import retention_of, retention_options
 from aftercommit.cli.running import Stopper
+from aftercommit.cli.serve import Address, hand_over, server_options
+from aftercommit.cli.server_process import ServerProcess
 from aftercommit.demo import orders
-from aftercommit.errors import EmbeddedPostgresError
+from aftercommit.errors import EmbeddedPostgresError, MissingExtra
+from aftercommit.feed.shared_figures import SharedFigures, shared_folder
+from aftercommit.metrics import exposition
 from aftercommit.outbox import Outbox
 from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
@@ -33,24 +38,23 @@ from aftercommit.settings import DATABASE_URL, Settings
 from aftercommit.telemetry import say
 from aftercommit.wiring import Engine
 
+if TYPE_CHECKING:
+    from aftercommit.feed.server import HttpServer
+
 logger = logging.getLogger("aftercommit.up")
 
 _LOOK_AT_SERVER = 1.0
 _APPLICATION_NAME = "aftercommit up"
-_EXAMPLE = (
-    "the order example (aftercommit.demo.orders)\n"
-    "  now and then the bank is busy: a payment fails, and is tried again by itself"
-)
 
 
-@click.command(short_help="Run everything in one process, for first steps.")
+@click.command(short_help="Run everything at once, for first steps.")
 @click.option(
     "--rate",
     type=Amount(0, 10_000),
     default=6.0,
     show_default=True,
     metavar="EVENTS",
-    help="Events a second of the order example; 0 for none.",
+    help="Events a second of the example; 0 for none.",
 )
 @click.option(
     "--interval",
@@ -58,30 +62,68 @@ _EXAMPLE = (
     metavar="SECONDS",
     help="Between two looks at the figures. Default: 0.5 on a terminal, 2 elsewhere.",
 )
+@server_options
 @retention_options
 @pass_settings
-def up(settings: Settings, rate: float, interval: float | None, **options: Any) -> None:
-    """Run everything: PostgreSQL, tables, relay, consumers, and the order example unless --app names yours.
+def up(
+    settings: Settings, rate: float, interval: float | None, host: str, port: int, workers: int, **options: Any
+) -> None:
+    """Run everything: PostgreSQL, tables, relays, consumers, HTTP; the order example unless --app names yours.
 
     Without DATABASE_URL an embedded PostgreSQL is started in AFTERCOMMIT_HOME (./.aftercommit), or the one that runs
     there is used. Ctrl-C stops everything that was started here; the data stays.
     """
     relay_settings = RelaySettings(gauge_seconds=1.0, retention=retention_of(options))
-    outbox = load_outbox(settings) if settings.app is not None else orders.outbox
+    application = load_application(settings) if settings.app is not None else orders.application
     with Stopper() as stopper, _logging(settings) as recent, _postgres(settings) as (database, server):
         if stopper.requested:
             return
-        _make_tables(database, outbox)
-        message(_about(database.safe_dsn if server is None else server.dsn, outbox))
-        with Look(database, lambda connection: outbox.shape) as look:
-            seconds = interval or (2.0 if recent is None else 0.5)
-            parts: list[Service] = [Engine(outbox, database, relay_settings=relay_settings)]
-            if server is not None:
-                parts.append(Keeper(server))
-            if outbox is orders.outbox and rate > 0:
-                parts.append(orders.Trickle(database, rate=rate))
-            parts.append(Dashboard(look, outbox.meter, seconds, recent))
+        _make_tables(database, application)
+        parts: list[Service] = [
+            Engine(outbox, database, relay_settings=relay_settings) for outbox in application.outboxes
+        ]
+        if server is not None:
+            parts.append(Keeper(server))
+        if application.traffic is not None:
+            parts += application.traffic(database, rate)
+        with ExitStack() as stack:
+            served = _server(settings, application, Serving(database, development=True), Address(host, port, workers))
+            if isinstance(served, ServerProcess):
+                # The relays are here and not in its processes: their figures are to be at `/metrics` too.
+                stack.enter_context(shared_folder())
+                with suppress(MissingExtra):
+                    parts.append(SharedFigures(exposition(*application.outboxes), "up"))
+            if served is not None:
+                parts.append(served)
+            message(_about(database.safe_dsn if server is None else server.dsn, application, served))
+            views = [(stack.enter_context(_eyes(database, outbox)), outbox) for outbox in application.outboxes]
+            parts.append(Dashboard(views, interval or (2.0 if recent is None else 0.5), recent))
             stopper.run(_run_together(parts, stopper))
+
+
+def _server(
+    settings: Settings, application: Application, serving: Serving, address: Address
+) -> "HttpServer | ServerProcess | None":
+    """One server runs in this process, with its figures beside the relay's; several are processes of their own."""
+    if application.asgi is None:
+        if click.get_current_context().get_parameter_source("port") is click.core.ParameterSource.COMMANDLINE:
+            message(
+                f"--port {address.port} is not used: this application serves no HTTP (name an Application with asgi)"
+            )
+        return None
+    from aftercommit.feed.server import MARGIN_SECONDS, HttpServer, listen, patience, url_of
+
+    if address.workers == 1:
+        app = application.asgi(serving)
+        drain = getattr(app, "drain", None)
+        return HttpServer(app, host=address.host, port=address.port, drain=serving.drain, on_stop=drain)
+    hand_over(settings, serving)
+    bound = listen(address.host, address.port)
+    return ServerProcess(bound, url_of(bound), address.workers, patience(serving.drain) + MARGIN_SECONDS)
+
+
+def _eyes(database: Database, outbox: Outbox) -> Look:
+    return Look(database, lambda connection: outbox.shape)
 
 
 class Keeper(Service):
@@ -145,22 +187,25 @@ def _postgres(settings: Settings) -> Iterator[tuple[Database, EmbeddedPostgres |
             message(f"PostgreSQL is stopped; the data is in {server.cluster.folder}")
 
 
-def _make_tables(database: Database, outbox: Outbox) -> None:
+def _make_tables(database: Database, application: Application) -> None:
     with database.connect_sync() as connection:
-        for step in migrate.up(connection, outbox.shape):
-            message(f"schema {outbox.schema}: {step}")
-        if outbox is orders.outbox:
-            orders.create_tables(connection)
+        for outbox in application.outboxes:
+            for step in migrate.up(connection, outbox.shape):
+                message(f"schema {outbox.schema}: {step}")
+        if application.create_tables is not None:
+            application.create_tables(connection)
 
 
-def _about(dsn: str, outbox: Outbox) -> str:
-    what = _EXAMPLE if outbox is orders.outbox else "your application"
-    return (
-        f"running outbox {outbox.schema!r}: {what}\n"
-        f"  look inside:            psql '{dsn}'\n"
-        f"  from another terminal:  {program()} status --schema {outbox.schema} --watch\n"
-        "  stop:                   Ctrl-C (the data stays)"
-    )
+def _about(dsn: str, application: Application, served: "HttpServer | ServerProcess | None") -> str:
+    lines = [f"running {application.about}"]
+    if served is not None:
+        lines.append(f"  open in a browser:      {served.url} (its API: {served.url}/docs)")
+    lines += [
+        f"  look inside:            psql '{dsn}'",
+        f"  from another terminal:  {program()} status --schema {application.outboxes[0].schema} --watch",
+        "  stop:                   Ctrl-C (the data stays)",
+    ]
+    return "\n".join(lines)
 
 
 async def _run_together(parts: Sequence[Service], stopper: Stopper) -> None:

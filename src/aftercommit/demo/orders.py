@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from aftercommit.application import Application
 from aftercommit.backoff import Exponential
 from aftercommit.event.correlation import correlation
 from aftercommit.event.envelope import Event
@@ -213,3 +214,14 @@ class Trickle(DatabaseService):
 async def _publish(connection: psycopg.AsyncConnection[Any], number: int, customer_id: str, event: Any) -> None:
     with correlation(f"order-{number}"):
         await outbox.publish(connection, event, customer_id=customer_id)
+
+
+application = Application(
+    about=(
+        "the order example (aftercommit.demo.orders)\n"
+        "  now and then the bank is busy: a payment fails, and is tried again by itself"
+    ),
+    outboxes=(outbox,),
+    create_tables=create_tables,
+    traffic=lambda database, rate: [Trickle(database, rate=rate)] if rate > 0 else [],
+)

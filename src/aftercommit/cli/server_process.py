@@ -1,0 +1,56 @@
+"""`aftercommit serve` as a part of `aftercommit up`, where several server processes are wanted."""
+
+import asyncio
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from socket import socket
+
+from aftercommit.errors import AftercommitError
+from aftercommit.service import Service
+
+
+class ServerProcess(Service):
+    """Runs it until stopped. It has no terminal, so that Ctrl-C reaches it through us and in our order."""
+
+    name = "http"
+
+    def __init__(self, bound: socket, url: str, workers: int, patience: float) -> None:
+        """What else it must know is in the environment. After a stop it has so many seconds to end by itself."""
+        super().__init__()
+        self.url = url
+        self._socket = bound
+        self._workers = workers
+        self._patience = patience
+
+    async def run(self) -> None:
+        """Until stopped, or until it has ended by itself, which is an error."""
+        with self._socket:
+            process = await self._begun()
+        ended = asyncio.create_task(process.wait())
+        stopping = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise AftercommitError(f"the HTTP server has ended with status {process.returncode}: see above why")
+        finally:
+            stopping.cancel()
+            await self._end(process)
+            await asyncio.gather(ended, stopping, return_exceptions=True)
+
+    async def _begun(self) -> Process:
+        descriptor = self._socket.fileno()
+        told = ("--development", "--socket", str(descriptor), "--workers", str(self._workers))
+        command = [sys.executable, "-m", "aftercommit.cli", "serve", *told]
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=DEVNULL, start_new_session=True, pass_fds=(descriptor,)
+        )
+
+    async def _end(self, process: Process) -> None:
+        if process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(self._patience):
+                await process.wait()
+        except TimeoutError:
+            process.kill()

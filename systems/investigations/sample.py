@@ -1,0 +1,80 @@
+"""Something to see in `aftercommit up`: two investigations with a past, users who may see more or less, traffic."""
+
+from typing import Any, Final
+
+import psycopg
+
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.resilience import DatabaseService, close_quietly
+from aftercommit.service import Probe
+from systems.investigations.cases import open_case
+from systems.investigations.errors import AlreadyThere, Closed
+from systems.investigations.ingest import store
+from systems.investigations.story import CASES, SampleCase, Story
+from systems.system import SampleUser
+
+PAST_REQUESTS: Final = 60
+
+
+USERS: Final = (
+    SampleUser(
+        "ada",
+        "leads investigations: opens them, reads and writes all of them",
+        ("investigation:create", "investigation:*:read", "investigation:*:write"),
+    ),
+    SampleUser("grace", "is on call for the checkout: reads INV-123 and nothing else", ("investigation:INV-123:read",)),
+    SampleUser("web-shop", "is a program: writes to INV-123 and reads nothing", ("investigation:INV-123:write",)),
+    SampleUser("mallory", "may do nothing at all", ()),
+)
+
+
+class Traffic(DatabaseService):
+    """The shop at work: about `rate` log lines a second, a request at a time, until it is stopped."""
+
+    name = "traffic"
+
+    def __init__(
+        self, database: Database, *, rate: float = 6.0, seed: int | None = None, probe: Probe | None = None
+    ) -> None:
+        """Not started. With a rate of 0 the investigations get their past and no present."""
+        super().__init__(probe)
+        self._database = database
+        self._rate = rate
+        self._story = Story(seed)
+
+    async def session(self) -> None:
+        """One life of the connection."""
+        connection = await self._database.connect(autocommit=False)
+        try:
+            self.session_is_up()
+            for case in CASES:
+                await self.begin(connection, case)
+            await self.reach("traffic.began")
+            while not self.stopping.is_set():
+                if self._rate <= 0:
+                    await self.stopping.wait()
+                    return
+                lines = await self.step(connection)
+                await self.reach("traffic.stepped")
+                await self.pause(lines / self._rate)
+        finally:
+            await close_quietly(connection)
+
+    async def begin(self, connection: psycopg.AsyncConnection[Any], case: SampleCase) -> None:
+        """Open a sample investigation, if it is not there, with something to read in it."""
+        try:
+            await open_case(connection, case.title, "ada", case.investigation_id)
+        except AlreadyThere:
+            return
+        past = [line for _ in range(PAST_REQUESTS) for line in self._story.request()]
+        await store(connection, case.investigation_id, past)
+
+    async def step(self, connection: psycopg.AsyncConnection[Any]) -> int:
+        """One request, in one transaction; how many lines it was."""
+        case, lines = self._story.case(), self._story.request()
+        try:
+            await store(connection, case.investigation_id, lines)
+        except Closed:
+            # Somebody has tried out what closing does.
+            await self.reach("traffic.closed", investigation_id=case.investigation_id)
+        return len(lines)

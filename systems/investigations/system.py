@@ -1,0 +1,30 @@
+"""The system as the site runs it."""
+
+from typing import Final
+
+from systems.investigations import openapi
+from systems.investigations.api import InvestigationsApi
+from systems.investigations.events import outbox
+from systems.investigations.feeds import LOGS_PATH, logs
+from systems.investigations.sample import USERS, Traffic
+from systems.investigations.story import CASES
+from systems.investigations.tables import create_tables
+from systems.system import Link, System
+
+investigations: Final = System(
+    name="investigations",
+    title="Investigation logs",
+    about="Frontends and backends write log lines into an investigation; people watch them arrive, live and in order.",
+    links=[
+        Link(f"/investigations/{case.investigation_id}", f"{case.investigation_id}: {case.title}") for case in CASES
+    ],
+    outbox=outbox,
+    create_tables=create_tables,
+    feeds={LOGS_PATH: logs},
+    part=InvestigationsApi,
+    paths=openapi.paths,
+    schemas=openapi.schemas,
+    pages={"/investigations/{investigation_id}": "investigation.html"},
+    traffic=lambda database, rate: Traffic(database, rate=rate),
+    users=USERS,
+)

@@ -1,0 +1,123 @@
+"""The pages of the site, and who there is to try them as. The files come from the web build (`make web`)."""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from aftercommit.feed.errors import not_found, unavailable
+from aftercommit.feed.token_keys import TokenKeys
+from aftercommit.feed.tokens import mint
+from systems.system import SampleUser, System
+
+WEB: Final = Path(__file__).parents[1] / "build" / "web" / "site"
+TOKEN_LIFETIME: Final = timedelta(hours=12)
+_ASSET: Final = re.compile(r"[A-Za-z0-9_-]+\.(js|css|svg)")
+_THIS_MACHINE: Final = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+_GUARDS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def page_routes(systems: Sequence[System], keys: TokenKeys | None) -> list[BaseRoute]:
+    """The index page, the systems' pages and what they are made of. With `keys`, sample users are handed tokens."""
+    pages = {"/": "index.html"} | {path: name for system in systems for path, name in system.pages.items()}
+    return [
+        *(Route(path, _page(name), include_in_schema=False) for path, name in pages.items()),
+        *(Route(f"{path}/", _without_slash, include_in_schema=False) for path in pages if path != "/"),
+        Route("/assets/{name}", _asset, include_in_schema=False),
+        Route("/sample.json", _sample(systems, keys), include_in_schema=False),
+    ]
+
+
+def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def show(request: Request) -> Response:
+        try:
+            text = (WEB / name).read_bytes()
+        except FileNotFoundError:
+            raise unavailable("The pages are not built: run `make web`, then load this again. /docs works") from None
+        return Response(text, headers={**_GUARDS, "Cache-Control": "no-cache"}, media_type="text/html")
+
+    return show
+
+
+async def _without_slash(request: Request) -> Response:
+    """People add one to an address by hand. The way is told without a host: whose it is, the Host header cannot say."""
+    query = f"?{request.url.query}" if request.url.query else ""
+    return Response(status_code=308, headers={"Location": quote(request.scope["path"].rstrip("/")) + query})
+
+
+async def _asset(request: Request) -> Response:
+    """A part of a page. Its name changes with its content, so that it may be kept for ever."""
+    found = _ASSET.fullmatch(request.path_params["name"])
+    if found is None or not (WEB / "assets" / found[0]).is_file():
+        raise not_found()
+    headers = {**_GUARDS, "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response((WEB / "assets" / found[0]).read_bytes(), headers=headers, media_type=_TYPES[found[1]])
+
+
+def _sample(systems: Sequence[System], keys: TokenKeys | None) -> Callable[[Request], Awaitable[Response]]:
+    async def tell(request: Request) -> Response:
+        told: dict[str, Any] = {"systems": [_about(system) for system in systems]}
+        if keys is not None and is_local(request):
+            told["users"] = [_with_token(user, keys) for user in sample_users(systems)]
+        return Response(msgspec.json.encode(told), headers={"Cache-Control": "no-store"}, media_type="application/json")
+
+    return tell
+
+
+def is_local(request: Request) -> bool:
+    """Whether the request comes from this machine and is meant for it.
+
+    The Host header counts too: a page elsewhere may have its name point here, and the browser would hand it the tokens.
+    """
+    return (
+        request.client is not None
+        and _is_loopback(request.client.host)
+        and _THIS_MACHINE.fullmatch(request.headers.get("host", "")) is not None
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        # A server may tell a name, or the path of its socket: who connects there is told by no address.
+        return False
+
+
+def sample_users(systems: Sequence[System]) -> list[SampleUser]:
+    """Everybody there is to try things as; who appears in several systems has the permissions of all."""
+    found: dict[str, SampleUser] = {}
+    for user in (user for system in systems for user in system.users):
+        known = found.get(user.user)
+        about = user.about if known is None else f"{known.about}; {user.about}"
+        permissions = user.permissions if known is None else (*known.permissions, *user.permissions)
+        found[user.user] = SampleUser(user.user, about, permissions)
+    return list(found.values())
+
+
+def _about(system: System) -> dict[str, Any]:
+    links = [{"href": link.href, "label": link.label} for link in system.links]
+    return {"name": system.name, "title": system.title, "about": system.about, "links": links}
+
+
+def _with_token(user: SampleUser, keys: TokenKeys) -> dict[str, Any]:
+    return {
+        "user": user.user,
+        "about": user.about,
+        "permissions": user.permissions,
+        "token": mint(keys, user.user, user.permissions, TOKEN_LIFETIME),
+    }

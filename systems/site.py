@@ -1,0 +1,127 @@
+"""All systems at one address: index page, their routes and pages, `/docs`, health and metrics. What `make up` runs."""
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import psycopg
+
+from aftercommit.application import Application, Serving
+from aftercommit.errors import DeclarationError
+from aftercommit.feed import Feed
+from aftercommit.feed.app import FeedApp, run_lifespan
+from aftercommit.feed.bearer import BearerAccess
+from aftercommit.feed.cors import Cors
+from aftercommit.feed.http import Receive, Scope, Send
+from aftercommit.feed.routes import service
+from aftercommit.feed.streams import StreamTimes
+from aftercommit.feed.token_keys import KEYS, KEYS_FILE, TokenKeys
+from aftercommit.feed.tokens import TokenVerifier
+from aftercommit.metrics import exposition
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.embedded import default_folder
+from aftercommit.postgres.listen import Listener
+from aftercommit.service import Service
+from systems.investigations.system import investigations
+from systems.pages import page_routes
+from systems.system import System
+
+SYSTEMS: Final[Sequence[System]] = (investigations,)
+ORIGINS: Final = "AFTERCOMMIT_CORS_ORIGINS"
+TITLE: Final = "aftercommit"
+ABOUT: Final = "Systems that run on aftercommit: what was committed is what everyone hears about."
+
+
+class Site:
+    """The HTTP application of one server process."""
+
+    def __init__(self, serving: Serving) -> None:
+        """Nothing is connected before the lifespan begins."""
+        database, keys = serving.database, _keys(serving)
+        listener = Listener(database)
+        # Tokens are the site's and not a system's; what is known of them stands in the first one's schema.
+        access = BearerAccess(TokenVerifier(keys), database, SYSTEMS[0].outbox, listener=listener)
+        self._parts = {system.name: system.part(database, access) for system in SYSTEMS}
+        self._homes = {feed: self._parts[system.name] for system in SYSTEMS for feed in system.feeds.values()}
+        self._feeds = FeedApp(
+            database,
+            {path: feed for system in SYSTEMS for path, feed in system.feeds.items()},
+            access,
+            exists=self._exists,
+            listener=listener,
+            services=[listener, access],
+            times=StreamTimes(drain=serving.drain),
+            title=TITLE,
+        )
+        own = [route for part in self._parts.values() for route in part.routes]
+        pages = page_routes(SYSTEMS, keys if serving.development else None)
+        figures = exposition(*(system.outbox for system in SYSTEMS))
+        self._app = service(self._feeds, [*own, *pages], openapi=self.openapi, metrics=figures, cors=_cors(os.environ))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["type"] == "lifespan":
+            await run_lifespan(self.lifespan, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """While requests are answered: the systems' connections, and what follows their logs."""
+        async with AsyncExitStack() as stack:
+            for part in self._parts.values():
+                await stack.enter_async_context(part.lifespan())
+            await stack.enter_async_context(self._feeds.lifespan())
+            yield
+
+    def drain(self) -> None:
+        """The process is about to end: whoever reads a stream goes elsewhere."""
+        self._feeds.drain()
+
+    def openapi(self) -> dict[str, Any]:
+        """Every route of every system."""
+        more = {path: operations for system in SYSTEMS for path, operations in system.paths().items()}
+        told = self._feeds.openapi(more=more, description=ABOUT)
+        for system in SYSTEMS:
+            told["components"]["schemas"] |= system.schemas()
+        return told
+
+    async def _exists(self, feed: Feed, key: str) -> bool:
+        return await self._homes[feed].exists(feed, key)
+
+
+def _keys(serving: Serving) -> TokenKeys:
+    """The keys that are configured; in development one of this machine's own, if there are none."""
+    keys = TokenKeys.from_environment()
+    if keys is None and serving.development:
+        return TokenKeys.for_development(default_folder())
+    if keys is None:
+        raise DeclarationError(
+            f"there are no keys to check tokens with: set {KEYS_FILE} (path of a JWK set) or {KEYS} (the set itself)"
+        )
+    return keys
+
+
+def _cors(environment: Mapping[str, str]) -> Cors | None:
+    """Web pages of these origins may write and read logs; without any, the site's own alone."""
+    origins = [origin.strip() for origin in environment.get(ORIGINS, "").split(",") if origin.strip()]
+    return Cors(origins) if origins else None
+
+
+def _create_tables(connection: psycopg.Connection[Any]) -> None:
+    for system in SYSTEMS:
+        system.create_tables(connection)
+
+
+def _traffic(database: Database, rate: float) -> list[Service]:
+    return [system.traffic(database, rate) for system in SYSTEMS]
+
+
+application: Final = Application(
+    about=", ".join(system.title.lower() for system in SYSTEMS),
+    outboxes=tuple(system.outbox for system in SYSTEMS),
+    create_tables=_create_tables,
+    asgi=Site,
+    traffic=_traffic,
+)

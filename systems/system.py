@@ -1,0 +1,68 @@
+"""What every system says about itself, so that the site can run all of them side by side."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+from starlette.routing import BaseRoute
+
+from aftercommit import Database, Outbox
+from aftercommit.feed import Feed
+from aftercommit.feed.access import Access
+from aftercommit.service import Service
+
+
+class Part(Protocol):
+    """A system in one server process: its own routes, and what they need while they are served."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """Those that are not a feed's."""
+
+    async def exists(self, feed: Feed, key: str) -> bool:
+        """Whether there is such a thing to read about."""
+
+    def lifespan(self) -> AbstractAsyncContextManager[object]:
+        """While requests are answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A page of a system."""
+
+    href: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleUser:
+    """Somebody to try things as."""
+
+    user: str
+    about: str
+    permissions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One system: what it is, its outbox and tables, how it is read and written over HTTP, and what there is to see.
+
+    `feeds` are read at these paths; `paths` and `schemas` describe the other routes as OpenAPI does. `pages` says
+    at which path which file of the web build is shown.
+    """
+
+    name: str
+    title: str
+    about: str
+    links: Sequence[Link]
+    outbox: Outbox
+    create_tables: Callable[[psycopg.Connection[Any]], object]
+    feeds: Mapping[str, Feed]
+    part: Callable[[Database, Access], Part]
+    paths: Callable[[], dict[str, Any]]
+    schemas: Callable[[], dict[str, Any]]
+    pages: Mapping[str, str]
+    traffic: Callable[[Database, float], Service]
+    users: Sequence[SampleUser]
