@@ -5,6 +5,8 @@ Tables go to standard output, progress to standard error. A target that is misse
 
 import json
 import os
+import signal
+import sys
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -62,6 +64,8 @@ def main(
 
 def measure(cases: tuple[str, ...], sizes: Sizes, rounds: int, with_peers: bool) -> dict[str, Any]:
     """Run the cases on a server in a temporary folder; the record."""
+    # Whoever ends a run early ends its servers, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     started, load = time.monotonic(), os.getloadavg()[0]
     with (
         tempfile.TemporaryDirectory(prefix="aftercommit-bench-") as folder,

@@ -11,7 +11,10 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import psycopg
 
-PACKAGES = ("aftercommit", "psycopg", "asyncpg", "SQLAlchemy", "Django", "msgspec")
+PACKAGES = (
+    *("aftercommit", "psycopg", "asyncpg", "SQLAlchemy", "Django", "msgspec"),
+    *("uvicorn", "uvloop", "Starlette", "FastAPI"),
+)
 
 
 def describe() -> dict[str, str]:

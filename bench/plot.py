@@ -8,6 +8,7 @@ from typing import Any
 WIDTH, LABELS, VALUES = 880, 260, 110
 BAR, GAP, HEAD, MARGIN = 16, 6, 34, 20
 FARTHEST = 20
+FLOORS = ("raw", "COPY", "unnest", "no ", "NOTIFY", "by hand", "route")
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328 }
   .title { font-weight: 600 } .quiet { fill: #59636e }
@@ -108,7 +109,7 @@ def _delay(delays: Record) -> Bar:
 def _kind(contestant: Record) -> str:
     if contestant["peer"]:
         return "peer"
-    return "floor" if any(word in contestant["name"] for word in ("raw", "COPY", "unnest", "no ", "NOTIFY")) else "ours"
+    return "floor" if any(word in contestant["name"] for word in FLOORS) else "ours"
 
 
 def _draw(panel: Panel, top: int) -> Iterator[str]:

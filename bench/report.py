@@ -14,8 +14,8 @@ embedded PostgreSQL with `fsync` on and payloads of about 500 bytes. Absolute fi
 machine or another day. Ratios do: contestants take turns, round after round, and a ratio is the median of the ratios of
 the rounds, with the lowest and the highest beside it. CPU is the processor time per event of the client's process and
 of all of PostgreSQL's processes; its last column is the sum as a ratio to the same contestant that rates are compared
-with, and the figure that a busy machine disturbs least. Everything in Python runs on uvloop: ours, the floors, the
-peers.
+with, and the figure that a busy machine disturbs least; where a server answers over HTTP, it is that of whoever asks
+and of the server. Everything in Python runs on uvloop: ours, the floors, the peers.
 """
 
 

@@ -2,11 +2,28 @@
 
 from collections.abc import Callable
 
-from bench.cases import bulk, bus, consumer, drain, growth, latency, memory, publish, wakeup
+from bench.cases import (
+    bulk,
+    bus,
+    consumer,
+    drain,
+    feed_history,
+    feed_polls,
+    feed_streams,
+    growth,
+    latency,
+    memory,
+    publish,
+    wakeup,
+)
 from bench.figures import Finding
 from bench.peers.peer import Peers
 from bench.stage import Stage
 
 CASES: dict[str, Callable[[Stage, Peers], Finding]] = {
-    case.NAME: case.run for case in (publish, bulk, drain, bus, consumer, latency, growth, wakeup, memory)
+    case.NAME: case.run
+    for case in (
+        *(publish, bulk, drain, bus, consumer, latency, growth, wakeup, memory),
+        *(feed_polls, feed_streams, feed_history),
+    )
 }
