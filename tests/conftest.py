@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from aftercommit.postgres import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.shop import Shop, shop_outbox
+
+# A busy machine is no reason to fail: nothing here is asserted about time.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Where the name of the Debian package is not the program's own.
 DEBIAN_PACKAGES = {

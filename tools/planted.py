@@ -19,6 +19,9 @@ RELAY_SQL = "src/aftercommit/postgres/queries/relay.sql"
 CONSUMER_SQL = "src/aftercommit/postgres/queries/consumer.sql"
 CARRIER = "src/aftercommit/relay/carrier.py"
 ORDER = "tests/postgres/test_order.py"
+HUB = "tests/postgres/test_feed_hub.py"
+POLLING = "tests/feed/test_polling.py"
+STREAMING = "tests/feed/test_streaming.py"
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,141 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
         "self._watermark.settled(batch.fresh, unsettled, batch.resolved)",
         "self._watermark.settled(batch.fresh, unsettled, self._marks.resolved)",
         f"{ORDER}::test_an_event_committed_between_read_and_resolution_is_not_stepped_over",
+    ),
+    Bug(
+        "what is appended while a strand is loaded is not set aside",
+        "src/aftercommit/feed/strand.py",
+        "            self._pending.append(entry)\n",
+        "",
+        f"{HUB}::test_an_event_appended_while_a_strand_is_loaded_is_there_once",
+    ),
+    Bug(
+        "a page is not bounded by the head that its tag was made of",
+        "src/aftercommit/feed/hub.py",
+        "end = strand.cursor(strand.head if upto is None else min(upto, strand.head))",
+        "end = strand.cursor(strand.head)",
+        f"{HUB}::test_events_between_tag_and_page_are_in_the_page_but_never_only_in_the_tag",
+    ),
+    Bug(
+        "a cursor ahead of this process is taken for one of another log",
+        "src/aftercommit/feed/history.py",
+        "        if place.number > known:\n",
+        "        if place.number > known - 2:\n",
+        f"{HUB}::test_a_cursor_from_a_process_that_is_ahead_is_not_gone",
+    ),
+    Bug(
+        "retention overtakes the tailer and nobody is told",
+        "src/aftercommit/feed/tailer.py",
+        "if tip.position > self.position and not tip.follows:",
+        "if tip.position < self.position:",
+        "tests/postgres/test_feed_tailer.py::test_a_tailer_that_retention_has_overtaken_says_so_to_readers",
+    ),
+    Bug(
+        "a reader's numbers are drawn when an event is written, and not when it is appended",
+        RELAY_SQL,
+        """streams.seq - count(*) over (partition by moved.aggregate_type, moved.aggregate_id)
+    + row_number() over (partition by moved.aggregate_type, moved.aggregate_id order by moved.seq)
+""",
+        "moved.seq\n",
+        f"{HUB}::test_pollers_through_two_processes_see_everything_once_in_whatever_order_writers_commit",
+    ),
+    Bug(
+        "the tag of a page does not say what was newest: 304 hides what has come since",
+        "src/aftercommit/feed/etag.py",
+        "newest = strand.head if head is None else head",
+        "newest = 0",
+        f"{POLLING}::test_a_new_line_is_never_hidden_by_a_304",
+    ),
+    Bug(
+        "a tag is answered 304 before anybody has asked who asks",
+        "src/aftercommit/feed/polling.py",
+        "        admission = await self._gate.admit(headers, key)\n",
+        """        strand = await self._hub.strand(self.feed, key or "")
+        if "if-none-match" in headers and strand.head:
+            await answer(send, 304, [AT_HEAD])
+            return
+        admission = await self._gate.admit(headers, key)
+""",
+        f"{POLLING}::test_who_may_not_read_gets_no_304_either",
+    ),
+    Bug(
+        "a rule of redaction that fails lets the text out",
+        "src/aftercommit/feed/redaction.py",
+        """        except Exception:  # noqa: BLE001 - whatever it is, the text must not leave
+            return WITHHELD
+""",
+        """        except Exception:
+            return value
+""",
+        "tests/unit/test_redaction.py::TestFailure::test_a_rule_that_fails_withholds_the_text",
+    ),
+    Bug(
+        "the end of a value is looked for again and again: a text takes the square of its length",
+        "src/aftercommit/feed/redaction_named.py",
+        """    if kind not in (SECRET, MAYBE, LIKELY) and not looks_personal(text[place : place + LONGEST_PERSONAL]):
+        # Before""",
+        """    if kind is None:
+        # Before""",
+        "tests/unit/test_redaction_steps.py::test_twice_the_text_takes_twice_the_steps",
+    ),
+    Bug(
+        "a filtered reader stays where its last event was, however much was looked through",
+        "src/aftercommit/feed/strand.py",
+        "        return Window(found, *self._end(number, end))\n",
+        """        if found:
+            return Window(found, found[-1].number, found[-1].ts)
+        return Window(found, *self._end(number, self._place(number)))
+""",
+        f"{STREAMING}::test_filters_hold_on_a_stream_and_the_place_moves_on",
+    ),
+    Bug(
+        "a stream goes on with the event that its reader has",
+        "src/aftercommit/feed/stream.py",
+        "page = await self._hub.page(strand, after, limit, self._chosen)",
+        "page = await self._hub.page(strand, after and Cursor(max(0, after.number - 1)), limit, self._chosen)",
+        f"{STREAMING}::test_a_reader_that_comes_back_goes_on_where_it_was_on_any_server",
+    ),
+    Bug(
+        "a stream goes on one event too late",
+        "src/aftercommit/feed/stream.py",
+        "page = await self._hub.page(strand, after, limit, self._chosen)",
+        "page = await self._hub.page(strand, after and Cursor(after.number + 1), limit, self._chosen)",
+        f"{STREAMING}::test_a_reader_that_comes_back_goes_on_where_it_was_on_any_server",
+    ),
+    Bug(
+        "each process keeps a limit by itself, so that there are as many as processes",
+        "src/aftercommit/feed/rate_limit.py",
+        "        total = taken + self._unsent.get(window, 0)\n",
+        "        total = counter.now\n",
+        "tests/postgres/test_guards_rate_limit.py::test_what_one_process_lets_through_counts_for_the_others",
+    ),
+    Bug(
+        "a limit is heard of, but what passed meanwhile is forgotten",
+        "src/aftercommit/feed/rate_limit.py",
+        "            counter.now = max(counter.now, total)\n",
+        "            counter.now = taken\n",
+        "tests/unit/test_rate_limit.py::test_what_passes_while_counts_are_exchanged_comes_on_top_of_the_sum",
+    ),
+    Bug(
+        "whoever was let in once is not asked again: a revoked token keeps its stream",
+        "src/aftercommit/feed/stream.py",
+        "if not self._access.still_valid(self._reader):",
+        "if self._reader is None:",
+        f"{STREAMING}::test_a_revoked_token_ends_its_stream_and_its_long_poll",
+    ),
+    Bug(
+        "a revocation that commits late is stepped over",
+        "src/aftercommit/postgres/queries/guards.sql",
+        "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint, kind, value,",
+        "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint, kind, value,",
+        "tests/postgres/test_guards_access.py::TestRevocation::test_a_revocation_that_commits_late_is_not_missed",
+    ),
+    Bug(
+        "a token that was issued for somebody else is accepted",
+        "src/aftercommit/feed/tokens.py",
+        'options={"require": _REQUIRED},',
+        'options={"require": _REQUIRED, "verify_aud": False},',
+        "tests/unit/test_tokens.py::test_a_token_with_a_wrong_claim_is_refused",
     ),
 ]
 

@@ -11,6 +11,7 @@ import aftercommit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCE = REPOSITORY / "src"
+SYSTEMS = REPOSITORY / "systems"
 
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
@@ -24,13 +25,13 @@ FOREIGN = {".venv", ".git", "build", "node_modules", ".aftercommit"}
 
 
 def source_files(*suffixes: str) -> Iterator[Path]:
-    for path in sorted(SOURCE.rglob("*")):
+    for path in sorted([*SOURCE.rglob("*"), *SYSTEMS.rglob("*")]):
         if path.suffix in suffixes and "__pycache__" not in path.parts:
             yield path
 
 
 def short(path: Path) -> str:
-    return path.relative_to(SOURCE).as_posix()
+    return path.relative_to(SOURCE if path.is_relative_to(SOURCE) else REPOSITORY).as_posix()
 
 
 def test_no_file_is_too_long_to_be_read_in_one_sitting():

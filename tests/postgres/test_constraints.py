@@ -84,6 +84,11 @@ VIOLATIONS = {
         "insert into operation_event (operation_id, ordinal, event_id, state) "
         "values (gen_random_uuid(), 1, gen_random_uuid(), 'lost')"
     ),
+    "service_token_hash_is_sha256": (
+        "insert into service_token (id, name, secret_hash, permissions) values ('a', 'b', '', '{}')"
+    ),
+    "revoked_token_kind_is_known": "insert into revoked_token (kind, value) values ('planet', 'x')",
+    "rate_window_is_counted": "insert into rate_window values ('user', 'x', 60, 1, 0)",
     "upkeep_keeps_some_time": "update upkeep set keep = interval '0'",
     "upkeep_pass_has_begun": "update upkeep set next_page = 1",
     "upkeep_page_is_not_negative": "update upkeep set next_page = -1, began_at = now()",

@@ -165,6 +165,8 @@ def test_the_append_finds_its_events_by_id(engine, numbered):
         streams=STATEMENTS.part("streams") if numbered else nothing,
         stream_seq=STATEMENTS.part("stream_seq") if numbered else sql.SQL("null::bigint"),
         join_streams=STATEMENTS.part("join_streams") if numbered else nothing,
+        returned=sql.SQL("1"),
+        heard=nothing,
     )
     parameters = {
         **fence(engine),
@@ -192,6 +194,8 @@ def test_the_sweep_goes_along_the_index_of_fresh_events_and_straight_to_their_pl
         streams=nothing,
         stream_seq=sql.SQL("null::bigint"),
         join_streams=nothing,
+        returned=sql.SQL("1"),
+        heard=nothing,
     )
     chosen = {"watermark": 0, "limit": LIMIT, "bounds": [1.0, 10.0], "named": True, "channel": SHAPE.log_channel}
 

@@ -66,7 +66,7 @@ def test_the_panel_fits_a_small_terminal_and_no_figure_wraps(record: logging.Log
     seen = Overview("demo_orders", 5, 1.0, 0, 0, 1_234_567, (consumer,), (), ())
     console = Console(width=80, height=25, highlight=False)
     with console.capture() as shown:
-        console.print(panel(seen, FIGURES, recent.lines))
+        console.print(panel([("demo_orders", seen, FIGURES)], recent.lines))
     lines = shown.get().splitlines()
     assert len(lines) <= 16
     assert all(len(line) <= 80 for line in lines)

@@ -1,0 +1,15 @@
+"""The systems as running processes: started once per test process, used by many tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from aftercommit.testing.postgres import PostgresServerForTests
+from tests.investigations import Service, service
+
+
+@pytest.fixture(scope="session")
+def investigations(postgres_server: PostgresServerForTests) -> Iterator[Service]:
+    """The investigations system: a relay and two server processes. Each test opens investigations of its own."""
+    with service(postgres_server) as running:
+        yield running

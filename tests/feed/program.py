@@ -1,0 +1,41 @@
+"""The journal's server as a program: `python -m tests.feed.program WORKERS`, with the database in JOURNAL_DSN.
+
+Prints its address when it listens. SIGTERM drains it. While there is a file at JOURNAL_FAILS, reading the log fails for
+good, as it would if the database answered with something that nobody can read.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from aftercommit.feed.routes import service
+from aftercommit.feed.server import serve
+from aftercommit.feed.streams import StreamTimes
+from tests.feed.journal import Journal
+
+BROKEN = Path(os.environ.get("JOURNAL_FAILS", "/nowhere"))
+TIMES = StreamTimes(tick=0.05, drain=1.5, retry=0.2)
+
+
+def say(url: str) -> None:
+    print(url, flush=True)
+
+
+def is_broken() -> bool:
+    return BROKEN.exists()
+
+
+async def failing(point: str, detail: dict[str, Any]) -> None:
+    """What the tailer meets."""
+    if point == "feed.read" and is_broken():
+        raise psycopg.DataError("planted: this cannot be read")
+
+
+# Imported by every worker process; nothing is connected before its lifespan begins.
+app = service(Journal(os.environ.get("JOURNAL_DSN", "postgresql://nowhere")).app(times=TIMES, probe=failing))
+
+if __name__ == "__main__":
+    serve("tests.feed.program:app", port=0, workers=int(sys.argv[1]), drain=TIMES.drain, on_listening=say)

@@ -1,0 +1,100 @@
+"""Servers as tests see them from outside: programs of several processes, one that is not ours, a bare connection."""
+
+import asyncio
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import uvicorn
+
+from aftercommit.feed.http import Asgi
+from aftercommit.feed.server import listen, url_of
+from tests.feed.journal import Journal, Reading, until
+from tests.programs import REPOSITORY
+
+SECONDS = 20.0
+# What is asked here is plain HTTP; by default httpx reads all certificate authorities there are for every client.
+TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def workers_of(process: "subprocess.Popen[str]") -> set[int]:
+    """The processes that serve, by their ids."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return {int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()}
+
+
+async def all_workers(process: "subprocess.Popen[str]") -> set[int]:
+    await until(lambda: len(workers_of(process)) == 2, timeout=60)
+    return workers_of(process)
+
+
+@contextmanager
+def program(
+    journal: Journal, workers: int, fails: Path = Path("/nowhere")
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.feed.program", str(workers)],
+        cwd=REPOSITORY,
+        env={**os.environ, "JOURNAL_DSN": journal.dsn, "JOURNAL_FAILS": str(fails)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@asynccontextmanager
+async def in_another_server(app: Asgi) -> AsyncIterator[str]:
+    """Served by a program that is not ours, which does not hear that an application has failed."""
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None))
+    with listen("127.0.0.1", 0) as bound:
+        serving = asyncio.create_task(server.serve([bound]))
+        await until(lambda: server.started)
+        try:
+            yield url_of(bound)
+        finally:
+            server.should_exit = True
+            await asyncio.wait_for(serving, SECONDS)
+
+
+def client(journal: Journal, url: str) -> httpx.AsyncClient:
+    # The address is there before the workers are, and on a busy machine they take their time.
+    return httpx.AsyncClient(base_url=url, headers=journal.bearer(), timeout=60, verify=TLS)
+
+
+@asynccontextmanager
+async def connected(reading: Reading) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    address = urlsplit(reading.server.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """What the server still says before it ends the connection, in whichever way it does."""
+    said = b""
+    async with asyncio.timeout(SECONDS):
+        with suppress(ConnectionResetError):
+            while piece := await reader.read(65_536):
+                said += piece
+    return said

@@ -1,0 +1,82 @@
+"""OpenAPI from the declarations, and a page that draws it without anything from elsewhere."""
+
+import re
+
+import jsonschema
+import pytest
+
+from aftercommit.errors import DeclarationError
+from aftercommit.feed.openapi import document
+from aftercommit.feed.routes import service
+from tests.feed.journal import PATH, Journal, numbered
+
+
+async def test_every_parameter_and_answer_of_a_feed_is_described(journal: Journal):
+    described = journal.app().openapi(title="Journal")
+    assert described["openapi"] == "3.1.0"
+    assert set(described["paths"]) == {PATH, f"{PATH}/stream"}
+    poll, stream = (described["paths"][path]["get"] for path in (PATH, f"{PATH}/stream"))
+    names = {(each["in"], each["name"]) for each in poll["parameters"]}
+    assert names >= {
+        ("path", "book_id"),
+        ("query", "afterCursor"),
+        ("query", "limit"),
+        ("query", "minLevel"),
+        ("query", "author"),
+        ("header", "If-None-Match"),
+        ("header", "Prefer"),
+    }
+    assert ("header", "Last-Event-ID") in {(each["in"], each["name"]) for each in stream["parameters"]}
+    assert set(poll["responses"]) == {"200", "304", "400", "401", "403", "404", "410", "429", "503"}
+    assert set(stream["responses"]) == {"200", "400", "401", "403", "404", "429", "503"}
+
+
+async def test_answers_are_as_they_are_described(journal: Journal):
+    await journal.write(*numbered(3))
+    async with journal.served() as reading:
+        described = (await reading.client.get("/openapi.json")).json()
+        answers = described["paths"][PATH]["get"]["responses"]
+        schema = answers["200"]["content"]["application/json"]["schema"]
+        headers = {name.lower() for name in answers["200"]["headers"]}
+        met: set[str] = set()
+        for parameters in ({}, {"limit": 1}, {"minLevel": "ERROR"}):
+            answer = await reading.poll(headers={"Prefer": "wait=1"}, **parameters)
+            jsonschema.validate(answer.json(), schema)
+            ours = {name for name in answer.headers if name.startswith(("x-", "etag", "ratelimit", "preference"))}
+            assert ours <= headers
+            met |= ours
+        # In the body of a page, and so in no header of this feed.
+        assert headers - met == {"x-previous-cursor"}
+        refused = await reading.poll(limit="x")
+        jsonschema.validate(refused.json(), described["components"]["schemas"]["Error"])
+
+
+async def test_the_page_needs_nothing_from_elsewhere(journal: Journal):
+    app = journal.app()
+    for outer in (None, service(journal.app())):
+        async with journal.served(app if outer is None else journal.app(), outer) as reading:
+            reading.client.headers.pop("Authorization")
+            page = await reading.client.get("/docs")
+            assert page.headers["content-type"].startswith("text/html")
+            assert "default-src 'none'" in page.headers["content-security-policy"]
+            parts = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+            assert sorted(parts) == ["docs.css", "docs.js", "openapi.json"]
+            for part in parts:
+                answer = await reading.client.get(f"/{part}")
+                assert answer.status_code == 200
+                assert "//" not in re.sub(r"//.*$", "", answer.text, flags=re.MULTILINE) or part == "openapi.json"
+
+
+def test_other_paths_stand_beside_the_feeds(journal_dsn: str):
+    journal = Journal(journal_dsn)
+    more = {PATH: {"post": {"summary": "write"}}, "/x": {"get": {"summary": "x"}}}
+    described = document({PATH: journal.feed}, title="Journal", more=more, server="https://example.com/api")
+    assert set(described["paths"][PATH]) == {"get", "post"}
+    assert "/x" in described["paths"]
+    assert described["servers"] == [{"url": "https://example.com/api"}]
+
+
+@pytest.mark.parametrize("path", ["", "books", "/books/{a}/{b}", "/books/{}", "/bo oks", "/books/", "/{a:path}"])
+def test_a_path_that_cannot_be_served_is_refused(journal_dsn: str, path: str):
+    with pytest.raises(DeclarationError, match="no path for a feed"):
+        Journal(journal_dsn).app(path=path)

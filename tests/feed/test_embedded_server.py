@@ -1,0 +1,27 @@
+"""A server within a program: however it is ended, nothing of it goes on."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from aftercommit.feed.server import HttpServer
+from tests.feed.journal import Journal
+
+
+async def test_a_server_that_is_cancelled_leaves_nothing_behind(journal: Journal):
+    app = journal.app()
+    server = HttpServer(app, drain=1.0, on_stop=app.drain)
+    running = asyncio.create_task(server.run())
+    await server.answers()
+    async with httpx.AsyncClient(base_url=server.url, headers=journal.bearer(), timeout=20) as client:
+        async with client.stream("GET", "/books/b-1/lines/stream") as answer:
+            assert answer.status_code == 200
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert len(app.streams) == 0
+        with pytest.raises(httpx.TransportError):
+            await client.get("/books/b-1/lines")
+    assert [each.name for each in app.services if each._task is None or not each._task.done()] == []
+    assert [task for task in asyncio.all_tasks() if "Server" in repr(task.get_coro())] == []

@@ -1,0 +1,112 @@
+"""The examples of README and guide are programs: what they say runs, and serves what was published."""
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+
+from aftercommit.feed.server import HttpServer
+from aftercommit.feed.token_keys import KEYS, TokenKeys
+from aftercommit.feed.tokens import mint
+from aftercommit.postgres.database import Database
+from aftercommit.relay import Relay
+from aftercommit.testing.signals import Signals
+from aftercommit.transports import LogTransport
+from systems.investigations.feeds import logs
+from systems.investigations.tables import create_tables
+from tests.investigations import HOUR, KEY_SET, TLS
+from tests.programs import REPOSITORY, running
+
+
+def block(page: str, wanted: str) -> str:
+    """The python block of a page that has this text."""
+    found: list[str] = re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
+    return next(each for each in found if wanted in each)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, database: str) -> Path:
+    """A folder with the README's two programs, as a newcomer has it after the first."""
+    (tmp_path / "first.py").write_text(block("README.md", "OrderPlaced"))
+    (tmp_path / "reading.py").write_text(block("README.md", "FeedApp("))
+    return tmp_path
+
+
+async def test_the_ten_lines_of_the_readme_serve_what_its_first_program_published(shop: Path, database: str) -> None:
+    await publish(imported(shop / "first.py"), database)
+    keys = TokenKeys.for_development(shop / ".aftercommit")
+    arguments = ("serve", "--app", "reading:app", "--port", "0", "--log-format", "json")
+    with running(*arguments, folder=shop, DATABASE_URL=database) as server:
+        url = json.loads(server.line("server_listening", server.stderr))["url"]
+        headers = {"Authorization": f"Bearer {mint(keys, 'ada', ['tenant:acme:read'], HOUR)}"}
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, verify=TLS) as reader:
+            page = (await reader.get("/api/tenants/acme/orders")).json()
+            assert page["items"] == [{"position": 1, "order": "o-1", "total": 40}]
+            assert (await reader.get("/api/tenants/other/orders")).status_code == 403
+            async with reader.stream("GET", "/api/tenants/acme/orders/stream") as stream:
+                told = [line async for line in until_data(stream.aiter_lines())]
+                assert json.loads(told[-1].removeprefix("data: ")) == page["items"][0]
+
+
+async def test_the_application_of_the_guide_serves_a_feed(
+    investigations_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def exists(feed: object, key: str) -> bool:
+        return key == "INV-1"
+
+    monkeypatch.setenv(KEYS, KEY_SET)
+    given = {"outbox": logs.outbox, "logs": logs, "FastAPI": FastAPI, "investigation_exists": exists}
+    told: dict[str, Any] = {**given, "DATABASE_URL": investigations_database}
+    exec(block("docs/guides/feeds.md", "app.mount("), told)  # noqa: S102 - what the guide says is what is tried
+    server = HttpServer(told["app"], on_stop=told["feeds"].drain)
+    headers = {"Authorization": f"Bearer {mint(TokenKeys.from_text(KEY_SET), 'ada', ['investigation:*:read'], HOUR)}"}
+    async with server, httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60, verify=TLS) as reader:
+        await server.answers()
+        assert (await reader.get("/api/v1/investigations/INV-1/logs")).json()["logs"] == []
+        assert (await reader.get("/api/v1/investigations/INV-2/logs")).status_code == 404
+
+
+@pytest.fixture
+def investigations_database(database: str) -> str:
+    with psycopg.connect(database, autocommit=True) as connection:
+        logs.outbox.migrate(connection)
+        create_tables(connection)
+    return database
+
+
+def imported(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location("readme_first", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    # Dataclasses look their module up by its name.
+    sys.modules["readme_first"] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+async def publish(first: ModuleType, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        first.outbox.migrate(connection)
+    with psycopg.connect(dsn) as connection:
+        first.outbox.publish(connection, first.OrderPlaced("o-1", 40), tenant_id="acme")
+    signals = Signals()
+    async with Relay(first.outbox, Database(dsn), LogTransport(), probe=signals):
+        await signals.wait_total("relay.appended", 1)
+
+
+async def until_data(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Up to the first line with an event."""
+    async for line in lines:
+        yield line
+        if line.startswith("data: "):
+            return

@@ -1,0 +1,180 @@
+"""The investigations system as its users meet it: a database, a relay, several server processes at one address."""
+
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+import psycopg
+
+from aftercommit.feed.token_keys import KEYS, TokenKeys
+from aftercommit.feed.tokens import mint
+from aftercommit.testing.postgres import PostgresServerForTests
+from systems.investigations import outbox
+from systems.investigations.tables import create_tables
+from tests.programs import REPOSITORY, Program, running
+
+Found = TypeVar("Found")
+PATIENCE = 30.0
+# Several interpreters begin at once, and there may be more of them than cores.
+STARTING = 90.0
+HOUR = timedelta(hours=1)
+ROOT = "/api/v1/investigations"
+WORKERS = 2
+SECRET = {"kid": "test", "kty": "oct", "alg": "HS256", "k": "dGVzdC1zZWNyZXQtdGVzdC1zZWNyZXQtdGVzdC1zZWNyZXQ"}
+KEY_SET = json.dumps({"issuer": "tests", "audience": "aftercommit", "keys": [SECRET]})
+
+# What is asked here is plain HTTP; by default httpx reads all certificate authorities there are for every client.
+TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+_numbers = count(1)
+
+
+def prepare(dsn: str) -> None:
+    """The tables of the system."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        outbox.migrate(connection)
+        create_tables(connection)
+
+
+def line(message: str = "hello", **fields: Any) -> dict[str, Any]:
+    """A log as a producer writes it."""
+    return {"source": "backend", "service": "shop", "level": "INFO", "message": message, **fields}
+
+
+def cursor_parameter(cursor: str) -> str:
+    """A cursor as it stands in a URL."""
+    return quote(cursor, safe="")
+
+
+def eventually(look: Callable[[], Found | None], timeout: float = PATIENCE) -> Found:
+    """What the look finds, once it is there: for the work of other processes, which no signal tells."""
+    deadline = time.monotonic() + timeout
+    while (found := look()) is None:
+        assert time.monotonic() < deadline, f"{look} found nothing within {timeout} s"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass
+class Service:
+    """A running system. Every reader that it hands out is a user of their own: the limits count per user."""
+
+    url: str
+    dsn: str
+    server: Program
+    relay: Program
+    clients: list[httpx.Client] = field(default_factory=list)
+
+    def token(self, *permissions: str, user: str | None = None, lifetime: float = 3600.0) -> str:
+        """A token with these permissions."""
+        name = user or f"user-{next(_numbers)}"
+        return mint(TokenKeys.from_text(KEY_SET), name, permissions, timedelta(seconds=lifetime))
+
+    def client(self, *permissions: str, user: str | None = None) -> httpx.Client:
+        """Somebody with these permissions; without any, with all that the system knows."""
+        granted = permissions or ("investigation:create", "investigation:*:read", "investigation:*:write")
+        return self.with_token(self.token(*granted, user=user))
+
+    def with_token(self, token: str | None) -> httpx.Client:
+        """Somebody who shows this token."""
+        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        client = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, verify=TLS)
+        self.clients.append(client)
+        return client
+
+    def open(self, title: str = "a case") -> str:
+        """A new investigation; its id."""
+        answer = self.client().post(ROOT, json={"title": title})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["investigation_id"])
+
+    def write(self, investigation: str, *logs: Mapping[str, Any]) -> None:
+        """Store these lines, and wait until all server processes show them."""
+        before = self.rows("select count(*) from investigations.stored_log where investigation_id = %s", investigation)
+        for start in range(0, len(logs), 1000):
+            answer = self.client().post(f"{ROOT}/{investigation}/logs", json=list(logs[start : start + 1000]))
+            assert answer.status_code == 201, answer.text
+        self.shows(investigation, before[0][0] + len(logs))
+
+    def shows(self, investigation: str, total: int) -> None:
+        """Until every server process shows so many lines."""
+        count = "select count(*), max(position) from investigation_events.log where aggregate_id = %s"
+
+        def look() -> bool | None:
+            [(lines, position)] = self.rows(count, investigation)
+            if lines < total:
+                return None
+            figures = httpx.get(f"{self.url}/metrics", timeout=PATIENCE, verify=TLS).text
+            read = [float(line.rsplit(" ", 1)[1]) for line in figures.splitlines() if line.startswith("feed_position{")]
+            return True if len(read) == WORKERS and min(read) >= position else None
+
+        # Thousands of long lines are numbered, read and redacted in every process before this is so.
+        eventually(look, timeout=3 * PATIENCE)
+
+    def logs(self, investigation: str, **parameters: Any) -> httpx.Response:
+        """A page, asked for by somebody new."""
+        answer = self.client(f"investigation:{investigation}:read").get(
+            f"{ROOT}/{investigation}/logs", params={name: str(value) for name, value in parameters.items()}
+        )
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """A look into the tables."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return connection.execute(query.encode(), parameters or None).fetchall()
+
+
+@contextmanager
+def serving(dsn: str, *, workers: int = WORKERS, **environment: str) -> Iterator[tuple[Program, str]]:
+    """Server processes on a database, and their address."""
+    arguments = ("serve", "--app", "systems.site:application", "--port", "0", "--workers", str(workers))
+    told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", **environment}
+    with running(*arguments, folder=REPOSITORY, **told) as server:
+        listening = json.loads(server.line("server_listening", server.stderr))
+        eventually(lambda: answers(listening["url"]), timeout=STARTING)
+        yield server, listening["url"]
+
+
+def answers(url: str) -> bool | None:
+    """Whether somebody answers there."""
+    try:
+        return httpx.get(f"{url}/readyz", timeout=5.0, verify=TLS).status_code == 200 or None
+    except httpx.TransportError:
+        return None
+
+
+@contextmanager
+def service(postgres: PostgresServerForTests) -> Iterator[Service]:
+    """The whole system on a database of its own."""
+    dsn = postgres.clone(postgres.template("investigations", prepare))
+    try:
+        told = {"DATABASE_URL": dsn, "AFTERCOMMIT_APP": "systems.investigations:outbox"}
+        with running("relay", folder=REPOSITORY, **told) as relay, serving(dsn) as (server, url):
+            found = Service(url, dsn, server, relay)
+            try:
+                yield found
+            finally:
+                for client in found.clients:
+                    client.close()
+    finally:
+        postgres.drop(dsn)
+
+
+def some(count: int, message: str = "line", **fields: Any) -> list[dict[str, Any]]:
+    """So many lines, each with a number."""
+    return [line(f"{message} {number}", event_id=str(uuid4()), **fields) for number in range(count)]
+
+
+def messages(answer: httpx.Response) -> Sequence[str]:
+    """What the lines of a page say."""
+    return [log["message"] for log in answer.json()["logs"]]

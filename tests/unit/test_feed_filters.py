@@ -1,0 +1,132 @@
+"""Filters and facets: what a request chooses, and what it is compared with."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from aftercommit.errors import BadParameter, DeclarationError
+from aftercommit.feed import AtLeast, Equals, OneOf
+from aftercommit.feed.facets import Facets
+from aftercommit.feed.filters import EVERYTHING, choose
+from tests.postgres.feeding import FILTERS, LEVELS
+
+NAMES = ("level", "source", "service")
+
+
+def chosen(**given_: str) -> dict[str, set[str]]:
+    return {NAMES[place]: set(values) for place, values in choose(FILTERS, NAMES, given_).tests}
+
+
+def test_at_least_allows_a_value_and_those_above_it():
+    assert chosen(minLevel="WARN") == {"level": {"WARN", "ERROR"}}
+    assert chosen(minLevel="ERROR") == {"level": {"ERROR"}}
+
+
+def test_the_lowest_is_no_filter_so_that_unknown_levels_are_not_hidden():
+    assert chosen(minLevel="DEBUG") == chosen() == {}
+    assert choose(FILTERS, NAMES, {"minLevel": "DEBUG"}) is EVERYTHING
+
+
+def test_several_filters_hold_together():
+    assert chosen(minLevel="ERROR", source="frontend", service="api") == {
+        "level": {"ERROR"},
+        "source": {"frontend"},
+        "service": {"api"},
+    }
+
+
+def test_two_filters_on_one_facet_allow_what_both_allow():
+    both = (AtLeast("min", facet="level", order=LEVELS), OneOf("level", facet="level", values=LEVELS))
+
+    assert choose(both, ("level",), {"min": "WARN", "level": "ERROR"}).tests == ((0, frozenset({"ERROR"})),)
+    assert choose(both, ("level",), {"min": "WARN", "level": "INFO"}).tests == ((0, frozenset()),)
+
+
+def test_the_same_choice_has_the_same_key_and_another_has_another():
+    keys = {
+        choose(FILTERS, NAMES, each).key
+        for each in ({}, {"minLevel": "WARN"}, {"minLevel": "ERROR"}, {"service": "a"}, {"service": 'a"]'})
+    }
+    assert len(keys) == 5
+    assert choose(FILTERS, NAMES, {"source": "backend", "minLevel": "WARN"}).key == (
+        choose(FILTERS, NAMES, {"minLevel": "WARN", "source": "backend"}).key
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [
+        ("minLevel", "warn"),
+        ("minLevel", ""),
+        ("minLevel", "FATAL"),
+        ("source", "elsewhere"),
+        ("service", ""),
+        ("service", "x" * 101),
+        ("service", "a\x00b"),
+        ("service", "\ud800"),
+    ],
+)
+def test_a_value_that_a_filter_does_not_take_is_named(parameter: str, value: str):
+    with pytest.raises(BadParameter, match=parameter) as caught:
+        choose(FILTERS, NAMES, {parameter: value})
+    assert (caught.value.parameter, caught.value.value) == (parameter, value)
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: AtLeast("min", facet="level", order=()),
+        lambda: AtLeast("min", facet="level", order="DEBUG"),  # type: ignore[arg-type]
+        lambda: AtLeast("min", facet="level", order=("A", "A")),
+        lambda: AtLeast("min", facet="level", order=LEVELS, default="FATAL"),
+        lambda: OneOf("source", facet="source", values=("x" * 201,)),
+        lambda: Equals("service", facet="service", longest=0),
+        lambda: Equals("service", facet="service", longest=256),
+    ],
+)
+def test_a_filter_that_could_not_work_is_refused_when_it_is_declared(declare: Any):
+    with pytest.raises(DeclarationError):
+        declare()
+
+
+def facets(payload: Any, **declared: str) -> tuple[str | None, ...]:
+    text = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    return Facets("logs", declared).of(text, None)
+
+
+def test_a_facet_is_the_text_at_its_place_in_the_payload():
+    payload = {"level": "WARN", "context": {"tenant": "a", "n": 1.50, "on": True, "none": None}}
+
+    assert facets(payload, a="level", b="context.tenant", c="context.on") == ("WARN", "a", "true")
+    assert facets(payload, a="context.none") == (None,)
+    assert facets(payload, a="missing", b="level.inside", c="context.tenant.deeper") == (None, None, None)
+    assert facets(b'{"n": 1.50, "level": "a", "level": "b"}', a="n", b="level") == ("1.50", "b")
+
+
+def test_a_long_value_is_cut_and_what_text_cannot_hold_is_nothing():
+    assert facets({"level": "x" * 300}, a="level") == ("x" * 255,)
+    assert facets({"level": "a\x00b"}, a="level") == (None,)
+    assert facets({"level": "ok", "other": "\ud800"}, a="level") == (None,)
+    assert facets({"level": "ok", "other": "😀 \\u0000"}, a="level") == ("ok",)
+    assert facets(b'{"level": "deep", "other": %b%b}' % (b"[" * 5000, b"]" * 5000), a="level") == (None,)
+
+
+VALUES = some.recursive(some.none() | some.text() | some.floats(allow_nan=False), some.lists)
+
+
+@given(some.dictionaries(some.just("level") | some.text(), VALUES))
+def test_any_payload_has_facets(payload: dict[str, Any]):
+    value = payload.get("level")
+
+    (found,) = facets(payload, a="level")
+
+    assert found is None or not isinstance(value, str) or found == value[:255]
+
+
+@pytest.mark.parametrize("path", ["", "a.", ".a", "a.0", "0", "a b", "a%", "a'b"])
+def test_a_facet_that_is_no_field_is_refused(path: str):
+    with pytest.raises(DeclarationError, match="field names"):
+        Facets("logs", {"a": path})

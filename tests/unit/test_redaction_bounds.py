@@ -1,0 +1,61 @@
+"""What redaction does not go into: texts with too much in them are withheld, and those with nothing are passed by."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aftercommit.feed import redaction
+from aftercommit.feed.patterns import Looks
+from aftercommit.feed.redaction import WITHHELD, Redactor
+from aftercommit.feed.redaction_rules import RULES
+
+redactor = Redactor()
+pytestmark = pytest.mark.contract("L10")
+
+
+@pytest.mark.parametrize("unit", ["pin=1 ", "12345678901 ", "4111 ", "1.2.3.4 ", "a@b.cd ", "bearer abcdefgh "])
+def test_a_text_with_more_to_judge_than_time_allows_is_withheld(unit: str):
+    judged = Looks(0).left
+
+    assert redactor.text(unit * (judged - 1)) != WITHHELD
+    assert redactor.text(unit * (3 * judged)) == WITHHELD
+
+
+def test_a_dump_that_is_full_of_personal_data_is_redacted_one_by_one():
+    row = '{"id": 12345678901, "mail": "joe@example.com", "from": "10.0.0.1", "phone": "5551234567", "token": "x"},\n'
+    shown = redactor.text(row * 500)
+
+    assert shown.count("[redacted:email]") == shown.count("[redacted:phone]") == 500
+    assert "joe" not in shown
+
+
+class TestQuickWays:
+    """Texts that are passed by without asking every rule are those in which no rule finds anything."""
+
+    @given(st.text(alphabet="eyJhawkbrtokn=:@%->. \t4p1x(+", max_size=12))
+    @settings(max_examples=2000)
+    @example("hawk abcdef")
+    @example("pw=x")
+    @example("--pw x")
+    @example("a@b.cd")
+    @example("1.2.3.4")
+    @example("eyJabcdefgh")
+    def test_what_is_too_short_or_words_alone_has_nothing_in_it(self, text: str) -> None:
+        folded = redaction._folded(text)[0]
+        found = [span for rule in RULES for span in rule.find(folded, folded.lower(), Looks(100))]
+
+        assert (redactor.text(text) == text) is (not found)
+
+    def test_patterns_of_ones_own_are_asked_about_every_text(self) -> None:
+        assert Redactor(patterns={"letter": "[xy]"}).value({"a": "x", "b": "some words y"}) == {
+            "a": "[redacted:letter]",
+            "b": "some words [redacted:letter]",
+        }
+
+    def test_a_long_list_is_gone_through_to_its_end(self) -> None:
+        shown = redactor.value(
+            {"list": ["plain"] * 50_000 + ["joe@example.com"], "wide": {str(n): n for n in range(9999)}}
+        )
+
+        assert shown["list"][-2:] == ["plain", "[redacted:email]"]
+        assert len(shown["wide"]) == 9999

@@ -1,0 +1,91 @@
+"""Redaction takes work in proportion to its text, whatever that is: counted in steps of a matcher, and not timed."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftercommit.feed import (
+    numbers,
+    redaction,
+    redaction_addresses,
+    redaction_named,
+    redaction_quick,
+    redaction_rules,
+    redaction_spoken,
+    secret_names,
+)
+from aftercommit.feed.patterns import Looks
+from aftercommit.feed.redaction_rules import RULES
+from tests.unit.hostile_texts import repeated
+from tests.unit.steps import Count, Steps, Text
+
+pytestmark = pytest.mark.contract("L10")
+
+# Of each rule what is worst for it; `python -m tools.redaction_speed` measures all that we know.
+WORST = [
+    "1", "4234 ", "12345678901 ", "415 555 ", "a@", "a@b.", "password=", 'password="', 'password=\\"', "secret:{",
+    "phone=[ ", "phone={", "key=", "eyJ", "eyJaaaaaaaa.", "bearer ", "://a:b/", "-----BEGIN PRIVATE KEY-----", "1.",
+    "1:2:3:4:5:6:7 ", "+1 ", "\\", "--password ", "<password>", "DE89 3704 ", "SG.aaaaaaaaaaaaaaaaaaaa", "-aaaaaaaaa ",
+    "1 2 3 4 5 6 7 x", "A1 ", "password\n=\n", "password: |\n a\n", "password=<", "password ", "tel 1 2 3 4 ",
+    "name: pw value: ", "('password','", "<a ", "<pw a>", "<phone a>", "<key>", "<cookies>", "<cookies>a=",
+    "<input name=pw value=x>", "//a:b@",
+    "sqlplus a/b", "-u a", "mysql -px ", '"a', "a&#64;b.", "aa:bb:cc:dd:ee:f", "4111_", "a411111111111111",
+    "$2b$10$aaaa", "cookies={",
+]  # fmt: skip
+PIECES = [
+    "password", "phone", "key", "bearer", "eyJ", "AKIA", "DE89", "4111", "1.2", "1", "a", "=", ":", '"', "\\", "'", "{",
+    "[", "@", ".", "-", "--", "+", "(", "://", "::", "<", ">", "%22", "%3D", " ", "\n", "value", "name", "tel", "-u",
+    "-p", "mysql", "//", "</", "$", "_", "&#64;",
+]  # fmt: skip
+# Several patterns begin anew at every character, and each may look ahead by a fixed number of them.
+MOST_STEPS = 400
+MODULES = (
+    redaction, redaction_quick, redaction_rules, redaction_named, redaction_spoken, redaction_addresses, numbers,
+    secret_names,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def count() -> Iterator[Count]:
+    """The patterns of all rules count their steps."""
+    counting = Count()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in MODULES:
+            for name, value in list(vars(module).items()):
+                if isinstance(value, re.Pattern):
+                    patch.setattr(module, name, Steps(value, counting))
+                elif isinstance(value, numbers._Shapes):
+                    patch.setattr(value, "_pattern", Steps(value._pattern, counting))
+        quoted = {quote: Steps(pattern, counting) for quote, pattern in redaction_named._PLAIN_QUOTED.items()}
+        patch.setattr(redaction_named, "_PLAIN_QUOTED", quoted)
+        yield counting
+
+
+def steps_for(text: str, count: Count) -> int:
+    """What it takes to look through the text, with as many looks as it needs."""
+    count.steps = 0
+    searched = Text(redaction._folded(text)[0])
+    searched.count_of = count
+    redaction_quick.is_plain(searched)
+    for rule in RULES:
+        rule.may(searched, searched.lower())
+        for _ in rule.find(searched, searched.lower(), Looks(10**9)):
+            count.steps += 1
+    return count.steps
+
+
+@pytest.mark.parametrize("unit", WORST, ids=ascii)
+def test_twice_the_text_takes_twice_the_steps(unit: str, count: Count) -> None:
+    half, whole = (steps_for(repeated(unit, length), count) for length in (600, 1200))
+
+    # A little more where something is looked for within a bound; a rule that goes over its text again takes four times.
+    assert whole < 2.4 * half
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join))
+@settings(max_examples=15, derandomize=True, deadline=None)
+def test_no_mixture_takes_more_than_so_many_steps_for_a_character(count: Count, unit: str) -> None:
+    assert steps_for(repeated(unit, 1500), count) < 1500 * MOST_STEPS
