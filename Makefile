@@ -15,22 +15,26 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check verify bench planted contracts schema lock format clean reset-data faults faults-planted
+.PHONY: help up web test check verify bench planted contracts schema lock format clean reset-data faults faults-planted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV); ARGS='-x -k lease' is handed on."
 
-up: $(STAMP) ## run everything on an embedded PostgreSQL
-	@$(BIN)/aftercommit up $(ARGS)
+up: $(STAMP) web ## run everything on an embedded PostgreSQL
+	@$(BIN)/aftercommit up --app systems.site:application $(ARGS)
+
+# Where the machine has no Node, one from a wheel is used. Nothing is done when nothing changed.
+web: $(STAMP) ## build the pages that browsers get, into build/web/site
+	@$(BIN)/python -m tools.web build
 
 # One run where DATABASE_URL names the server, or where ARGS names the tests. Otherwise the whole suite on the
 # newest PostgreSQL, then what depends on the server on the oldest one that the embedded package brings; there,
 # finding no test (pytest's status 5) is a failure unless ARGS did the choosing.
 # Tests start Python by the hundred: what it compiles is kept, whatever the environment says (`make clean` removes it).
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP) ## run the tests: all on PostgreSQL 18, then tests/postgres and tests/contracts on 16
+test: $(STAMP) web ## run the tests: all on PostgreSQL 18, then tests/postgres and tests/contracts on 16
 ifneq ($(strip $(DATABASE_URL)$(filter tests%,$(ARGS))),)
 	$(PYTEST) $(ARGS)
 else
@@ -45,11 +49,13 @@ check: $(STAMP) ## lint, formatting, types, layers, golden schema, contracts
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.schema --check
 	$(BIN)/python -m tools.contracts
+	$(BIN)/python -m tools.web check
 
 verify: test check ## test and check
 
 # Without ARGS a whole run, which writes the page, the picture and the record anew. `make bench ARGS=--quick` only prints.
-bench: $(STAMP) ## measure our parts beside raw SQL and beside peers (half an hour); ARGS=--quick, --only, --no-peers
+# The feed cases ask wrk, and nginx with nchan where it is installed: apt-get install wrk nginx libnginx-mod-nchan.
+bench: $(STAMP) ## measure our parts beside raw SQL and beside peers (three quarters of an hour); ARGS=--quick, --only, --no-peers
 	$(BIN)/python -m bench $(if $(strip $(ARGS)),$(ARGS),--json docs/benchmarks.json --page docs)
 
 planted: $(STAMP) ## plant known bugs in a copy of the tree and see the tests catch them
@@ -80,7 +86,8 @@ lock: ## write requirements.lock again from pyproject.toml
 	    --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
 clean: ## remove caches and build output; the environment and the data stay
-	@echo "removing build dist .coverage .*_cache .hypothesis and every __pycache__"
+	@echo "removing build dist web/node_modules .coverage .*_cache .hypothesis and every __pycache__"
+	@rm -rf web/node_modules web/client/dist
 	@rm -rf build dist .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	@echo "kept: $(VENV), and the data in .aftercommit (make reset-data removes that)"
