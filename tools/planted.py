@@ -145,7 +145,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "a rule of redaction that fails lets the text out",
-        "src/aftercommit/feed/redaction.py",
+        "src/aftercommit/feed/redaction/redactor.py",
         """        except Exception:  # noqa: BLE001 - whatever it is, the text must not leave
             return WITHHELD
 """,
@@ -156,7 +156,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "the end of a value is looked for again and again: a text takes the square of its length",
-        "src/aftercommit/feed/redaction_named.py",
+        "src/aftercommit/feed/redaction/named.py",
         """    if kind not in (SECRET, MAYBE, LIKELY) and not looks_personal(text[place : place + LONGEST_PERSONAL]):
         # Before""",
         """    if kind is None:

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from aftercommit.feed import redaction
-from aftercommit.feed.patterns import Looks, TooDense
-from aftercommit.feed.redaction_rules import RULES, Rule
+from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.patterns import Looks, TooDense
+from aftercommit.feed.redaction.rules import RULES, Rule
 from systems.investigations.story import Story
 from tests.unit.hostile_texts import UNITS, VALUES, repeated
 

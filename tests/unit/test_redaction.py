@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed import national_ids as ids
-from aftercommit.feed import redaction, secret_names
-from aftercommit.feed.patterns import Looks
-from aftercommit.feed.redaction import WITHHELD, Redactor
-from aftercommit.feed.redaction_rules import RULES, Rule
+from aftercommit.feed.redaction import WITHHELD, Redactor, secret_names
+from aftercommit.feed.redaction import national_ids as ids
+from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.patterns import Looks
+from aftercommit.feed.redaction.rules import RULES, Rule
 
 redactor = Redactor()
 pytestmark = pytest.mark.contract("L10")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aftercommit.feed import redaction
-from aftercommit.feed.patterns import Looks
 from aftercommit.feed.redaction import WITHHELD, Redactor
-from aftercommit.feed.redaction_rules import RULES
+from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.patterns import Looks
+from aftercommit.feed.redaction.rules import RULES
 
 redactor = Redactor()
 pytestmark = pytest.mark.contract("L10")

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aftercommit.feed import numbers, redaction, redaction_addresses, redaction_rules, redaction_spoken, secret_names
-from aftercommit.feed.national_ids import BY_LENGTH, GROUPED, LETTERED
-from aftercommit.feed.numbers import Span
-from aftercommit.feed.patterns import Looks
-from aftercommit.feed.redaction import WITHHELD, Redactor
-from aftercommit.feed.redaction_quick import always, is_plain
-from aftercommit.feed.redaction_rules import RULES
+from aftercommit.feed.redaction import WITHHELD, Redactor, addresses, numbers, rules, secret_names, spoken
+from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.national_ids import BY_LENGTH, GROUPED, LETTERED
+from aftercommit.feed.redaction.numbers import Span
+from aftercommit.feed.redaction.patterns import Looks
+from aftercommit.feed.redaction.quick import always, is_plain
+from aftercommit.feed.redaction.rules import RULES
 from tests.unit import test_redaction_disguises as disguises
 from tests.unit.hostile_texts import UNITS
 from tests.unit.test_redaction import GONE, STAYS
@@ -37,7 +37,7 @@ def drawn_from(pattern: str) -> st.SearchStrategy[str]:
     return st.from_regex(re.compile(re.sub(r"(?<=[}+*])\+", "", pattern), re.ASCII), fullmatch=True)
 
 
-KNOWN = [drawn_from(prefix + rest) for prefix, rest in redaction_rules._KNOWN_PREFIXES]
+KNOWN = [drawn_from(prefix + rest) for prefix, rest in rules._KNOWN_PREFIXES]
 KNOWN += [drawn_from(r"\d{5,10}:AA[A-Za-z0-9_-]{32,40}")]
 SHAPES = [drawn_from(shape) for _, shape, _ in (*GROUPED, *LETTERED)]
 SHAPES += [drawn_from(r"\+[1-9](?:[ .\-()/]{0,2}\d){7,12}"), drawn_from(r"\(?0[1-9]\d{0,3}\)?[ /.-]\d{8}")]
@@ -74,7 +74,7 @@ DISGUISES = [*disguises.GONE, *disguises.STAYS]
 SPOKEN = st.builds(
     "{}{}{}{}".format,
     st.sampled_from(["", "db ", "x", "-", "("]),
-    st.sampled_from([*redaction_spoken._VALUES, "-u", "-p", "mysql -p", "redis-cli -a", "--user", "<password"]),
+    st.sampled_from([*spoken._VALUES, "-u", "-p", "mysql -p", "redis-cli -a", "--user", "<password"]),
     st.sampled_from([" ", "  ", ". ", " is ", "\t", "=", "', '", ">", ""]),
     st.sampled_from(["123", "1234", "hunter2", "'x'", "a:b", "0301234567", "123456782", "x"]),
 )
@@ -199,16 +199,16 @@ def test_numbers_are_the_same_as_from_the_beginning_of_the_text(text: str) -> No
 
 def mailboxes(text: str) -> Iterator[Span]:
     """Word by word."""
-    for match in redaction_addresses._MAIL.finditer(text):
+    for match in addresses._MAIL.finditer(text):
         before = (text, max(0, match.start(1) - 300), match.start(1))
-        if redaction_addresses._is_mailbox(match[2]) and not redaction_addresses._USERINFO.search(*before):
+        if addresses._is_mailbox(match[2]) and not addresses._USERINFO.search(*before):
             yield *match.span(), "email"
 
 
 @given(st.lists(st.sampled_from(["a", "b.cd", "@", "%40", " ", "\n", ".", "://", "[1.2.3.4]", "x@y.zz"])).map("".join))
 @settings(max_examples=500)
 def test_mailboxes_are_the_same_as_word_by_word(text: str) -> None:
-    assert list(redaction_addresses.emails(text, text.lower(), Looks(len(text)))) == list(mailboxes(text))
+    assert list(addresses.emails(text, text.lower(), Looks(len(text)))) == list(mailboxes(text))
 
 
 def test_every_ending_that_may_mean_a_key_has_a_hint_by_which_it_is_found() -> None:

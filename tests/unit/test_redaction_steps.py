@@ -7,18 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftercommit.feed import (
-    numbers,
-    redaction,
-    redaction_addresses,
-    redaction_named,
-    redaction_quick,
-    redaction_rules,
-    redaction_spoken,
-    secret_names,
-)
-from aftercommit.feed.patterns import Looks
-from aftercommit.feed.redaction_rules import RULES
+from aftercommit.feed.redaction import addresses, named, numbers, quick, rules, secret_names, spoken
+from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.patterns import Looks
+from aftercommit.feed.redaction.rules import RULES
 from tests.unit.hostile_texts import repeated
 from tests.unit.steps import Count, Steps, Text
 
@@ -43,7 +35,7 @@ PIECES = [
 # Several patterns begin anew at every character, and each may look ahead by a fixed number of them.
 MOST_STEPS = 400
 MODULES = (
-    redaction, redaction_quick, redaction_rules, redaction_named, redaction_spoken, redaction_addresses, numbers,
+    redaction, quick, rules, named, spoken, addresses, numbers,
     secret_names,
 )  # fmt: skip
 
@@ -59,8 +51,8 @@ def count() -> Iterator[Count]:
                     patch.setattr(module, name, Steps(value, counting))
                 elif isinstance(value, numbers._Shapes):
                     patch.setattr(value, "_pattern", Steps(value._pattern, counting))
-        quoted = {quote: Steps(pattern, counting) for quote, pattern in redaction_named._PLAIN_QUOTED.items()}
-        patch.setattr(redaction_named, "_PLAIN_QUOTED", quoted)
+        quoted = {quote: Steps(pattern, counting) for quote, pattern in named._PLAIN_QUOTED.items()}
+        patch.setattr(named, "_PLAIN_QUOTED", quoted)
         yield counting
 
 
@@ -69,7 +61,7 @@ def steps_for(text: str, count: Count) -> int:
     count.steps = 0
     searched = Text(redaction._folded(text)[0])
     searched.count_of = count
-    redaction_quick.is_plain(searched)
+    quick.is_plain(searched)
     for rule in RULES:
         rule.may(searched, searched.lower())
         for _ in rule.find(searched, searched.lower(), Looks(10**9)):

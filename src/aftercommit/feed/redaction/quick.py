@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from aftercommit.feed.numbers import may_be_number
+from aftercommit.feed.redaction.numbers import may_be_number
 
 May = Callable[[str, str], bool]
 

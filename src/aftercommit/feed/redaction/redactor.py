@@ -21,11 +21,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.numbers import LEAST_RUN, Span, kind_of_digits
-from aftercommit.feed.patterns import Looks
-from aftercommit.feed.redaction_quick import is_plain
-from aftercommit.feed.redaction_rules import RULES, Rule
-from aftercommit.feed.secret_names import (
+from aftercommit.feed.redaction.numbers import LEAST_RUN, Span, kind_of_digits
+from aftercommit.feed.redaction.patterns import Looks
+from aftercommit.feed.redaction.quick import is_plain
+from aftercommit.feed.redaction.rules import RULES, Rule
+from aftercommit.feed.redaction.secret_names import (
     JAR,
     LIKELY,
     MAYBE,
@@ -39,18 +39,6 @@ from aftercommit.feed.secret_names import (
 
 WITHHELD: Final = "[withheld]"
 DEEPEST = 64
-_SOURCES = (
-    "redaction.py",
-    "redaction_rules.py",
-    "redaction_quick.py",
-    "redaction_named.py",
-    "redaction_spoken.py",
-    "redaction_addresses.py",
-    "numbers.py",
-    "national_ids.py",
-    "patterns.py",
-    "secret_names.py",
-)
 # Nobody sees these, or only above and below a letter, so they may stand anywhere within what is looked for.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u0300-\u036f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
@@ -335,4 +323,7 @@ def _own_rule(kind: str, pattern: str) -> Rule:
 @cache
 def _source() -> bytes:
     """The rules themselves: when they change, so does the version."""
-    return b"".join(files(__package__).joinpath(name).read_bytes() for name in _SOURCES)
+    rooms = sorted(
+        (each for each in files(__package__).iterdir() if each.name.endswith(".py")), key=lambda each: each.name
+    )
+    return b"".join(each.read_bytes() for each in rooms)

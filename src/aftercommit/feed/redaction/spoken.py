@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from aftercommit.feed.numbers import Span
-from aftercommit.feed.patterns import Looks, by_first_letter
-from aftercommit.feed.secret_names import SECRET
+from aftercommit.feed.redaction.numbers import Span
+from aftercommit.feed.redaction.patterns import Looks, by_first_letter
+from aftercommit.feed.redaction.secret_names import SECRET
 
 _PASSWORDS = "password passwd passphrase passwort kennwort contrasena requirepass masterauth".split()
 _PHONES = "phone telephone telefon tel mobile mob fax whatsapp".split()

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from aftercommit.feed.numbers import Span
-from aftercommit.feed.patterns import Looks, by_first_letter
-from aftercommit.feed.secret_names import (
+from aftercommit.feed.redaction.numbers import Span
+from aftercommit.feed.redaction.patterns import Looks, by_first_letter
+from aftercommit.feed.redaction.secret_names import (
     HINTS,
     JAR,
     LIKELY,

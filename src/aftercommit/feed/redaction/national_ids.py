@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import mul
 from typing import Final
 
-from aftercommit.feed.patterns import by_first_letter
+from aftercommit.feed.redaction.patterns import by_first_letter
 
 Check = Callable[[str], bool]
 

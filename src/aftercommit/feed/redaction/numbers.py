@@ -7,8 +7,8 @@ passed by, and the next group of digits is a place to begin again.
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from aftercommit.feed.national_ids import BY_LENGTH, GROUPED, LETTERED, iban, luhn
-from aftercommit.feed.patterns import Looks, either
+from aftercommit.feed.redaction.national_ids import BY_LENGTH, GROUPED, LETTERED, iban, luhn
+from aftercommit.feed.redaction.patterns import Looks, either
 
 Span = tuple[int, int, str]
 Judge = Callable[[str], str | None]

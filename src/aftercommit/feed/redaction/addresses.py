@@ -6,9 +6,9 @@ Like all rules of redaction, each takes time that grows with the text and no fas
 import re
 from collections.abc import Iterable, Iterator
 
-from aftercommit.feed import redaction_quick as quick
-from aftercommit.feed.numbers import Span
-from aftercommit.feed.patterns import Looks
+from aftercommit.feed.redaction import quick
+from aftercommit.feed.redaction.numbers import Span
+from aftercommit.feed.redaction.patterns import Looks
 
 _AUTHORITY = re.compile(r"/{2,}+([^\s/?#\"'<>\\]*+)")
 _PORT = re.compile(r":\d*\Z|\]\Z")

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from aftercommit.feed.patterns import by_first_letter
+from aftercommit.feed.redaction.patterns import by_first_letter
 
 SECRET: Final = "secret"
 # Only where the value looks like one, too: like a long key, or like any text that a machine made.

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from aftercommit.feed import redaction_quick as quick
-from aftercommit.feed.numbers import Span, find_numbers
-from aftercommit.feed.patterns import Looks, by_first_letter
-from aftercommit.feed.redaction_addresses import emails, ip_addresses, mac_addresses, url_passwords
-from aftercommit.feed.redaction_named import beginning_of_word, named_values
-from aftercommit.feed.redaction_quick import May
-from aftercommit.feed.redaction_spoken import command_lines, may_be_spoken, spoken_values
-from aftercommit.feed.secret_names import LIKELY, MAYBE, SECRET, looks_secret
+from aftercommit.feed.redaction import quick
+from aftercommit.feed.redaction.addresses import emails, ip_addresses, mac_addresses, url_passwords
+from aftercommit.feed.redaction.named import beginning_of_word, named_values
+from aftercommit.feed.redaction.numbers import Span, find_numbers
+from aftercommit.feed.redaction.patterns import Looks, by_first_letter
+from aftercommit.feed.redaction.quick import May
+from aftercommit.feed.redaction.secret_names import LIKELY, MAYBE, SECRET, looks_secret
+from aftercommit.feed.redaction.spoken import command_lines, may_be_spoken, spoken_values
 
 Find = Callable[[str, str, Looks], Iterator[Span]]
 

@@ -1,0 +1,12 @@
+"""Takes secrets and personal data out of what is about to leave.
+
+redactor      the whole: folding, walking through values, withholding when in doubt
+rules         what is looked for; `named` (key=value), `spoken` (sentences, command lines), `addresses`
+quick         cheap tests that say when a rule has nothing to find
+numbers       cards, phones and ids; `national_ids` checks them; `secret_names` knows what names mean
+patterns      how much of one text may be judged
+"""
+
+from aftercommit.feed.redaction.redactor import WITHHELD, Redactor
+
+__all__ = ["WITHHELD", "Redactor"]
