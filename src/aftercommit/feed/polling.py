@@ -11,8 +11,7 @@ from aftercommit.feed.etag import tag_of
 from aftercommit.feed.gate import Admission, Gate
 from aftercommit.feed.http import JSON, Header, Receive, Scope, Send, answer, connection_of
 from aftercommit.feed.hub import FeedHub
-from aftercommit.feed.page import BareArray
-from aftercommit.feed.ready import Ready, ReadyPages
+from aftercommit.feed.ready import Ready, ReadyPages, ready_page
 from aftercommit.feed.strand import Strand
 from aftercommit.feed.streams import Streams
 from aftercommit.service import Waker, wait_for_any
@@ -33,8 +32,6 @@ class Polling(Endpoint):
         """Answers once hub and streams run."""
         super().__init__(feed, parameter, hub, gate, streams)
         self._pages = ReadyPages()
-        # An array has no place for where to go on.
-        self._tells_place = isinstance(feed.wire.body, BareArray)
 
     async def answer(
         self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send
@@ -63,7 +60,9 @@ class Polling(Endpoint):
                     await self._answer_unchanged(send, tag, admission, wait)
                     return
         page = await self._page(admission, asked, wait)
-        await self._send_page(scope["method"], send, page, admission, asked, wait)
+        # Made with the page's own head: it covers nothing that the page could not have had.
+        tag = tag_of(page.strand, *asked, admission.reader.rights, page.head)
+        await self._send_page(scope["method"], send, page, tag, admission, wait)
 
     async def _answer_back(
         self, method: str, send: Send, strand: Strand, admission: Admission, asked: AskedBack, held: str | None
@@ -74,23 +73,9 @@ class Polling(Endpoint):
             await self._answer_unchanged(send, tag, admission)
             return
         page = await self._hub.page_before(strand, *asked)
-        body = self.feed.wire.body.encode(page, self.feed.cursor)
-        headers = [
-            JSON,
-            (b"content-length", b"%d" % len(body)),
-            (b"etag", tag.encode()),
-            # One that is not full ends at the beginning, which retention moves, or where it had looked at enough.
-            CLOSED if len(page.entries) == asked.limit else AT_HEAD,
-            VARY,
-            HAS_MORE if page.has_more else NO_MORE,
-            *admission.headers,
-        ]
-        if page.total is not None:
-            headers.append((b"x-total-count", b"%d" % page.total))
-        if page.previous is not None and self._tells_place:
-            headers.append((b"x-previous-cursor", self.feed.cursor.format(page.previous).encode()))
-        self._streams.answers[self.feed.name, 200] += 1
-        await answer(send, 200, headers, b"" if method == "HEAD" else body)
+        # One that is not full ends at the beginning, which retention moves, or where it had looked at enough.
+        ready = ready_page(strand, page, is_closed=len(page.entries) == asked.limit)
+        await self._send_page(method, send, ready, tag, admission)
 
     async def _answer_unchanged(self, send: Send, tag: str, admission: Admission, wait: "Wait | None" = None) -> None:
         headers = [(b"etag", tag.encode()), AT_HEAD, VARY, *admission.headers, *_applied(wait)]
@@ -127,10 +112,8 @@ class Polling(Endpoint):
         self._gate.check_still_valid(admission.reader)
 
     async def _send_page(
-        self, method: str, send: Send, page: Ready, admission: Admission, asked: Asked, wait: "Wait | None"
+        self, method: str, send: Send, page: Ready, tag: str, admission: Admission, wait: "Wait | None" = None
     ) -> None:
-        # Made with the page's own head: it covers nothing that the page could not have had.
-        tag = tag_of(page.strand, *asked, admission.reader.rights, page.head)
         headers = [
             JSON,
             (b"content-length", b"%d" % len(page.body)),

@@ -28,6 +28,26 @@ class Ready(msgspec.Struct, frozen=True):
     is_closed: bool
 
 
+def ready_page(strand: Strand, page: Page, *, is_closed: bool) -> Ready:
+    """A page in its final form; one that is closed is the same for ever."""
+    feed = strand.feed
+    is_array = isinstance(feed.wire.body, BareArray)
+    # Otherwise they are in the body.
+    following = page.next if is_array or not page.entries else None
+    previous = page.previous if is_array else None
+    return Ready(
+        strand,
+        page.head,
+        feed.wire.body.encode(page, feed.cursor),
+        page.has_more,
+        page.total,
+        feed.cursor.format(following) if following is not None else None,
+        feed.cursor.format(previous) if previous is not None else None,
+        not page.entries,
+        is_closed,
+    )
+
+
 class ReadyPages:
     """The pages of one feed that were asked for last."""
 
@@ -47,23 +67,10 @@ class ReadyPages:
 
     def make(self, strand: Strand, asked: Asked, page: Page) -> Ready:
         """A page in its final form, which is kept for the next who asks."""
-        feed = strand.feed
-        # Otherwise it is in the body.
-        is_array = isinstance(feed.wire.body, BareArray)
-        by_header = is_array or not page.entries
-        ready = Ready(
-            strand,
-            page.head,
-            feed.wire.body.encode(page, feed.cursor),
-            page.has_more,
-            page.total,
-            feed.cursor.format(page.next) if page.next is not None and by_header else None,
-            feed.cursor.format(page.previous) if page.previous is not None and is_array else None,
-            not page.entries,
-            # Nothing can come before what is there. A page that is full and not the last is the same for ever; but one
-            # from number 0 on begins with the oldest event that is kept, and retention moves that.
-            asked.after is not None and asked.after.number > 0 and page.has_more and len(page.entries) == asked.limit,
-        )
+        # Nothing can come before what is there. A page that is full and not the last is the same for ever; but one from
+        # number 0 on begins with the oldest event that is kept, and retention moves that.
+        is_full = page.has_more and len(page.entries) == asked.limit
+        ready = ready_page(strand, page, is_closed=is_full and asked.after is not None and asked.after.number > 0)
         self._keep((strand.key, asked), ready)
         return ready
 
