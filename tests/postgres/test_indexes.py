@@ -6,10 +6,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres import indexes, migrate, partitions
+from aftercommit.postgres.blocks import LOCK_CLASS
 from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
 from tests.postgres.engine import Engine, connected, value, wait_until, waits_for_a_lock
 
 PLAIN = Shape()
@@ -110,6 +113,33 @@ def test_a_build_that_somebody_else_has_under_way_is_waited_for_and_not_taken_fo
         first.result(timeout=60)
         second.result(timeout=60)
     assert value(connection, VALID) is True
+    assert value(connection, "select 'aftercommit.outbox_by_aggregate_id'::regclass::oid") == oid
+
+
+def test_who_waits_for_a_builder_is_not_waited_for_by_it(database, connection):
+    """A build waits for every transaction that has looked at anything before it: it must not meet one that waits for it."""
+    lock = Statements(INDEXED).render("take_migration_lock", lock_class=sql.Literal(LOCK_CLASS))
+    given = {"schema": INDEXED.schema, "patience": "60s", "lock_timeout": "60s"}
+    with (
+        connected(database, autocommit=False) as early,
+        connected(database, autocommit=False) as migrator,
+        ThreadPoolExecutor(2) as programs,
+    ):
+        early.execute("delete from aftercommit.outbox where false")
+        first = programs.submit(up, database, INDEXED, "first")
+        wait_until(lambda: waits_for_a_lock(database, "first"))
+        oid = value(connection, "select 'aftercommit.outbox_by_aggregate_id'::regclass::oid")
+        second = programs.submit(up, database, INDEXED, "second")
+        wait_until(lambda: waits_for_a_lock(database, "second"))
+        # Somebody migrates something else, and the second program may have to queue for that as well.
+        migrator.execute(lock.encode(), given)
+        wait_until(lambda: waits_for_a_lock(database, "second"))
+        early.commit()
+        wait_until(lambda: first.done() or waits_for_a_lock(database, "first"))
+        migrator.commit()
+
+        first.result(timeout=60)
+        second.result(timeout=60)
     assert value(connection, "select 'aftercommit.outbox_by_aggregate_id'::regclass::oid") == oid
 
 

@@ -112,16 +112,16 @@ def _build(patient: Patient, index: Index, name: str, table: str) -> None:
     # Whoever else builds it makes ours wait and then do nothing; if they died of it, the next turn clears it away.
     while (valid := _ask(patient, "index_is_valid", index_name=index_name)) != [(True,)]:
         if valid:
-            patient.run(lambda: _clear_away(patient, name, table))
+            _clear_away(patient, name, table)
         patient.run_outside(creation)
 
 
 def _clear_away(patient: Patient, name: str, table: str) -> None:
     statements = Statements(patient.shape)
     index_name = name_literal(patient.shape.schema, name)
-    clearing = statements.render("drop_invalid_index", index=sql.Identifier(name), index_name=index_name)
-    patient.connection.execute(statements.render("wait_for_builders", table=sql.Identifier(table)).encode())
-    patient.connection.execute(block(clearing).encode())
+    clearing = block(statements.render("drop_invalid_index", index=sql.Identifier(name), index_name=index_name))
+    builders = statements.render("wait_for_builders", table=sql.Identifier(table))
+    patient.run(lambda: patient.connection.execute(clearing.encode()), first=builders)
 
 
 def _ask(patient: Patient, query: str, **parts: sql.Composable) -> list[tuple[object, ...]]:

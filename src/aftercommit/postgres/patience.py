@@ -30,11 +30,18 @@ class Patient:
         self._lock_timeout = lock_timeout
         self._deadline = time.monotonic() + patience
 
-    def run(self, step: Callable[[], Result]) -> Result:
-        """A step in a transaction of its own, under the lock that lets one migrator work at a time."""
+    def run(self, step: Callable[[], Result], *, first: str | None = None) -> Result:
+        """A step in a transaction of its own, under the lock that lets one migrator work at a time.
+
+        `first` takes a lock before anything else is asked: a concurrent index build waits for every transaction that
+        had a snapshot before, and one that waits for the build in turn would be the end of one of the two.
+        """
 
         def in_transaction() -> Result:
             with self.connection.transaction():
+                if first is not None:
+                    self.connection.execute(f"set local lock_timeout = {self._lock_timeout * 1000:.0f}".encode())
+                    self.connection.execute(first.encode())
                 self._take_lock()
                 return step()
 

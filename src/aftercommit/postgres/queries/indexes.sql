@@ -54,8 +54,8 @@ end
 select indisvalid from pg_index where indexrelid = to_regclass({index_name})
 
 -- name: wait_for_builders
--- Whoever builds an index concurrently holds this same lock. A statement of its own: one that has looked at the table already
--- would be waited for by the builder in turn.
+-- Whoever builds an index concurrently holds this same lock. The first statement of its transaction: one that has looked at
+-- anything already would be waited for by the builder in turn.
 lock table {schema}.{table} in share update exclusive mode
 
 -- name: drop_invalid_index
