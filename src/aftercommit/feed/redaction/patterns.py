@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 # What may be looked at one by one in a text: so much in any, and one more for so many characters.
 LOOKS = 1000
 CHARACTERS_PER_LOOK = 32
+# So many parts of a value may be texts and new names that no quick test lets pass, and one more for so many characters.
+PARTS = 2000
 
 
 class TooDense(Exception):
@@ -15,22 +17,25 @@ class Looks:
     """How much of a text may still be looked at: every rule spends one for each thing that may be what it looks for.
 
     Patterns pass over a text in no time; what is judged one by one is what costs. No text that people or machines
-    write to be read comes near the bound.
+    write to be read comes near the bound. Of a value the parts are counted as well: each has its own beginning and end.
     """
 
-    __slots__ = ("_rest", "left")
+    __slots__ = ("_parts", "_rest", "left")
 
     def __init__(self, length: int) -> None:
         """For a text of this length."""
         more, self._rest = divmod(length, CHARACTERS_PER_LOOK)
         self.left = LOOKS + more
+        self._parts = PARTS
 
-    def add(self, length: int) -> None:
-        """For one more text, of this length, in the same value. Behind one that was too dense there is none."""
-        if self.left < 0:
-            raise TooDense
+    def add(self, length: int) -> bool:
+        """For one more text, of this length, in the same value. Behind one that was too dense there is none: False."""
         more, self._rest = divmod(self._rest + length, CHARACTERS_PER_LOOK)
+        self._parts += more - 1
+        if self.left < 0 or self._parts < 0:
+            return False
         self.left += more
+        return True
 
     def spend(self) -> None:
         """One more."""

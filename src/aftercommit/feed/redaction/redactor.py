@@ -35,6 +35,7 @@ from aftercommit.feed.redaction.secret_names import (
     looks_opaque,
     looks_personal,
     looks_secret,
+    says_nothing,
 )
 
 WITHHELD: Final = "[withheld]"
@@ -116,7 +117,8 @@ class Redactor:
                 return self._digits(value) or value
             if is_plain(value):
                 return value
-        looks.add(len(value))
+        if not looks.add(len(value)):
+            return WITHHELD
         folded, places = _folded(value)
         if folded is not value and is_plain(folded) and not self._own:
             return value
@@ -165,22 +167,26 @@ class Redactor:
 
     def _parts(self, value: Iterable[Any], depth: int, above: str | None, looks: Looks) -> list[Any]:
         """The parts of a list. A flag says what follows it, and the first of two what the second is."""
-        shown, kind = [], above
+        shown: list[Any] = []
+        kind = above
         for each in value:
             following = above
-            if isinstance(each, _ORDERED) and depth > 1 and (named := self._kind_of_second(each)):
+            if isinstance(each, _ORDERED) and depth > 1 and (named := self._kind_of_second(each, looks)):
                 shown.append([self._text(each[0], looks), self._walk(each[1], depth - 2, named, looks)])
             elif isinstance(each, str) and each[:1] == "-":
-                shown.append(self._walk(each, depth - 1, above, looks))
-                following = SECRET if "=" not in each and self._kind_of(each) == SECRET else above
+                named, flag = self._known.get(each) or self._named(each, looks)
+                shown.append(self._walk(each, depth - 1, above, looks) if above else flag)
+                following = SECRET if "=" not in each and named == SECRET else above
             else:
                 shown.append(self._walk(each, depth - 1, kind, looks))
             kind = following
         return shown
 
-    def _kind_of_second(self, pair: Sequence[Any]) -> str | None:
+    def _kind_of_second(self, pair: Sequence[Any], looks: Looks) -> str | None:
         """What the first of two says about the second: headers are often recorded in that form."""
-        return self._kind_of(pair[0]) if len(pair) == 2 and isinstance(pair[0], str) else None
+        if len(pair) != 2 or not isinstance(pair[0], str):
+            return None
+        return (self._known.get(pair[0]) or self._named(pair[0], looks))[0]
 
     def _decimal(self, value: float | Decimal, kind: str | None, looks: Looks) -> float | Decimal | str:
         """A number that some encoder wrote with a point is the same number."""
@@ -233,7 +239,13 @@ class Redactor:
 
         Not where something was found in it: nothing that must not leave is kept in memory.
         """
-        kind, shown = self._kind_of(name), self._text(name, looks)
+        plain = not self._own and is_plain(name)
+        if plain and not self._names and says_nothing(name):
+            kind, shown = None, name
+        elif looks.add(len(name)):
+            kind, shown = self._kind_of(name), name if plain else self._text(name, looks)
+        else:
+            return SECRET, WITHHELD
         if shown == name and len(name) <= _LONGEST_KNOWN:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

@@ -119,6 +119,11 @@ def kind_of(name: str) -> str | None:
     return MAYBE if plain.endswith(_WEAK) else None
 
 
+def says_nothing(name: str) -> bool:
+    """Whether it has to be looked at no further, as most names do not."""
+    return _HINT.search(_plain(name)) is None
+
+
 def kind_in_query(name: str) -> str | None:
     """The same of a parameter of a URL, where a short code or signature opens a door, too."""
     plain = _plain(name)
