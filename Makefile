@@ -15,7 +15,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up web test check verify bench planted contracts schema lock format clean reset-data faults faults-planted
+.PHONY: help up web test long check verify bench planted contracts schema lock format clean reset-data faults faults-planted
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,16 +31,21 @@ web: $(STAMP) ## build the pages that browsers get, into build/web/site
 
 # One run where DATABASE_URL names the server, or where ARGS names the tests. Otherwise the whole suite on the
 # newest PostgreSQL, then what depends on the server on the oldest one that the embedded package brings; there,
-# finding no test (pytest's status 5) is a failure unless ARGS did the choosing.
+# finding no test (pytest's status 5) is a failure unless ARGS did the choosing. Campaigns are left to `make long`.
 # Tests start Python by the hundred: what it compiles is kept, whatever the environment says (`make clean` removes it).
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP) web ## run the tests: all on PostgreSQL 18, then tests/postgres and tests/contracts on 16
 ifneq ($(strip $(DATABASE_URL)$(filter tests%,$(ARGS))),)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m 'not long' $(ARGS)
 else
-	AFTERCOMMIT_TEST_POSTGRES=18 $(PYTEST) $(ARGS)
-	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts -m 'not long' $(ARGS) $(if $(strip $(ARGS)),|| test $$? -eq 5)
+	AFTERCOMMIT_TEST_POSTGRES=18 $(PYTEST) -m 'not long' $(ARGS)
+	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts -m 'not long and not newest' $(ARGS) $(if $(strip $(ARGS)),|| test $$? -eq 5)
 endif
+
+# The same properties with more examples, every moment to kill a migration at, the large volumes.
+long: export PYTHONDONTWRITEBYTECODE :=
+long: $(STAMP) web ## run the campaigns of the tests: many more examples and the large volumes, on PostgreSQL 18
+	AFTERCOMMIT_TEST_LONG=1 $(PYTEST) -m 'long or sized or hypothesis' --timeout 1200 $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, layers, golden schema, contracts
 	$(BIN)/ruff check .

@@ -118,9 +118,9 @@ class Stage:
         watch.sample = Sample(watch.events, seconds, client, self.server_seconds() - server)
 
     def measure(self, title: str, unit: str, contestants: Sequence[Contestant]) -> Group:
-        """All contestants in turns, round after round; a first round warms up and does not count."""
+        """All contestants in turns, round after round. Where there are several, one before them warms up."""
         group = Group(title, unit, [Series(each.name, each.peer, each.note) for each in contestants])
-        for number in range(-1, self.rounds):
+        for number in range(-1 if self.rounds > 1 else 0, self.rounds):
             for contestant in contestants:
                 series = group.find(contestant.name)
                 if series is None:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import psycopg
 import pytest
@@ -11,10 +11,18 @@ from hypothesis import HealthCheck, settings
 from aftercommit.postgres import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.shop import Shop, shop_outbox
+from tests.sizes import size
 
 # A busy machine is no reason to fail: nothing here is asserted about time.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=size(100, 500)
+)
 settings.load_profile("patient")
+
+# What tests ask is plain HTTP, and yet httpx reads a file of all certificate authorities for each of its clients.
+# From a folder it reads those that it needs.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ.setdefault("SSL_CERT_DIR", "/etc/ssl/certs")
 
 # Where the name of the Debian package is not the program's own.
 DEBIAN_PACKAGES = {
@@ -24,6 +32,32 @@ DEBIAN_PACKAGES = {
     "node": "nodejs",
     "tc": "iproute2",
 }
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that ask for more time than others, so that nobody waits for them alone at the end.
+
+    Each worker of pytest-xdist is first given a share of the list and later takes from the ends of others', so every
+    share begins with some. Who uses a system that runs for a whole session stays beside those who use it too.
+    """
+    waiting = [item for item in items if item.get_closest_marker("timeout") and "investigations" not in fixtures(item)]
+    waiting.sort(key=lambda item: -item.get_closest_marker("timeout").args[0])  # type: ignore[union-attr]
+    chosen = set(waiting)
+    others = [item for item in items if item not in chosen]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        share = (len(items) - len(ordered)) // (workers - worker)
+        first = waiting[worker::workers]
+        ordered += [*first, *others[: share - len(first)]]
+        del others[: share - len(first)]
+    items[:] = ordered
+
+
+def fixtures(item: pytest.Item) -> Sequence[str]:
+    """The names of all fixtures that a test uses."""
+    return getattr(item, "fixturenames", ())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from tests.forked import Forked
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PATIENCE = 40.0
 # What the machine that runs the tests has set must not decide what they find.
@@ -22,22 +24,31 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _start(
+    arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str], other_code: bool
+) -> "subprocess.Popen[str] | Forked":
+    """Forked from a process that has imported our code, unless it is other code that is to run."""
+    if not other_code:
+        return Forked("aftercommit.cli", arguments, folder, environment)
+    return subprocess.Popen(
+        [sys.executable, "-m", "aftercommit.cli", *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_interrupts,
+    )
+
+
 class Program:
     """A running `aftercommit`."""
 
     def __init__(self, arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str]) -> None:
         """Start it."""
         inherited = {name: value for name, value in os.environ.items() if name not in CLEANED}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "aftercommit.cli", *arguments],
-            cwd=folder,
-            env={**inherited, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=_heed_interrupts,
-        )
+        self.process = _start(arguments, folder, {**inherited, **environment}, "PYTHONPATH" in environment)
         self.stdout: list[str] = []
         self.stderr: list[str] = []
         self._news = threading.Condition()

@@ -74,8 +74,8 @@ def _fan_out(stage: Stage, dsn: str) -> tuple[Group, Group, Group]:
             each.close()
     if absent is not None:
         single.absent[NCHAN] = together.absent[NCHAN] = absent
-    # The first round of each was to warm up.
-    measured = [Delays(each.name, each.peer, rounds=each.rounds[1:]) for each in delays.values()]
+    # A round before those that count was to warm up.
+    measured = [Delays(each.name, each.peer, rounds=each.rounds[-stage.rounds :]) for each in delays.values()]
     for delay in measured:
         p50, p99 = delay.percentile(0.5).median, delay.percentile(0.99).median
         tell(f"  streams · {delay.name}: a log is with its reader after {p50:.2f} ms (p50), {p99:.2f} ms (p99)")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.investigations import ROOT, Service, eventually, line, some
 
-pytestmark = [pytest.mark.contract("L12"), pytest.mark.long]
+pytestmark = [pytest.mark.contract("L12"), pytest.mark.newest]
 
 
 def stored(investigations: Service, case: str) -> int:

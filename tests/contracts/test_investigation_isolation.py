@@ -9,7 +9,7 @@ import pytest
 
 from tests.investigations import PATIENCE, ROOT, Service, cursor_parameter, line, some
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.newest
 
 BEGINNING = "1970-01-01T00:00:00.000Z#000"
 

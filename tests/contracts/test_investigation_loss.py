@@ -30,7 +30,7 @@ from systems.investigations.events import LEVELS, SOURCES, LogRecorded, outbox
 from tests.investigations import KEY_SET, PATIENCE, ROOT, eventually, prepare, serving
 from tests.programs import REPOSITORY, running
 
-pytestmark = [pytest.mark.contract("L3", "L5", "L6", "L11"), pytest.mark.long]
+pytestmark = [pytest.mark.contract("L3", "L5", "L6", "L11"), pytest.mark.newest]
 
 BEGINNING = "1970-01-01T00:00:00.000Z#000"
 END = "the end"
@@ -201,6 +201,7 @@ FILTERS: list[tuple[dict[str, str], Callable[[str, str], bool]]] = [
 ]
 
 
+@pytest.mark.timeout(400)
 def test_nothing_is_lost_or_repeated_while_writers_commit_out_of_order_and_servers_are_killed(
     postgres_server: PostgresServerForTests,
 ) -> None:

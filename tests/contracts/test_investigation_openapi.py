@@ -17,8 +17,9 @@ from schemathesis.checks import (
 )
 
 from tests.investigations import PATIENCE, Service
+from tests.sizes import size
 
-pytestmark = [pytest.mark.contract("L1", "L2", "L8"), pytest.mark.long]
+pytestmark = [pytest.mark.contract("L1", "L2", "L8"), pytest.mark.newest]
 
 CHECKS = [
     not_a_server_error,
@@ -42,6 +43,7 @@ def test_every_route_is_described_and_its_page_needs_nobody_else(investigations:
     assert "://" not in page.text
 
 
+@pytest.mark.sized
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "not allowed"])
 def test_no_answer_is_a_failure_or_differs_from_its_description(investigations: Service, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"{investigations.url}/openapi.json")
@@ -54,7 +56,7 @@ def test_no_answer_is_a_failure_or_differs_from_its_description(investigations: 
         @seed(1)
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
-            max_examples=40,
+            max_examples=size(15, 100),
             deadline=None,
             database=None,
             phases=[Phase.generate],

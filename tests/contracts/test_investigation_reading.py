@@ -15,7 +15,7 @@ import pytest
 from systems.investigations.events import LogRecorded, outbox
 from tests.investigations import KEY_SET, PATIENCE, ROOT, SECRET, TLS, Service, line, messages, some
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.newest
 
 BEGINNING = "1970-01-01T00:00:00.000Z#000"
 WRONG = [

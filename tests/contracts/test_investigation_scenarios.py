@@ -6,7 +6,7 @@ import pytest
 
 from tests.investigations import ROOT, Service, cursor_parameter, eventually, line, messages, some
 
-pytestmark = [pytest.mark.contract("L15"), pytest.mark.long]
+pytestmark = [pytest.mark.contract("L15"), pytest.mark.newest]
 
 
 @pytest.mark.contract("L3")

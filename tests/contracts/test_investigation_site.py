@@ -13,7 +13,7 @@ from aftercommit.feed.token_keys import KEYS
 from tests.investigations import KEY_SET, PATIENCE, ROOT, STARTING, TLS, answers, eventually, prepare
 from tests.programs import REPOSITORY, Program, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.newest
 
 APP = "systems.site:application"
 

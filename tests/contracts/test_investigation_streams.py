@@ -19,7 +19,7 @@ from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.investigations import PATIENCE, ROOT, Service, eventually, line, service, some
 
-pytestmark = [pytest.mark.contract("L11"), pytest.mark.long]
+pytestmark = [pytest.mark.contract("L11"), pytest.mark.newest]
 
 BEGINNING = "1970-01-01T00:00:00.000Z#000"
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import ssl
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -16,37 +15,29 @@ import uvicorn
 from aftercommit.feed.http import Asgi
 from aftercommit.feed.server import listen, url_of
 from tests.feed.journal import Journal, Reading, until
-from tests.programs import REPOSITORY
+from tests.forked import REPOSITORY, Forked
 
 SECONDS = 20.0
 # What is asked here is plain HTTP; by default httpx reads all certificate authorities there are for every client.
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def workers_of(process: "subprocess.Popen[str]") -> set[int]:
+def workers_of(process: Forked) -> set[int]:
     """The processes that serve, by their ids."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return {int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()}
 
 
-async def all_workers(process: "subprocess.Popen[str]") -> set[int]:
+async def all_workers(process: Forked) -> set[int]:
     await until(lambda: len(workers_of(process)) == 2, timeout=60)
     return workers_of(process)
 
 
 @contextmanager
-def program(
-    journal: Journal, workers: int, fails: Path = Path("/nowhere")
-) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.feed.program", str(workers)],
-        cwd=REPOSITORY,
-        env={**os.environ, "JOURNAL_DSN": journal.dsn, "JOURNAL_FAILS": str(fails)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def program(journal: Journal, workers: int, fails: Path = Path("/nowhere")) -> Iterator[tuple[Forked, str]]:
+    environment = {**os.environ, "JOURNAL_DSN": journal.dsn, "JOURNAL_FAILS": str(fails)}
+    process = Forked("tests.feed.program", [str(workers)], REPOSITORY, environment, errors=2)
     try:
-        assert process.stdout is not None
         yield process, process.stdout.readline().strip()
     finally:
         process.terminate()
@@ -55,8 +46,7 @@ def program(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.close()
 
 
 @asynccontextmanager

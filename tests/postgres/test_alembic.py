@@ -22,6 +22,8 @@ from aftercommit.postgres.shape import DeclaredView, Shape
 from tests.postgres.engine import Engine, connected, value
 from tools.schema import dump
 
+pytestmark = pytest.mark.newest
+
 SYNC_ENVIRONMENT = """
     from alembic import context
     from sqlalchemy import create_engine, pool

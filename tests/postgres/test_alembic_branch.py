@@ -21,6 +21,8 @@ from tests.postgres.old_schema import migrate_up_to
 from tests.warm import Warm
 from tools.schema import dump
 
+pytestmark = pytest.mark.newest
+
 NEWEST = f"aftercommit_{migrations()[-1].version:04d}"
 SHOP = Shape("shop_events")
 SCOPED = Shape("shop_events", {"tenant_id": str})

@@ -18,6 +18,8 @@ from tests.postgres.consuming import numbered, place_in_log
 from tests.programs import CLEANED
 from tests.shop import Shop
 
+pytestmark = pytest.mark.newest
+
 APP = "tests.shop_app:outbox"
 
 

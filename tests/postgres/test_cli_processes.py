@@ -16,6 +16,8 @@ from aftercommit.testing.postgres import SETTINGS_FOR_TESTS, with_database
 from tests.programs import Program, running
 from tests.shop import OrderPaid, Shop, shop_outbox
 
+pytestmark = pytest.mark.newest
+
 APP = "tests.shop_app:outbox"
 WRONG_PASSWORD = "host all limited 127.0.0.1/32 scram-sha-256\n"
 

@@ -30,6 +30,8 @@ from tests.postgres.consuming import (
 )
 from tests.shop import OrderPaid, OrderPlaced, Shop
 
+pytestmark = pytest.mark.newest
+
 BAD = 3
 
 

@@ -26,6 +26,8 @@ from aftercommit.wiring import Engine
 from tests.programs import CLEANED, PATIENCE, Program, running
 from tests.shop import Shop
 
+pytestmark = pytest.mark.newest
+
 TOTALS_THAT_DIFFER = """
     with expected as (
         select customer_id, count(*) as placed, count(*) filter (where status in ('paid', 'shipped')) as paid,
@@ -123,7 +125,6 @@ def figures(program: Program, name: str, at_least: int) -> str:
 
 
 class TestUp:
-    @pytest.mark.long
     def test_everything_runs_in_an_empty_directory_and_stops_without_a_trace(self, tmp_path: Path) -> None:
         home = tmp_path / ".aftercommit"
         with running("up", "--interval", "0.2", "--rate", "50", folder=tmp_path) as up:
@@ -142,7 +143,6 @@ class TestUp:
         assert "\x1b" not in str(up)
         assert not [line for line in up.stderr if line.startswith("Traceback")], up
 
-    @pytest.mark.long
     def test_a_second_one_attaches_and_goes_on_when_the_first_has_stopped(self, tmp_path: Path) -> None:
         home = tmp_path / ".aftercommit"
         arguments = ("up", "--interval", "0.2", "--rate", "20")
@@ -183,7 +183,6 @@ class TestUp:
             schemas = connection.execute("select nspname from pg_namespace where nspname in ('mine', 'demo_shop')")
             assert schemas.fetchall() == [("mine",)]
 
-    @pytest.mark.long
     def test_a_folder_that_cannot_be_used_is_one_line(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("not a folder")
         with running("up", folder=tmp_path, AFTERCOMMIT_HOME=str(tmp_path / "file")) as up:
@@ -191,7 +190,6 @@ class TestUp:
         assert up.stderr[-1].startswith("error: the embedded PostgreSQL cannot use ")
         assert not [line for line in up.stderr if line.startswith("Traceback")], up
 
-    @pytest.mark.long
     def test_a_terminal_gets_a_live_panel_and_its_cursor_back(self, database: str, tmp_path: Path) -> None:
         terminal, other_end = pty.openpty()
         fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))

@@ -21,6 +21,8 @@ from tests.postgres.old_schema import migrate_up_to
 from tests.warm import Warm
 from tools.schema import dump
 
+pytestmark = pytest.mark.newest
+
 SHOP = Shape("shop_events")
 SCOPED = Shape("shop_events", {"tenant_id": str})
 BILLING = Shape("billing_events")

@@ -17,6 +17,8 @@ from tests.postgres.engine import Engine, connected, value
 from tests.warm import Warm
 from tools.schema import dump
 
+pytestmark = pytest.mark.newest
+
 FIRST = Shape("shop events")
 SECOND = Shape("shop events", {"tenant_id": str})
 

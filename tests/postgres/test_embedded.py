@@ -30,7 +30,7 @@ OWNER = """
 """
 
 # On servers of their own, of versions of their own: nothing here asks for the one that the other tests run on.
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.newest
 
 Make = Callable[..., EmbeddedPostgres]
 StartOwner = Callable[[Path], "subprocess.Popen[str]"]

@@ -18,7 +18,7 @@ from aftercommit.errors import EmbeddedPostgresError
 from aftercommit.postgres.embedded import EmbeddedPostgres, account
 
 # On servers of their own, of versions of their own: nothing here asks for the one that the other tests run on.
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.newest
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another account: run as root")
 
 NO_SYNC = {"fsync": "off"}

@@ -40,15 +40,21 @@ LIMIT = 100
 
 @pytest.fixture(scope="module")
 def logs(postgres_server: PostgresServerForTests) -> Iterator[Logs]:
+    # A worker of pytest-xdist may come back to this file: what is written takes longer than all that is asked of it.
+    dsn = postgres_server.clone(postgres_server.template("feed plans", prepare=write_volume))
+    yield Logs(dsn)
+    postgres_server.drop(dsn)
+
+
+def write_volume(dsn: str) -> None:
     outbox = log_outbox()
     all_feeds(outbox)
-    dsn = postgres_server.clone(postgres_server.template_for(outbox))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        outbox.migrate(connection)
     logs = Logs(dsn)
     logs.rows(VOLUME)
     with logs.connect(autocommit=True) as connection:
         connection.execute("vacuum analyze")
-    yield logs
-    postgres_server.drop(dsn)
 
 
 @pytest.fixture(params=["directly", "through a pooler"])

@@ -14,6 +14,8 @@ from aftercommit.feed.tokens import TokenVerifier
 from tests.programs import CLEANED
 from tests.shop import Shop
 
+pytestmark = pytest.mark.newest
+
 READ = "investigation:*:read"
 
 

@@ -117,7 +117,7 @@ def test_a_build_that_somebody_else_has_under_way_is_waited_for_and_not_taken_fo
 
 
 def test_who_waits_for_a_builder_is_not_waited_for_by_it(database, connection):
-    """A build waits for every transaction that has looked at anything before it: it must not meet one that waits for it."""
+    """A build waits for all who have looked at anything before it: it must not meet one that waits for it."""
     lock = Statements(INDEXED).render("take_migration_lock", lock_class=sql.Literal(LOCK_CLASS))
     given = {"schema": INDEXED.schema, "patience": "60s", "lock_timeout": "60s"}
     with (

@@ -6,7 +6,6 @@ every step the log is gapless and unchanged, every walk is a prefix of it, and e
 """
 
 import asyncio
-import os
 from collections import defaultdict
 from typing import Any
 
@@ -27,6 +26,7 @@ from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.carrier import Batch, Carrier, Outcome
 from tests.recording import RecordingTransport
 from tests.shop import OrderPlaced, Shop
+from tests.sizes import size
 
 AGGREGATES = ["a", "b", "c"]
 WRITERS = 3
@@ -272,17 +272,17 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.contract("T3")
+@pytest.mark.sized
 @pytest.mark.timeout(900)
 def test_no_interleaving_of_writers_relays_and_leases_breaks_the_log(shop: Shop) -> None:
     """T3: hypothesis looks for an interleaving that skips, repeats, reorders or leaves a gap."""
     with shop.connect(autocommit=True) as setup:
         setup.execute("create table orders (id text primary key, version int)")
     machine = type("Machine", (OrderMachine,), {"shop": shop})
-    examples = int(os.environ.get("AFTERCOMMIT_EXAMPLES", "30"))
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=size(30, 300),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -10,6 +10,8 @@ from aftercommit.errors import UnsupportedConnection
 from aftercommit.testing.outbox_suite import PublishHarness, PublishSuite
 from aftercommit.testing.publish_stage import OUTBOX, SCOPE, OrderPlaced
 
+pytestmark = pytest.mark.newest
+
 
 def engine_for(dsn: str, driver: str = "psycopg", **options: Any) -> sqlalchemy.Engine:
     return sqlalchemy.create_engine(dsn.replace("postgresql:", f"postgresql+{driver}:"), **options)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -13,6 +14,8 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from aftercommit.testing.outbox_suite import AsyncPublishHarness, PublishSuite
+
+pytestmark = pytest.mark.newest
 
 
 class AsyncConnectionHarness(AsyncPublishHarness):

@@ -17,6 +17,8 @@ from tests.postgres.repairing import Fragile, desk
 from tests.programs import CLEANED, running
 from tests.shop import Shop
 
+pytestmark = pytest.mark.newest
+
 APP = "tests.shop_app:outbox"
 CONSUMER = "order-index"
 

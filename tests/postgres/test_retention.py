@@ -27,6 +27,7 @@ from aftercommit.postgres.retention import Retention, Round, Swept, the_only_one
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay import RelaySettings, sweeper
+from aftercommit.testing.postgres import PostgresServerForTests
 from tests.postgres.engine import Engine, connected, migrate_up, value, wait_until, waits_for_a_lock
 from tests.postgres.pgbouncer import PgBouncer
 from tests.relays import relay_on
@@ -50,8 +51,16 @@ OPERATION = """
 
 
 @pytest.fixture
+def database(postgres_server: PostgresServerForTests, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of the test's own, which has in it what the test's other fixture is for."""
+    prepare = next((PREPARED[name] for name in PREPARED if name in request.fixturenames), lambda dsn: None)
+    dsn = postgres_server.clone(postgres_server.template(f"retention {prepare.__name__}", prepare))
+    yield dsn
+    postgres_server.drop(dsn)
+
+
+@pytest.fixture
 def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
-    migrate_up(database)
     with connected(database) as connection:
         yield connection
 
@@ -416,15 +425,23 @@ class TestOtherTables:
 def log(database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[Any]]:
     """A log of three full partitions of ten, all of it old."""
     monkeypatch.setattr(partitions, "POSITIONS_PER_PARTITION", 10)
-    migrate_up(database)
     with connected(database) as connection:
+        yield connection
+
+
+def write_old_log(dsn: str) -> None:
+    with pytest.MonkeyPatch.context() as patch, connected(dsn) as connection:
+        patch.setattr(partitions, "POSITIONS_PER_PARTITION", 10)
+        migrate.up(connection, SHAPE)
         engine = Engine(connection)
         for number in range(1, 33):
             engine.deliver(engine.publish())
             if number % 10 == 0:
                 partitions.ensure(connection, SHAPE)
         connection.execute("update aftercommit.log set ts = ts - interval '2 days'")
-        yield connection
+
+
+PREPARED = {"log": write_old_log, "connection": migrate_up}
 
 
 class TestLog:

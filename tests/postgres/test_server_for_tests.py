@@ -20,7 +20,7 @@ from aftercommit.testing import postgres
 from aftercommit.testing.postgres import PostgresServerForTests, with_database
 
 # On servers of their own, of versions of their own: nothing here asks for the one that the other tests run on.
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.newest
 
 
 @pytest.fixture(scope="module")

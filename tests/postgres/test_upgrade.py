@@ -22,12 +22,13 @@ from tests.postgres.old_schema import migrate_up_to
 from tests.postgres.releases import NEWEST, Release, next_release, this_release
 from tests.programs import REPOSITORY
 from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.sizes import size
 
 # A writer that waits for a lock longer than this fails. A migration asks for one second at a time.
 WRITERS_WAIT = "10s"
 MIGRATOR = "aftercommit migrate"
-# Every third moment of about 110, in turns before and after a statement. AFTERCOMMIT_KILL_STRIDE=1 takes them all.
-STRIDE = os.environ.get("AFTERCOMMIT_KILL_STRIDE", "3")
+# Every seventh moment of about 110, in turns before and after a statement; all of them in a campaign.
+STRIDE = size("7", "1")
 LEASE = ("--lease", "2")
 # Between two events of a writer: some hundreds a second, which leaves the programs that are watched room to start.
 PAUSE = 0.002
@@ -136,7 +137,7 @@ def alive(shop: Shop, count: int) -> None:
     wait_until(lambda: shop.value(query) >= count, timeout=60)
 
 
-@pytest.mark.long
+@pytest.mark.newest
 @pytest.mark.timeout(300)
 def test_an_upgrade_beside_running_writers_relays_and_workers_loses_and_stops_nothing(busy_shop, newer):
     shop, dsn, old = busy_shop, busy_shop.dsn, this_release()
@@ -222,8 +223,9 @@ def template_at(server: PostgresServerForTests, version: int) -> Iterator[str]:
     server.drop(dsn)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.newest
+@pytest.mark.sized
+@pytest.mark.timeout(900)
 def test_a_migration_that_is_killed_at_any_statement_is_completed_by_the_next_run(postgres_server, newer):
     with template_at(postgres_server, 1) as template:
         command = [sys.executable, "-m", "tests.postgres.killed_migrations", postgres_server.dsn, template, STRIDE]

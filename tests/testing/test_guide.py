@@ -5,8 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+
+from aftercommit.testing.postgres import PostgresServerForTests
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GUIDE = REPOSITORY / "docs" / "guides" / "testing.md"
@@ -39,18 +42,22 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A pytest of its own, with nothing of ours in its environment."""
+def run(project: Path, *arguments: str, server: PostgresServerForTests | None = None) -> "CompletedProcess[str]":
+    """A pytest of its own, with nothing of ours in its environment but the server, where one is given."""
     ours = ("PYTEST_", "AFTERCOMMIT_", "DATABASE_URL", "COV_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-q", *arguments]
+    if server is not None:
+        environment["AFTERCOMMIT_TEST_DSN"] = server.dsn
+    # Plugins that are there for other tests of ours take longer to load than these tests take to run.
+    without = [f"-pno:{name}" for name in ("cacheprovider", "randomly", "schemathesis", "faker")]
+    command = [sys.executable, "-m", "pytest", *without, "-q", *arguments]
     return subprocess.run(
         command, cwd=project, env=environment, capture_output=True, text=True, timeout=PATIENCE - 10, check=False
     )
 
 
-def passes(project: Path, *arguments: str) -> str:
-    ran = run(project, *arguments)
+def passes(project: Path, *arguments: str, server: PostgresServerForTests | None = None) -> str:
+    ran = run(project, *arguments, server=server)
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     return ran.stdout
 
@@ -77,16 +84,16 @@ def test_examples_with_a_world_of_their_own_run(project: Path) -> None:
     assert [name for name in SERVERS_OF_THEIR_OWN if f"PASSED {name}" not in said] == []
 
 
-def test_the_example_for_pytest_asyncio_runs(project: Path) -> None:
-    assert "1 passed" in passes(project, "-p", "no:anyio", WITH_ASYNCIO)
+def test_the_example_for_pytest_asyncio_runs(project: Path, postgres_server: PostgresServerForTests) -> None:
+    assert "1 passed" in passes(project, "-p", "no:anyio", WITH_ASYNCIO, server=postgres_server)
 
 
-def test_the_example_for_anyio_runs(project: Path) -> None:
-    assert "1 passed" in passes(project, "-p", "no:asyncio", WITH_ANYIO)
+def test_the_example_for_anyio_runs(project: Path, postgres_server: PostgresServerForTests) -> None:
+    assert "1 passed" in passes(project, "-p", "no:asyncio", WITH_ANYIO, server=postgres_server)
 
 
-def test_a_failing_assertion_says_what_the_guide_says(project: Path) -> None:
-    ran = run(project, FAILING)
+def test_a_failing_assertion_says_what_the_guide_says(project: Path, postgres_server: PostgresServerForTests) -> None:
+    ran = run(project, FAILING, server=postgres_server)
     assert ran.returncode == 1, ran.stdout
     said = "\n".join(line.removeprefix("E").strip() for line in ran.stdout.splitlines())
     (expected,) = blocks("output-of").values()
@@ -103,9 +110,11 @@ def test_the_examples_have_complete_types(project: Path) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
-def test_the_readmes_example_runs_with_the_files_of_the_guide(project: Path) -> None:
+def test_the_readmes_example_runs_with_the_files_of_the_guide(
+    project: Path, postgres_server: PostgresServerForTests
+) -> None:
     """The README shows one test and leaves the rest to the guide."""
     section = (REPOSITORY / "README.md").read_text().partition("## In your tests")[2]
     example = next(text for language, _, _, text in BLOCK.findall(section) if language == "python")
     (project / "test_readme.py").write_text(example)
-    assert "1 passed" in passes(project, "test_readme.py")
+    assert "1 passed" in passes(project, "test_readme.py", server=postgres_server)

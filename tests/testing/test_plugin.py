@@ -33,7 +33,7 @@ INI = """
     [pytest]
     pythonpath = .
     aftercommit_app = shop:outbox
-    addopts = -p no:cacheprovider
+    addopts = -p no:cacheprovider -p no:schemathesis -p no:faker
 """
 
 

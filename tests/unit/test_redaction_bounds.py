@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from aftercommit.feed.redaction import WITHHELD, Redactor
 from aftercommit.feed.redaction import redactor as redaction
-from aftercommit.feed.redaction.patterns import Looks
+from aftercommit.feed.redaction.patterns import PARTS, Looks
 from aftercommit.feed.redaction.rules import RULES
+from tests.sizes import examples
 
 redactor = Redactor()
 pytestmark = pytest.mark.contract("L10")
@@ -19,6 +20,29 @@ def test_a_text_with_more_to_judge_than_time_allows_is_withheld(unit: str):
 
     assert redactor.text(unit * (judged - 1)) != WITHHELD
     assert redactor.text(unit * (3 * judged)) == WITHHELD
+
+
+@pytest.mark.parametrize("part", ["--tokens{0}", "{0} of 10 = 1", "a\u200bb{0}"])
+def test_of_very_many_small_texts_those_beyond_the_bound_are_withheld(part: str):
+    shown = Redactor().value({"parts": [part.format(number) for number in range(3 * PARTS)], "last": "word"})
+
+    assert WITHHELD not in shown["parts"][:100]
+    assert set(shown["parts"][-100:]) == {WITHHELD}
+    assert shown["last"] == "word"
+
+
+def test_of_very_many_names_that_may_say_something_those_beyond_the_bound_hide_their_values():
+    shown = Redactor().value({f"phone{number}": "12" for number in range(2 * PARTS)})
+
+    assert shown["phone0"] == "12"
+    assert f"phone{2 * PARTS - 1}" not in shown
+    assert list(shown.values())[-1] == "[redacted:secret]"
+
+
+def test_many_names_of_no_meaning_are_no_reason_to_withhold_anything():
+    wide = {f"row-{number}": number for number in range(5 * PARTS)}
+
+    assert Redactor().value(wide) == wide
 
 
 def test_a_dump_that_is_full_of_personal_data_is_redacted_one_by_one():
@@ -33,7 +57,7 @@ class TestQuickWays:
     """Texts that are passed by without asking every rule are those in which no rule finds anything."""
 
     @given(st.text(alphabet="eyJhawkbrtokn=:@%->. \t4p1x(+", max_size=12))
-    @settings(max_examples=2000)
+    @settings(max_examples=examples(2000))
     @example("hawk abcdef")
     @example("pw=x")
     @example("--pw x")

@@ -15,6 +15,7 @@ from aftercommit.feed.redaction.numbers import Span
 from aftercommit.feed.redaction.patterns import Looks
 from aftercommit.feed.redaction.quick import always, is_plain
 from aftercommit.feed.redaction.rules import RULES
+from tests.sizes import examples
 from tests.unit import test_redaction_disguises as disguises
 from tests.unit.hostile_texts import UNITS
 from tests.unit.test_redaction import GONE, STAYS
@@ -89,7 +90,7 @@ MIXED = st.lists(st.one_of(PIECE, st.sampled_from([" ", "", ", ", "x"])), max_si
 
 
 @given(MIXED)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @example("::2")
 @example("AB123456C")
 @example("--pw x")
@@ -118,13 +119,13 @@ def test_what_follows_a_name_is_gone_however_short_it_is(name: str, between: str
 
 
 @given(st.text(alphabet="pw=: -@.1eyJhawkbrA_%3>x\t", min_size=1, max_size=11))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_a_short_text_becomes_the_same_as_by_asking_every_rule(text: str) -> None:
     assert quick.text(text) == slow.text(text)
 
 
 @given(st.one_of(PIECE, MIXED))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_quick_test_says_yes_wherever_its_rule_finds_something(text: str) -> None:
     folded = redaction._folded(text)[0]
     lowered = folded.lower() if len(folded.lower()) == len(folded) else folded.translate(redaction._LOWER)
@@ -161,7 +162,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @example([4111111111111111, -4111111111111111, 52998224725, 12345678901])
 @example({"n": {"name": "Cookie", "value": "x"}, "joe@example.com": 1, "phone": 123456789, "key": 123})
 def test_a_value_becomes_the_same_as_by_asking_every_rule(value: Any) -> None:
@@ -171,7 +172,7 @@ def test_a_value_becomes_the_same_as_by_asking_every_rule(value: Any) -> None:
 
 
 @given(VALUES)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_what_is_kept_is_kept_on_quick_ways_too(value: Any) -> None:
     keep = ("card", "national-id", "phone")
 
@@ -179,7 +180,7 @@ def test_what_is_kept_is_kept_on_quick_ways_too(value: Any) -> None:
 
 
 @given(st.one_of(MIXED, st.lists(st.one_of(*SHAPES), max_size=4).map(" ".join)))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @example("id 11010519491231002X")
 @example("x RSSMRA85T10A562S")
 @example("+1 (415) 555-2671")
@@ -206,7 +207,7 @@ def mailboxes(text: str) -> Iterator[Span]:
 
 
 @given(st.lists(st.sampled_from(["a", "b.cd", "@", "%40", " ", "\n", ".", "://", "[1.2.3.4]", "x@y.zz"])).map("".join))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_mailboxes_are_the_same_as_word_by_word(text: str) -> None:
     assert list(addresses.emails(text, text.lower(), Looks(len(text)))) == list(mailboxes(text))
 

@@ -11,6 +11,7 @@ from aftercommit.feed.redaction import addresses, named, numbers, quick, rules, 
 from aftercommit.feed.redaction import redactor as redaction
 from aftercommit.feed.redaction.patterns import Looks
 from aftercommit.feed.redaction.rules import RULES
+from tests.sizes import size
 from tests.unit.hostile_texts import repeated
 from tests.unit.steps import Count, Steps, Text
 
@@ -69,15 +70,16 @@ def steps_for(text: str, count: Count) -> int:
     return count.steps
 
 
+@pytest.mark.sized
 @pytest.mark.parametrize("unit", WORST, ids=ascii)
 def test_twice_the_text_takes_twice_the_steps(unit: str, count: Count) -> None:
-    half, whole = (steps_for(repeated(unit, length), count) for length in (600, 1200))
+    half, whole = (steps_for(repeated(unit, length), count) for length in size((300, 600), (600, 1200)))
 
     # A little more where something is looked for within a bound; a rule that goes over its text again takes four times.
     assert whole < 2.4 * half
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join))
-@settings(max_examples=15, derandomize=True, deadline=None)
+@settings(max_examples=size(5, 50), derandomize=True, deadline=None)
 def test_no_mixture_takes_more_than_so_many_steps_for_a_character(count: Count, unit: str) -> None:
     assert steps_for(repeated(unit, 1500), count) < 1500 * MOST_STEPS
