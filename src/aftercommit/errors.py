@@ -44,6 +44,11 @@
     ├── FollowError                a feed cannot be followed from here
     │   ├── FeedRefused            the server refuses, and waiting does not help
     │   └── BookmarkError          a reader's place can be neither read nor kept
+    ├── BotError                   the Telegram bot cannot work as it was told
+    │   ├── TelegramRefused        Telegram does not know the token
+    │   └── StateError             the bot's state cannot be used
+    │       ├── StateTaken         another bot works on it
+    │       └── StateUnavailable   at the moment
     ├── DrainFailed                in a test: a handler or the transport failed
     ├── DrainNeverEnded            in a test: there is always more to do
     └── MissingExtra               an optional dependency is not installed
@@ -303,3 +308,29 @@ class FeedRefused(FollowError):
 
 class BookmarkError(FollowError):
     """The place of a reader can be neither read nor kept where it was told to be."""
+
+
+class BotError(AftercommitError):
+    """The Telegram bot cannot work as it was told."""
+
+
+class TelegramRefused(BotError):
+    """Telegram does not know the bot's token, or no longer; waiting does not help. The token itself is never shown."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"Telegram refuses the bot's token ({reason}): set AFTERCOMMIT_BOT_TOKEN to one that @BotFather has given"
+        )
+        self.reason = reason
+
+
+class StateError(BotError):
+    """What the bot remembers cannot be used as it is."""
+
+
+class StateTaken(StateError):
+    """Another bot works on the same state; two would send everything twice."""
+
+
+class StateUnavailable(StateError):
+    """The bot's state can be neither read nor written at the moment."""

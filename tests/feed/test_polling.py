@@ -50,7 +50,7 @@ async def test_a_304_costs_no_query_and_has_no_body(journal: Journal):
             answer = await reading.poll(headers={"If-None-Match": tag})
             assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
             assert answer.headers["cache-control"] == "private, no-cache"
-            assert answer.headers["vary"] == "Authorization"
+            assert answer.headers["vary"] == "Authorization, X-User-Id"
         assert reading.app.hub.questions == questions
 
 
@@ -253,7 +253,7 @@ async def test_a_full_page_behind_the_head_may_be_kept_for_ever(journal: Journal
         first = cursor_of(page.json()["lines"][0])
         closed = await reading.poll(limit=2, afterCursor=first)
         assert closed.headers["cache-control"] == "private, max-age=31536000, immutable"
-        assert (closed.headers["vary"], closed.headers["x-has-more"]) == ("Authorization", "true")
+        assert (closed.headers["vary"], closed.headers["x-has-more"]) == ("Authorization, X-User-Id", "true")
         assert closed.headers["x-total-count"] == "6"
         oldest = await reading.poll(limit=2, afterCursor="1970-01-01T00:00:00.000Z#000")
         assert oldest.headers["cache-control"] == "private, no-cache", "retention moves what is the oldest"

@@ -39,7 +39,7 @@ async def test_a_page_that_was_read_back_is_the_same_whatever_comes_and_its_tag_
         fifth = cursor_of(lines[4])
         full = await reading.poll(limit=4, beforeCursor=fifth)
         assert full.headers["cache-control"] == "private, max-age=31536000, immutable"
-        assert full.headers["vary"] == "Authorization"
+        assert full.headers["vary"] == "Authorization, X-User-Id"
         short = await reading.poll(limit=5, beforeCursor=fifth)
         assert short.headers["cache-control"] == "private, no-cache"
         await journal.write("new")

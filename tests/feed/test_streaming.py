@@ -273,6 +273,28 @@ async def test_a_revoked_token_ends_its_stream_and_its_long_poll(journal: Journa
         assert (await reading.poll(headers=bearer)).status_code == 401
 
 
+@pytest.mark.contract("L8")
+async def test_once_a_revocation_is_in_force_its_streams_get_nothing_more(journal: Journal):
+    listener = Listener(journal.database)
+    access = BearerAccess(TokenVerifier(journal.keys), journal.database, journal.outbox, listener=listener)
+    # The timer would only notice after the test.
+    app = journal.app(access, listener=listener, services=[access], times=StreamTimes(tick=60.0))
+    async with journal.served(app) as reading, listener:
+        bearer = journal.bearer("grace")
+        async with reading.stream(headers=bearer) as stream:
+            await stream.block()
+            with psycopg.connect(journal.dsn, autocommit=True) as connection:
+                revoke(connection, journal.outbox.shape, "user", "grace")
+            while (await reading.poll(headers=bearer)).status_code != 401:
+                pass
+            await journal.write("too late")
+            rest = []
+            while (block := await stream.block()) is not None:
+                rest.append(block)
+    assert [block.get("event") for block in rest if "event" in block] == ["bye"]
+    assert "too late" not in str(rest)
+
+
 async def test_too_many_streams_of_a_user_are_429_and_too_many_in_all_503(journal: Journal):
     app = journal.app(caps=StreamCaps(total=3, per_user=2))
     async with journal.served(app) as reading:

@@ -21,7 +21,7 @@ from aftercommit.client.connection import Answer, Connection, Lost
 from aftercommit.client.credential import Credential
 from aftercommit.client.machine import UNAUTHORIZED, Pace, is_passing
 from aftercommit.client.options import ReadOptions
-from aftercommit.client.wire import LOGS, Address, FeedEvent, Page, Unreadable
+from aftercommit.client.wire import END, LOGS, Address, FeedEvent, Page, Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.errors import DeclarationError, FeedRefused, FollowError
 from aftercommit.text import readable
@@ -59,7 +59,7 @@ async def read_back(
     async with aclosing(_Asking(url, options)) as asking:
         place = before
         if place is None:
-            newest = await asking.page(None)
+            newest = await asking.page_before(END)
             for event in reversed(newest.events):
                 yield event
             # One that is not full says how far back the server has looked, which may be before its first event.

@@ -14,6 +14,8 @@ from aftercommit.errors import DeclarationError, FeedRefused
 
 _SCHEMES: Final = ("http", "https")
 _LONGEST_MESSAGE: Final = 500
+# Before what is yet to come: asks for the newest page, wherever a feed begins.
+END: Final = "end"
 
 
 class Unreadable(ValueError):

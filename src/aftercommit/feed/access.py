@@ -1,11 +1,12 @@
 """Who asks: a reader with permissions, and the one question that every way out asks before it lets anything out.
 
-Pure. `bearer.BearerAccess` answers it from bearer tokens; a team may bring an `Access` of its own.
+Pure. `bearer.BearerAccess` answers it from bearer tokens, `trusted.TrustedUsers` also from what a trusted caller says;
+a team may bring an `Access` of its own.
 """
 
 import hashlib
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -35,12 +36,24 @@ class Reader(msgspec.Struct, frozen=True):
 class Access(Protocol):
     """How a server finds out who asks. One that is a `Service` is started and stopped with the server."""
 
-    async def reader(self, authorization: str | None, headers: Mapping[str, str]) -> Reader:
-        """Whoever shows this Authorization header, otherwise Unauthorized. Names of headers are in lower case."""
+    async def reader(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
+        """Whoever shows this Authorization header, otherwise Unauthorized. Names of headers are in lower case.
+
+        `peer` is the address at the other end of the connection, None where the server does not tell it.
+        """
         ...
 
     def still_valid(self, reader: Reader) -> bool:
         """Whether the reader's token has neither expired nor been revoked since; in memory, asks nobody."""
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """An access that tells when it has learnt something: streams of those who may not read any more end at once."""
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Call this then."""
         ...
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.access import Access
+from aftercommit.feed.access import Access, Watched
 from aftercommit.feed.cors import Cors
 from aftercommit.feed.declaration import Feed
 from aftercommit.feed.endpoint import Endpoint
@@ -63,7 +63,7 @@ class FeedApp:
         self,
         database: Database,
         feeds: Mapping[str, Feed],
-        access: Access,
+        access: Access | Mapping[str, Access],
         *,
         exists: Exists | None = None,
         cors: Cors | Collection[str] | None = None,
@@ -78,8 +78,9 @@ class FeedApp:
         """Connects nothing; the lifespan does.
 
         `feeds` says which feed is read at which path. One part of a path may be in braces and is the feed's key;
-        without it the feed has one key, or one for each user. `exists` decides between 404 and an empty page.
-        `services` run with the lifespan: by default `access`, when it is one.
+        without it the feed has one key, or one for each user. `access` is that of all paths, or one for each.
+        `exists` decides between 404 and an empty page. `services` run with the lifespan: by default the `access` that
+        are services.
         """
         if not feeds:
             raise DeclarationError("no feed is given: there would be nothing to read")
@@ -89,8 +90,12 @@ class FeedApp:
         self.hub = FeedHub(database, list(self.feeds.values()), listener=self.listener, settings=hub, probe=probe)
         self.limiter = RateLimiter(database, next(iter(self.feeds.values())).outbox, probe=probe)
         self.streams = Streams(caps, times, probe)
-        self.access = access
-        given = [access] if services is None and isinstance(access, Service) else services or ()
+        self._access = _of_each(self.feeds, access)
+        for watched in dict.fromkeys(self._access.values()):
+            if isinstance(watched, Watched):
+                watched.watch(self.streams.look)
+        own = [each for each in dict.fromkeys(self._access.values()) if isinstance(each, Service)]
+        given = own if services is None else services
         self.services: list[Service] = [*given, self.limiter, self.hub, self.streams]
         self.failed: str | None = None
         self._runs_listener = listener is None
@@ -174,9 +179,10 @@ class FeedApp:
                 f"{path!r:.100} is no path for a feed: write /parts/like/this, one of them in braces when it is the key"
             )
         parameter = path_parameter(path)
-        gate = Gate(feed, self.access, self.limiter, exists)
+        access = self._access[path]
+        gate = Gate(feed, access, self.limiter, exists)
         polling = Polling(feed, parameter, self.hub, gate, self.streams)
-        streaming = Streaming(feed, parameter, self.hub, gate, self.streams, self.access)
+        streaming = Streaming(feed, parameter, self.hub, gate, self.streams, access)
         yield self._address(path, polling)
         yield self._address(f"{path}/stream", streaming)
 
@@ -212,6 +218,16 @@ class FeedApp:
             for number, handler in before.items():
                 if signal.getsignal(number) is drain_first:
                     signal.signal(number, handler)
+
+
+def _of_each(paths: Mapping[str, Feed], access: Access | Mapping[str, Access]) -> dict[str, Access]:
+    """Who lets readers in, by path."""
+    if not isinstance(access, Mapping):
+        return dict.fromkeys(paths, access)
+    missing = [path for path in paths if path not in access]
+    if missing:
+        raise DeclarationError(f"nobody says who may read {', '.join(missing)}: give an access for each path")
+    return dict(access)
 
 
 async def run_lifespan(lifespan: Callable[[], Any], receive: Receive, send: Send) -> None:

@@ -13,13 +13,15 @@ from aftercommit.feed.filters import Chosen
 from aftercommit.feed.http import parameters_of
 
 LONGEST_WAIT = 60
+# Before what is yet to come: the newest page, wherever a feed begins.
+END = "end"
 # Pollers ask the same thing again and again, and many of them the same as others.
 REMEMBERED = 2048
 _WAIT = re.compile(r'(?:^|[,;\s])wait\s*=\s*"?(\d{1,6})"?\s*(?:$|[,;])', re.IGNORECASE)
 
 
 class Asked(NamedTuple):
-    """What comes after a cursor, or the newest."""
+    """What comes after a cursor; without one the newest, or, where the feed begins there, the oldest that is kept."""
 
     after: Cursor | None
     limit: int
@@ -69,6 +71,8 @@ class Questions:
             said = f"{' and '.join(places)} cannot be asked for together: give one of {', '.join(self._places)}"
             raise bad_request(said, parameter=places[1])
         asked, wire = self._asked(given), self._feed.wire
+        if given.get(wire.before) == END:
+            return asked._replace(after=None)
         if wire.before in given:
             return AskedBack(self._feed.cursor.parse(given[wire.before]), asked.limit, asked.chosen)
         if wire.from_time in given:
@@ -78,8 +82,10 @@ class Questions:
     def _asked(self, given: Mapping[str, str]) -> Asked:
         feed = self._feed
         cursor = given.get(feed.wire.cursor)
+        # Number 0 stands before everything that is kept.
+        beginning = Cursor(0) if feed.begins == "oldest" else None
         return Asked(
-            feed.cursor.parse(cursor) if cursor is not None else None,
+            feed.cursor.parse(cursor) if cursor is not None else beginning,
             feed.limits.parse(feed.wire.limit, given.get(feed.wire.limit)),
             feed.chosen(given),
         )

@@ -7,7 +7,7 @@ revocations) is in memory and kept up to date beside the requests.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -62,8 +62,9 @@ class BearerAccess(DatabaseService):
         self.service_tokens = ServiceTokens(self._shape)
         self.revocations = Revocations(self._shape)
         self._has_read = asyncio.Event()
+        self._watchers: list[Callable[[], None]] = []
 
-    async def reader(self, authorization: str | None, headers: Mapping[str, str]) -> Reader:
+    async def reader(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
         """Whoever shows this header; Unauthorized when it is nobody we know, with one text for every reason."""
         try:
             reader = self._reader(_credential(authorization), headers)
@@ -81,6 +82,18 @@ class BearerAccess(DatabaseService):
         if reader.service is not None:
             return self.service_tokens.stands(reader)
         return not self.revocations.hit(reader)
+
+    async def grants(self, permission: str) -> bool:
+        """Whether some service token names this permission, also one that has expired. Without a database none can."""
+        if self._database is None:
+            return False
+        await self._first_read()
+        self._require_fresh()
+        return self.service_tokens.grants(permission)
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Call this whenever it was read anew who may come in: before anything else happens."""
+        self._watchers.append(call)
 
     async def run(self) -> None:
         """Keep up with service tokens and revocations until stopped; survives the database."""
@@ -107,9 +120,15 @@ class BearerAccess(DatabaseService):
 
     async def _keep_up(self, connection: psycopg.AsyncConnection[Any]) -> None:
         await self.service_tokens.refresh(connection)
+        self._tell()
         await self.revocations.refresh(connection)
+        self._tell()
         self._has_read.set()
         await self.service_tokens.note_use(connection)
+
+    def _tell(self) -> None:
+        for call in self._watchers:
+            call()
 
     def _reader(self, credential: str, headers: Mapping[str, str]) -> Reader:
         if credential.startswith(PREFIX):
@@ -119,13 +138,15 @@ class BearerAccess(DatabaseService):
         return self._tokens.verify(credential)
 
     async def _require_not_revoked(self, reader: Reader) -> None:
-        if self._database is not None and not self._has_read.is_set():
+        if self._database is not None:
             await self._first_read()
         if self.revocations.hit(reader):
             raise Unauthorized("the token was revoked")
 
     async def _first_read(self) -> None:
         """A server that has just begun gets a moment for it."""
+        if self._has_read.is_set():
+            return
         if self._task is not None and not self._task.done():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_read.wait(), BEGIN_SECONDS)
@@ -135,9 +156,12 @@ class BearerAccess(DatabaseService):
     def _service(self, credential: str, user: str | None) -> Reader:
         if self._database is None:
             raise Unauthorized("service tokens need a database, and none is configured")
+        self._require_fresh()
+        return self.service_tokens.verify(credential, user)
+
+    def _require_fresh(self) -> None:
         if self.service_tokens.age > self._trust:
             raise DatabaseUnavailable("service tokens cannot be checked: the database has not been reached for a while")
-        return self.service_tokens.verify(credential, user)
 
 
 def _credential(authorization: str | None) -> str:

@@ -10,7 +10,7 @@ logs = Feed(
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from aftercommit.errors import BadParameter, DeclarationError
 from aftercommit.event.definition import checked_name
@@ -103,12 +103,14 @@ class Feed:
         wire: Wire | None = None,
         permission: str | None = None,
         rates: "Sequence[Rate]" = (),
+        begins: Literal["newest", "oldest"] = "newest",
         item_schema: Mapping[str, Any] | None = None,
     ) -> None:
         """Declare; the outbox is told which indexes its log needs, and `migrate` makes them.
 
         A facet is the name of a payload's field (`"level"`, `"context.tenant"`), which history finds by index, or a
-        function of the event, for which history has to look at event by event.
+        function of the event, for which history has to look at event by event. `begins` says what comes first without
+        a cursor: the newest page, or the oldest that is kept, so that whoever just goes on has read everything.
         """
         self.name = checked_name(name, "feed", _LONGEST_NAME)
         self.outbox = outbox
@@ -122,6 +124,7 @@ class Feed:
         self.wire = wire or Wire()
         self.permission = _checked_permission(name, permission)
         self.rates = tuple(rates)
+        self.begins = _checked_begin(name, begins)
         self.item_schema = dict(item_schema or {"type": "object"})
         self.withheld = 0
         self._facets = Facets(name, facets or {})
@@ -173,6 +176,12 @@ class Feed:
             if declared.parameter in parameters:
                 raise DeclarationError(f"feed {self.name!r}: the parameter {declared.parameter!r} is declared twice")
             parameters.append(declared.parameter)
+
+
+def _checked_begin(name: str, begins: Literal["newest", "oldest"]) -> Literal["newest", "oldest"]:
+    if begins not in ("newest", "oldest"):
+        raise DeclarationError(f"feed {name!r}: begins={begins!r:.60} must be 'newest' or 'oldest'")
+    return begins
 
 
 def _checked_permission(name: str, permission: str | None) -> str | None:

@@ -51,10 +51,10 @@ class Gate:
         self._permission = lru_cache(maxsize=REMEMBERED)(self._needed)
         self._what = what_of(feed)
 
-    async def admit(self, headers: Mapping[str, str], key: str | None) -> Admission:
+    async def admit(self, headers: Mapping[str, str], key: str | None, peer: str | None = None) -> Admission:
         """The reader and the key; without a key in the address the reader's own. Otherwise a Problem."""
         try:
-            reader = await self._access.reader(headers.get("authorization"), headers)
+            reader = await self._access.reader(headers.get("authorization"), headers, peer)
         except Unauthorized as refusal:
             raise unauthorized() from refusal
         asked = self._own_key(reader) if key is None else key

@@ -18,6 +18,8 @@ Header = tuple[bytes, bytes]
 
 JSON: Header = (b"content-type", b"application/json")
 NO_STORE: Header = (b"cache-control", b"no-store")
+# Who asks is told by both: a cache must not hand what a program read for one user to the next one it asks for.
+VARY: Header = (b"vary", b"Authorization, X-User-Id")
 CONNECTION = "aftercommit.connection"
 # In a scope: the methods that all routes at this address answer, where somebody knows of the others.
 ALLOWED = "aftercommit.allowed"
@@ -58,6 +60,12 @@ def headers_of(scope: Scope) -> dict[str, str]:
         value = raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
+
+
+def peer_of(scope: Scope) -> str | None:
+    """The address at the other end of the connection, where the server tells one."""
+    client = scope.get("client")
+    return client[0] if client else None
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftercommit._version import __version__
-from aftercommit.feed.asking import LONGEST_WAIT
+from aftercommit.feed.asking import END, LONGEST_WAIT
 from aftercommit.feed.declaration import Feed
 from aftercommit.feed.gate import policy_of, what_of
 
@@ -83,7 +83,7 @@ def _poll(path: str, feed: Feed) -> Json:
         "tags": [feed.name],
         "summary": f"A page of {feed.name}",
         "description": (
-            f"The most recent items without `{feed.wire.cursor}`, otherwise those after it; always in ascending order. "
+            f"{_beginning(feed)} without `{feed.wire.cursor}`, otherwise those after it; always in ascending order. "
             "Ask again with the ETag in `If-None-Match`: 304 says that there is nothing new. "
             f"Instead of `{feed.wire.cursor}`, `{feed.wire.before}` reads back and `{feed.wire.from_time}` begins "
             "at a time."
@@ -113,7 +113,7 @@ def _stream(path: str, feed: Feed) -> Json:
         "description": (
             f"Server-sent events: `{feed.wire.event_name}` carries an item, and its id is the cursor behind it. An id "
             "alone says how far was looked. `reset` says that the cursor is gone and where to go on, `bye` that the "
-            "server ends the stream: connect again with the last id. Without a cursor the most recent items come first."
+            f"server ends the stream: connect again with the last id. {_beginning(feed)} come first without a cursor."
         ),
         "parameters": [
             *_parameters(path, feed),
@@ -134,6 +134,10 @@ def _stream(path: str, feed: Feed) -> Json:
     }
 
 
+def _beginning(feed: Feed) -> str:
+    return "The most recent items" if feed.begins == "newest" else "The oldest items that are kept"
+
+
 def _parameters(path: str, feed: Feed) -> list[Json]:
     parameters: list[Json] = []
     name = path_parameter(path)
@@ -151,7 +155,7 @@ def _parameters(path: str, feed: Feed) -> list[Json]:
         {
             "name": feed.wire.cursor,
             "in": "query",
-            "description": "Where to go on: the cursor behind the last item that was read. Percent-encode it.",
+            "description": "Where to go on: the cursor behind the last item that was read.",
             "example": feed.cursor.example,
             "schema": {"type": "string", "pattern": feed.cursor.pattern},
         },
@@ -182,11 +186,12 @@ def _back_parameters(feed: Feed) -> list[Json]:
             "in": "query",
             "description": (
                 "Items right before this cursor; `previousCursor` goes further back, and is null at the beginning. "
+                f"`{END}` stands before what is yet to come: the newest page. "
                 "The newest page has one, too, where it did not look at all that there is. "
                 f"Not together with `{feed.wire.cursor}` or `{feed.wire.from_time}`."
             ),
             "example": feed.cursor.example,
-            "schema": {"type": "string", "pattern": feed.cursor.pattern},
+            "schema": {"type": "string", "pattern": f"{feed.cursor.pattern}|^{END}$"},
         },
         {
             "name": feed.wire.from_time,

@@ -9,14 +9,13 @@ from aftercommit.feed.declaration import Feed
 from aftercommit.feed.endpoint import Endpoint
 from aftercommit.feed.etag import tag_of
 from aftercommit.feed.gate import Admission, Gate
-from aftercommit.feed.http import JSON, Header, Receive, Scope, Send, answer, connection_of
+from aftercommit.feed.http import JSON, VARY, Header, Receive, Scope, Send, answer, connection_of, peer_of
 from aftercommit.feed.hub import FeedHub
 from aftercommit.feed.ready import Ready, ReadyPages, ready_page
 from aftercommit.feed.strand import Strand
 from aftercommit.feed.streams import Streams
 from aftercommit.service import Waker, wait_for_any
 
-VARY: Final[Header] = (b"vary", b"Authorization")
 AT_HEAD: Final[Header] = (b"cache-control", b"private, no-cache")
 CLOSED: Final[Header] = (b"cache-control", b"private, max-age=31536000, immutable")
 HAS_MORE: Final[Header] = (b"x-has-more", b"true")
@@ -37,7 +36,7 @@ class Polling(Endpoint):
         self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send
     ) -> None:
         """A page, or 304 when the client has it."""
-        admission = await self._gate.admit(headers, key)
+        admission = await self._gate.admit(headers, key, peer_of(scope))
         question = self._questions.read_page(scope["query_string"])
         strand = await self._hub.strand(self.feed, admission.key)
         held = headers.get("if-none-match")

@@ -81,6 +81,10 @@ class ServiceTokens:
         """Whether the token behind the reader is still there."""
         return reader.service in self._known
 
+    def grants(self, permission: str) -> bool:
+        """Whether a token that was not revoked names this permission. One that has expired counts: it was meant."""
+        return any(known.permissions.name(permission) for known in self._known.values())
+
     def begin_anew(self) -> None:
         """The next look reads everything: behind the connection may be another server now."""
         self._since = 0

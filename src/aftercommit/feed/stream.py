@@ -15,7 +15,18 @@ from aftercommit.feed.blocks import Block, blocks_of
 from aftercommit.feed.cursor import Cursor
 from aftercommit.feed.errors import gone
 from aftercommit.feed.filters import Chosen
-from aftercommit.feed.http import Connection, Header, Message, Receive, Scope, Send, connection_of, innermost, lost
+from aftercommit.feed.http import (
+    VARY,
+    Connection,
+    Header,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    connection_of,
+    innermost,
+    lost,
+)
 from aftercommit.feed.hub import FeedHub
 from aftercommit.feed.page import Page
 from aftercommit.feed.strand import Strand
@@ -29,7 +40,7 @@ HISTORY_ENTRIES: Final = 200
 HEADERS: Final[list[Header]] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"private, no-cache, no-transform"),
-    (b"vary", b"Authorization"),
+    VARY,
     # nginx would otherwise keep events until it has some kilobytes of them.
     (b"x-accel-buffering", b"no"),
 ]

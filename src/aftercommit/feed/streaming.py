@@ -8,14 +8,15 @@ from aftercommit.feed.cursor import Cursor
 from aftercommit.feed.declaration import Feed
 from aftercommit.feed.endpoint import Endpoint
 from aftercommit.feed.gate import Gate
-from aftercommit.feed.http import Receive, Scope, Send, answer
+from aftercommit.feed.http import Receive, Scope, Send, answer, peer_of
 from aftercommit.feed.hub import FeedHub
 from aftercommit.feed.stream import HEADERS, Stream
 from aftercommit.feed.streams import Streams
 
 
 class Streaming(Endpoint):
-    """Events as they come, after those that came since the reader's cursor. Without one: the most recent, then news."""
+    """Events as they come, after those that came since the reader's cursor. Without one: the most recent, then news,
+    or all that is kept, where the feed declares it."""
 
     def __init__(
         self, feed: Feed, parameter: str | None, hub: FeedHub, gate: Gate, streams: Streams, access: Access
@@ -28,7 +29,7 @@ class Streaming(Endpoint):
         self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send
     ) -> None:
         """Stream until one of the two ends it. Refusals come before the first byte, with a status."""
-        admission = await self._gate.admit(headers, key)
+        admission = await self._gate.admit(headers, key, peer_of(scope))
         asked = self._questions.read(scope["query_string"])
         # A browser that comes back sends the address of the first time, and here how far it has come since.
         resumed = headers.get("last-event-id")

@@ -187,9 +187,13 @@ class Streams(Service):
             passed, looked = time.monotonic() - looked, time.monotonic()
             # While this process had no time for its readers they were not the ones who were slow.
             self.now += min(passed, 2 * self.times.tick)
-            for stream in tuple(self._open):
-                self._look(stream)
+            self.look()
         self._cut_all()
+
+    def look(self) -> None:
+        """At every stream: whether its reader may go on, and whether it does."""
+        for stream in tuple(self._open):
+            self._look(stream)
 
     def _look(self, stream: Watched) -> None:
         try:

@@ -19,11 +19,11 @@ export interface FeedOptions {
   readonly fetch?: typeof fetch;
 }
 
-/** At most one of `after`, `before` and `fromTime` says where the page lies; without any it is the newest. */
+/** At most one of `after`, `before` and `fromTime` says where the page lies; without any it is where the feed begins. */
 export interface PageRequest {
   /** The page behind this cursor. */
   readonly after?: string | null;
-  /** The page right before this cursor; its `previous` goes further back. */
+  /** The page right before this cursor; its `previous` goes further back. `"end"`: the newest page. */
   readonly before?: string;
   /** The page that begins at this time. */
   readonly fromTime?: Date;

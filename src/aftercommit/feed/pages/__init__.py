@@ -1,4 +1,7 @@
-"""`/docs`: a page of our own that draws the OpenAPI description. It needs nothing from elsewhere, and works offline."""
+"""`/docs`: a page of our own that draws the OpenAPI description. It needs nothing from elsewhere, and works offline.
+
+Where the description has `externalDocs`, the page shows them as the way back: to an index page, or to a handbook.
+"""
 
 from collections.abc import Callable, Mapping
 from importlib.resources import files

@@ -4,6 +4,42 @@
 const METHODS = ["get", "post", "put", "patch", "delete"];
 const LONGEST_SHOWN = 100_000;
 
+// --- colours: the same choice as on the other pages of this origin, applied before anything is painted
+
+const THEME = "aftercommit.theme";
+const THEMES = { system: "System", light: "Light", dark: "Dark" };
+
+function keptTheme() {
+  try {
+    const kept = localStorage.getItem(THEME);
+    return kept in THEMES ? kept : "system";
+  } catch {
+    return "system"; // Storage may be forbidden: then the choice lasts as long as the page.
+  }
+}
+
+function applyTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+}
+
+function wireTheme() {
+  const names = Object.keys(THEMES);
+  let theme = keptTheme();
+  const name = document.getElementById("theme-name");
+  name.textContent = THEMES[theme];
+  document.getElementById("theme").onclick = () => {
+    theme = names[(names.indexOf(theme) + 1) % names.length];
+    applyTheme(theme);
+    name.textContent = THEMES[theme];
+    try { localStorage.setItem(THEME, theme); } catch { /* as above */ }
+  };
+}
+
+applyTheme(keptTheme());
+
+// --- the description
+
 function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children);
@@ -32,18 +68,47 @@ function expanded(api, schema, depth = 6) {
   return Object.fromEntries(Object.entries(whole).map(([key, value]) => [key, expanded(api, value, depth - 1)]));
 }
 
+// Something that fits a schema, to begin with: what it gives as an example, otherwise what has to be there.
+function exampleOf(schema) {
+  const { example, examples, default: chosen, const: fixed, enum: values } = schema ?? {};
+  for (const given of [example, examples?.[0], fixed, chosen, values?.[0]]) if (given !== undefined) return given;
+  const choice = schema?.oneOf?.[0] ?? schema?.anyOf?.[0];
+  if (choice) return exampleOf(choice);
+  if (schema?.allOf) return Object.assign({}, ...schema.allOf.map(exampleOf));
+  const type = [].concat(schema?.type ?? (schema?.properties ? "object" : "null")).find((each) => each !== "null");
+  if (type === "object") return exampleObject(schema);
+  if (type === "array") return schema.minItems > 0 ? [exampleOf(schema.items)] : [];
+  if (type === "string") return exampleText(schema);
+  if (type === "integer" || type === "number") return schema.minimum ?? 1;
+  return type === "boolean" ? false : null;
+}
+
+function exampleObject({ properties = {}, required = [] }) {
+  const told = Object.entries(properties).filter(([name, each]) => required.includes(name) || each.example !== undefined || each.examples);
+  return Object.fromEntries(told.map(([name, each]) => [name, exampleOf(each)]));
+}
+
+function exampleText({ format, minLength = 0 }) {
+  if (format === "date-time") return new Date().toISOString();
+  if (format === "date") return new Date().toISOString().slice(0, 10);
+  if (format === "uuid") return "00000000-0000-4000-8000-000000000000";
+  return minLength > 0 ? "text".padEnd(minLength, " text") : "";
+}
+
 function describe(schema) {
   const { type, enum: values, minimum, maximum, default: chosen, format } = schema ?? {};
   const parts = [values ? values.join(" | ") : [].concat(type ?? "any").join(" | ")];
   if (format) parts.push(format);
-  if (minimum !== undefined || maximum !== undefined) parts.push(`${minimum ?? "…"} to ${maximum ?? "…"}`);
+  // JavaScript cannot write the largest numbers as they are.
+  const most = maximum > Number.MAX_SAFE_INTEGER ? undefined : maximum;
+  if (minimum !== undefined || most !== undefined) parts.push(most === undefined ? `${minimum} or more` : `${minimum ?? "…"} to ${most}`);
   if (chosen !== undefined) parts.push(`default ${chosen}`);
   return parts.join(", ");
 }
 
 function parameterRow(parameter, inputs) {
-  const example = String(parameter.example ?? "");
-  const input = element("input", { type: "text", ariaLabel: parameter.name, placeholder: example });
+  const example = String(parameter.example ?? parameter.schema?.example ?? "");
+  const input = element("input", { type: "text", className: "field", ariaLabel: parameter.name, placeholder: example });
   if (parameter.required) input.value = example;
   inputs.push({ parameter, input });
   return element("tr", {},
@@ -135,33 +200,57 @@ function operationOf(api, base, path, method, operation) {
   let text = null;
   const media = resolved(api, operation.requestBody).content?.["application/json"];
   if (media) {
-    const example = media.example ?? Object.values(media.examples ?? {})[0]?.value;
-    text = element("textarea", { ariaLabel: "Request body", value: example ? JSON.stringify(example, null, 2) : "" });
-    body.append(element("h3", { textContent: "Request body" }), text,
-      element("pre", { textContent: JSON.stringify(expanded(api, media.schema ?? {}), null, 2) }));
+    const schema = expanded(api, media.schema ?? {});
+    const example = media.example ?? Object.values(media.examples ?? {})[0]?.value ?? exampleOf(schema);
+    const value = JSON.stringify(example, null, 2);
+    const rows = Math.max(3, Math.min(16, value.split("\n").length));
+    text = element("textarea", { className: "field", ariaLabel: "Request body", spellcheck: false, rows, value });
+    body.append(element("h3", { textContent: "Request body" }), text, schemaOf("What it may hold", schema));
   }
   const out = element("pre", { hidden: true });
   let stop = new AbortController();
+  const ask = () => {
+    const missing = inputs.find(({ parameter, input }) => parameter.required && input.value === "");
+    if (missing) return missing.input.focus();
+    stop.abort();
+    stop = new AbortController();
+    send(method, urlOf(base, path, inputs), inputs, text?.value, out, stop);
+  };
   body.append(
-    element("button", { textContent: "Send", onclick: () => {
-      const missing = inputs.find(({ parameter, input }) => parameter.required && input.value === "");
-      if (missing) return missing.input.focus();
-      stop.abort();
-      stop = new AbortController();
-      send(method, urlOf(base, path, inputs), inputs, text?.value, out, stop);
-    } }),
-    element("button", { textContent: "Stop", onclick: () => stop.abort() }),
+    element("div", { className: "buttons" },
+      element("button", { className: "button main", textContent: "Send", onclick: ask }),
+      element("button", { className: "button", textContent: "Stop", onclick: () => stop.abort() })),
     out, element("h3", { textContent: "Answers" }), ...responses(api, operation));
+  const name = element("span", { className: "method", textContent: method });
+  name.dataset.method = method;
   return element("details", {},
-    element("summary", {}, element("span", { className: "method", textContent: method }),
-      element("code", { textContent: path }), element("span", { className: "note", textContent: operation.summary ?? "" })),
+    element("summary", {}, name, element("code", { textContent: path }),
+      element("span", { className: "note", textContent: operation.summary ?? "" })),
     body);
 }
 
+function schemaOf(title, schema) {
+  return element("details", {}, element("summary", { className: "note", textContent: title }),
+    element("div", { className: "body" }, element("pre", { textContent: JSON.stringify(schema, null, 2) })));
+}
+
+// The way back, where the description names one (`externalDocs`): an index page, a handbook.
+function showHome({ externalDocs }) {
+  if (!externalDocs?.url) return;
+  const address = new URL(externalDocs.url, location.href);
+  if (!["http:", "https:"].includes(address.protocol)) return;
+  const home = document.getElementById("home");
+  home.href = address.href;
+  home.textContent = externalDocs.description ?? address.host;
+  home.hidden = false;
+}
+
 function draw(api) {
-  document.title = api.info.title;
-  document.getElementById("title").textContent = api.info.title;
+  document.title = `${api.info.title} · API`;
+  // Behind a way back of the same name, it would be said twice.
+  document.getElementById("title").textContent = api.externalDocs?.description === api.info.title ? "API" : api.info.title;
   document.getElementById("about").textContent = api.info.description ?? "";
+  showHome(api);
   // Mounted under a prefix, the page stands beside what it describes.
   const base = (api.servers?.[0]?.url ?? location.pathname.replace(/\/docs\/?$/, "")).replace(/\/$/, "");
   const groups = new Map();
@@ -179,6 +268,9 @@ function draw(api) {
   }
 }
 
-fetch("openapi.json").then((answer) => answer.json()).then(draw).catch((problem) => {
-  document.getElementById("about").textContent = `openapi.json cannot be read: ${problem}`;
+document.addEventListener("DOMContentLoaded", () => {
+  wireTheme();
+  fetch("openapi.json").then((answer) => answer.json()).then(draw).catch((problem) => {
+    document.getElementById("about").textContent = `openapi.json cannot be read: ${problem}`;
+  });
 });
