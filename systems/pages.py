@@ -3,7 +3,6 @@
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -13,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from aftercommit.feed import trusted
 from aftercommit.feed.errors import not_found, unavailable
+from aftercommit.feed.http import headers_of, peer_of
 from aftercommit.feed.token_keys import TokenKeys
 from aftercommit.feed.tokens import mint
 from systems.system import SampleUser, System
@@ -21,24 +22,27 @@ from systems.system import SampleUser, System
 WEB: Final = Path(__file__).parents[1] / "build" / "web" / "site"
 TOKEN_LIFETIME: Final = timedelta(hours=12)
 _ASSET: Final = re.compile(r"[A-Za-z0-9_-]+\.(js|css|svg)")
-_THIS_MACHINE: Final = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-_GUARDS: Final = {
+GUARDS: Final = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 
 
-def page_routes(systems: Sequence[System], keys: TokenKeys | None) -> list[BaseRoute]:
-    """The index page, the systems' pages and what they are made of. With `keys`, sample users are handed tokens."""
+def page_routes(systems: Sequence[System], keys: TokenKeys | None, chats: str | None = None) -> list[BaseRoute]:
+    """The index page, the systems' pages and what they are made of.
+
+    With `keys`, sample users are handed tokens; `chats` is where the chats of a local Bot API are shown. This machine
+    alone is told of both.
+    """
     pages = {"/": "index.html"} | {path: name for system in systems for path, name in system.pages.items()}
     return [
         *(Route(path, _page(name), include_in_schema=False) for path, name in pages.items()),
         *(Route(f"{path}/", _without_slash, include_in_schema=False) for path in pages if path != "/"),
         Route("/assets/{name}", _asset, include_in_schema=False),
-        Route("/sample.json", _sample(systems, keys), include_in_schema=False),
+        Route("/sample.json", _sample(systems, keys, chats), include_in_schema=False),
     ]
 
 
@@ -48,7 +52,7 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
             text = (WEB / name).read_bytes()
         except FileNotFoundError:
             raise unavailable("The pages are not built: run `make web`, then load this again. /docs works") from None
-        return Response(text, headers={**_GUARDS, "Cache-Control": "no-cache"}, media_type="text/html")
+        return Response(text, headers={**GUARDS, "Cache-Control": "no-cache"}, media_type="text/html")
 
     return show
 
@@ -64,38 +68,28 @@ async def _asset(request: Request) -> Response:
     found = _ASSET.fullmatch(request.path_params["name"])
     if found is None or not (WEB / "assets" / found[0]).is_file():
         raise not_found()
-    headers = {**_GUARDS, "Cache-Control": "public, max-age=31536000, immutable"}
+    headers = {**GUARDS, "Cache-Control": "public, max-age=31536000, immutable"}
     return Response((WEB / "assets" / found[0]).read_bytes(), headers=headers, media_type=_TYPES[found[1]])
 
 
-def _sample(systems: Sequence[System], keys: TokenKeys | None) -> Callable[[Request], Awaitable[Response]]:
+def _sample(
+    systems: Sequence[System], keys: TokenKeys | None, chats: str | None
+) -> Callable[[Request], Awaitable[Response]]:
     async def tell(request: Request) -> Response:
         told: dict[str, Any] = {"systems": [_about(system) for system in systems]}
-        if keys is not None and is_local(request):
-            told["users"] = [_with_token(user, keys) for user in sample_users(systems)]
+        if is_local(request):
+            if keys is not None:
+                told["users"] = [_with_token(user, keys, systems) for user in sample_users(systems)]
+            if chats is not None:
+                told["chats"] = chats
         return Response(msgspec.json.encode(told), headers={"Cache-Control": "no-store"}, media_type="application/json")
 
     return tell
 
 
 def is_local(request: Request) -> bool:
-    """Whether the request comes from this machine and is meant for it.
-
-    The Host header counts too: a page elsewhere may have its name point here, and the browser would hand it the tokens.
-    """
-    return (
-        request.client is not None
-        and _is_loopback(request.client.host)
-        and _THIS_MACHINE.fullmatch(request.headers.get("host", "")) is not None
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        # A server may tell a name, or the path of its socket: who connects there is told by no address.
-        return False
+    """Whether the request comes from this machine and is meant for it: nobody else is handed tokens."""
+    return trusted.is_local(headers_of(request.scope), peer_of(request.scope))
 
 
 def sample_users(systems: Sequence[System]) -> list[SampleUser]:
@@ -105,7 +99,8 @@ def sample_users(systems: Sequence[System]) -> list[SampleUser]:
         known = found.get(user.user)
         about = user.about if known is None else f"{known.about}; {user.about}"
         permissions = user.permissions if known is None else (*known.permissions, *user.permissions)
-        found[user.user] = SampleUser(user.user, about, permissions)
+        name = user.name if known is None else known.name or user.name
+        found[user.user] = SampleUser(user.user, about, permissions, name)
     return list(found.values())
 
 
@@ -114,10 +109,13 @@ def _about(system: System) -> dict[str, Any]:
     return {"name": system.name, "title": system.title, "about": system.about, "links": links}
 
 
-def _with_token(user: SampleUser, keys: TokenKeys) -> dict[str, Any]:
+def _with_token(user: SampleUser, keys: TokenKeys, systems: Sequence[System]) -> dict[str, Any]:
+    knowing = [system.name for system in systems if any(each.user == user.user for each in system.users)]
     return {
         "user": user.user,
+        **({"name": user.name} if user.name else {}),
         "about": user.about,
+        "systems": knowing,
         "permissions": user.permissions,
         "token": mint(keys, user.user, user.permissions, TOKEN_LIFETIME),
     }

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import psycopg
 
-from aftercommit.application import Application, Serving
+from aftercommit.application import Application, Companions, Serving
 from aftercommit.errors import DeclarationError
 from aftercommit.feed import Feed
 from aftercommit.feed.app import FeedApp, run_lifespan
@@ -24,10 +24,12 @@ from aftercommit.postgres.embedded import default_folder
 from aftercommit.postgres.listen import Listener
 from aftercommit.service import Service
 from systems.investigations.system import investigations
+from systems.missing import PageForPeople
 from systems.pages import page_routes
 from systems.system import System
+from systems.tasks.system import tasks
 
-SYSTEMS: Final[Sequence[System]] = (investigations,)
+SYSTEMS: Final[Sequence[System]] = (investigations, tasks)
 ORIGINS: Final = "AFTERCOMMIT_CORS_ORIGINS"
 TITLE: Final = "aftercommit"
 ABOUT: Final = "Systems that run on aftercommit: what was committed is what everyone hears about."
@@ -40,24 +42,30 @@ class Site:
         """Nothing is connected before the lifespan begins."""
         database, keys = serving.database, _keys(serving)
         listener = Listener(database)
-        # Tokens are the site's and not a system's; what is known of them stands in the first one's schema.
-        access = BearerAccess(TokenVerifier(keys), database, SYSTEMS[0].outbox, listener=listener)
-        self._parts = {system.name: system.part(database, access) for system in SYSTEMS}
+        verifier = TokenVerifier(keys)
+        # Whoever signs is the site's; service tokens and revocations are a system's own, beside its outbox.
+        bearers = {
+            system.name: BearerAccess(verifier, database, system.outbox, listener=listener) for system in SYSTEMS
+        }
+        self._parts = {system.name: system.part(database, bearers[system.name]) for system in SYSTEMS}
         self._homes = {feed: self._parts[system.name] for system in SYSTEMS for feed in system.feeds.values()}
         self._feeds = FeedApp(
             database,
             {path: feed for system in SYSTEMS for path, feed in system.feeds.items()},
-            access,
+            {path: self._parts[system.name].access for system in SYSTEMS for path in system.feeds},
             exists=self._exists,
             listener=listener,
-            services=[listener, access],
+            services=[listener, *bearers.values(), *(each for part in self._parts.values() for each in part.services)],
             times=StreamTimes(drain=serving.drain),
             title=TITLE,
         )
         own = [route for part in self._parts.values() for route in part.routes]
-        pages = page_routes(SYSTEMS, keys if serving.development else None)
+        pages = page_routes(SYSTEMS, keys if serving.development else None, serving.companions.get("chats"))
         figures = exposition(*(system.outbox for system in SYSTEMS))
-        self._app = service(self._feeds, [*own, *pages], openapi=self.openapi, metrics=figures, cors=_cors(os.environ))
+        cors = _cors(os.environ)
+        self._app = PageForPeople(
+            service(self._feeds, [*own, *pages], openapi=self.openapi, metrics=figures, cors=cors)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -83,6 +91,8 @@ class Site:
         """Every route of every system."""
         more = {path: operations for system in SYSTEMS for path, operations in system.paths().items()}
         told = self._feeds.openapi(more=more, description=ABOUT)
+        # The page that draws this shows it as the way back.
+        told["externalDocs"] = {"url": "./", "description": TITLE}
         for system in SYSTEMS:
             told["components"]["schemas"] |= system.schemas()
         return told
@@ -118,10 +128,18 @@ def _traffic(database: Database, rate: float) -> list[Service]:
     return [system.traffic(database, rate) for system in SYSTEMS]
 
 
+def _companions(database: Database, port: int) -> Companions:
+    # Nothing of it is needed in a server process.
+    from systems.companions import companions
+
+    return companions(database, port)
+
+
 application: Final = Application(
     about=", ".join(system.title.lower() for system in SYSTEMS),
     outboxes=tuple(system.outbox for system in SYSTEMS),
     create_tables=_create_tables,
     asgi=Site,
     traffic=_traffic,
+    companions=_companions,
 )

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 from aftercommit import Database, Outbox
 from aftercommit.feed import Feed
 from aftercommit.feed.access import Access
+from aftercommit.feed.bearer import BearerAccess
 from aftercommit.service import Service
 
 
@@ -20,6 +21,14 @@ class Part(Protocol):
     @property
     def routes(self) -> Sequence[BaseRoute]:
         """Those that are not a feed's."""
+
+    @property
+    def access(self) -> Access:
+        """How those who read its feeds are known."""
+
+    @property
+    def services(self) -> Sequence[Service]:
+        """What runs beside its routes."""
 
     async def exists(self, feed: Feed, key: str) -> bool:
         """Whether there is such a thing to read about."""
@@ -38,11 +47,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SampleUser:
-    """Somebody to try things as."""
+    """Somebody to try things as. `name` is what people call them, where that is not the user itself."""
 
     user: str
     about: str
     permissions: tuple[str, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +70,7 @@ class System:
     outbox: Outbox
     create_tables: Callable[[psycopg.Connection[Any]], object]
     feeds: Mapping[str, Feed]
-    part: Callable[[Database, Access], Part]
+    part: Callable[[Database, BearerAccess], Part]
     paths: Callable[[], dict[str, Any]]
     schemas: Callable[[], dict[str, Any]]
     pages: Mapping[str, str]

@@ -18,8 +18,7 @@ import psycopg
 from aftercommit.feed.token_keys import KEYS, TokenKeys
 from aftercommit.feed.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
-from systems.investigations import outbox
-from systems.investigations.tables import create_tables
+from systems.site import SYSTEMS
 from tests.programs import REPOSITORY, Program, running
 
 Found = TypeVar("Found")
@@ -39,10 +38,11 @@ _numbers = count(1)
 
 
 def prepare(dsn: str) -> None:
-    """The tables of the system."""
+    """The tables of all systems: the site serves them together."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        outbox.migrate(connection)
-        create_tables(connection)
+        for system in SYSTEMS:
+            system.outbox.migrate(connection)
+            system.create_tables(connection)
 
 
 def line(message: str = "hello", **fields: Any) -> dict[str, Any]:
@@ -114,7 +114,11 @@ class Service:
             if lines < total:
                 return None
             figures = httpx.get(f"{self.url}/metrics", timeout=PATIENCE, verify=TLS).text
-            read = [float(line.rsplit(" ", 1)[1]) for line in figures.splitlines() if line.startswith("feed_position{")]
+            read = [
+                float(line.rsplit(" ", 1)[1])
+                for line in figures.splitlines()
+                if line.startswith("feed_position{") and "investigation_events" in line
+            ]
             return True if len(read) == WORKERS and min(read) >= position else None
 
         # Thousands of long lines are numbered, read and redacted in every process before this is so.
@@ -135,9 +139,12 @@ class Service:
 
 
 @contextmanager
-def serving(dsn: str, *, workers: int = WORKERS, **environment: str) -> Iterator[tuple[Program, str]]:
+def serving(
+    dsn: str, *, workers: int = WORKERS, host: str = "127.0.0.1", **environment: str
+) -> Iterator[tuple[Program, str]]:
     """Server processes on a database, and their address."""
-    arguments = ("serve", "--app", "systems.site:application", "--port", "0", "--workers", str(workers))
+    place = ("--host", host, "--port", "0", "--workers", str(workers))
+    arguments = ("serve", "--app", "systems.site:application", *place)
     told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", **environment}
     with running(*arguments, folder=REPOSITORY, **told) as server:
         listening = json.loads(server.line("server_listening", server.stderr))

@@ -22,6 +22,9 @@ ORDER = "tests/postgres/test_order.py"
 HUB = "tests/postgres/test_feed_hub.py"
 POLLING = "tests/feed/test_polling.py"
 STREAMING = "tests/feed/test_streaming.py"
+TASK_WORK = "systems/tasks/work.py"
+MEMBERSHIP = "tests/contracts/test_tasks_membership.py"
+TELEGRAM = "src/aftercommit/telegram/"
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,12 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     Bug(
         "a tag is answered 304 before anybody has asked who asks",
         "src/aftercommit/feed/polling.py",
-        "        admission = await self._gate.admit(headers, key)\n",
+        "        admission = await self._gate.admit(headers, key, peer_of(scope))\n",
         """        strand = await self._hub.strand(self.feed, key or "")
         if "if-none-match" in headers and strand.head:
             await answer(send, 304, [AT_HEAD])
             return
-        admission = await self._gate.admit(headers, key)
+        admission = await self._gate.admit(headers, key, peer_of(scope))
 """,
         f"{POLLING}::test_who_may_not_read_gets_no_304_either",
     ),
@@ -222,12 +225,122 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
         'options={"require": _REQUIRED, "verify_aud": False},',
         "tests/unit/test_tokens.py::test_a_token_with_a_wrong_claim_is_refused",
     ),
+    Bug(
+        "tasks: who hears is read without a lock, so that a dismissal does not wait",
+        TASK_WORK,
+        "    order by role_id, user_id\n    for share\n",
+        "    order by role_id, user_id\n",
+        f"{MEMBERSHIP}::test_who_loses_a_role_hears_of_what_was_under_way_and_of_nothing_after_the_answer",
+    ),
+    Bug(
+        "tasks: a task is read without a lock, so that two decide at once",
+        "systems/tasks/task.py",
+        '_LOCKED: Final = f"{_ONE} for update"',
+        "_LOCKED: Final = _ONE",
+        f"{MEMBERSHIP}::test_what_is_done_with_one_task_waits_for_its_turn_and_may_come_too_late",
+    ),
+    Bug(
+        "tasks: the state is looked at before who may",
+        "systems/tasks/machine.py",
+        """    if not rule.allows(relations):
+        return "forbidden"
+    return "allowed" if state in rule.states else "wrong state"
+""",
+        """    if rule.states and state not in rule.states:
+        return "wrong state"
+    return "allowed" if rule.allows(relations) else "forbidden"
+""",
+        "tests/unit/test_tasks_machine.py::test_the_rules_are_those_that_were_agreed_on_in_every_state_and_for_everybody",
+    ),
+    Bug(
+        "tasks: an event is published beside the transaction and not in it",
+        TASK_WORK,
+        "    receipt = await outbox.publish(connection, event, audience=routing.audience(rule.event, people))\n",
+        """    async with await type(connection).connect(connection.info.dsn) as beside:
+        receipt = await outbox.publish(beside, event, audience=routing.audience(rule.event, people))
+""",
+        f"{MEMBERSHIP}::test_a_transaction_that_is_undone_leaves_neither_task_nor_history_nor_event",
+    ),
+    Bug(
+        "tasks: who once worked on a task hears of everything that follows",
+        "systems/tasks/routing.py",
+        "EVERYBODY: Final = (Hearer.CREATOR, Hearer.ASSIGNEE, Hearer.SUPERVISORS)",
+        "EVERYBODY: Final = tuple(Hearer)",
+        "tests/unit/test_tasks_machine.py::test_an_audience_has_everybody_once_and_nobody_else",
+    ),
+    Bug(
+        "tasks: a code is looked up and then used: of two at once both win",
+        "systems/tasks/link_codes.py",
+        "    with used as (delete from tasks.link_codes where code_hash = %s returning user_id, expires_at)",
+        "    with used as (select user_id, expires_at from tasks.link_codes where code_hash = %s)",
+        "tests/contracts/test_tasks_link_codes.py::test_of_two_who_show_a_code_at_once_exactly_one_wins",
+    ),
+    Bug(
+        "tasks: a header is believed from this machine although there is a credential",
+        "src/aftercommit/feed/trusted.py",
+        "        if await self._bearer.grants(ACT_AS_USER):\n",
+        '        if await self._bearer.grants("nothing"):\n',
+        "tests/contracts/test_tasks_identity.py"
+        "::test_with_a_credential_a_program_acts_for_anybody_and_neighbours_are_not_believed",
+    ),
+    Bug(
+        "telegram: the place is kept before the message is sent, and a crash in between loses it",
+        TELEGRAM + "delivery.py",
+        "            reply = await self._send(link, text, event.id)\n",
+        "            await self._memory.keep(lambda store: store.move(link, place))\n"
+        "            reply = await self._send(link, text, event.id)\n",
+        "tests/telegram/test_kills.py::test_a_message_is_repeated_only_when_its_place_was_not_kept",
+    ),
+    Bug(
+        "telegram: a message counts from its answer on, so that slow ones arrive too close together",
+        TELEGRAM + "pacing.py",
+        "        if self._under_way + len(self._answered) < self._overall:\n",
+        "        if len(self._answered) < self._overall:\n",
+        "tests/telegram/test_pacing.py::test_no_window_of_a_second_has_more_than_the_limits_allow",
+    ),
+    Bug(
+        "telegram: an event of a chat that is blocked is passed over and not recorded",
+        TELEGRAM + "delivery.py",
+        "        if isinstance(reply, Unreachable | Refused):\n            failure = _failure(link, place,",
+        "        if isinstance(reply, Refused):\n            failure = _failure(link, place,",
+        "tests/telegram/test_delivery.py::test_two_users_one_out_of_reach_and_the_other_gets_everything_in_order",
+    ),
+    Bug(
+        "telegram: a chat that was linked anew meanwhile gets what is the other user's",
+        "src/aftercommit/telegram/state.py",
+        "        return other is not None and (self.user_id, self.linked_at, self.place) == (\n"
+        "            other.user_id,\n            other.linked_at,\n            other.place,\n        )\n",
+        "        return other is not None and self.place == other.place\n",
+        "tests/telegram/test_meanwhile.py"
+        "::test_a_link_to_another_at_the_very_same_place_gets_nothing_of_the_page_before_it",
+    ),
+    Bug(
+        "telegram: a chat that Telegram makes wait keeps its turn, and others theirs",
+        TELEGRAM + "delivery.py",
+        "        if reply.limited and reply.seconds is not None:\n            return reply.seconds\n",
+        "        if reply.limited and reply.seconds is not None:\n            return 0.0\n",
+        "tests/telegram/test_delivery.py::test_a_page_is_not_held_in_memory_while_telegram_makes_its_chat_wait",
+    ),
+    Bug(
+        "telegram: a backend that does not answer at the start is asked again and again",
+        TELEGRAM + "bot.py",
+        "        await connector.connect()\n",
+        "        while not await connector.connect():\n            await asyncio.sleep(0.01)\n",
+        "tests/telegram/test_startup.py::test_a_backend_that_fails_is_asked_once_and_told_once",
+    ),
+    Bug(
+        "telegram: the token is in what httpx logs",
+        TELEGRAM + "api.py",
+        '            logging.getLogger("httpx").addFilter(self._redaction)\n',
+        "",
+        "tests/telegram/test_secrets.py::test_no_log_line_of_ours_or_of_httpx_has_the_token",
+    ),
 ]
 
 
 def catches(bug: Bug, folder: Path) -> bool:
     """Whether the test fails on a tree with the bug, for a reason of its own."""
-    for name in ("src", "tests", "pyproject.toml"):
+    for name in ("src", "systems", "tests", "pyproject.toml"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from aftercommit.testing.postgres import PostgresServerForTests
+from tests import tasks as task_system
 from tests.investigations import Service, service
 
 
@@ -12,4 +13,11 @@ from tests.investigations import Service, service
 def investigations(postgres_server: PostgresServerForTests) -> Iterator[Service]:
     """The investigations system: a relay and two server processes. Each test opens investigations of its own."""
     with service(postgres_server) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tasks(postgres_server: PostgresServerForTests) -> Iterator[task_system.Service]:
+    """The tasks system: a relay and two server processes. Each test makes tasks of its own, and often people."""
+    with task_system.service(postgres_server) as running:
         yield running

@@ -1,0 +1,122 @@
+"""What the routes of all systems do alike: who asks, what a request says, what it is answered, and on which connection.
+
+Reading feeds is not done here: `aftercommit.feed` does it, by the same rules.
+"""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import msgspec
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aftercommit.errors import DatabaseUnavailable, Unauthorized
+from aftercommit.feed.access import Reader
+from aftercommit.feed.errors import bad_request, unauthorized, unavailable
+from aftercommit.feed.http import headers_of, peer_of
+from aftercommit.postgres.database import Database
+
+PATIENCE_SECONDS: Final = 5.0
+MOST_CONNECTIONS: Final = 10
+_BRIEFLY: Final = "set local lock_timeout = '3s'"
+LARGEST: Final = 2**63 - 1
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Connection = psycopg.AsyncConnection[Any]
+Pool = AsyncConnectionPool[Connection]
+Handler = Callable[[Request, Reader], Awaitable[Response]]
+Asks = Callable[[str | None, Mapping[str, str], str | None], Awaitable[Reader]]
+_encode: Final = msgspec.json.Encoder().encode
+# "Expected `str` of length >= 1 - at `$.title`", "Object missing required field `title`".
+_FIELD: Final = re.compile(r"(?:at `\$\.|field `)(\w+)")
+
+
+def guarded(asks: Asks, handler: Handler, *parameters: str) -> Callable[[Request], Awaitable[Response]]:
+    """First of all, who asks. Of the query only these parameters mean something, and others are not ignored."""
+
+    async def endpoint(request: Request) -> Response:
+        headers = headers_of(request.scope)
+        try:
+            reader = await asks(headers.get("authorization"), headers, peer_of(request.scope))
+        except Unauthorized as problem:
+            raise unauthorized() from problem
+        except DatabaseUnavailable as problem:
+            raise unavailable("Tokens cannot be checked at the moment") from problem
+        for name in request.query_params:
+            if name not in parameters:
+                takes = f"takes {', '.join(parameters)}" if parameters else "takes none"
+                raise bad_request(f"Unknown parameter {name!r:.60}: this address {takes}", parameter=name[:60])
+        return await handler(request, reader)
+
+    return endpoint
+
+
+def pool_of(database: Database, name: str) -> Pool:
+    """Connections for the routes of one system; none is open yet."""
+    # Server-side prepared statements do not survive transaction pooling.
+    options = {"prepare_threshold": None, "application_name": name}
+    return AsyncConnectionPool(database.dsn, min_size=1, max_size=MOST_CONNECTIONS, open=False, kwargs=options)
+
+
+@asynccontextmanager
+async def lent(pool: Pool, advice: str) -> AsyncIterator[Connection]:
+    """A connection for one request; 503 with this advice when the database is lost. What was under way may be done."""
+    try:
+        async with pool.connection(timeout=PATIENCE_SECONDS) as connection:
+            yield connection
+    except psycopg.errors.LockNotAvailable as problem:
+        raise unavailable("Somebody else is at work on the same and does not come to an end; try again") from problem
+    except PoolTimeout as problem:
+        raise unavailable(f"The database is busy, or cannot be reached; {advice}") from problem
+    except (psycopg.OperationalError, psycopg.InterfaceError) as problem:
+        # A server that was started again has left more than this one behind; whoever comes next gets none of them.
+        await pool.check()
+        raise unavailable(f"The database cannot be reached; {advice}") from problem
+
+
+@asynccontextmanager
+async def changing(connection: Connection) -> AsyncIterator[None]:
+    """A transaction that changes something. It waits for locks, but not so long that all connections come to wait."""
+    async with connection.transaction():
+        await connection.execute(_BRIEFLY)
+        yield
+
+
+@asynccontextmanager
+async def at_one_moment(connection: Connection) -> AsyncIterator[None]:
+    """A transaction that reads: who may see something and what there is to see are of one and the same moment."""
+    async with connection.transaction():
+        await connection.execute("set transaction isolation level repeatable read, read only")
+        yield
+
+
+def read_body(kind: type[Body], body: bytes) -> Body:
+    """The body of a request; 400 with the field when it is not of this kind."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        named = _FIELD.search(str(problem))
+        details = {"field": named[1]} if named is not None else {}
+        raise bad_request(f"The body cannot be read: {problem}", **details) from problem
+
+
+def whole_number(request: Request, name: str, least: int, most: int) -> int | None:
+    """A parameter that is a whole number between these, or None when it is not given."""
+    given = request.query_params.getlist(name)
+    if not given:
+        return None
+    text = given[0]
+    if len(given) == 1 and len(text) <= 19 and text.isascii() and text.isdigit() and least <= int(text) <= most:
+        return int(text)
+    raise bad_request(f"{name} must be given once, as a whole number from {least} to {most}", **{name: text[:60]})
+
+
+def answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON, which nobody keeps."""
+    return Response(
+        _encode(body), status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json"
+    )

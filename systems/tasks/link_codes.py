@@ -1,0 +1,79 @@
+"""Codes by which somebody shows a bot who they are: handed to the user, shown to the bot, good once and not for long.
+
+Only a hash is stored. A new code ends the one before; whoever asks for one that is wrong, used or too old hears the
+same.
+"""
+
+import hashlib
+import secrets
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from systems.requests import Connection, changing
+from systems.tasks.errors import NoSuchCode
+from systems.tasks.people import find_person
+
+LIFETIME: Final = timedelta(minutes=10)
+# Without letters and digits that are taken for each other. Twelve of 32 are 60 bits, and the hash is worth as much as
+# the code for ten minutes at most.
+ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+GROUPS: Final = 3
+LETTERS: Final = 4
+LONGEST: Final = 64
+
+
+class LinkCode(msgspec.Struct, frozen=True):
+    """A code, shown once. `start` is what to send to the bot."""
+
+    code: str
+    expires_at: datetime
+    start: str
+
+
+class Linked(msgspec.Struct, frozen=True):
+    """Whose code it was."""
+
+    user_id: int
+    name: str
+
+
+_MAKE: Final = """
+    insert into tasks.link_codes (user_id, code_hash, expires_at)
+    values (%(user)s, %(hash)s, clock_timestamp() + %(lifetime)s)
+    on conflict (user_id) do update set code_hash = excluded.code_hash, expires_at = excluded.expires_at
+    returning expires_at
+"""
+# Whoever comes second waits for the first to commit, and then finds nothing.
+_REDEEM: Final = """
+    with used as (delete from tasks.link_codes where code_hash = %s returning user_id, expires_at)
+    select used.user_id, person.name from used join tasks.users person using (user_id)
+    where used.expires_at > clock_timestamp()
+"""
+
+
+async def make_code(connection: Connection, user_id: int) -> LinkCode:
+    """A new code for a user, who has to be known."""
+    code = "-".join("".join(secrets.choice(ALPHABET) for _ in range(LETTERS)) for _ in range(GROUPS))
+    async with changing(connection):
+        await find_person(connection, user_id)
+        parameters = {"user": user_id, "hash": _hash(code), "lifetime": LIFETIME}
+        row = await (await connection.execute(_MAKE, parameters)).fetchone()
+    assert row is not None
+    return LinkCode(code, row[0], f"/start {code}")
+
+
+async def redeem(connection: Connection, code: str) -> Linked:
+    """Whose code it is; from now on it is nobody's."""
+    async with changing(connection):
+        row = await (await connection.execute(_REDEEM, (_hash(code),))).fetchone()
+    if row is None:
+        raise NoSuchCode
+    return Linked(*row)
+
+
+def _hash(code: str) -> bytes:
+    """People write small letters, leave hyphens out, and take O for 0."""
+    plain = code.upper().replace("-", "").replace(" ", "").replace("O", "0").replace("I", "1").replace("L", "1")
+    return hashlib.sha256(plain.encode("utf-8", "replace")).digest()

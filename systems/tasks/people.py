@@ -1,0 +1,154 @@
+"""Users and roles: who there is, who has which role, and who may change that.
+
+Changes are made one at a time, under the lock of the administrators' role. Who is taken out of a role hears of nothing
+that is committed afterwards: the change waits for transactions that have read the membership, and they for it.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import msgspec
+import psycopg
+
+from systems.requests import Connection, changing
+from systems.tasks.errors import LastAdministrator, NoSuchPlace, NotAdministrator, Stranger
+
+ADMINISTRATORS: Final = 1
+
+
+class Role(msgspec.Struct, frozen=True):
+    """A role as its members see it."""
+
+    role_id: int
+    name: str
+
+
+class Person(msgspec.Struct, frozen=True):
+    """A user with their roles, the lowest number first."""
+
+    user_id: int
+    name: str
+    roles: list[Role]
+
+
+class People(msgspec.Struct, frozen=True):
+    """Users by number. `next_after` goes on; null: there are no more."""
+
+    users: list[Person]
+    next_after: int | None
+
+
+class RoleMembers(msgspec.Struct, frozen=True):
+    """A role and who has it."""
+
+    role_id: int
+    name: str
+    user_ids: list[int]
+
+
+class Roles(msgspec.Struct, frozen=True):
+    """All roles by number."""
+
+    roles: list[RoleMembers]
+
+
+_SOME: Final = """
+    select person.user_id, person.name,
+           coalesce(json_agg(json_build_object('role_id', role.role_id, 'name', role.name) order by role.role_id)
+                    filter (where role.role_id is not null), '[]')
+    from (select * from tasks.users where user_id > %(after)s order by user_id limit %(limit)s) person
+    left join tasks.members member on member.user_id = person.user_id
+    left join tasks.roles role on role.role_id = member.role_id
+    group by person.user_id, person.name order by person.user_id
+"""
+_ROLES: Final = """
+    select role.role_id, role.name, array_remove(array_agg(member.user_id order by member.user_id), null)
+    from tasks.roles role left join tasks.members member on member.role_id = role.role_id
+    group by role.role_id, role.name order by role.role_id
+"""
+_NAMES: Final = "select user_id, name from tasks.users where user_id = any(%s)"
+_ADD_USER: Final = "insert into tasks.users (user_id, name) values (%s, %s) on conflict do nothing"
+_ADD_ROLE: Final = "insert into tasks.roles (role_id, name) values (%s, %s) on conflict do nothing"
+# Tasks that are made meanwhile refer to the role, which this lock lets them do.
+_ONE_AT_A_TIME: Final = "select role_id from tasks.roles where role_id = 1 for no key update"
+_ADMINISTRATORS: Final = "select user_id from tasks.members where role_id = 1"
+_ADD_MEMBER: Final = "insert into tasks.members (role_id, user_id) values (%s, %s) on conflict do nothing"
+# Waits behind those who have read memberships, and before those who come to: locks of rows would let them all go first.
+_ALONE: Final = "lock table tasks.members in exclusive mode"
+_REMOVE_MEMBER: Final = "delete from tasks.members where role_id = %s and user_id = %s"
+_ROLE: Final = "select role_id from tasks.roles where role_id = %s"
+
+
+async def find_person(connection: Connection, user_id: int) -> Person:
+    """The user of this number; Stranger when there is none."""
+    found = await list_people(connection, after=user_id - 1, limit=1)
+    if not found.users or found.users[0].user_id != user_id:
+        raise Stranger.to_all(user_id)
+    return found.users[0]
+
+
+async def list_people(connection: Connection, *, after: int, limit: int) -> People:
+    """Up to `limit` users behind a number."""
+    rows = await (await connection.execute(_SOME, {"after": after, "limit": limit})).fetchall()
+    users = [Person(user_id, name, [Role(**role) for role in roles]) for user_id, name, roles in rows]
+    return People(users, users[-1].user_id if len(users) == limit else None)
+
+
+async def list_roles(connection: Connection) -> Roles:
+    """All roles and who has them."""
+    rows = await (await connection.execute(_ROLES)).fetchall()
+    return Roles([RoleMembers(*row) for row in rows])
+
+
+async def names_of(connection: Connection, user_ids: Collection[int]) -> dict[int, str]:
+    """The names of those among these users that exist."""
+    rows = await (await connection.execute(_NAMES, (list(user_ids),))).fetchall()
+    return dict(rows)
+
+
+async def add_member(connection: Connection, administrator: int, role_id: int, user_id: int) -> Person:
+    """Give a user a role; who has it already keeps it."""
+    async with changing(connection):
+        await _begin(connection, administrator, role_id, user_id)
+        await connection.execute(_ADD_MEMBER, (role_id, user_id))
+        return await find_person(connection, user_id)
+
+
+async def remove_member(connection: Connection, administrator: int, role_id: int, user_id: int) -> Person:
+    """Take a role from a user; who does not have it stays without. Waits for whoever publishes to this member."""
+    async with changing(connection):
+        administrators = await _begin(connection, administrator, role_id, user_id)
+        if role_id == ADMINISTRATORS and administrators == {user_id}:
+            raise LastAdministrator(user_id)
+        await connection.execute(_ALONE)
+        await connection.execute(_REMOVE_MEMBER, (role_id, user_id))
+        return await find_person(connection, user_id)
+
+
+async def _begin(connection: Connection, administrator: int, role_id: int, user_id: int) -> set[int]:
+    """Nobody else changes memberships until the end of the transaction. Returns who is an administrator."""
+    await connection.execute(_ONE_AT_A_TIME)
+    rows = await (await connection.execute(_ADMINISTRATORS)).fetchall()
+    administrators = {user for (user,) in rows}
+    if administrator not in administrators:
+        raise NotAdministrator(administrator)
+    if await (await connection.execute(_ROLE, (role_id,))).fetchone() is None:
+        raise NoSuchPlace("role", role_id)
+    if not await names_of(connection, [user_id]):
+        raise NoSuchPlace("user", user_id)
+    return administrators
+
+
+def add_people(
+    connection: psycopg.Connection[Any],
+    roles: Mapping[int, str],
+    users: Mapping[int, tuple[str, Collection[int]]],
+) -> None:
+    """Roles by number, and users with their roles; who and what is there already stays as it is."""
+    with connection.transaction():
+        for role_id, role_name in roles.items():
+            connection.execute(_ADD_ROLE, (role_id, role_name))
+        for user_id, (name, role_ids) in users.items():
+            if connection.execute(_ADD_USER, (user_id, name)).rowcount:
+                for role_id in role_ids:
+                    connection.execute(_ADD_MEMBER, (role_id, user_id))

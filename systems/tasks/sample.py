@@ -1,0 +1,96 @@
+"""Something to see in `aftercommit up`: five people with roles, and tasks that go through their lives."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import psycopg
+
+from aftercommit.feed.errors import Problem
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.resilience import DatabaseService, close_quietly
+from aftercommit.service import Probe
+from systems.system import SampleUser
+from systems.tasks import tables
+from systems.tasks.people import add_people
+from systems.tasks.story import ADA, BARBARA, EDSGER, GRACE, MALLORY, TITLES, Story, Turn
+from systems.tasks.task import Task, list_tasks
+from systems.tasks.work import NewTask, create_task, take_step
+
+# Of this many events a second in the whole example one is a task's: people read them.
+GENTLE: Final = 30.0
+OPEN: Final = ("new", "assigned", "reported", "rejected")
+
+ROLES: Final = {1: "administrator", 2: "lead", 3: "engineer"}
+PEOPLE: Final[Mapping[int, tuple[str, tuple[int, ...]]]] = {
+    ADA: ("Ada", (1,)),
+    GRACE: ("Grace", (2,)),
+    EDSGER: ("Edsger", (3,)),
+    BARBARA: ("Barbara", (3,)),
+    MALLORY: ("Mallory", ()),
+}
+_ABOUT: Final = {
+    ADA: "is the administrator: says who has which role, creates tasks",
+    GRACE: "is a lead: supervises tasks, approves and rejects",
+    EDSGER: "is an engineer: works on tasks and reports",
+    BARBARA: "is an engineer, too",
+    MALLORY: "has no role: sees what is theirs and nothing else",
+}
+USERS: Final = tuple(SampleUser(str(user), about, (), PEOPLE[user][0]) for user, about in _ABOUT.items())
+
+
+def create_tables(connection: psycopg.Connection[Any]) -> None:
+    """The tables, and the sample people in them; harmless to repeat."""
+    tables.create_tables(connection)
+    add_people(connection, ROLES, PEOPLE)
+
+
+class Traffic(DatabaseService):
+    """People at work: a step now and then, each in a transaction of its own, until it is stopped."""
+
+    name = "task traffic"
+
+    def __init__(
+        self, database: Database, *, rate: float = 6.0, seed: int | None = None, probe: Probe | None = None
+    ) -> None:
+        """Not started. With a rate of 0 nobody does anything."""
+        super().__init__(probe)
+        self._database = database
+        self._rate = rate / GENTLE
+        self._story = Story(seed)
+
+    async def session(self) -> None:
+        """One life of the connection."""
+        connection = await self._database.connect(autocommit=False)
+        try:
+            self.session_is_up()
+            while not self.stopping.is_set():
+                if self._rate <= 0:
+                    await self.stopping.wait()
+                    return
+                await self.step(connection)
+                await self.reach("traffic.stepped")
+                await self.pause(1 / self._rate)
+        finally:
+            await close_quietly(connection)
+
+    async def step(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """One turn. Somebody else may have been quicker, or have taken a role away: then nothing happens."""
+        turn = self._story.next(await self._open_tasks(connection))
+        try:
+            await _do(connection, turn)
+        except Problem as problem:
+            await self.reach("traffic.refused", error=problem)
+
+    async def _open_tasks(self, connection: psycopg.AsyncConnection[Any]) -> list[Task]:
+        async with connection.transaction():
+            found = await list_tasks(connection, GRACE, state=None, before=None, limit=50)
+        # What somebody makes to try things out is left to them.
+        return [task for task in found.tasks if task.state in OPEN and task.title in TITLES]
+
+
+async def _do(connection: psycopg.AsyncConnection[Any], turn: Turn) -> None:
+    if isinstance(turn.step, NewTask):
+        await create_task(connection, turn.user_id, turn.step)
+    else:
+        assert turn.task_id is not None
+        await take_step(connection, turn.user_id, turn.task_id, turn.step)

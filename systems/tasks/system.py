@@ -1,0 +1,28 @@
+"""The system as the site runs it."""
+
+from typing import Final
+
+from systems.system import Link, System
+from systems.tasks import openapi
+from systems.tasks.api import TasksApi
+from systems.tasks.events import outbox
+from systems.tasks.feeds import EVENTS_PATH, events
+from systems.tasks.sample import USERS, Traffic, create_tables
+
+BOARD: Final = "/tasks/board"
+
+tasks: Final = System(
+    name="tasks",
+    title="Tasks",
+    about="People create, assign, report on and approve tasks; everybody around a task hears of it.",
+    links=[Link(BOARD, "Tasks of the sample users")],
+    outbox=outbox,
+    create_tables=create_tables,
+    feeds={EVENTS_PATH: events},
+    part=TasksApi,
+    paths=openapi.paths,
+    schemas=openapi.schemas,
+    pages={BOARD: "tasks.html", f"{BOARD}/{{task_id}}": "task.html"},
+    traffic=lambda database, rate: Traffic(database, rate=rate),
+    users=USERS,
+)

@@ -1,0 +1,14 @@
+"""The system's own tables, beside those of its outbox."""
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+TABLES = Path(__file__).with_name("tables.sql")
+
+
+def create_tables(connection: psycopg.Connection[Any]) -> None:
+    """Create what is missing; harmless to repeat, also by several processes at once."""
+    with connection.transaction():
+        connection.execute(TABLES.read_bytes())
