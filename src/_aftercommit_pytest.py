@@ -11,6 +11,7 @@ none of them pays for nothing. No fixture is autouse.
 | `aftercommit_server` | the PostgreSQL of this test process | see the options |
 | `aftercommit_dsn` | the URI of a database of the test's own, cloned from a migrated template | |
 | `aftercommit_world`, `aftercommit_async_world` | the test kit on that database | |
+| `aftercommit_bot_api` | a local Bot API server, for tests of Telegram bots | |
 """  # noqa: E501 - a table
 
 import os
@@ -23,6 +24,7 @@ import pytest
 if TYPE_CHECKING:
     from aftercommit.outbox import Outbox
     from aftercommit.testing import AsyncWorld, PostgresServerForTests, World
+    from aftercommit.testing.bot_api import BotApiServer
     from aftercommit.testing.drain import TransportChoice
 
 DSN = "AFTERCOMMIT_TEST_DSN"
@@ -142,3 +144,12 @@ def aftercommit_async_world(
     world = AsyncWorld(aftercommit_outbox, aftercommit_dsn, transport=aftercommit_transport, server=aftercommit_server)
     with _keeping_its_plans(request.session, world):
         yield world
+
+
+@pytest.fixture
+def aftercommit_bot_api() -> "Iterator[BotApiServer]":
+    """A Bot API server of the test's own, in a thread, with Telegram's limits to the letter and no chats."""
+    from aftercommit.testing.bot_api import BotApiServer
+
+    with BotApiServer.in_thread() as server:
+        yield server

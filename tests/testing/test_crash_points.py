@@ -17,7 +17,7 @@ from tests.shop import OrderPlaced
 from tests.testing.till import LEDGER, write_ledger, write_ledger_blocking
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROOMS = ("relay", "consumer", "postgres", "repair")
+ROOMS = ("relay", "consumer", "postgres", "repair", "telegram")
 # Points that a drain always passes when there is an event and a consumer; some of them only after a death.
 ALWAYS = [
     ("log", "relay.ready"), ("log", "relay.read"), ("log", "relay.deliver"), ("log", "relay.appended"),

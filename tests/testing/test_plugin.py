@@ -83,7 +83,7 @@ def test_a_run_that_uses_no_fixture_imports_nothing_of_ours(project: pytest.Pyte
 def test_fixtures_are_prefixed_and_none_is_autouse(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("--fixtures", "-q")
     ours = [line.split()[0] for line in result.outlines if "_aftercommit_pytest.py" in line]
-    assert len(ours) == 7
+    assert len(ours) == 8
     assert all(name.startswith("aftercommit_") for name in ours)
     result = project.runpytest_subprocess("--help")
     result.stdout.fnmatch_lines(["*--aftercommit-dsn=DSN*", "*--aftercommit-postgres=VERSION*"])
