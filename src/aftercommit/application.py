@@ -3,8 +3,8 @@
 `--app package.module:name` names one of these for `aftercommit up` and `aftercommit serve`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -21,12 +21,27 @@ class Serving:
     """What a server process is told.
 
     In `development` it may hand out sample users' tokens, to this machine alone. `drain` is how many seconds its
-    streams have to end when it is stopped: the `StreamTimes.drain` of its feeds.
+    streams have to end when it is stopped: the `StreamTimes.drain` of its feeds. `companions` are the addresses of what
+    runs beside it, by name.
     """
 
     database: Database
     development: bool = False
     drain: float = StreamTimes().drain
+    companions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Companions:
+    """What `aftercommit up` runs beside the server, so that there is more to see.
+
+    `addresses` are told to each server process, and with `about` to whoever starts it. `services` makes what is to run,
+    given the address at which the application is served; it is started last and stopped first.
+    """
+
+    addresses: Mapping[str, str]
+    about: Mapping[str, str]
+    services: Callable[[str], Sequence[Service]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +50,8 @@ class Application:
 
     `create_tables` makes the service's own tables and must be harmless to repeat. `asgi` makes the HTTP application,
     once in each server process; where it has a `drain`, that is called when the process is to end. `traffic` makes
-    services that let something happen, each so many times a second; `aftercommit up` alone runs them.
+    services that let something happen, each so many times a second; `companions`, given the port that is asked for,
+    what else runs beside the server. `aftercommit up` alone runs both.
     """
 
     about: str
@@ -43,3 +59,4 @@ class Application:
     create_tables: Callable[[psycopg.Connection[Any]], object] | None = None
     asgi: Callable[[Serving], Asgi] | None = None
     traffic: Callable[[Database, float], Sequence[Service]] | None = None
+    companions: Callable[[Database, int], Companions] | None = None

@@ -77,6 +77,19 @@ class TestMigrate:
         with psycopg.connect(empty) as connection:
             connection.execute("select tenant_id from shop.outbox")
 
+    def test_all_outboxes_of_an_application_are_migrated_and_checked(self, empty: str) -> None:
+        site = "systems.site:application"
+        assert "investigation_events" in fails(3, "migrate", "check", "--app", site)
+
+        done = json.loads(run("migrate", "up", "--app", site, "--json").stdout)
+        status = run("migrate", "status", "--app", site)
+
+        assert [each["outbox"] for each in done] == ["investigation_events", "tasks_events"]
+        assert status.stdout.count("0001_engine") == 2
+        assert run("migrate", "check", "--app", site).exit_code == 0
+        assert run("migrate", "sql", "--app", site).stdout.count("create schema") == 2
+        assert "tasks_events" in run("migrate", "grants", "worker", "--app", site).stdout
+
     def test_check_finds_a_schema_that_was_never_migrated(self, empty: str) -> None:
         assert "run `aftercommit migrate up --app module:outbox`" in fails(3, "migrate", "check")
         assert "run `aftercommit migrate up --schema shop`" in fails(3, "migrate", "check", "--schema", "shop")

@@ -11,6 +11,7 @@ import click
 import psycopg
 
 from aftercommit._version import __version__
+from aftercommit.cli.bot import bot
 from aftercommit.cli.consumers import consumers
 from aftercommit.cli.dead import dead
 from aftercommit.cli.doctor import doctor
@@ -86,7 +87,7 @@ def cli(ctx: click.Context) -> None:
     ctx.obj = ctx.ensure_object(Given)
 
 
-for command in (up, migrate, relay, worker, serve, consumers, dead, replay, status, sweep, token, doctor, version):
+for command in (up, migrate, relay, worker, serve, consumers, dead, replay, status, sweep, token, bot, doctor, version):
     cli.add_command(command)
 
 

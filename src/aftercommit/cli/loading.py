@@ -60,6 +60,13 @@ def load_shape(settings: Settings) -> Shape:
     return Shape(settings.schema) if settings.schema is not None else Shape()
 
 
+def load_shapes(settings: Settings) -> list[Shape]:
+    """The same of every outbox that --app names: of an Application there may be several."""
+    if settings.app is None:
+        return [load_shape(settings)]
+    return [outbox.shape for outbox in load_application(settings).outboxes]
+
+
 def load_database(settings: Settings, command: str) -> Database:
     """The database of --dsn, DATABASE_URL, or the embedded server that is running; nothing is connected or started."""
     dsn = settings.dsn or running_server()

@@ -1,19 +1,25 @@
 """`aftercommit migrate`: bring the tables up to what the code needs, or say how they differ."""
 
+from typing import Any
+
 import click
 
-from aftercommit.cli.loading import load_database, load_shape
+from aftercommit.cli.loading import load_database, load_shapes
 from aftercommit.cli.numbers import DAY, Count, Seconds
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.postgres import migrate as migrations
+from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
 
 
 @click.group()
 @global_options
 def migrate() -> None:
-    """Make, change and check the tables of an outbox. Without --app: one with neither scope nor views."""
+    """Make, change and check the tables of an outbox, or of all outboxes of an Application.
+
+    Without --app: of one with neither scope nor views.
+    """
 
 
 @migrate.command("up")
@@ -32,15 +38,18 @@ def up(settings: Settings, patience: float, as_json: bool) -> None:
 
     An index on a large table is built without blocking writers, and that takes as long as it takes.
     """
-    shape = load_shape(settings)
+    shapes = load_shapes(settings)
+    results: list[dict[str, Any]] = []
     with load_database(settings, "migrate").connect_sync() as connection:
-        done = migrations.up(connection, shape, patience=patience)
+        for shape in shapes:
+            done = migrations.up(connection, shape, patience=patience)
+            results.append({"outbox": shape.schema, "done": done})
+            if not as_json:
+                for step in done:
+                    line(step)
+                message(f"schema {shape.schema!r} is up to date")
     if as_json:
-        print_json({"outbox": shape.schema, "done": done})
-        return
-    for step in done:
-        line(step)
-    message(f"schema {shape.schema!r} is up to date")
+        _print_each(results)
 
 
 @migrate.command("status", short_help="Show what was applied, and what is missing.")
@@ -48,25 +57,36 @@ def up(settings: Settings, patience: float, as_json: bool) -> None:
 @pass_settings
 def status(settings: Settings, as_json: bool) -> None:
     """Show what was applied, what is missing, and how the declaration differs. `check` decides by exit status."""
-    shape = load_shape(settings)
+    shapes = load_shapes(settings)
     with load_database(settings, "migrate").connect_sync() as connection:
-        found = migrations.status(connection, shape)
-    applied = [f"{number:04d}_{name}" for number, name in sorted(found.applied.items())]
-    pending = [str(migration) for migration in found.pending]
+        found = [(shape, migrations.status(connection, shape)) for shape in shapes]
     if as_json:
-        print_json(
-            {
-                "outbox": shape.schema,
-                "current": found.is_current,
-                "applied": applied,
-                "pending": pending,
-                "newer": list(found.newer),
-                "differences": list(found.declaration),
-            }
-        )
+        _print_each([_as_data(shape, each) for shape, each in found])
         return
-    rows = [(name, "by newer code" if name in found.newer else "applied") for name in applied]
-    rows += [(name, "pending") for name in pending]
+    for shape, each in found:
+        if len(found) > 1:
+            line(f"schema {shape.schema}")
+        _print_status(each)
+
+
+def _as_data(shape: Shape, found: migrations.Status) -> dict[str, Any]:
+    return {
+        "outbox": shape.schema,
+        "current": found.is_current,
+        "applied": _applied(found),
+        "pending": [str(migration) for migration in found.pending],
+        "newer": list(found.newer),
+        "differences": list(found.declaration),
+    }
+
+
+def _applied(found: migrations.Status) -> list[str]:
+    return [f"{number:04d}_{name}" for number, name in sorted(found.applied.items())]
+
+
+def _print_status(found: migrations.Status) -> None:
+    rows = [(name, "by newer code" if name in found.newer else "applied") for name in _applied(found)]
+    rows += [(str(migration), "pending") for migration in found.pending]
     print_table(("migration", "state"), rows)
     for difference in found.declaration:
         line(f"differs: {difference}")
@@ -76,10 +96,11 @@ def status(settings: Settings, as_json: bool) -> None:
 @pass_settings
 def check(settings: Settings) -> None:
     """Exit with 0 when the tables are what the code and its declarations say, with 3 when not."""
-    shape = load_shape(settings)
+    shapes = load_shapes(settings)
     with load_database(settings, "migrate").connect_sync() as connection:
-        migrations.check(connection, shape)
-    message(f"schema {shape.schema!r} is up to date")
+        for shape in shapes:
+            migrations.check(connection, shape)
+            message(f"schema {shape.schema!r} is up to date")
 
 
 @migrate.command("sql")
@@ -96,7 +117,8 @@ def check(settings: Settings) -> None:
 def sql(settings: Settings, after: int) -> None:
     """Print the whole as SQL, for a person or another tool to run. Needs no database."""
     # As a whole or not at all: half a script would run.
-    click.echo("".join(migrations.script(load_shape(settings), after)), nl=False)
+    scripts = ["".join(migrations.script(shape, after)) for shape in load_shapes(settings)]
+    click.echo("".join(scripts), nl=False)
 
 
 @migrate.command("grants", short_help="Print GRANTs for a role that does all but migrate.")
@@ -104,5 +126,11 @@ def sql(settings: Settings, after: int) -> None:
 @pass_settings
 def grants(settings: Settings, role: str) -> None:
     """Print the GRANTs that let ROLE publish, relay and consume, but not migrate. Needs no database."""
-    for statement in migrations.grants(load_shape(settings), role):
-        line(f"{statement};")
+    for shape in load_shapes(settings):
+        for statement in migrations.grants(shape, role):
+            line(f"{statement};")
+
+
+def _print_each(results: list[dict[str, Any]]) -> None:
+    """Of one outbox an object, of several a list."""
+    print_json(results[0] if len(results) == 1 else results)

@@ -9,11 +9,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 
 import click
+import msgspec
 
 from aftercommit.application import Application, Serving
 from aftercommit.cli.loading import load_database, load_named
@@ -28,6 +29,7 @@ from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, LOG_FORMAT, Sett
 
 PORT = 8090
 LOOPBACK = "127.0.0.1"
+_COMPANIONS = "AFTERCOMMIT_COMPANIONS"
 _DEVELOPMENT = "AFTERCOMMIT_DEVELOPMENT"
 _DRAIN = "AFTERCOMMIT_DRAIN"
 _VERBOSE = "AFTERCOMMIT_VERBOSE"
@@ -83,7 +85,7 @@ def serve(
     """
     from aftercommit.feed import server
 
-    serving = Serving(load_database(settings, "serve"), development, drain)
+    serving = Serving(load_database(settings, "serve"), development, drain, _companions(development))
     hand_over(settings, serving)
     # Made here for nothing else: what is wrong with it is said once, and not by every process that dies of it.
     servable(settings)(serving)
@@ -101,7 +103,16 @@ def asgi() -> Asgi:
     if multiprocessing.parent_process() is not None:
         # In the process of the command itself logging is set up already.
         _to_the_end.enter_context(logging_to_stderr(settings, _level(development)))
-    return servable(settings)(Serving(load_database(settings, "serve"), development, float(os.environ[_DRAIN])))
+    serving = Serving(
+        load_database(settings, "serve"), development, float(os.environ[_DRAIN]), _companions(development)
+    )
+    return servable(settings)(serving)
+
+
+def _companions(development: bool) -> Mapping[str, str]:
+    """What runs beside the server, where `aftercommit up` has said so."""
+    told = os.environ.get(_COMPANIONS, "") if development else ""
+    return msgspec.json.decode(told, type=dict[str, str]) if told else {}
 
 
 def _level(development: bool) -> int:
@@ -133,6 +144,7 @@ def hand_over(settings: Settings, serving: Serving) -> None:
         _VERBOSE: "1" if settings.verbose else None,
         _DEVELOPMENT: "1" if serving.development else None,
         _DRAIN: repr(serving.drain),
+        _COMPANIONS: msgspec.json.encode(serving.companions).decode() if serving.companions else None,
     }
     for name, value in told.items():
         if value is not None:

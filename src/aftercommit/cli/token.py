@@ -179,7 +179,7 @@ def _revoke_token(connection: psycopg.Connection[Any], shape: Shape, text: str, 
         return False
     token_id, until = tokens.named_by(text)
     revocation.revoke(connection, shape, "token", token_id, until=until, by=by, reason=reason)
-    message(f"token {token_id} is revoked" + (" (there is no service token of this id)" if service is not None else ""))
+    message(f"token {token_id} is revoked" + (" (there is no service token of this id)" if "." not in text else ""))
     return True
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aftercommit.application import Application, Serving
+from aftercommit.application import Application, Companions, Serving
 from aftercommit.cli.dashboard import Dashboard, RecentLines, is_terminal
 from aftercommit.cli.loading import load_application
 from aftercommit.cli.logs import BriefFormatter, TextFormatter, logging_to, logging_to_stderr
@@ -87,7 +87,10 @@ def up(
         if application.traffic is not None:
             parts += application.traffic(database, rate)
         with ExitStack() as stack:
-            served = _server(settings, application, Serving(database, development=True), Address(host, port, workers))
+            companions = _companions(application, database, port)
+            told = companions.addresses if companions is not None else {}
+            serving = Serving(database, development=True, companions=told)
+            served = _server(settings, application, serving, Address(host, port, workers))
             if isinstance(served, ServerProcess):
                 # The relays are here and not in its processes: their figures are to be at `/metrics` too.
                 stack.enter_context(shared_folder())
@@ -95,10 +98,19 @@ def up(
                     parts.append(SharedFigures(exposition(*application.outboxes), "up"))
             if served is not None:
                 parts.append(served)
-            message(_about(database.safe_dsn if server is None else server.dsn, application, served))
+            message(_about(database.safe_dsn if server is None else server.dsn, application, served, companions))
             views = [(stack.enter_context(_eyes(database, outbox)), outbox) for outbox in application.outboxes]
             parts.append(Dashboard(views, interval or (2.0 if recent is None else 0.5), recent))
+            if served is not None and companions is not None:
+                parts += companions.services(served.url)
             stopper.run(_run_together(parts, stopper))
+
+
+def _companions(application: Application, database: Database, port: int) -> Companions | None:
+    """What runs beside the server, if there is one."""
+    if application.asgi is None or application.companions is None:
+        return None
+    return application.companions(database, port)
 
 
 def _server(
@@ -196,10 +208,14 @@ def _make_tables(database: Database, application: Application) -> None:
             application.create_tables(connection)
 
 
-def _about(dsn: str, application: Application, served: "HttpServer | ServerProcess | None") -> str:
+def _about(
+    dsn: str, application: Application, served: "HttpServer | ServerProcess | None", companions: Companions | None
+) -> str:
     lines = [f"running {application.about}"]
     if served is not None:
         lines.append(f"  open in a browser:      {served.url} (its API: {served.url}/docs)")
+    if companions is not None:
+        lines += [f"  {f'{label}:':<24}{text}" for label, text in companions.about.items()]
     lines += [
         f"  look inside:            psql '{dsn}'",
         f"  from another terminal:  {program()} status --schema {application.outboxes[0].schema} --watch",

@@ -1,0 +1,82 @@
+"""What is written to the bot is understood: commands, addressed or not, in private chats and in groups."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftercommit.telegram.updates import Command, Membership, Renumbered, heard
+
+BOT = "Aftercommit_bot"
+
+
+def message(text: str, chat_type: str = "private", **fields: Any) -> dict[str, Any]:
+    chat = {"id": -5 if chat_type != "private" else 5, "type": chat_type}
+    return {"update_id": 1, "message": {"chat": chat, "from": {"id": 5, "language_code": "de"}, "text": text, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "argument"),
+    [
+        ("/start", "start", ""),
+        ("/start  ABC-DEF ", "start", "ABC-DEF"),
+        ("/MUTE 2h", "mute", "2h"),
+        ("/status@aftercommit_BOT", "status", ""),
+        ("/mute@aftercommit_bot 2h", "mute", "2h"),
+        ("hello there", "", "hello there"),
+        ("/status@other_bot", "", "/status@other_bot"),
+    ],
+)
+def test_a_private_chat_says_commands_with_or_without_the_bots_name(text: str, name: str, argument: str):
+    assert heard(message(text), BOT) == Command(5, name, argument, "de", private=True)
+
+
+@pytest.mark.parametrize("text", ["/status", "/status@other_bot", "hello @aftercommit_bot", "hello", "/"])
+def test_a_group_is_not_overheard(text: str):
+    assert heard(message(text, "supergroup"), BOT) is None
+
+
+def test_a_group_that_names_the_bot_is_heard():
+    assert heard(message("/start@aftercommit_bot CODE", "group"), BOT) == Command(-5, "start", "CODE", "de", False)
+
+
+@pytest.mark.parametrize(("status", "member"), [("kicked", False), ("left", False), ("member", True)])
+def test_the_bot_hears_that_it_was_blocked_and_that_it_is_welcome_again(status: str, member: bool):
+    update = {"update_id": 1, "my_chat_member": {"chat": {"id": 5}, "new_chat_member": {"status": status}}}
+    assert heard(update, BOT) == Membership(5, member)
+
+
+def test_the_bot_hears_that_a_group_became_a_supergroup():
+    assert heard(message("", "group", migrate_to_chat_id=-1001), BOT) == Renumbered(-5, -1001)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {},
+        {"message": None},
+        {"message": {}},
+        {"message": {"chat": {"id": "x"}, "text": "/start"}},
+        {"message": {"chat": {"id": 5, "type": "private"}, "photo": []}},
+        {"message": {"chat": {"id": 5, "type": "private"}, "from": {"is_bot": True}, "text": "/start"}},
+        {"edited_message": {"chat": {"id": 5, "type": "private"}, "text": "/start"}},
+        {"my_chat_member": {}},
+    ],
+)
+def test_what_says_nothing_to_the_bot_is_passed_over(update: dict[str, Any]):
+    assert heard(update, BOT) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: st.dictionaries(
+            st.sampled_from(["message", "chat", "from", "id", "type", "text", "my_chat_member", "new_chat_member"]),
+            inner,
+        ),
+    )
+)
+def test_no_update_is_too_strange(update: Any):
+    if isinstance(update, dict):
+        heard(update, BOT)
