@@ -26,41 +26,41 @@ const shared = {
   },
 };
 
-/** A page: its HTML, and what stands for the names in braces in it. */
+const common = { theme: "ui/src/theme-first.ts", icon: "ui/icon.svg" };
+const board = { ...common, script: "pages/tasks/main.ts", style: "pages/tasks/style.css" };
+
+/** A page: its source, the file made of it, the way from its address to the site's root, and what stands for the names
+ * in braces in it. A page with addresses of different depths is several files. */
 const pages = [
   {
-    html: "pages/logs/investigation.html",
-    parts: {
-      script: "pages/logs/main.ts",
-      style: "pages/logs/style.css",
-      theme: "ui/src/theme-first.ts",
-      icon: "ui/icon.svg",
-    },
-  },
-  {
     html: "pages/index/index.html",
-    parts: {
-      script: "pages/index/main.ts",
-      style: "pages/index/style.css",
-      theme: "ui/src/theme-first.ts",
-      icon: "ui/icon.svg",
-    },
+    root: "",
+    parts: { ...common, script: "pages/index/main.ts", style: "pages/index/style.css" },
   },
+  // Shown at whatever address leads nowhere: the server, which knows how deep that is, says where the root is.
+  { html: "pages/index/missing.html", root: "{root}", parts: { ...common, style: "pages/index/style.css" } },
+  {
+    html: "pages/logs/investigation.html",
+    root: "../",
+    parts: { ...common, script: "pages/logs/main.ts", style: "pages/logs/style.css" },
+  },
+  { html: "pages/tasks/tasks.html", root: "../", parts: board },
+  { html: "pages/tasks/tasks.html", out: "task.html", root: "../../", parts: board },
 ];
 
 async function buildPages(out) {
   rmSync(out, { recursive: true, force: true });
   mkdirSync(join(out, "assets"), { recursive: true });
   const named = new Map();
-  for (const { html, parts } of pages) {
-    let text = readFileSync(join(here, html), "utf-8");
+  for (const { html, out: file, root, parts } of pages) {
+    let text = readFileSync(join(here, html), "utf-8").replaceAll("{{root}}", root);
     for (const [place, source] of Object.entries(parts)) {
       if (!named.has(source)) named.set(source, await asset(source, join(out, "assets")));
       text = text.replaceAll(`{{${place}}}`, named.get(source));
     }
     const left = /\{\{\w+\}\}/.exec(text);
     if (left) throw new Error(`${html} names ${left[0]}, which is none of its parts.`);
-    writeFileSync(join(out, basename(html)), text);
+    writeFileSync(join(out, file ?? basename(html)), text);
   }
 }
 

@@ -1,13 +1,19 @@
 /** The first page: what runs here, who can read it, and where to go on. */
 
-import { copyText, element, find, initialiseTheme, nextTheme, toast, type Theme } from "@aftercommit/ui";
+import { copyText, element, find, toast, wireThemeButton } from "@aftercommit/ui";
 
-import { sampleOf, type Sample, type SampleSystem, type SampleUser } from "../shared/sample.js";
+import { rootOfSite } from "../shared/root.js";
+import {
+  sampleOf,
+  usersOf,
+  type Sample,
+  type SampleLink,
+  type SampleSystem,
+  type SampleUser,
+} from "../shared/sample.js";
 
-const NAMES: Readonly<Record<Theme, string>> = { system: "System", light: "Light", dark: "Dark" };
-
-function systemCard({ title, about, links }: SampleSystem): HTMLElement {
-  const anchors = links.map(({ href, label }) => element("a", { href }, label));
+function systemCard({ title, about, links }: SampleSystem, more: readonly SampleLink[]): HTMLElement {
+  const anchors = [...links, ...more].map(({ href, label }) => element("a", { href }, label));
   return element(
     "article",
     { class: "card" },
@@ -17,32 +23,46 @@ function systemCard({ title, about, links }: SampleSystem): HTMLElement {
   );
 }
 
-function userCard({ user, about, token }: SampleUser): HTMLElement {
-  const copy = element("button", { class: "button", type: "button" }, "Copy token");
+function userCard({ user, name, about, token }: SampleUser): HTMLElement {
+  const label = `Copy the token of ${name ?? user}`;
+  const copy = element("button", { class: "button", type: "button", "aria-label": label }, "Copy token");
   copy.addEventListener("click", () => {
     void copyText(token).then((done) => toast(done ? "Token copied" : "The browser does not allow copying"));
   });
+  const number = name === undefined ? [] : [element("span", { class: "soft" }, ` user ${user}`)];
+  return element(
+    "li",
+    { class: "user" },
+    element("p", {}, element("strong", {}, name ?? user), ...number),
+    element("p", { class: "soft" }, about),
+    copy,
+  );
+}
+
+/** The users of a system under its title: what they may do is told in its terms. */
+function usersCard(system: SampleSystem, users: readonly SampleUser[]): HTMLElement {
   return element(
     "article",
     { class: "card" },
-    element("h3", {}, user),
-    element("p", { class: "soft" }, about),
-    element("p", {}, copy),
+    element("h3", {}, system.title),
+    element("ul", { class: "users" }, ...users.map(userCard)),
   );
 }
 
 function show(sample: Sample | null): void {
   const systems = sample?.systems ?? [];
+  // The bot writes what people hear of their tasks.
+  const chats = sample?.chats ? [{ href: sample.chats, label: "Telegram chats of the bot" }] : [];
+  const cardOf = (system: SampleSystem): HTMLElement => systemCard(system, system.name === "tasks" ? chats : []);
   const none = "This server says nothing about itself. Its API is described below.";
   find("systems", HTMLElement).replaceChildren(
-    ...(systems.length > 0 ? systems.map(systemCard) : [element("p", { class: "soft" }, none)]),
+    ...(systems.length > 0 ? systems.map(cardOf) : [element("p", { class: "soft" }, none)]),
   );
-  const users = sample?.users ?? [];
-  find("users-section", HTMLElement).hidden = users.length === 0;
-  find("users", HTMLElement).replaceChildren(...users.map(userCard));
+  const groups = systems.map((system) => ({ system, users: usersOf(sample, system.name) }));
+  const peopled = groups.filter(({ users }) => users.length > 0);
+  find("users-section", HTMLElement).hidden = peopled.length === 0;
+  find("users", HTMLElement).replaceChildren(...peopled.map(({ system, users }) => usersCard(system, users)));
 }
 
-const name = find("theme-name", HTMLElement);
-name.textContent = NAMES[initialiseTheme()];
-find("theme", HTMLButtonElement).addEventListener("click", () => (name.textContent = NAMES[nextTheme()]));
-show(await sampleOf(""));
+wireThemeButton();
+show(await sampleOf(rootOfSite()));

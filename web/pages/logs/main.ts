@@ -1,41 +1,48 @@
 /** The log viewer: reads the address, asks who is reading, and wires the page. */
 
 import { Feed } from "@aftercommit/client";
-import { find, initialiseTheme, nextTheme, type Theme } from "@aftercommit/ui";
+import { find, wireSkipLink, wireThemeButton } from "@aftercommit/ui";
 
-import { describeKeys, listenToKeys, type Key } from "./keys.js";
+import { describeKeys, listenToKeys, type Key } from "../shared/keys.js";
+import { rootOfSite } from "../shared/root.js";
+import { Session, type Reading } from "../shared/session.js";
 import { type Log } from "./line.js";
 import { formatAddress, parseAddress, type Filters } from "./place.js";
-import { askWhoReads, keptReading, renewed, type Reading } from "./session.js";
 import { Toolbar } from "./toolbar.js";
 import { Viewer } from "./viewer.js";
 
-const NAMES: Readonly<Record<Theme, string>> = { system: "System", light: "Light", dark: "Dark" };
-
 const id = decodeURIComponent(location.pathname.replace(/\/$/, "").split("/").at(-1) ?? "");
 const address = parseAddress(location.hash);
+const root = rootOfSite();
+const session = new Session({
+  key: "aftercommit.reading",
+  root,
+  system: "investigations",
+  question: "Who is reading?",
+  needed: "Paste a token that may read this investigation.",
+  begin: "Read",
+});
 
 function dressPage(): void {
   find("title", HTMLElement).textContent = id;
   document.title = `${id} · log`;
   find("zone", HTMLElement).textContent = `Times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
-  const name = find("theme-name", HTMLElement);
-  name.textContent = NAMES[initialiseTheme()];
-  find("theme", HTMLButtonElement).addEventListener("click", () => (name.textContent = NAMES[nextTheme()]));
+  wireThemeButton();
+  wireSkipLink();
 }
 
 /** Another reader means another page: nothing of the one before may stay. */
 async function changeReader(why: string, now: Reading | null): Promise<void> {
-  const chosen = await askWhoReads(find("readers", HTMLDialogElement), why, now);
+  const chosen = await session.ask(find("readers", HTMLDialogElement), why, now);
   if (chosen) location.reload();
 }
 
 function feedFor(first: Reading): Feed<Log> {
   let reading = first;
-  return new Feed<Log>(`../api/v1/investigations/${encodeURIComponent(id)}/logs`, {
+  return new Feed<Log>(new URL(`api/v1/investigations/${encodeURIComponent(id)}/logs`, root), {
     event: "log",
     token: async (refused) => {
-      if (refused) reading = await renewed(reading);
+      if (refused) reading = await session.renewed(reading);
       return reading.token;
     },
   });
@@ -50,7 +57,7 @@ function view(reading: Reading): void {
   });
   toolbar.connect(viewer);
   const keys = keysFor(viewer, toolbar);
-  describeKeys(find("keys-list", HTMLElement), keys);
+  describeKeys(find("keys-list", HTMLElement), keys, "Close the panel, clear the search");
   listenToKeys(keys, () => {
     if (viewer.details.open) viewer.closeDetails();
     else toolbar.clearSearch();
@@ -85,8 +92,8 @@ function keysFor(viewer: Viewer, toolbar: Toolbar): readonly Key[] {
 async function main(): Promise<void> {
   dressPage();
   find("help", HTMLButtonElement).addEventListener("click", () => find("keys", HTMLDialogElement).showModal());
-  const kept = keptReading();
-  find("reader", HTMLButtonElement).addEventListener("click", () => void changeReader("", keptReading()));
+  const kept = session.kept();
+  find("reader", HTMLButtonElement).addEventListener("click", () => void changeReader("", session.kept()));
   if (kept) view(kept);
   else await changeReader("", null);
 }

@@ -3,7 +3,7 @@
 import { type FollowState } from "@aftercommit/client";
 import { find } from "@aftercommit/ui";
 
-import { describe } from "./connection.js";
+import { Connection } from "../shared/connection.js";
 import { type Reader } from "./reader.js";
 import { type Search } from "./search.js";
 
@@ -11,30 +11,15 @@ const number = (value: number): string => value.toLocaleString("en");
 const lines = (value: number): string => `${number(value)} ${value === 1 ? "line" : "lines"}`;
 
 export class Status {
-  readonly #connection = find("connection", HTMLElement);
-  readonly #text = find("connection-text", HTMLElement);
-  readonly #why = find("connection-why", HTMLElement);
-  readonly #spoken = find("spoken", HTMLElement);
+  readonly #connection = new Connection({ one: "line", many: "lines" });
   readonly #follow = find("follow", HTMLButtonElement);
   readonly #fresh = find("fresh", HTMLButtonElement);
   readonly #range = find("range", HTMLElement);
   readonly #found = find("found", HTMLElement);
   readonly #edge = find("older", HTMLElement);
-  #countdown: ReturnType<typeof setInterval> | undefined;
 
   connection(state: FollowState): void {
-    clearInterval(this.#countdown);
-    const until = state.wait === null ? null : performance.now() + state.wait * 1000;
-    const show = (): void => {
-      const said = describe(state, until === null ? null : Math.max(0, (until - performance.now()) / 1000));
-      this.#text.textContent = said.text;
-      this.#why.textContent = said.why;
-      this.#connection.title = said.why;
-    };
-    if (this.#connection.dataset["state"] !== state.name) this.#spoken.textContent = describe(state, null).text;
-    this.#connection.dataset["state"] = state.name;
-    show();
-    if (until !== null) this.#countdown = setInterval(show, 1000);
+    this.#connection.show(state);
   }
 
   following({ following, attached, fresh }: Reader): void {

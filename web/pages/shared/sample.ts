@@ -2,8 +2,12 @@
 
 export interface SampleUser {
   readonly user: string;
+  /** What people call them, where that is not the user itself. */
+  readonly name?: string;
   readonly about: string;
   readonly token: string;
+  /** The systems that know them; without any, all do. */
+  readonly systems?: readonly string[];
 }
 
 export interface SampleLink {
@@ -21,16 +25,23 @@ export interface SampleSystem {
 export interface Sample {
   readonly users: readonly SampleUser[];
   readonly systems: readonly SampleSystem[];
+  /** The page with the chats of the local Bot API, where one runs. */
+  readonly chats: string | null;
 }
 
-/** `root`: the way from the page to the root of the site. Null where there is nothing to tell. */
-export async function sampleOf(root: string): Promise<Sample | null> {
+/** Null where there is nothing to tell. */
+export async function sampleOf(root: URL): Promise<Sample | null> {
   try {
-    const response = await fetch(new URL(`${root}sample.json`, document.baseURI), { cache: "no-store" });
+    const response = await fetch(new URL("sample.json", root), { cache: "no-store" });
     if (!response.ok) return null;
     const said = (await response.json()) as Partial<Sample>;
-    return { users: said.users ?? [], systems: said.systems ?? [] };
+    return { users: said.users ?? [], systems: said.systems ?? [], chats: said.chats ?? null };
   } catch {
     return null;
   }
+}
+
+/** The users that a system knows. */
+export function usersOf(sample: Sample | null, system: string): readonly SampleUser[] {
+  return (sample?.users ?? []).filter(({ systems }) => systems === undefined || systems.includes(system));
 }

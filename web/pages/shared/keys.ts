@@ -33,8 +33,9 @@ function isTyping(target: EventTarget | null): boolean {
 
 const SHOWN: Readonly<Record<string, string>> = { ArrowDown: "↓", ArrowUp: "↑", PageDown: "Page ↓", PageUp: "Page ↑" };
 
-export function describeKeys(list: HTMLElement, keys: readonly Key[]): void {
-  const entries = [...keys, { keys: ["Esc"], means: "Close the panel, clear the search", act: () => {} }];
+/** `escape`: what the key that leads out of things does here. */
+export function describeKeys(list: HTMLElement, keys: readonly Key[], escape: string): void {
+  const entries = [...keys, { keys: ["Esc"], means: escape, act: () => {} }];
   for (const { keys: names, means } of entries) {
     const caps = names.flatMap((name, index) => [...(index > 0 ? [" "] : []), element("kbd", {}, SHOWN[name] ?? name)]);
     list.append(element("dt", {}, ...caps), element("dd", {}, means));

@@ -1,0 +1,153 @@
+"""`aftercommit up` in a browser: sample people at work on the board, and what the bot writes to their chats."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from aftercommit.testing.postgres import PostgresServerForTests
+from systems.companions import LINKED
+from tests.browser.board import NARROW, PATIENCE, BoardPage, tab
+from tests.investigations import STARTING, TLS, answers, eventually
+from tests.programs import REPOSITORY, Program, running
+from tests.tasks import ADA, BARBARA, EDSGER, GRACE, prepared
+
+pytestmark = pytest.mark.needs("chromium")
+
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+
+
+@dataclass
+class Up:
+    """Everything that a newcomer gets."""
+
+    url: str
+    chats: str
+
+    def ask(self, user: int, path: str, **body: Any) -> Any:
+        """What somebody does, by a program of this machine."""
+        answer = httpx.post(f"{self.url}{path}", headers={"X-User-Id": str(user)}, json=body, timeout=30, verify=TLS)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+
+@pytest.fixture(scope="module")
+def up(postgres_server: PostgresServerForTests, site: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One that all tests of this module share; nothing happens in it by itself."""
+    with prepared(postgres_server) as dsn:
+        told = {"DATABASE_URL": dsn, "AFTERCOMMIT_HOME": str(tmp_path_factory.mktemp("home"))}
+        options = ("--app", "systems.site:application", "--port", "0", "--rate", "0")
+        with running("up", *options, folder=REPOSITORY, **told) as program:
+            found = Up(after(program, "open in a browser:"), after(program, "chats of the bot:"))
+            eventually(lambda: answers(found.url), timeout=STARTING)
+            yield found
+
+
+def after(program: Program, label: str) -> str:
+    return program.line(label, program.stderr, timeout=STARTING).split(label)[1].split()[0]
+
+
+@pytest.fixture
+def board(chromium: Browser, up: Up) -> Iterator[BoardPage]:
+    """A tab in which nobody has been chosen yet."""
+    with tab(chromium, up.url) as shown:
+        yield shown
+
+
+def chat_of(page: Page, user: int) -> Locator:
+    """A person's chat with the bot, in the list."""
+    return page.locator(f"#chats [data-chat='{LINKED[user]}']")
+
+
+def bubble(page: Page, text: str) -> None:
+    """Until the bot has said this in the chat that is open."""
+    expect(page.locator(".bubble.bot", has_text=text).first).to_be_visible(timeout=PATIENCE)
+
+
+def test_a_newcomer_connects_a_chat_and_gets_a_message_that_leads_to_the_task(board: BoardPage, up: Up):
+    board.page.goto(up.url)
+    card = board.page.locator("#systems .card", has_text="Tasks")
+    card.get_by_role("link", name="Telegram chats of the bot").wait_for()
+    card.get_by_role("link", name="Tasks of the sample users").click()
+    board.page.get_by_role("dialog", name="Who are you?").get_by_role("button", name="Barbara").click()
+    expect(board.page.locator("#reader-name")).to_have_text("Barbara")
+    board.connection("streaming")
+
+    board.page.get_by_role("button", name="Connect Telegram").click()
+    start = board.page.locator("#start").inner_text()
+    with board.page.expect_popup() as opened:
+        board.page.get_by_role("link", name="your local chat").click()
+    chats = opened.value
+    expect(chats.get_by_label("First name")).to_have_value("Barbara")
+    chats.get_by_role("button", name="Begin").click()
+    expect(chats.get_by_label("Message as the person")).to_have_value(start)
+    chats.get_by_role("button", name="Send").click()
+    bubble(chats, "Barbara")
+
+    title = "Mend <b>the</b> & “lamp”"
+    up.ask(ADA, "/tasks", title=title, assignee_user_id=BARBARA)
+    bubble(chats, title)
+    board.press("Escape")
+    board.hears(title, "Ada created it and gave it to you")
+    with chats.context.expect_page() as led:
+        chats.locator(".bubble.bot", has_text=title).get_by_role("link").click()
+    # A new tab belongs to nobody yet.
+    led.value.get_by_role("dialog", name="Who are you?").get_by_role("button", name="Barbara").click()
+    expect(led.value.locator("#detail-body h2")).to_have_text(title)
+    led.value.locator(".actions").get_by_role("button", name="Submit report").wait_for()
+
+
+def test_the_sample_user_is_remembered_for_the_tab_and_can_be_changed(board: BoardPage, up: Up):
+    board.page.goto(f"{up.url}/tasks/board")
+    board.page.get_by_role("button", name="Grace").click()
+    expect(board.page.locator("#reader-name")).to_have_text("Grace")
+    board.page.reload()
+    expect(board.page.locator("#reader-name")).to_have_text("Grace")
+    assert board.page.get_by_role("dialog").is_hidden()
+    board.press("u")
+    dialog = board.page.get_by_role("dialog", name="Who are you?")
+    expect(dialog.get_by_role("button", name="Grace")).to_have_attribute("aria-pressed", "true")
+    dialog.get_by_role("button", name="Edsger").click()
+    expect(board.page.locator("#events-title")).to_have_text("What Edsger hears of")
+    # The log viewer has people of its own.
+    board.page.goto(f"{up.url}/investigations/INV-123")
+    readers = board.page.get_by_role("dialog", name="Who is reading?")
+    expect(readers.locator("strong")).to_have_text(["ada", "grace", "web-shop", "mallory"])
+
+
+def test_a_person_writes_to_the_bot_and_blocks_it_and_the_others_still_hear(chromium: Browser, up: Up):
+    with tab(chromium, up.chats) as shown:
+        page = shown.page
+        page.goto(up.chats)
+        chat_of(page, ADA).click()
+        page.get_by_label("Message as the person").fill("/status")
+        page.get_by_label("Message as the person").press("Enter")
+        bubble(page, "Ada")
+        page.get_by_role("button", name="Block the bot").click()
+        page.get_by_text("The bot is blocked").wait_for()
+
+        up.ask(ADA, "/tasks", title="Heard by one of two", assignee_user_id=EDSGER)
+
+        chat_of(page, EDSGER).click()
+        bubble(page, "Heard by one of two")
+        expect(page.locator("#answers li", has_text="403").first).to_be_visible(timeout=PATIENCE)
+        chat_of(page, ADA).click()
+        page.get_by_role("button", name="Unblock the bot").click()
+        expect(page.locator(".bubble", has_text="Heard by one of two")).to_have_count(0)
+
+
+def test_the_chats_fit_on_a_telephone(chromium: Browser, up: Up):
+    with tab(chromium, up.chats, NARROW) as shown:
+        page = shown.page
+        page.goto(up.chats)
+        chat_of(page, GRACE).click()
+        page.get_by_label("Message as the person").wait_for()
+        assert page.evaluate(FITS)
+        page.get_by_role("button", name="Back to the chats").click()
+        assert page.evaluate(FITS)
+        page.goto(up.url)
+        page.get_by_role("heading", name="Sample users").wait_for()
+        assert page.evaluate(FITS)

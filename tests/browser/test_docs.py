@@ -1,0 +1,90 @@
+"""`/docs` in a browser: it looks like the other pages, begins with requests that can be sent, and leads back."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Route, expect
+
+from tests.browser.board import NARROW, BoardPage, tab
+from tests.investigations import Service
+from tools import web
+
+pytestmark = pytest.mark.needs("chromium")
+
+STYLE = Path(web.REPOSITORY) / "src" / "aftercommit" / "feed" / "pages" / "docs.css"
+GROUND = "getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.fixture
+def docs(chromium: Browser, investigations: Service) -> Iterator[BoardPage]:
+    """A tab on the description of the whole site."""
+    with tab(chromium, investigations.url) as shown:
+        shown.page.goto(f"{investigations.url}/docs")
+        yield shown
+
+
+def test_it_leads_back_to_the_site_and_keeps_the_colours_that_were_chosen_there(docs: BoardPage):
+    expect(docs.page.get_by_role("heading", level=1)).to_have_text("API")
+    docs.page.get_by_role("button", name="Colours").click()
+    docs.page.get_by_role("button", name="Colours: Light").click()
+    dark = docs.evaluate(GROUND)
+    docs.page.get_by_role("link", name="aftercommit").click()
+    docs.page.get_by_role("heading", name="Running here").wait_for()
+    assert docs.evaluate(GROUND) == dark == "rgb(18, 22, 28)"
+    docs.page.get_by_role("link", name="API").click()
+    docs.page.get_by_role("button", name="Colours: Dark").wait_for()
+    assert docs.evaluate(GROUND) == dark
+
+
+def test_a_request_begins_with_an_example_that_can_be_sent(docs: BoardPage, investigations: Service):
+    operations = docs.page.locator("#operations > details")
+    for path in ("/api/v1/investigations", "/tasks"):
+        place = operations.filter(has=docs.page.get_by_text("post", exact=True)).filter(
+            has=docs.page.get_by_text(path, exact=True)
+        )
+        place.locator("summary").first.click()
+        example = json.loads(place.get_by_label("Request body").input_value())
+        assert example["title"], path
+    docs.page.get_by_label("Bearer token").fill(investigations.token("investigation:create"))
+    first = operations.filter(has=docs.page.get_by_text("/api/v1/investigations", exact=True)).nth(1)
+    first.get_by_role("button", name="Send").click()
+    expect(first.locator("pre").filter(has_text="201 Created").first).to_be_visible()
+
+
+def test_in_an_application_without_an_index_there_is_no_way_back_and_its_own_title(docs: BoardPage):
+    def described(route: Route) -> None:
+        told = route.fetch().json()
+        del told["externalDocs"]
+        told["info"]["title"] = "The shop's feeds <b>and more</b>"
+        route.fulfill(json=told)
+
+    docs.page.route("**/openapi.json", described)
+    docs.page.reload()
+    expect(docs.page.get_by_role("heading", level=1)).to_have_text("The shop's feeds <b>and more</b>")
+    expect(docs.page.locator("#home")).to_be_hidden()
+
+
+def test_it_fits_on_a_telephone_with_everything_open(docs: BoardPage):
+    docs.page.set_viewport_size(NARROW)
+    docs.page.locator("details").first.wait_for()
+    docs.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    assert docs.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_its_colours_and_measures_are_those_of_all_pages():
+    ours, theirs = (blocks(path.read_text("utf-8")) for path in (STYLE, web.WEB / "ui" / "tokens.css"))
+    assert len(ours[0]) > 20
+    assert ours[1] == ours[2], "dark by the system and dark by choice"
+    for own, common in zip(ours, theirs, strict=True):
+        assert own == {name: common[name] for name in own}
+    used = set(re.findall(r"var\((--[\w-]+)\)", STYLE.read_text("utf-8")))
+    assert used == set(ours[0])
+
+
+def blocks(css: str) -> list[Mapping[str, str]]:
+    """The custom properties of each block that has some, in order: light, dark by the system, dark by choice."""
+    found = [dict(re.findall(r"(--[\w-]+):\s*([^;]+);", block)) for block in re.findall(r"\{([^{}]*)\}", css)]
+    return [each for each in found if each]

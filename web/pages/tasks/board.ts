@@ -1,0 +1,306 @@
+/** The page at work: what the user does goes to the server, and what comes of it, here or elsewhere, to the screen. */
+
+import { FeedError, type FollowState } from "@aftercommit/client";
+import { find, toast } from "@aftercommit/ui";
+
+import { Connection } from "../shared/connection.js";
+import { ApiError, type Api, type Fields, type TokenSource } from "./api.js";
+import { CreateDialog } from "./create.js";
+import { Detail } from "./detail.js";
+import { type Directory } from "./directory.js";
+import { EventsPanel } from "./events.js";
+import { TaskList } from "./list.js";
+import { Live } from "./live.js";
+import { type Action, type Machine, type Task, type TaskEvent } from "./model.js";
+import { openMoves } from "./moves.js";
+import { formatPlace, type Filters, type Place } from "./place.js";
+import { Refresher } from "./refresher.js";
+import { Tasks } from "./tasks.js";
+import { label, turnWords } from "./words.js";
+
+export interface BoardOptions {
+  readonly root: URL;
+  readonly api: Api;
+  readonly token: TokenSource;
+  readonly directory: Directory;
+  readonly machine: Machine;
+  readonly place: Place;
+  /** The token is no good any more. */
+  unauthorised(message: string): void;
+}
+
+/** Milliseconds until what could not be loaded is asked for again. */
+const AGAIN = 5000;
+
+type Pane = "list" | "detail" | "events";
+
+export class Board {
+  readonly #options: BoardOptions;
+  readonly #tasks = new Tasks();
+  readonly #list: TaskList;
+  readonly #detail: Detail;
+  readonly #events: EventsPanel;
+  readonly #live: Live;
+  readonly #create: CreateDialog;
+  readonly #connection = new Connection({ one: "event", many: "events" });
+  readonly #refresher = new Refresher((id) => this.#reload(id));
+  readonly #empty = find("empty", HTMLElement);
+  readonly #more = find("more", HTMLButtonElement);
+  readonly #earlier = find("earlier", HTMLButtonElement);
+  #place: Place;
+  #before: number | null = null;
+  /** Tasks that were heard of and are being loaded again. */
+  readonly #heard = new Set<number>();
+  /** Which question for the list is the last one: the answer to an earlier one counts no more. */
+  #asked = 0;
+
+  constructor(options: BoardOptions) {
+    this.#options = options;
+    this.#place = options.place;
+    const turn = (task: Task): string => turnWords(task, options.machine, options.directory);
+    const hrefOf = (task: number): string => this.#href({ ...this.#place, task });
+    this.#list = new TaskList({ hrefOf, turn });
+    this.#detail = new Detail(options.directory, { turn, act: (task, ...done) => this.#act(task, ...done) });
+    this.#events = new EventsPanel(options.directory, hrefOf);
+    this.#create = new CreateDialog(options.directory, {
+      create: (task, key) => options.api.create(task, key),
+      made: (task) => this.#made(task),
+    });
+    this.#live = new Live(options.api.events, options.token, {
+      older: (events, more) => this.#older(events, more),
+      came: (events) => this.#came(events),
+      state: (state) => this.#connection.show(state),
+      gap: () => void this.load(),
+      refused: (error) => this.#refused(error),
+    });
+    this.#more.addEventListener("click", () => void this.#loadMore());
+    this.#earlier.addEventListener("click", () => void this.#earlierEvents());
+  }
+
+  async start(): Promise<void> {
+    void this.#live.start();
+    this.go(this.#place);
+    await this.load();
+  }
+
+  // --- where one is
+
+  get filters(): Filters {
+    return this.#place.filters;
+  }
+
+  /** Open a task, as a step that "back" undoes. */
+  open(task: number | null): void {
+    const before = this.#place.task;
+    const place = { ...this.#place, task };
+    if (task !== before) history.pushState(null, "", this.#href(place));
+    this.go(place);
+    if (task !== null) this.#detail.focus();
+    else if (before !== null) this.#list.focus(before);
+  }
+
+  /** Show what is at this place. */
+  go(place: Place): void {
+    this.#place = place;
+    this.pane(place.task === null ? "list" : "detail");
+    this.#drawList();
+    if (place.task === null) {
+      document.title = "Tasks";
+      this.#detail.say("No task is open", "Choose one on the left, or create one.");
+      return;
+    }
+    const known = this.#tasks.get(place.task);
+    if (known) this.#show(known);
+    else if (this.#detail.shown !== place.task) this.#detail.say("Loading …");
+    this.#refresher.ask(place.task);
+  }
+
+  /** The address has changed by itself: somebody went back or on. */
+  async follow(place: Place): Promise<void> {
+    const before = this.#place.filters;
+    this.go(place);
+    if (place.filters.state !== before.state) await this.load();
+  }
+
+  async filter(filters: Filters): Promise<void> {
+    const before = this.#place.filters;
+    this.#place = { ...this.#place, filters };
+    history.replaceState(null, "", this.#href(this.#place));
+    if (filters.state !== before.state) await this.load();
+    else this.#drawList();
+  }
+
+  /** Where there is no room for all of them, this one is shown. */
+  pane(name: Pane): void {
+    document.body.dataset["pane"] = name;
+    for (const each of ["list", "events"]) {
+      find(`to-${each}`, HTMLButtonElement).setAttribute(
+        "aria-pressed",
+        String((name === "events") === (each === "events")),
+      );
+    }
+    if (name === "events") this.#events.seen();
+  }
+
+  move(by: 1 | -1): void {
+    this.#list.move(by);
+  }
+
+  create(): void {
+    this.#create.open();
+  }
+
+  showMoves(): void {
+    const open = this.#place.task === null ? undefined : this.#tasks.get(this.#place.task);
+    openMoves(this.#options.machine, open?.state ?? null);
+  }
+
+  /** One step out: of the form, then of the task. */
+  leave(): void {
+    if (!this.#detail.closeForm() && this.#place.task !== null) this.open(null);
+  }
+
+  #href(place: Place): string {
+    return new URL(formatPlace(place), this.#options.root).href;
+  }
+
+  // --- the list
+
+  /** From the beginning. */
+  async load(): Promise<void> {
+    const asked = (this.#asked += 1);
+    this.#tasks.clear();
+    this.#before = null;
+    if (!find("list", HTMLElement).hasChildNodes()) this.#say("Loading …");
+    await this.#loadPage(asked);
+  }
+
+  async #loadMore(): Promise<void> {
+    this.#more.disabled = true;
+    await this.#loadPage(this.#asked);
+    this.#more.disabled = false;
+  }
+
+  async #loadPage(asked: number): Promise<void> {
+    try {
+      const page = await this.#options.api.tasks(this.#place.filters.state, this.#before);
+      if (asked !== this.#asked) return;
+      for (const task of page.tasks) this.#tasks.put(task);
+      this.#before = page.next_before;
+      this.#drawList();
+    } catch (error) {
+      if (asked === this.#asked)
+        this.#trouble(
+          error,
+          (text) => this.#say(text),
+          () => void this.load(),
+        );
+    }
+  }
+
+  #drawList(): void {
+    const shown = this.#tasks.shown(this.#place.filters);
+    this.#list.draw(shown, this.#place.task);
+    const narrowed = this.#place.filters.state !== "" || this.#place.filters.turn !== "";
+    const none = narrowed ? "No task is like this." : "No tasks yet. Create one, or be given one.";
+    this.#say(shown.length > 0 ? "" : none);
+    this.#more.hidden = this.#before === null;
+  }
+
+  #say(text: string): void {
+    this.#empty.textContent = text;
+    this.#empty.hidden = text === "";
+  }
+
+  // --- a task
+
+  #show(task: Task): void {
+    document.title = `${task.title} · Tasks`;
+    this.#detail.show(task);
+  }
+
+  /** A task changed: whatever shows it is told. */
+  #took(task: Task): void {
+    if (!this.#tasks.put(task)) return;
+    this.#drawList();
+    if (this.#heard.delete(task.task_id)) this.#list.markFresh(task.task_id);
+    if (task.task_id === this.#place.task) this.#show(task);
+  }
+
+  async #reload(id: number): Promise<void> {
+    try {
+      this.#took(await this.#options.api.task(id));
+      if (id === this.#place.task) this.#detail.showHistory(id, await this.#options.api.history(id));
+    } catch (error) {
+      this.#trouble(
+        error,
+        (text, status) => this.#lost(id, text, status),
+        () => this.#refresher.ask(id),
+      );
+    }
+  }
+
+  /** It is not there for this user, or could not be asked for. */
+  #lost(id: number, text: string, status: number): void {
+    if (status === 403 || status === 404) this.#tasks.remove(id);
+    this.#drawList();
+    if (id !== this.#place.task) return;
+    if (status === 403) this.#detail.say("Not yours to see", text);
+    else if (status === 404) this.#detail.say("There is no such task", text);
+    else if (this.#detail.shown === id) this.#detail.tell(`What is shown may be old. ${text}`);
+    else this.#detail.say("The task could not be loaded", text);
+  }
+
+  async #act(id: number, action: Action, fields: Fields): Promise<void> {
+    try {
+      this.#took(await this.#options.api.act(id, action, fields));
+      toast(`${label(action)}: done`);
+    } finally {
+      // Also when it was refused: then it is not as it was shown.
+      this.#refresher.ask(id);
+    }
+  }
+
+  #made(task: Task): void {
+    this.#took(task);
+    this.open(task.task_id);
+    toast("Task created");
+  }
+
+  // --- what is heard
+
+  #older(events: readonly TaskEvent[], more: boolean): void {
+    this.#events.addOlder(events);
+    this.#earlier.hidden = !more;
+  }
+
+  async #earlierEvents(): Promise<void> {
+    try {
+      await this.#live.older();
+    } catch (error) {
+      if (!(error instanceof FeedError)) throw error;
+      toast(error.message);
+    }
+  }
+
+  #came(events: readonly TaskEvent[]): void {
+    this.#events.addNew(events);
+    for (const id of new Set(events.map((event) => event.task_id))) {
+      this.#heard.add(id);
+      this.#refresher.ask(id);
+    }
+  }
+
+  #refused(error: FeedError): void {
+    this.#connection.show({ name: "stopped", wait: null, error } satisfies FollowState);
+    if (error.status === 401) this.#options.unauthorised(error.message);
+  }
+
+  /** Tell what went wrong; what may pass is tried again after a while. */
+  #trouble(error: unknown, tell: (text: string, status: number) => void, again: () => void): void {
+    if (!(error instanceof ApiError)) throw error;
+    if (error.status === 401) this.#options.unauthorised(error.message);
+    else tell(error.message, error.status);
+    if (error.status === 0 || error.status === 429 || error.status >= 500) setTimeout(again, AGAIN);
+  }
+}

@@ -1,0 +1,120 @@
+/** A new task, asked for in a dialog. */
+
+import { element, find } from "@aftercommit/ui";
+
+import { ApiError } from "./api.js";
+import { type Directory } from "./directory.js";
+import { Labelled, notice, peopleField } from "./forms.js";
+import { type NewTask, type Task } from "./model.js";
+
+export interface CreateHooks {
+  /** The same key makes the same task, however often it is sent. Throws an ApiError. */
+  create(task: NewTask, key: string): Promise<Task>;
+  /** It is there, and the dialog is gone. */
+  made(task: Task): void;
+}
+
+export class CreateDialog {
+  readonly #dialog = find("create", HTMLDialogElement);
+  #title = new Labelled(
+    element("input", { class: "field", maxlength: 200, autocomplete: "off" }),
+    "What is to be done",
+  );
+  #description = new Labelled(
+    element("textarea", { class: "field", rows: 4, maxlength: 10_000 }),
+    "Description (optional)",
+  );
+  #assignee: Labelled<HTMLSelectElement>;
+  #said = element("div", {});
+  #send = element("button", { class: "button main" }, "Create task");
+  #key = { of: "", key: "" };
+
+  constructor(
+    readonly directory: Directory,
+    readonly hooks: CreateHooks,
+  ) {
+    this.#assignee = new Labelled(peopleField(directory, "Nobody yet"), "Assign to");
+  }
+
+  open(): void {
+    const { name } = this.directory.me;
+    const cancel = element("button", { class: "button", type: "button" }, "Cancel");
+    cancel.addEventListener("click", () => this.#dialog.close());
+    this.#title.field.value = "";
+    this.#description.field.value = "";
+    this.#assignee.field.value = "";
+    for (const each of [this.#title, this.#description, this.#assignee]) each.wrong("");
+    this.#said.replaceChildren();
+    const form = element(
+      "form",
+      { novalidate: true },
+      element("h2", { id: "create-title" }, "New task"),
+      element(
+        "p",
+        { class: "soft" },
+        `${name} creates it, and decides on the report together with the supervising roles.`,
+      ),
+      this.#said,
+      this.#title.whole,
+      this.#description.whole,
+      this.#assignee.whole,
+      this.#roles(),
+      element("p", { class: "ends" }, cancel, this.#send),
+    );
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.#submit();
+    });
+    this.#dialog.replaceChildren(form);
+    this.#dialog.showModal();
+    this.#title.field.focus();
+  }
+
+  #roles(): HTMLElement {
+    const boxes = this.directory.roles.map(({ role_id, name }) => {
+      const box = element("input", { type: "checkbox", name: "role", value: role_id });
+      return element("label", { class: "tick" }, box, name);
+    });
+    return element("fieldset", { class: "ticks" }, element("legend", {}, "Supervised by the roles"), ...boxes);
+  }
+
+  #task(): NewTask {
+    const description = this.#description.text;
+    const assignee = this.#assignee.text;
+    const ticked = [...this.#dialog.querySelectorAll<HTMLInputElement>("input[name=role]:checked")];
+    return {
+      title: this.#title.text,
+      ...(description !== "" && { description }),
+      ...(assignee !== "" && { assignee_user_id: Number(assignee) }),
+      ...(ticked.length > 0 && { supervisor_role_ids: ticked.map((box) => Number(box.value)) }),
+    };
+  }
+
+  async #submit(): Promise<void> {
+    if (this.#send.disabled || !this.#title.demand("Give it a title.")) return;
+    const task = this.#task();
+    this.#send.disabled = true;
+    try {
+      const made = await this.hooks.create(task, this.#keyFor(JSON.stringify(task)));
+      this.#key = { of: "", key: "" };
+      this.#dialog.close();
+      this.hooks.made(made);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.#said.replaceChildren(notice(`Not created. ${error.message}`));
+    } finally {
+      this.#send.disabled = false;
+    }
+  }
+
+  /** What is sent again unchanged, because no answer came, is the same task; anything else is another one. */
+  #keyFor(content: string): string {
+    if (this.#key.of !== content) this.#key = { of: content, key: randomKey() };
+    return this.#key.key;
+  }
+}
+
+/** By hand, because `randomUUID` is missing on plain http other than localhost. */
+function randomKey(): string {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}

@@ -1,0 +1,89 @@
+/** A user's events: those of late first, then each that comes, by stream or by polling. */
+
+import { Feed, FeedError, follow, type FollowState } from "@aftercommit/client";
+
+import { type TokenSource } from "./api.js";
+import { type TaskEvent } from "./model.js";
+
+/** The place behind all events; without one the feed would begin with the oldest. */
+const END = "end";
+const AT_ONCE = 40;
+const RETRY_FIRST = 2;
+const RETRY_LONGEST = 60;
+
+export interface LiveHooks {
+  /** Events from before, oldest first. `more`: there are older ones. */
+  older(events: readonly TaskEvent[], more: boolean): void;
+  came(events: readonly TaskEvent[]): void;
+  state(state: FollowState): void;
+  /** Something may have been missed. */
+  gap(): void;
+  refused(error: FeedError): void;
+}
+
+export class Live {
+  readonly #feed: Feed<TaskEvent>;
+  readonly #hooks: LiveHooks;
+  #oldest: string | null = null;
+
+  constructor(address: URL, token: TokenSource, hooks: LiveHooks) {
+    this.#feed = new Feed<TaskEvent>(address, {
+      body: "array",
+      names: { cursor: "after_id", limit: "limit", before: "before_id", fromTime: "from_time" },
+      token,
+    });
+    this.#hooks = hooks;
+  }
+
+  async start(): Promise<void> {
+    const newest = await this.#newest();
+    if (newest === null) return;
+    follow(this.#feed, {
+      after: newest,
+      onItems: (events) => this.#hooks.came(events.filter(isWhole)),
+      onState: (state) => this.#hooks.state(state),
+      onGap: () => this.#hooks.gap(),
+      onRefused: (error) => this.#hooks.refused(error),
+    });
+  }
+
+  async older(): Promise<void> {
+    if (this.#oldest !== null) await this.#page(this.#oldest);
+  }
+
+  /** The place behind what is there; null when it may not be read. Asked for until there is an answer. */
+  async #newest(): Promise<string | null> {
+    let wait = RETRY_FIRST;
+    for (;;) {
+      try {
+        return (await this.#page(END)) ?? "0";
+      } catch (error) {
+        if (!(error instanceof FeedError)) throw error;
+        if (error.status >= 400 && error.status < 500 && error.status !== 429) {
+          this.#hooks.refused(error);
+          return null;
+        }
+        const pause = Math.max(wait, error.retryAfter ?? 0);
+        this.#hooks.state({ name: "waiting", wait: pause, error });
+        await new Promise((resolve) => setTimeout(resolve, pause * 1000));
+        wait = Math.min(wait * 2, RETRY_LONGEST);
+      }
+    }
+  }
+
+  /** What lies before a place; the cursor of its last event. */
+  async #page(before: string): Promise<string | null> {
+    const page = await this.#feed.page({ before, limit: AT_ONCE });
+    const events = page?.events ?? [];
+    // The newest page tells where it goes further back only when it is not full.
+    const first = before === END && events.length === AT_ONCE ? events[0]?.cursor : null;
+    this.#oldest = page?.previous ?? first ?? null;
+    this.#hooks.older(events.map(({ item }) => item).filter(isWhole), this.#oldest !== null);
+    return events.at(-1)?.cursor ?? null;
+  }
+}
+
+/** What the server cannot show it withholds, and tells only that there was something. */
+function isWhole(event: Partial<TaskEvent>): boolean {
+  return typeof event.task_id === "number" && typeof event.event_type === "string" && event.payload !== undefined;
+}
