@@ -15,7 +15,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up web test long check verify bench planted contracts schema lock format clean reset-data faults faults-planted
+.PHONY: help up web test long check verify bench planted contracts schema lock format clean reset-data faults faults-planted bot-kills
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ faults: $(STAMP) ## kill, stop, crash and cut off everything for about 13 minute
 
 faults-planted: $(STAMP) ## plant known bugs in a copy of the tree and see the fault harness find them
 	$(BIN)/python -m tests.faults.planted $(ARGS)
+
+bot-kills: $(STAMP) ## kill the Telegram bot 300 times between fetch, send and save; ARGS=--kills, --seed, --state
+	$(BIN)/python -m tests.telegram.kills $(ARGS)
 
 contracts: $(STAMP) ## print each contract row with the tests that prove it
 	@$(BIN)/python -m tools.contracts $(ARGS)
