@@ -5,8 +5,8 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 LOCKER  := build/lock-tool
-# One more than a small machine has cores: tests wait for locks, leases and programs that start.
-WORKERS ?= 3
+# More than a small machine has cores: tests wait for locks, leases and programs that start.
+WORKERS ?= 4
 ARGS    ?=
 
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

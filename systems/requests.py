@@ -96,6 +96,8 @@ async def at_one_moment(connection: Connection) -> AsyncIterator[None]:
 
 def read_body(kind: type[Body], body: bytes) -> Body:
     """The body of a request; 400 with the field when it is not of this kind."""
+    if not body:
+        raise bad_request("There is no body: send a JSON object")
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:

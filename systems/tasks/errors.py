@@ -26,7 +26,7 @@ class Stranger(Problem):
         """To one task."""
         return cls(
             403,
-            f"User {user_id} has nothing to do with task {task_id}: who created it, works on it or supervises it has",
+            f"Task {task_id} is not for user {user_id}: it is for those who created it, work on it or supervise it",
             details={"user_id": user_id, "task_id": task_id},
         )
 
@@ -36,7 +36,7 @@ class NotAllowed(Problem):
 
     def __init__(self, action: Action, user_id: int, task_id: int) -> None:
         rule = RULE_OF[action]
-        never = f", and not {_one_of(rule.never)}" if rule.never else ""
+        never = f", and never for its {_one_of(rule.never)}" if rule.never else ""
         super().__init__(
             403,
             f"User {user_id} may not {_verb(action)} task {task_id}: that is for its {_one_of(rule.by)}{never}",

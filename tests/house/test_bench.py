@@ -26,9 +26,11 @@ def series(name: str, *rates: float, peer: str | None = None) -> Series:
 
 
 @pytest.mark.timeout(400)
-def test_every_case_runs_and_the_record_the_page_and_the_picture_are_written(tmp_path: Path):
+@pytest.mark.parametrize("cases", [("bulk", "drain"), pytest.param(tuple(CASES), marks=pytest.mark.long)])
+def test_cases_run_and_the_record_the_page_and_the_picture_are_written(tmp_path: Path, cases: tuple[str, ...]):
     record_file, page = tmp_path / "record.json", tmp_path / "page"
     options = [
+        *(word for case in cases for word in ("--only", case)),
         "--quick",
         "--no-peers",
         "--rounds",
@@ -46,7 +48,7 @@ def test_every_case_runs_and_the_record_the_page_and_the_picture_are_written(tmp
 
     assert done.returncode == 0, done.stderr
     record = json.loads(record_file.read_text())
-    assert [finding["case"] for finding in record["findings"]] == list(CASES)
+    assert [finding["case"] for finding in record["findings"]] == list(cases)
     written = (page / "benchmarks.md").read_text()
     for finding in record["findings"]:
         for verdict in finding["verdicts"]:

@@ -288,7 +288,7 @@ class TestWrongApplication:
             ("shop", "should look like package.module:name"),
             ("tests.nowhere:outbox", "there is no module 'tests.nowhere'"),
             ("tests.shop_app:outbux", "has no attribute 'outbux'"),
-            ("tests.shop_app:not_an_outbox", "and not an Outbox"),
+            ("tests.shop_app:not_an_outbox", "and neither an Application nor an Outbox"),
         ],
     )
     def test_what_cannot_be_found_is_named(self, app: str, complaint: str) -> None:

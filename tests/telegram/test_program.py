@@ -94,7 +94,7 @@ def test_the_command_line_shows_what_was_set_aside(state: str, store: Store):
     store.put_link(link)
     store.put_link(Link(-6, "18", "Bob", "de", None, utc_now()))
     assert json.loads(run("status", "--json", state=state).output) == {
-        "running": False, "links": 2, "muted": 0, "unreachable": 0, "set_aside": 0
+        "running": False, "trouble": None, "links": 2, "muted": 0, "unreachable": 0, "set_aside": 0
     }  # fmt: skip
     store.set_aside(link, Failure(5, "17", "4", "4", "task_created", "blocked", "Forbidden: blocked", utc_now()), "4")
     assert "unreachable  1" in run("status", state=state, status=3).output
@@ -104,6 +104,18 @@ def test_the_command_line_shows_what_was_set_aside(state: str, store: Store):
     told = json.loads(run("failures", "--user", "17", "--json", state=state).output)
     assert (told["total"], told["failures"][0]["event_id"]) == (1, "4")
     assert json.loads(run("failures", "--chat", "-6", "--json", state=state).output)["total"] == 0
+    run("failures", "--forget", "--user", "17", state=state, status=2)
+    assert "task_created" in run("failures", "--forget", state=state).output
+    assert store.count_failures() == 0
+
+
+def test_the_command_line_shows_that_the_feed_does_not_answer_a_running_bot(state: str, store: Store):
+    store.note_trouble("the feed answered 401")
+    assert json.loads(run("status", "--json", state=state).output)["trouble"] is None
+    store.lock()
+    assert "the feed answered 401" in run("status", state=state, status=3).output
+    store.note_trouble(None)
+    run("status", state=state)
 
 
 def test_links_are_shown_and_ended(state: str, store: Store):
@@ -121,7 +133,9 @@ def test_links_are_shown_and_ended(state: str, store: Store):
 
 
 def test_a_code_is_printed_once_and_ends(state: str):
-    told = json.loads(run("code", "--user", "17", "--name", "Ada", "--json", state=state).output)
+    made = run("code", "--user", "17", "--name", "Ada", "--json", state=state)
+    assert "a new state is made in" in made.stderr
+    told = json.loads(made.stdout)
     assert told["start"] == f"/start {told['code']}"
     assert len(run("code", "--user", "17", state=state).stdout.strip()) == 10
     for wrong in (("--for", "0s"), ("--for", "8d"), ("--for", "for ever")):

@@ -188,3 +188,9 @@ async def test_while_nobody_is_answered_everybody_is_told_so_and_strangers_no_de
                 status = await scene.says(chat, "/status")
                 assert "🟡" in status
                 assert "told 503" in status
+            beside = scene.store()
+            assert "told 503" in (beside.trouble() or "")
+            scene.backend.for_users.clear()
+            while beside.trouble() is not None:
+                await scene.says(ada, "/status")
+            beside.close()

@@ -102,11 +102,14 @@ def bot(settings: Settings, config: Path | None, **options: Any) -> None:
 @as_json
 @pass_settings
 def status(settings: Settings, state: str | None, as_json: bool) -> None:
-    """Show how it stands. Ends with 3 when something was set aside or a chat cannot be reached."""
+    """Show how it stands. Ends with 3 when the feed does not answer a running bot, something was set aside, or a chat
+    cannot be reached.
+    """
     with _store(state) as store:
-        links, now = store.links(), utc_now()
+        links, now, running = store.links(), utc_now(), store.is_taken()
         found = {
-            "running": store.is_taken(),
+            "running": running,
+            "trouble": store.trouble() if running else None,
             "links": len(links),
             "muted": sum(link.is_muted(now) for link in links),
             "unreachable": sum(link.unreachable is not None for link in links),
@@ -117,7 +120,7 @@ def status(settings: Settings, state: str | None, as_json: bool) -> None:
     else:
         for name, value in found.items():
             line(f"{name.replace('_', ' '):<12} {_word(value)}")
-    if found["unreachable"] or found["set_aside"]:
+    if found["trouble"] or found["unreachable"] or found["set_aside"]:
         raise click.exceptions.Exit(NOT_AS_IT_SHOULD_BE)
 
 
@@ -141,16 +144,22 @@ def links(settings: Settings, state: str | None, as_json: bool) -> None:
 @click.option(
     "--limit", type=Count(1, 100_000), default=100, show_default=True, metavar="COUNT", help="At most so many."
 )
+@click.option("--forget", is_flag=True, help="Show all, and take them off the record: you have seen them.")
 @_state_option
 @as_json
 @pass_settings
 def failures(
-    settings: Settings, user: str | None, chat: int | None, limit: int, state: str | None, as_json: bool
+    settings: Settings, user: str | None, chat: int | None, limit: int, forget: bool, state: str | None, as_json: bool
 ) -> None:
     """Show events that were set aside for good, and gaps, the newest first."""
+    if forget and (user is not None or chat is not None):
+        raise click.UsageError("--forget is for all that was set aside: leave --user and --chat out")
     with _store(state) as store:
-        found = store.failures(chat, user_id=user, limit=limit)
+        now = utc_now()
         total = store.count_failures(chat, user_id=user)
+        found = store.failures(chat, user_id=user, limit=max(total, 1) if forget else limit)
+        if forget:
+            store.forget_failures(now)
     if as_json:
         print_json({"total": total, "failures": [msgspec.to_builtins(each) for each in found]})
         return
@@ -221,6 +230,8 @@ def _store(state: str | None, *, make: bool = False) -> "Iterator[Store]":
     where = state or given or os.environ.get(STATE) or default_state()
     if not make and not exists(where):
         raise StateError(f"there is no state of a bot in {safe_place(where)}: run `aftercommit bot`, or say --state")
+    if make and not exists(where):
+        message(f"a new state is made in {safe_place(where)}: the bot has to run with the same --state")
     store = open_store(where)
     try:
         store.prepare()

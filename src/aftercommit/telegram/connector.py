@@ -65,7 +65,8 @@ class Connector:
         await until_one_ends(asking, self._ending.wait())
         if asking.cancelled():
             return
-        self.problem = asking.result()
+        self.problem = problem = asking.result()
+        await self._memory.keep(lambda store: store.note_trouble(problem))
         self._asked += 1
         self._asked_at = time.monotonic()
         feed = without_userinfo(self._settings.feed)

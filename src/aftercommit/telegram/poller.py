@@ -77,6 +77,7 @@ class Poller(Service):
         self._news = Waker()
         self._fatal: BaseException | None = None
         self._problem: str | None = None
+        self._noted: str | None = None
 
     def add(self, chat_id: int, seconds: float = 0.0) -> None:
         """Poll for this chat, too."""
@@ -161,7 +162,9 @@ class Poller(Service):
             case None:
                 return self._outage.wait(time.monotonic())
             case Failed():
-                return self._not_answered(link, seat, polled)
+                wait = self._not_answered(link, seat, polled)
+                await self._note(self._problem if self._outage.is_on else None)
+                return wait
             case Unchanged():
                 return self._seconds(seat.machine.unchanged(time.monotonic()))
             case Reset():
@@ -188,6 +191,7 @@ class Poller(Service):
         if not isinstance(polled, Failed):
             self._outage.succeeded()
             seat.problem = None
+            await self._note(None)
         if isinstance(polled, News | Unchanged):
             seat.gap_was_told = False
         if isinstance(polled, News):
@@ -229,6 +233,12 @@ class Poller(Service):
         about = {"user_id": link.user_id, "chat_id": link.chat_id, "status": failed.status, "retry_in": wait}
         say(logger, logging.WARNING, "bot_poll_failed", **about, error=failed.reason)
         return wait
+
+    async def _note(self, trouble: str | None) -> None:
+        """For whoever looks at the bot from outside: that nobody is answered, and that somebody is again."""
+        if (trouble is None) is not (self._noted is None):
+            await self._memory.do(lambda store: store.note_trouble(trouble))
+            self._noted = trouble
 
     def _after_failure(self, seat: Seat, wait: float) -> float:
         seat.failures += 1

@@ -146,6 +146,12 @@ class Store(Protocol):
     def save_offset(self, offset: int) -> None:
         """Updates before this number are dealt with."""
 
+    def trouble(self) -> str | None:
+        """Why the feed does not answer, as a running bot has last noted it; None when it does."""
+
+    def note_trouble(self, said: str | None) -> None:
+        """The feed does not answer, for this reason; or it does again."""
+
 
 def muted_until(now: datetime, time: timedelta | None) -> datetime:
     """When a mute of this length ends; for ever without one, or with one beyond all calendars."""

@@ -105,3 +105,12 @@ select value from {schema}.progress where name = :name
 -- name: save_progress
 insert into {schema}.progress (name, value) values (:name, :value)
 on conflict (name) do update set value = excluded.value
+
+-- name: trouble
+select said from {schema}.trouble where name = :name
+
+-- name: note_trouble
+insert into {schema}.trouble (name, said) values (:name, :said) on conflict (name) do update set said = excluded.said
+
+-- name: end_trouble
+delete from {schema}.trouble where name = :name returning name

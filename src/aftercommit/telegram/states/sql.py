@@ -19,6 +19,7 @@ Rows = list[tuple[Any, ...]]
 Run = Callable[..., Rows]
 
 OFFSET: Final = "update_offset"
+FEED: Final = "feed"
 # That a killed bot is gone is noticed soon and not at once.
 PATIENCE: Final = 2.0
 LOOK: Final = 0.05
@@ -212,6 +213,18 @@ class SqlStore:
     def save_offset(self, offset: int) -> None:
         """Updates are dealt with."""
         self._rows("save_progress", name=OFFSET, value=offset)
+
+    def trouble(self) -> str | None:
+        """Why nothing is polled."""
+        rows = self._rows("trouble", name=FEED)
+        return str(rows[0][0]) if rows else None
+
+    def note_trouble(self, said: str | None) -> None:
+        """The feed does not answer; or it does."""
+        if said is None:
+            self._rows("end_trouble", name=FEED)
+        else:
+            self._rows("note_trouble", name=FEED, said=said)
 
     def _rows(self, statement: str, /, **parameters: Any) -> Rows:
         return self.driver.work(lambda run: run(statement, **parameters))

@@ -38,3 +38,9 @@ create table {schema}.progress (
     name text primary key,
     value bigint not null
 );
+
+-- version: 2
+create table {schema}.trouble (
+    name text primary key,
+    said text not null
+);
