@@ -5,8 +5,8 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 LOCKER  := build/lock-tool
-# More than a small machine has cores: tests wait for locks, leases and programs that start.
-WORKERS ?= 4
+# One more than a small machine has cores: tests wait for locks, leases and programs that start.
+WORKERS ?= 3
 ARGS    ?=
 
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -15,7 +15,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up web test long check verify bench planted contracts schema lock format clean reset-data faults faults-planted bot-kills
+.PHONY: help up web test test-oldest long check verify bench planted contracts schema lock format clean reset-data faults faults-planted bot-kills
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,18 +29,16 @@ up: $(STAMP) web ## run everything on an embedded PostgreSQL
 web: $(STAMP) ## build the pages that browsers get, into build/web/site
 	@$(BIN)/python -m tools.web build
 
-# One run where DATABASE_URL names the server, or where ARGS names the tests. Otherwise the whole suite on the
-# newest PostgreSQL, then what depends on the server on the oldest one that the embedded package brings; there,
-# finding no test (pytest's status 5) is a failure unless ARGS did the choosing. Campaigns are left to `make long`.
+# On the server that DATABASE_URL names, otherwise on the newest PostgreSQL of the embedded package. What depends on the
+# server is run on the oldest one by `make test-oldest`; campaigns are left to `make long`.
 # Tests start Python by the hundred: what it compiles is kept, whatever the environment says (`make clean` removes it).
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP) web ## run the tests: all on PostgreSQL 18, then tests/postgres and tests/contracts on 16
-ifneq ($(strip $(DATABASE_URL)$(filter tests%,$(ARGS))),)
+test: $(STAMP) web ## run the tests, on PostgreSQL 18 or on that of DATABASE_URL
 	$(PYTEST) -m 'not long' $(ARGS)
-else
-	AFTERCOMMIT_TEST_POSTGRES=18 $(PYTEST) -m 'not long' $(ARGS)
-	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts -m 'not long and not newest' $(ARGS) $(if $(strip $(ARGS)),|| test $$? -eq 5)
-endif
+
+test-oldest: export PYTHONDONTWRITEBYTECODE :=
+test-oldest: $(STAMP) web ## run what depends on the server again, on PostgreSQL 16
+	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts -m 'not long and not newest' $(ARGS)
 
 # The same properties with more examples, every moment to kill a migration at, the large volumes.
 long: export PYTHONDONTWRITEBYTECODE :=

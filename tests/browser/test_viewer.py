@@ -151,7 +151,7 @@ def test_keys_move_open_and_copy(log_page: LogPage, investigations: Service):
     log_page.shows("the last")
 
     log_page.press("j", "k", "k")
-    assert log_page.active() == 99
+    log_page.page.locator('.row.active[data-seq="99"]').wait_for()
     log_page.press("j", "j", "Enter")
     panel = log_page.page.get_by_role("complementary", name="The chosen line")
     assert '"order": 4711' in panel.inner_text()
