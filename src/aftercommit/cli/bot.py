@@ -258,6 +258,8 @@ def _plain(link: "Link") -> dict[str, Any]:
 
 
 def _word(value: object) -> str:
+    if value is None:
+        return "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
