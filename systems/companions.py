@@ -10,7 +10,6 @@ from typing import Final
 import httpx
 
 from aftercommit.application import Companions
-from aftercommit.cli.remedies import program
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
 from aftercommit.errors import StateTaken, StateUnavailable
@@ -49,10 +48,8 @@ def companions(database: Database, port: int) -> Companions:
             telegram.open_chat(PEOPLE[user][0], chat_id=chat_id, language=LANGUAGES[user])
     return Companions(
         addresses={CHATS: telegram.url},
-        about={
-            "chats of the bot": f"{telegram.url} (a local Telegram: nothing leaves this machine)",
-            "look at the bot": f"{program()} bot status --state '{database.safe_dsn}'",
-        },
+        about={"chats of the bot": f"{telegram.url} (a local Telegram: nothing leaves this machine)"},
+        commands={"look at the bot": f"bot status --state '{database.safe_dsn}'"},
         services=lambda url: [telegram, BotBeside(database, url, telegram)],
     )
 

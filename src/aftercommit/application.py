@@ -35,13 +35,15 @@ class Serving:
 class Companions:
     """What `aftercommit up` runs beside the server, so that there is more to see.
 
-    `addresses` are told to each server process, and with `about` to whoever starts it. `services` makes what is to run,
-    given the address at which the application is served; it is started last and stopped first.
+    `addresses` are told to each server process, and with `about` to whoever starts it; so are `commands` of
+    `aftercommit` by which to look at them. `services` makes what is to run, given the address at which the application
+    is served; it is started last and stopped first.
     """
 
     addresses: Mapping[str, str]
     about: Mapping[str, str]
     services: Callable[[str], Sequence[Service]]
+    commands: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

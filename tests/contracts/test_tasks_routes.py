@@ -5,9 +5,12 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import psycopg
 import pytest
 
-from tests.tasks import ADA, BARBARA, EDSGER, GRACE, LEADS, MALLORY, ROOT, STRANGER, Service, problem_of
+from aftercommit.testing.postgres import PostgresServerForTests
+from tests.investigations import eventually
+from tests.tasks import ADA, BARBARA, EDSGER, GRACE, LEADS, MALLORY, ROOT, STRANGER, Service, problem_of, service
 
 pytestmark = pytest.mark.newest
 
@@ -284,3 +287,23 @@ def test_only_an_administrator_says_who_has_which_role_and_one_stays(tasks: Serv
     if statuses[0] == 403:
         assert tasks.as_user(75).put(f"{ROOT}/roles/1/members/{ADA}").status_code == 200
         assert tasks.as_user(75).delete(f"{ROOT}/roles/1/members/75").status_code == 200
+
+
+def test_connections_that_the_database_has_ended_cost_one_request_and_not_one_each(
+    postgres_server: PostgresServerForTests,
+):
+    waiting = "select count(*) from pg_stat_activity where application_name = 'tasks' and wait_event_type = 'Lock'"
+    # A server of its own: others would meet what is left of its connections.
+    with service(postgres_server, workers=1) as tasks, ThreadPoolExecutor(6) as many:
+        ask = tasks.as_user(ADA).get
+        with psycopg.connect(tasks.dsn) as holder:
+            holder.execute("lock table tasks.users in access exclusive mode")
+            asked = [many.submit(ask, f"{ROOT}/me") for _ in range(6)]
+            eventually(lambda: tasks.rows(waiting)[0][0] == 6 or None)
+        assert {each.result().status_code for each in asked} == {200}
+        ended = tasks.rows(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
+            "where application_name = 'tasks' and datname = current_database()"
+        )
+        assert len(ended) >= 6
+        assert [ask(f"{ROOT}/me").status_code for _ in range(12)].count(503) == 1

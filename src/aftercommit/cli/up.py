@@ -215,7 +215,8 @@ def _about(
     if served is not None:
         lines.append(f"  open in a browser:      {served.url} (its API: {served.url}/docs)")
     if companions is not None:
-        lines += [f"  {f'{label}:':<24}{text}" for label, text in companions.about.items()]
+        commands = {label: f"{program()} {command}" for label, command in companions.commands.items()}
+        lines += [f"  {f'{label}:':<24}{text}" for label, text in {**companions.about, **commands}.items()]
     lines += [
         f"  look inside:            psql '{dsn}'",
         f"  from another terminal:  {program()} status --schema {application.outboxes[0].schema} --watch",

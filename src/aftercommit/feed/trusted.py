@@ -122,12 +122,17 @@ def is_local(headers: Mapping[str, str], peer: str | None) -> bool:
 
     A page elsewhere may have its name point here, or ask from here through a browser: then Host or Origin is another.
     """
-    if peer is None or not _is_loopback(peer) or _THIS_MACHINE.fullmatch(headers.get("host", "")) is None:
+    if peer is None or not _is_loopback(peer) or not names_this_machine(headers.get("host", "")):
         return False
     origin = headers.get("origin")
     if origin is not None and _PAGE_OF_THIS_MACHINE.fullmatch(origin) is None:
         return False
     return not any(name in _FORWARDED or name.startswith(_FORWARDED_PREFIX) for name in headers)
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a Host header is a name that only this machine itself uses for it."""
+    return _THIS_MACHINE.fullmatch(host) is not None
 
 
 def user_in(header: str) -> str:

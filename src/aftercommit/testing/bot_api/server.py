@@ -14,6 +14,7 @@ from aftercommit.feed.errors import Problem
 from aftercommit.feed.http import Asgi, Receive, Scope, Send, answer_problem, header_of
 from aftercommit.feed.routes import exception_handlers
 from aftercommit.feed.server import HttpServer
+from aftercommit.feed.trusted import names_this_machine
 from aftercommit.service import Probe, Service
 from aftercommit.testing.bot_api.changes import PATIENCE, Changes
 from aftercommit.testing.bot_api.control import Control
@@ -35,7 +36,6 @@ Found = TypeVar("Found")
 
 TOKEN: Final = "1000000001:local-bot-api-server-no-secret-0001"
 _BOT_TOKEN: Final = re.compile(r"(?P<user>[1-9][0-9]{0,15}):[A-Za-z0-9_-]{20,64}")
-_THIS_MACHINE: Final = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 # Whoever polls is answered at once when the server stops.
 _DRAIN: Final = 1.0
 
@@ -278,7 +278,7 @@ class _LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = header_of(scope, b"host") or "" if scope["type"] == "http" else "localhost"
-        if _THIS_MACHINE.fullmatch(host) is None:
+        if not names_this_machine(host):
             refusal = Problem(421, f"{host!r:.100} is not this machine: use 127.0.0.1 or localhost")
             await answer_problem(send, refusal, scope["method"])
             return
