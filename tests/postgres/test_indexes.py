@@ -45,6 +45,16 @@ def end_session(dsn: str, application_name: str) -> None:
         )
 
 
+def sees_it_finishing(dsn: str, application_name: str) -> bool:
+    """Whether a session of this name has looked at an index, and has gone back to wait or stands at it."""
+    query = """
+        select from pg_stat_activity where application_name = %s
+        and (wait_event_type = 'Lock' or state = 'idle' and query ilike 'rollback%%')
+    """
+    with connected(dsn) as connection:
+        return connection.execute(query, [application_name]).fetchone() is not None
+
+
 def test_a_large_table_gets_its_index_while_writers_go_on(database, connection):
     with connected(database, autocommit=False) as early, ThreadPoolExecutor(1) as program:
         early.execute("delete from aftercommit.outbox where false")
@@ -141,6 +151,24 @@ def test_who_waits_for_a_builder_is_not_waited_for_by_it(database, connection):
         first.result(timeout=60)
         second.result(timeout=60)
     assert value(connection, "select 'aftercommit.outbox_by_aggregate_id'::regclass::oid") == oid
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_an_index_whose_builder_is_about_to_commit_is_not_taken_for_a_dead_one(database, connection, ending):
+    """PostgreSQL lets go of the table before the commit that makes an index valid: such an update is shown it here."""
+    interrupted(database)
+    oid = value(connection, "select 'aftercommit.outbox_by_aggregate_id'::regclass::oid")
+    with connected(database, autocommit=False) as finishing, ThreadPoolExecutor(1) as program:
+        finishing.execute("update pg_index set indisvalid = true where indexrelid = %s", [oid])
+        second = program.submit(up, database, INDEXED, "second")
+        wait_until(lambda: second.done() or sees_it_finishing(database, "second"))
+        getattr(finishing, ending)()
+
+        second.result(timeout=60)
+    assert value(connection, VALID) is True
+    assert (value(connection, "select 'aftercommit.outbox_by_aggregate_id'::regclass::oid") == oid) is (
+        ending == "commit"
+    )
 
 
 def test_when_the_builder_dies_the_one_who_waited_builds_it(database, connection):

@@ -59,8 +59,16 @@ select indisvalid from pg_index where indexrelid = to_regclass({index_name})
 lock table {schema}.{table} in share update exclusive mode
 
 -- name: drop_invalid_index
--- What a concurrent build has left behind. With the lock of builders in hand, an invalid index is a dead one.
+-- What a concurrent build has left behind. With the lock of builders in hand an invalid index is a dead one, unless somebody
+-- is about to commit its validity: PostgreSQL lets go of the table just before. Who has committed when the locks are looked
+-- at is seen by the second look at the index.
 begin
+    if exists (
+        select from pg_index join pg_locks writer on writer.transactionid = pg_index.xmax and writer.granted
+        where indexrelid = to_regclass({index_name}) and not indisvalid
+    ) then
+        raise lock_not_available using message = 'the build of index ' || {index_name} || ' is about to be committed';
+    end if;
     if exists (select from pg_index where indexrelid = to_regclass({index_name}) and not indisvalid) then
         drop index {schema}.{index};
     end if;
