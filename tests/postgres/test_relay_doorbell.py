@@ -192,6 +192,34 @@ async def test_work_that_drips_without_a_pause_silences_the_bell_too(
         hold.release()
 
 
+async def test_a_crowd_of_publishers_silences_the_bell_and_a_single_one_never_does(
+    shop: Shop, ears: Ears, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who publishes one after the other is heard at once, each time; what comes by the handful may gather a little."""
+    # A busy machine makes pauses of its own.
+    monkeypatch.setattr(doorbell, "IN_A_ROW_SECONDS", 60.0)
+    singles, crowds = 3 * doorbell.BUSY_STREAK, doorbell.BUSY_STREAK * doorbell.CROWD
+    async with listening_relay_on(shop, settings=LONG):
+        await falls_asleep(shop)
+        for number in range(singles):
+            shop.place("single", number)
+            await shop.signals.wait_total("relay.appended", number + 1)
+        assert is_asleep(shop)
+        assert ears.rings() == singles
+        gathering = shop.signals.hold("relay.gathering")
+        for number in range(doorbell.BUSY_STREAK):
+            shop.publish(*(OrderPlaced(f"o-{number}", index) for index in range(doorbell.CROWD)))
+            await shop.signals.wait_total("relay.appended", singles + (number + 1) * doorbell.CROWD)
+        await gathering.wait()
+        assert not is_asleep(shop)
+        ears.rings()
+        shop.place("gathered", 0)
+        assert ears.rings() == 0
+        gathering.release()
+        await shop.signals.wait_total("relay.appended", singles + crowds + 1)
+        await falls_asleep(shop)
+
+
 async def test_a_lost_listener_comes_back_and_nothing_is_missed(
     shop: Shop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,9 @@
 Publishers ring only while a relay says that it listens. The relay says so when it has run out of work, and takes it
 back when work comes in bulk. A transaction that published before the relay said so will not ring; it is found by its
 lock on the outbox table, and while such a transaction is open the relay looks for itself at short intervals.
+
+While nobody rings and events stream in, looking without a pause would find a few at a time, and each look costs the
+server as much as one that finds fifty: so some may gather between two looks.
 """
 
 import time
@@ -23,9 +26,12 @@ POLL = 1.0
 POLL_WITHOUT_LISTENER = 0.05
 SHORTEST_LOOK = 0.01
 LONGEST_LOOK = 0.1
+# Work comes in bulk: so many at once, or several times in a row more than a single publisher could have made.
 BUSY_BATCH = 64
-BUSY_STREAK = 16
-IN_A_ROW_SECONDS = 0.02
+BUSY_STREAK = 4
+CROWD = 4
+IN_A_ROW_SECONDS = 0.1
+GATHER_SECONDS = 0.01
 
 
 class Doorbell:
@@ -46,13 +52,18 @@ class Doorbell:
         self.rung = listener.subscribe(shape.publish_channel, mine) if listener is not None else Waker()
         lanes.watch(self.rung)
 
-    async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:
-        """A batch was carried: when work comes in bulk, publishers need not ring for this carrier."""
+    async def worked(self, connection: psycopg.AsyncConnection[Any], count: int, *, full: bool) -> None:
+        """A batch was carried, which may have been `full`: when work comes in bulk, publishers need not ring for us."""
         now = time.monotonic()
-        self._streak = self._streak + 1 if now - self._worked_at < IN_A_ROW_SECONDS else 1
+        in_a_row = self._streak if now - self._worked_at < IN_A_ROW_SECONDS else 0
+        self._streak = in_a_row + 1 if full or count >= CROWD else 0
         self._worked_at = now
         if self._lanes.is_listening(self) and (count >= BUSY_BATCH or self._streak >= BUSY_STREAK):
             await self._lanes.listen(connection, self, False)
+
+    def gathering(self, count: int) -> float:
+        """Seconds to let events come together, after a look that found so many and left none."""
+        return GATHER_SECONDS if count > 1 and not self._lanes.is_listening(self) else 0.0
 
     @property
     def hears(self) -> bool:

@@ -244,11 +244,15 @@ class Relay(DatabaseService):
         carried = await self._carry_some(connection, carrier, lanes)
         if carried:
             self._transport_is_back()
-            await doorbell.worked(connection, carried)
+            full = carried >= self.settings.batch_size
+            await doorbell.worked(connection, carried, full=full)
             if carrier.took_all and doorbell.hears and carrier.quiet_seconds > 0:
                 # What comes after a look that took all there was will ring: the bell was heard all along.
                 await self.reach("relay.idle")
                 await self.pause(min(POLL, carrier.quiet_seconds), doorbell.rung)
+            elif not full and (seconds := doorbell.gathering(carried)):
+                await self.reach("relay.gathering")
+                await self.pause(seconds)
             return
         await self.reach("relay.idle")
         seconds = await doorbell.ran_dry(connection)
