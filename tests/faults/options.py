@@ -11,6 +11,7 @@ RELAY_POINTS = (
     "relay.counted",
     "relay.appended",
     "relay.failed",
+    "relay.gathering",
     "relay.idle",
     "relay.measured",
     "relay.outage",

@@ -1,11 +1,11 @@
 """Relays beside each other, after each other and instead of each other: leases, hand-over, and events that kill."""
 
 import asyncio
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from aftercommit.relay import Relay, RelaySettings
@@ -69,16 +69,14 @@ async def test_an_event_that_kills_the_process_is_parked_and_the_others_are_deli
 
 
 async def test_a_relay_that_stops_hands_its_lanes_over_at_once(shop: Shop) -> None:
-    """With a lease of a minute, the heir has everything as soon as the notification arrives."""
-    heir_shop, settings = Shop(shop.dsn), RelaySettings(lease=60.0)
+    """The heir has everything as soon as the notification arrives: it would look round in minutes."""
+    heir_shop, settings = Shop(shop.dsn), RelaySettings(lease=600.0)
     async with listening_relay_on(heir_shop, settings=settings) as heir:
         async with listening_relay_on(shop, settings=settings) as leaver:
             await holds(leaver.lanes, 32)
             await holds(heir.lanes, 32)
             assert leaver.lanes.held.isdisjoint(heir.lanes.held)
-            started = time.monotonic()
-        await holds(heir.lanes, 64, timeout=10)
-        print(f"graceful hand-over took {time.monotonic() - started:.3f} s with a lease of 60 s")
+        await holds(heir.lanes, 64)
         assert heir.lanes.suspect == set()
         ids = heir_shop.publish(*(OrderPlaced(f"o-{number}", number) for number in range(100)))
         await heir_shop.signals.wait_total("relay.appended", len(ids))
@@ -88,12 +86,12 @@ async def test_a_relay_that_stops_hands_its_lanes_over_at_once(shop: Shop) -> No
 
 async def test_a_newcomer_gets_its_share_at_once(shop: Shop) -> None:
     """The others hear of it and give lanes up long before their next look round."""
-    settings = RelaySettings(lease=60.0)
+    settings = RelaySettings(lease=600.0)
     newcomer_shop = Shop(shop.dsn)
     async with listening_relay_on(shop, settings=settings) as first:
         assert len(first.lanes.held) == 64
         async with listening_relay_on(newcomer_shop, settings=settings) as newcomer:
-            await holds(newcomer.lanes, 32, timeout=10)
+            await holds(newcomer.lanes, 32)
             assert len(first.lanes.held) == 32
 
 
@@ -108,19 +106,14 @@ async def test_sigterm_ends_a_relay_with_status_0_and_frees_its_lanes(shop: Shop
 
 
 async def test_lanes_of_a_killed_relay_are_taken_over_when_its_lease_has_run_out(shop: Shop) -> None:
-    """SIGKILL: nobody says goodbye, and the heir carries the rest within the lease and a second."""
-    lease = 2.0
-    with RelayProcess(shop, lease=lease) as victim:
+    """SIGKILL: nobody says goodbye. The heir's own lease is of minutes: it goes by the one that the dead relay had."""
+    with RelayProcess(shop, lease=1.0) as victim:
         await victim.ready()
-        async with relay_on(shop, settings=RelaySettings(lease=lease)) as heir:
+        async with relay_on(shop, settings=RelaySettings(lease=600.0)) as heir:
             await holds(heir.lanes, 32)
             victim.kill()
-            killed_at = time.monotonic()
             shop.publish(*(OrderPlaced(f"o-{number}", number) for number in range(200)))
             await shop.signals.wait_total("relay.appended", 200)
-            took = time.monotonic() - killed_at
-    print(f"takeover after SIGKILL took {took:.2f} s with a lease of {lease:g} s")
-    assert took < lease + 3
     assert [position for position, _, _ in shop.log()] == list(range(1, 201))
 
 
@@ -129,9 +122,9 @@ async def test_a_takeover_does_not_wait_for_the_next_look_round(shop: Shop) -> N
     dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease=1.0))
     connection = await shop.database.connect()
     await dead.lanes.tick(connection)
-    async with relay_on(shop, settings=RelaySettings(lease=30.0)) as heir:
+    async with relay_on(shop, settings=RelaySettings(lease=600.0)) as heir:
         assert len(heir.lanes.held) == 0
-        await holds(heir.lanes, 64, timeout=5)
+        await holds(heir.lanes, 64)
         assert heir.lanes.suspect == set(range(64))
     await connection.close()
 
@@ -140,7 +133,7 @@ async def test_a_relay_with_lanes_of_its_own_takes_those_of_a_dead_one_whatever_
     """A relay that has let a lane run out is not counted among the living, however lately it was seen."""
     connection = await shop.database.connect()
     dead = Lanes(shop.outbox.shape, "dead", lease=1.0)
-    async with relay_on(shop, settings=RelaySettings(lease=60.0)) as heir:
+    async with relay_on(shop, settings=RelaySettings(lease=600.0)) as heir:
         assert len(heir.lanes.held) == 64
         await dead.tick(connection)
         heir.lanes.tick_now.set()
@@ -148,7 +141,7 @@ async def test_a_relay_with_lanes_of_its_own_takes_those_of_a_dead_one_whatever_
         await dead.tick(connection)
         assert len(dead.held) == 32
         heir.lanes.tick_now.set()
-        await holds(heir.lanes, 64, timeout=10)
+        await holds(heir.lanes, 64)
         assert heir.lanes.suspect == dead.held
     await connection.close()
 
@@ -288,6 +281,24 @@ async def test_a_delivery_that_hangs_is_cut_off_when_the_relay_stops(shop: Shop)
         await shop.signals.wait("relay.deliver")
     assert shop.rows("select status, retry_count from outbox") == [("pending", 0)]
     assert free_lanes(shop) == 64
+
+
+async def test_a_relay_that_loses_its_database_while_a_delivery_is_cut_off_stops_as_it_was_told(shop: Shop) -> None:
+    """Whoever waits for its end is told of no cancellation that nobody asked for."""
+
+    class Cut(RecordingTransport):
+        async def deliver(self, records):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise psycopg.OperationalError("server closed the connection unexpectedly") from None
+
+    shop.place()
+    relay = Relay(shop.outbox, shop.database, Cut(), settings=RelaySettings(drain_seconds=0.05), probe=shop.signals)
+    await relay.start()
+    await shop.signals.wait("relay.deliver")
+    await relay.stop()
+    assert shop.rows("select status, retry_count from outbox") == [("pending", 0)]
 
 
 async def test_an_event_sent_again_by_an_operator_is_tried_although_the_relay_had_died(shop: Shop) -> None:

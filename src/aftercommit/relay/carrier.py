@@ -90,7 +90,9 @@ class Carrier:
         self._watermark = Watermark()
         self._look_for_retries_at = 0.0
         self._strict = outbox.ordering == "strict"
+        # Of the last look: whether nothing was due but what it took, and whether its limits made it leave some.
         self.took_all = False
+        self.left_some = False
         self._carries = transport.capabilities.carries
         self._loading = {
             name: self._statements.render("load_due", due=self._statements.part(name)).encode()
@@ -116,6 +118,7 @@ class Carrier:
         if not fresh and not self._strict and len(retries) < limit:
             self._watermark.nothing_below(None, resolved)
         self.took_all = not retries and len(fresh) < limit and not self._carries
+        self.left_some = len(retries) >= max(1, limit // 2) or len(retries) + len(fresh) >= limit
         await self._reach("relay.read", count=len(retries) + len(fresh))
         events = sorted([*retries, *fresh], key=lambda event: event.seq)
         return Batch(events, [event.seq for event in fresh], resolved)
@@ -128,6 +131,7 @@ class Carrier:
         if appended.count:
             await self._tell_appended(appended)
         self.took_all = appended.count == appended.chosen < self._batch_size
+        self.left_some = not self.took_all
         if self.took_all:
             self._watermark.nothing_below(None, resolved)
         elif appended.count == appended.chosen and appended.last_seq is not None:

@@ -26,11 +26,9 @@ POLL = 1.0
 POLL_WITHOUT_LISTENER = 0.05
 SHORTEST_LOOK = 0.01
 LONGEST_LOOK = 0.1
-# Work comes in bulk: so many at once, or several times in a row more than a single publisher could have made.
-BUSY_BATCH = 64
-BUSY_STREAK = 4
-CROWD = 4
-IN_A_ROW_SECONDS = 0.1
+# So many events in so short a time are bulk: all carriers of a relay together, each its share.
+BUSY_EVENTS = 64
+BUSY_SECONDS = 0.1
 GATHER_SECONDS = 0.01
 
 
@@ -45,25 +43,31 @@ class Doorbell:
         self._listener = listener
         self._unheard: set[str] = set()
         self._look = SHORTEST_LOOK
-        self._streak = 0
-        self._worked_at = 0.0
+        self._share = max(1, BUSY_EVENTS // of)
+        self._recently, self._since = 0, 0.0
         self._seen: tuple[object, int] | None = None
         mine = None if of == 1 else {FOR_ALL, *(str(lane) for lane in range(LANES) if lane % of == number)}
         self.rung = listener.subscribe(shape.publish_channel, mine) if listener is not None else Waker()
         lanes.watch(self.rung)
 
-    async def worked(self, connection: psycopg.AsyncConnection[Any], count: int, *, full: bool) -> None:
-        """A batch was carried, which may have been `full`: when work comes in bulk, publishers need not ring for us."""
+    async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:
+        """So many were carried: when work comes in bulk, publishers need not ring for this carrier."""
         now = time.monotonic()
-        in_a_row = self._streak if now - self._worked_at < IN_A_ROW_SECONDS else 0
-        self._streak = in_a_row + 1 if full or count >= CROWD else 0
-        self._worked_at = now
-        if self._lanes.is_listening(self) and (count >= BUSY_BATCH or self._streak >= BUSY_STREAK):
+        if now - self._since > BUSY_SECONDS:
+            self._recently, self._since = 0, now
+        self._recently += count
+        if self._recently >= self._share and self._lanes.is_listening(self):
+            # To be silenced again after it has run dry takes as many again.
+            self._recently = 0
             await self._lanes.listen(connection, self, False)
 
     def gathering(self, count: int) -> float:
-        """Seconds to let events come together, after a look that found so many and left none."""
-        return GATHER_SECONDS if count > 1 and not self._lanes.is_listening(self) else 0.0
+        """Seconds to let events come together, after a look that found so many and left none it knows of.
+
+        A single one may be the work of somebody who waits for it before publishing the next.
+        """
+        is_silent = self._listener is not None and not self._lanes.is_listening(self)
+        return GATHER_SECONDS if is_silent and count > 1 else 0.0
 
     @property
     def hears(self) -> bool:
@@ -73,7 +77,6 @@ class Doorbell:
 
     async def ran_dry(self, connection: psycopg.AsyncConnection[Any]) -> float:
         """Nothing was due. Seconds to wait for the bell; 0 means to look once more at once."""
-        self._streak = 0
         if self._listener is None or not self._listener.working:
             return POLL_WITHOUT_LISTENER
         if not self._lanes.is_listening(self):

@@ -148,6 +148,8 @@ class Relay(DatabaseService):
             await self._until_drained(carriers)
             for task in background:
                 task.cancel()
+            # Here and not on the way out, where one that fails would leave us marked as cancelled (before Python 3.13).
+            await asyncio.wait([*carriers, *background])
 
     async def _until_drained(self, carriers: list[asyncio.Task[None]]) -> None:
         await self.stopping.wait()
@@ -244,13 +246,12 @@ class Relay(DatabaseService):
         carried = await self._carry_some(connection, carrier, lanes)
         if carried:
             self._transport_is_back()
-            full = carried >= self.settings.batch_size
-            await doorbell.worked(connection, carried, full=full)
+            await doorbell.worked(connection, carried)
             if carrier.took_all and doorbell.hears and carrier.quiet_seconds > 0:
                 # What comes after a look that took all there was will ring: the bell was heard all along.
                 await self.reach("relay.idle")
                 await self.pause(min(POLL, carrier.quiet_seconds), doorbell.rung)
-            elif not full and (seconds := doorbell.gathering(carried)):
+            elif not carrier.left_some and (seconds := doorbell.gathering(carried)):
                 await self.reach("relay.gathering")
                 await self.pause(seconds)
             return

@@ -33,6 +33,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "relay.delivered": "The transport has answered; the outbox does not know yet (not with the log transport).",
         "relay.appended": "Delivered events were committed to the log.",
         "relay.failed": "Failed deliveries were committed with their next attempt, or as parked.",
+        "relay.gathering": "Events stream in, and some are let come together before the next look.",
         "relay.idle": "There is nothing due.",
         "relay.measured": "The figures of the backlog were taken.",
         "relay.outage": "The transport as a whole is down; no attempt was spent.",
