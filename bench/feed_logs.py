@@ -15,6 +15,7 @@ from aftercommit.feed import (
     TIME_AND_SEQ,
     AtLeast,
     ByStream,
+    Cursor,
     Equals,
     Feed,
     Limits,
@@ -24,12 +25,12 @@ from aftercommit.feed import (
     Wire,
     timestamp,
 )
-from aftercommit.feed.cursor import Cursor
-from aftercommit.feed.entry import Stored, entry_of
-from aftercommit.feed.rate_limit import Rate
+from aftercommit.feed.access.rate_limit import Rate
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import mint
+from aftercommit.feed.declaration.entry import Stored
 from aftercommit.feed.redaction import Redactor
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import mint
+from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.postgres import migrate
 
 SCHEMA: Final = "bench_feed"
@@ -186,4 +187,4 @@ def stored(number: int) -> Stored:
 
 def item(number: int) -> bytes:
     """What our feed makes of it, for those who have it ready."""
-    return entry_of(declared(), stored(number)).body
+    return EntryMaker().entry_of(declared(), stored(number)).body

@@ -9,8 +9,7 @@ from typing import Any
 
 import psycopg
 
-from aftercommit.feed.http import Asgi
-from aftercommit.feed.streams import StreamTimes
+from aftercommit.feed.http.asgi import DRAIN_SECONDS, Asgi
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.service import Service
@@ -27,7 +26,7 @@ class Serving:
 
     database: Database
     development: bool = False
-    drain: float = StreamTimes().drain
+    drain: float = DRAIN_SECONDS
     companions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -35,9 +34,9 @@ class Serving:
 class Companions:
     """What `aftercommit up` runs beside the server, so that there is more to see.
 
-    `addresses` are told to each server process, and with `about` to whoever starts it; so are `commands` of
-    `aftercommit` by which to look at them. `services` makes what is to run, given the address at which the application
-    is served; it is started last and stopped first.
+    `addresses` are told to each server process, and with `about` to whoever starts it, where `{url}` stands for the
+    address at which the application is served; so are `commands` of `aftercommit` by which to look at them. `services`
+    makes what is to run, given that address; it is started last and stopped first.
     """
 
     addresses: Mapping[str, str]

@@ -2,17 +2,26 @@
 
 One tailer per process reads the log once; polls, long-polls and streams are served from what it keeps, and only what
 is older comes from the database. Declaration and core need nothing more; serving needs the extra `serve`.
+
+The rooms, each standing on those below it:
+
+app           feeds as an application, and the whole service around one
+endpoints     the addresses of a feed: who comes in, what is asked for, what is answered
+live          readers who stay: open streams
+strands       where events come from
+declaration   what a feed is
+access        who may ask, for what, and how often; beside it `server`, the process around an application
+http          HTTP as it is spoken here, and `redaction`, beside it: what must not leave
+
+Here are the names that a declaration is written with; everything else is imported from where it is.
 """
 
-from aftercommit.feed.cursor import POSITION, TIME_AND_SEQ, Cursor, CursorFormat, timestamp
-from aftercommit.feed.declaration import Feed, Limits, Wire
-from aftercommit.feed.entry import Entry, LogEvent
-from aftercommit.feed.etag import tag_of
-from aftercommit.feed.filters import EVERYTHING, AtLeast, Chosen, Equals, Filter, OneOf
-from aftercommit.feed.hub import FeedHub, HubSettings
-from aftercommit.feed.page import BareArray, Page, PagedBody
-from aftercommit.feed.selection import ByAudience, ByScope, ByStream, Everything
-from aftercommit.feed.strand import Strand, Window
+from aftercommit.feed.declaration.cursor import POSITION, TIME_AND_SEQ, Cursor, CursorFormat, timestamp
+from aftercommit.feed.declaration.entry import Entry, LogEvent
+from aftercommit.feed.declaration.feed import Feed, Limits, Wire
+from aftercommit.feed.declaration.filters import EVERYTHING, AtLeast, Chosen, Equals, Filter, OneOf
+from aftercommit.feed.declaration.page import BareArray, Page, PagedBody
+from aftercommit.feed.declaration.selection import ByAudience, ByScope, ByStream, Everything
 
 __all__ = [
     "EVERYTHING",
@@ -30,17 +39,12 @@ __all__ = [
     "Equals",
     "Everything",
     "Feed",
-    "FeedHub",
     "Filter",
-    "HubSettings",
     "Limits",
     "LogEvent",
     "OneOf",
     "Page",
     "PagedBody",
-    "Strand",
-    "Window",
     "Wire",
-    "tag_of",
     "timestamp",
 ]

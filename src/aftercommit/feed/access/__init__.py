@@ -1,0 +1,8 @@
+"""Who may ask, for what, and how often.
+
+reader        a reader with permissions, and the question that every way out asks (`Access`)
+permissions   what a permission covers
+bearer        an `Access` by bearer tokens: `tokens` (JWTs, checked by `token_keys`), `service_tokens`, `revocation`
+trusted       an `Access` by what a trusted program says of its users
+rate_limit    how often, counted across all processes
+"""

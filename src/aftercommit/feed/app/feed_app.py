@@ -1,0 +1,253 @@
+"""Feeds as an application: ten lines in a FastAPI, Starlette or Litestar of your own, or served as it is.
+
+    feeds = FeedApp(Database(dsn), {"/investigations/{investigation_id}/logs": logs}, access)
+
+    app = FastAPI(lifespan=feeds.lifespan)
+    app.mount("/api/v1", feeds)
+
+Each feed is read at its path and followed at its path with `/stream` behind it. The lifespan runs what reads the log,
+and sees to it that open streams do not hold up a shutdown.
+"""
+
+import asyncio
+import logging
+import re
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aftercommit.errors import DeclarationError
+from aftercommit.feed.access.rate_limit import RateLimiter
+from aftercommit.feed.access.reader import Access, Watched
+from aftercommit.feed.app.openapi import document, path_parameter
+from aftercommit.feed.app.pages import docs_pages
+from aftercommit.feed.declaration.feed import Feed
+from aftercommit.feed.endpoints.endpoint import Endpoint
+from aftercommit.feed.endpoints.gate import Exists, Gate
+from aftercommit.feed.endpoints.polling import Polling
+from aftercommit.feed.endpoints.streaming import Streaming
+from aftercommit.feed.http.asgi import Asgi, Receive, Scope, Send, answer_problem
+from aftercommit.feed.http.cors import Cors
+from aftercommit.feed.http.errors import not_found
+from aftercommit.feed.live.streams import StreamCaps, Streams, StreamTimes
+from aftercommit.feed.server.failure import tell
+from aftercommit.feed.strands.hub import FeedHub, HubSettings
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.listen import Listener
+from aftercommit.service import Probe, Service
+from aftercommit.telemetry import say
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+logger = logging.getLogger("aftercommit.feed")
+
+_TEMPLATE = re.compile(r"(?:/[A-Za-z0-9._~-]+|/\{[A-Za-z_][A-Za-z0-9_]*\})+")
+
+
+class Address(NamedTuple):
+    """A path, the pattern that finds it, and who answers there."""
+
+    path: str
+    pattern: re.Pattern[str]
+    endpoint: Asgi
+
+
+class FeedApp:
+    """Some feeds on one database, as an ASGI application."""
+
+    def __init__(
+        self,
+        database: Database,
+        feeds: Mapping[str, Feed],
+        access: Access | Mapping[str, Access],
+        *,
+        exists: Exists | None = None,
+        cors: Cors | Collection[str] | None = None,
+        caps: StreamCaps | None = None,
+        times: StreamTimes | None = None,
+        hub: HubSettings | None = None,
+        listener: Listener | None = None,
+        services: Sequence[Service] | None = None,
+        title: str = "Feeds",
+        probe: Probe | None = None,
+    ) -> None:
+        """Connects nothing; the lifespan does.
+
+        `feeds` says which feed is read at which path. One part of a path may be in braces and is the feed's key;
+        without it the feed has one key, or one for each user. `access` is that of all paths, or one for each.
+        `exists` decides between 404 and an empty page. `services` run with the lifespan: by default the `access` that
+        are services.
+        """
+        if not feeds:
+            raise DeclarationError("no feed is given: there would be nothing to read")
+        self.feeds = dict(feeds)
+        self.title = title
+        self.listener = listener or Listener(database, probe)
+        self.hub = FeedHub(database, list(self.feeds.values()), listener=self.listener, settings=hub, probe=probe)
+        self.limiter = RateLimiter(database, next(iter(self.feeds.values())).outbox, probe=probe)
+        self.streams = Streams(caps, times, probe)
+        self._access = _of_each(self.feeds, access)
+        for watched in dict.fromkeys(self._access.values()):
+            if isinstance(watched, Watched):
+                watched.watch(self.streams.look)
+        own = [each for each in dict.fromkeys(self._access.values()) if isinstance(each, Service)]
+        given = own if services is None else services
+        self.services: list[Service] = [*given, self.limiter, self.hub, self.streams]
+        self.failed: str | None = None
+        self._runs_listener = listener is None
+        self._cors = cors if isinstance(cors, Cors) or cors is None else Cors(cors)
+        self._addresses = [address for path, feed in self.feeds.items() for address in self._both(path, feed, exists)]
+        self._pages = {path: self._open_to_pages(page) for path, page in docs_pages(self.openapi).items()}
+
+    @property
+    def routes(self) -> "list[BaseRoute]":
+        """The same as routes of Starlette, to stand among your own."""
+        from aftercommit.feed.app.routes import routes_of
+
+        return routes_of({address.path: address.endpoint for address in self._addresses})
+
+    @asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """Run what the feeds need while the block runs; FastAPI, Starlette and Litestar take it as it is."""
+        async with AsyncExitStack() as stack:
+            if self._runs_listener:
+                # Started after everybody has subscribed and ended after everybody who is woken by it.
+                await self.listener.start()
+                stack.push_async_callback(_stop, self.listener)
+            for service in self.services:
+                await service.start()
+                stack.push_async_callback(_stop, service)
+                watch = asyncio.create_task(self._watch(service))
+                stack.callback(watch.cancel)
+            with self._drained_by_signals():
+                yield
+            self.drain()
+
+    def drain(self) -> None:
+        """Admit no more streams and say goodbye to those that are open; called by itself on SIGTERM and SIGINT."""
+        self.streams.drain()
+
+    async def _watch(self, service: Service) -> None:
+        """A service that ends by itself has met what waiting does not mend: say so at once, and let health tell."""
+        try:
+            await service.wait()
+        except Exception as problem:  # noqa: BLE001 - whatever it was, somebody has to hear of it
+            self.failed = f"{service.name} failed"
+            say(logger, logging.ERROR, "service_failed", problem, service=service.name, error=str(problem)[:300])
+            if tell(f"{self.failed}: {str(problem)[:300]}"):
+                # The server ends, and streams would hold that up.
+                self.drain()
+
+    def openapi(self, **about: Any) -> dict[str, Any]:
+        """OpenAPI 3.1 of these feeds; `about` goes to `aftercommit.feed.app.openapi.document`."""
+        return document(self.feeds, **{"title": self.title, **about})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As an ASGI application of its own, under any prefix, with `/docs`."""
+        if scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await run_lifespan(self.lifespan, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        if f"{path}/".startswith(f"{root}/"):
+            path = path[len(root) :]
+        # Litestar adds a slash to what it hands to a mounted application.
+        path = path.removesuffix("/") or "/"
+        for address in self._addresses:
+            found = address.pattern.fullmatch(path)
+            if found is not None:
+                await address.endpoint({**scope, "path_params": found.groupdict()}, receive, send)
+                return
+        page = self._pages.get(path)
+        if page is not None:
+            await page(scope, receive, send)
+        else:
+            await answer_problem(send, not_found(), scope["method"])
+
+    def _both(self, path: str, feed: Feed, exists: Exists | None) -> Iterator[Address]:
+        if not _TEMPLATE.fullmatch(path) or path.count("{") > 1:
+            raise DeclarationError(
+                f"{path!r:.100} is no path for a feed: write /parts/like/this, one of them in braces when it is the key"
+            )
+        parameter = path_parameter(path)
+        access = self._access[path]
+        gate = Gate(feed, access, self.limiter, exists)
+        polling = Polling(feed, parameter, self.hub, gate, self.streams)
+        streaming = Streaming(feed, parameter, self.hub, gate, self.streams, access)
+        yield self._address(path, polling)
+        yield self._address(f"{path}/stream", streaming)
+
+    def _address(self, path: str, endpoint: Endpoint) -> Address:
+        pattern = re.escape(path).replace(r"\{", "{").replace(r"\}", "}")
+        return Address(path, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern)), self._open_to_pages(endpoint))
+
+    def _open_to_pages(self, app: Asgi) -> Asgi:
+        return self._cors.around(app) if self._cors is not None else app
+
+    @contextmanager
+    def _drained_by_signals(self) -> Iterator[None]:
+        """uvicorn waits for open answers before it tells the lifespan to end, and streams have no end of their own."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        before: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
+
+        def drain_first(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.drain)
+            before[signal.Signals(number)](number, frame)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handler = signal.getsignal(number)
+            # Where nobody handles a signal gracefully it ends the process, and there is nothing to prepare.
+            if callable(handler) and handler is not signal.default_int_handler:
+                before[number] = handler
+                signal.signal(number, drain_first)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                if signal.getsignal(number) is drain_first:
+                    signal.signal(number, handler)
+
+
+def _of_each(paths: Mapping[str, Feed], access: Access | Mapping[str, Access]) -> dict[str, Access]:
+    """Who lets readers in, by path."""
+    if not isinstance(access, Mapping):
+        return dict.fromkeys(paths, access)
+    missing = [path for path in paths if path not in access]
+    if missing:
+        raise DeclarationError(f"nobody says who may read {', '.join(missing)}: give an access for each path")
+    return dict(access)
+
+
+async def run_lifespan(lifespan: Callable[[], Any], receive: Receive, send: Send) -> None:
+    """ASGI's lifespan protocol around an async context manager."""
+    await receive()
+    phase = "startup"
+    try:
+        async with lifespan():
+            await send({"type": "lifespan.startup.complete"})
+            phase = "shutdown"
+            await receive()
+    except Exception as problem:
+        say(logger, logging.ERROR, "lifespan_failed", problem, error=repr(problem)[:300])
+        await send({"type": f"lifespan.{phase}.failed", "message": str(problem)})
+        raise
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def _stop(service: Service) -> None:
+    try:
+        await service.stop()
+    except Exception as problem:  # noqa: BLE001 - it was said when it failed; the others are to be stopped all the same
+        say(logger, logging.DEBUG, "service_had_failed", service=service.name, error=repr(problem)[:300])

@@ -1,0 +1,62 @@
+"""`/docs`: a page of our own that draws the OpenAPI description. It needs nothing from elsewhere, and works offline.
+
+Where the description has `externalDocs`, the page shows them as the way back: to an index page, or to a handbook. Where
+its scheme `bearer` has `x-sample-users`, an address that hands out tokens in development, the page offers those.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from typing import Any, Final
+
+import msgspec
+
+from aftercommit.feed.http.asgi import JSON, Asgi, Header, Receive, Scope, Send, answer, answer_problem
+from aftercommit.feed.http.errors import method_not_allowed
+
+_POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+    b"form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS: Final[list[Header]] = [
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+]
+_TYPES: Final = {"html": b"text/html; charset=utf-8", "js": b"text/javascript; charset=utf-8", "css": b"text/css"}
+
+
+class Constant:
+    """An address with one content, made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], bytes], headers: list[Header]) -> None:
+        """`make` is called once."""
+        self._make = make
+        self._headers = headers
+        self._content: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The content, for GET and HEAD."""
+        method = scope["method"]
+        if method not in ("GET", "HEAD"):
+            await answer_problem(send, method_not_allowed(method, "GET, HEAD"), method)
+            return
+        if self._content is None:
+            self._content = self._make()
+        length = (b"content-length", b"%d" % len(self._content))
+        await answer(send, 200, [length, *self._headers], b"" if method == "HEAD" else self._content)
+
+
+def docs_pages(openapi: Callable[[], Mapping[str, Any]]) -> dict[str, Asgi]:
+    """`/docs`, what it consists of, and the `/openapi.json` that it draws; by path."""
+    return {
+        "/docs": _file("docs.html"),
+        "/docs.js": _file("docs.js"),
+        "/docs.css": _file("docs.css"),
+        "/openapi.json": Constant(lambda: msgspec.json.encode(openapi()), [JSON, (b"cache-control", b"no-cache")]),
+    }
+
+
+def _file(name: str) -> Constant:
+    kind = _TYPES[name.rpartition(".")[2]]
+    return Constant(files(__package__).joinpath(name).read_bytes, [(b"content-type", kind), *_PAGE_HEADERS])

@@ -1,0 +1,43 @@
+"""Feeds, and the pages that describe them, as routes of a Starlette application: to stand among your own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aftercommit.errors import MissingExtra
+from aftercommit.feed.app.pages import docs_pages
+from aftercommit.feed.endpoints.endpoint import METHODS
+from aftercommit.feed.http.asgi import ALLOWED, Asgi, Receive, Scope, Send
+from aftercommit.feed.http.error_handlers import allowed_methods
+
+try:
+    from starlette.routing import BaseRoute, Route
+except ModuleNotFoundError as problem:
+    raise MissingExtra("serve", problem.name or "starlette") from problem
+
+
+def routes_of(endpoints: Mapping[str, Asgi]) -> list[BaseRoute]:
+    """Routes for reading; another route may answer other methods at the same path."""
+    return [Route(path, _AmongRoutes(endpoint), methods=METHODS) for path, endpoint in endpoints.items()]
+
+
+def docs_routes(openapi: Callable[[], Mapping[str, Any]]) -> list[BaseRoute]:
+    """`/docs` and `/openapi.json`."""
+    return [looked_at(path, page) for path, page in docs_pages(openapi).items()]
+
+
+def looked_at(path: str, endpoint: Asgi) -> Route:
+    """A route that is looked at and described nowhere."""
+    # Starlette lets an ASGI application answer every method, unless it is told.
+    return Route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+class _AmongRoutes:
+    """A feed's address, at which others may answer other methods: who asks what is allowed hears of all of them."""
+
+    def __init__(self, endpoint: Asgi) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS":
+            scope[ALLOWED] = allowed_methods(scope)
+        await self._endpoint(scope, receive, send)

@@ -1,0 +1,132 @@
+"""A whole service around feeds, in Starlette.
+
+`service(feeds, …)` has routes of your own, `/docs`, `/healthz`, `/readyz`, `/metrics`, one error body for everything,
+and a limit on what a request may carry.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from aftercommit.errors import FeedError, MissingExtra
+from aftercommit.feed.app.feed_app import FeedApp
+from aftercommit.feed.app.figures import CONTENT_TYPE, exposition
+from aftercommit.feed.app.routes import docs_routes, looked_at
+from aftercommit.feed.http.asgi import JSON, NO_STORE, Asgi, BodyLimit, Receive, Scope, Send, answer, answer_problem
+from aftercommit.feed.http.cors import Cors
+from aftercommit.feed.http.error_handlers import exception_handlers
+from aftercommit.feed.http.errors import Problem, unavailable
+from aftercommit.feed.server.shared_figures import SharedFigures
+
+try:
+    from starlette.applications import Starlette
+    from starlette.routing import BaseRoute, Match, Router
+except ModuleNotFoundError as problem:
+    raise MissingExtra("serve", problem.name or "starlette") from problem
+
+MOST_BODY: Final = 8 * 1024 * 1024
+
+
+def service(
+    feeds: FeedApp,
+    routes: Sequence[BaseRoute] = (),
+    *,
+    openapi: Callable[[], Mapping[str, Any]] | None = None,
+    metrics: Callable[[], str] | None = None,
+    cors: Cors | None = None,
+    most_body: int = MOST_BODY,
+) -> Asgi:
+    """A whole service: your routes, the feeds, documentation and health. `openapi` describes all of it."""
+    app = Starlette(
+        routes=[*routes, *feeds.routes, *docs_routes(openapi or feeds.openapi), *health_routes(feeds, metrics)],
+        lifespan=feeds.lifespan,
+        exception_handlers=exception_handlers(FeedError),
+    )
+    # Starlette's own redirect would send a token to whatever the Host header says.
+    app.router.redirect_slashes = False
+    app.router.default = _Nowhere(app.router)
+    limited = BodyLimit(app, most_body)
+    return cors.around(limited) if cors is not None else limited
+
+
+class _Nowhere:
+    """Where no route leads. People add a slash to an address by hand: who reads is sent to the address without it.
+
+    The way is told without a host: whose it is, the Host header cannot say.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._routes = router.routes
+        self._otherwise = router.default
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        meant = self._meant(scope) if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") else None
+        if meant is None:
+            await self._otherwise(scope, receive, send)
+            return
+        asked: bytes = scope.get("query_string", b"")
+        location = (b"location", quote(meant).encode() + (b"?" + asked if asked else b""))
+        await answer(send, 308, [location, NO_STORE, (b"content-length", b"0")])
+
+    def _meant(self, scope: Scope) -> str | None:
+        path: str = scope["path"]
+        meant = path.rstrip("/")
+        # What begins with two of them would be taken for a host.
+        if meant == path or path.startswith("//"):
+            return None
+        there = {**scope, "path": meant}
+        return meant if any(route.matches(there)[0] is Match.FULL for route in self._routes) else None
+
+
+def health_routes(feeds: FeedApp, metrics: Callable[[], str] | None = None) -> list[BaseRoute]:
+    """`/healthz` (no new start is needed), `/readyz` (it can serve), `/metrics` (figures, and `metrics` of yours).
+
+    The figures are those of all worker processes, which hear of each other while the lifespan of the feeds runs.
+    """
+    figures = SharedFigures(lambda: exposition(feeds) + (metrics() if metrics is not None else ""))
+    feeds.services.append(figures)
+    return [
+        looked_at("/healthz", _Healthy(feeds)),
+        looked_at("/readyz", _Ready(feeds)),
+        looked_at("/metrics", _Metrics(figures)),
+    ]
+
+
+class _Healthy:
+    def __init__(self, feeds: FeedApp) -> None:
+        self._feeds = feeds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._feeds.failed is not None:
+            await answer_problem(send, _failed(self._feeds.failed), scope["method"])
+            return
+        await answer(send, 200, [JSON, NO_STORE, (b"content-length", b"15")], b'{"status":"ok"}')
+
+
+class _Ready:
+    def __init__(self, feeds: FeedApp) -> None:
+        self._feeds = feeds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._feeds.streams.draining.is_set():
+            await answer_problem(send, unavailable("The server is shutting down"), scope["method"])
+        elif self._feeds.failed is not None:
+            await answer_problem(send, _failed(self._feeds.failed), scope["method"])
+        elif not self._feeds.hub.is_following:
+            await answer_problem(send, unavailable("The log is not being read: the database is away"), scope["method"])
+        else:
+            await answer(send, 200, [JSON, NO_STORE, (b"content-length", b"18")], b'{"status":"ready"}')
+
+
+def _failed(what: str) -> Problem:
+    return unavailable(f"{what}, and only a new start can mend it; the log says why", retry_after=5)
+
+
+class _Metrics:
+    def __init__(self, figures: SharedFigures) -> None:
+        self._figures = figures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = (await self._figures.page()).encode()
+        headers = [(b"content-type", CONTENT_TYPE.encode()), NO_STORE, (b"content-length", b"%d" % len(body))]
+        await answer(send, 200, headers, body)

@@ -1,0 +1,92 @@
+"""Facets: the few values of an event that filters look at, computed once.
+
+A facet by name is read from the payload as it is stored, by the same rule as the `facet` function of the database: so
+the ring and the indexes of history agree on every event.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from aftercommit.errors import DeclarationError
+from aftercommit.event.definition import checked_name
+from aftercommit.feed.declaration.entry import LogEvent
+from aftercommit.feed.declaration.filters import LONGEST_FACET
+
+_LONGEST_NAME: Final = 50
+_FIELD: Final = re.compile(r"[^\W\d][\w-]*")
+# What PostgreSQL's text cannot hold; where a payload has it, no facet can be read there, and so none is here.
+_PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]")
+_UNREADABLE: Final = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
+
+Function = Callable[[LogEvent[Any]], str | None]
+_decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Facets:
+    """The declared facets of one feed, in their order."""
+
+    def __init__(self, feed: str, declared: Mapping[str, str | Function]) -> None:
+        """Names of payload fields (dots lead inside), or functions of the event."""
+        self.names = tuple(checked_name(name, "facet", _LONGEST_NAME) for name in declared)
+        self.paths = tuple(_path(feed, name, each) for name, each in declared.items())
+        self._functions = tuple(None if isinstance(each, str) else each for each in declared.values())
+        self._has_paths = any(path is not None for path in self.paths)
+
+    def of(self, payload: bytes, event: LogEvent[Any] | None) -> tuple[str | None, ...]:
+        """The values for one event; a function's may be None because there is no event to ask it about."""
+        if not self.names:
+            return ()
+        stored = _fields(payload) if self._has_paths else None
+        return tuple(
+            _at(stored, path) if path is not None else _asked(function, event)
+            for path, function in zip(self.paths, self._functions, strict=True)
+        )
+
+
+def _path(feed: str, name: str, declared: str | Function) -> tuple[str, ...] | None:
+    if not isinstance(declared, str):
+        return None
+    path = tuple(declared.split("."))
+    # A number would be an element of an array to PostgreSQL, and a field to us.
+    if not all(_FIELD.fullmatch(part) for part in path):
+        raise DeclarationError(
+            f"feed {feed!r}: facet {name!r} is {declared!r:.100}: use field names (letters, digits, _ and -, a letter "
+            "or _ first) joined by dots, or a function of the event"
+        )
+    return path
+
+
+def _asked(function: Function | None, event: LogEvent[Any] | None) -> str | None:
+    if function is None or event is None:
+        return None
+    value = function(event)
+    return None if value is None else str(value)[:LONGEST_FACET]
+
+
+def _fields(payload: bytes) -> dict[str, msgspec.Raw] | None:
+    if b"\\u" in payload and _UNREADABLE.search(_PAIR.sub(b"", payload.replace(b"\\\\", b""))):
+        return None
+    return _object(payload)
+
+
+def _object(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _at(fields: dict[str, msgspec.Raw] | None, path: tuple[str, ...]) -> str | None:
+    """As `payload #>> path` has it: a string's text, other values as they are written, nothing for null."""
+    *outer, last = path
+    for name in outer:
+        inner = fields.get(name) if fields is not None else None
+        fields = _object(inner) if inner is not None else None
+    raw = fields.get(last) if fields is not None else None
+    if raw is None or (text := bytes(raw)) == b"null":
+        return None
+    value = msgspec.json.decode(text) if text[:1] == b'"' else text.decode()
+    return str(value)[:LONGEST_FACET]

@@ -1,0 +1,166 @@
+"""Pages of a feed: 304 without a query when nothing is new, and a wait for news for those who prefer it."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from aftercommit.feed.access.reader import VARY
+from aftercommit.feed.declaration.feed import Feed
+from aftercommit.feed.endpoints.asking import Asked, AskedBack, AskedFrom, has_tag, wait_of
+from aftercommit.feed.endpoints.endpoint import Endpoint
+from aftercommit.feed.endpoints.etag import tag_of
+from aftercommit.feed.endpoints.gate import Admission, Gate
+from aftercommit.feed.endpoints.ready import Ready, ReadyPages, ready_page
+from aftercommit.feed.http.asgi import JSON, Header, Receive, Scope, Send, answer, connection_of, peer_of
+from aftercommit.feed.live.streams import Streams
+from aftercommit.feed.strands.hub import FeedHub
+from aftercommit.feed.strands.strand import Strand
+from aftercommit.service import Waker, wait_for_any
+
+AT_HEAD: Final[Header] = (b"cache-control", b"private, no-cache")
+CLOSED: Final[Header] = (b"cache-control", b"private, max-age=31536000, immutable")
+HAS_MORE: Final[Header] = (b"x-has-more", b"true")
+NO_MORE: Final[Header] = (b"x-has-more", b"false")
+# Stands for the head in the tag of a page that was read back. No head is below 0, so no other page has such a tag.
+READ_BACK: Final = -1
+
+
+class Polling(Endpoint):
+    """The address at which a feed is read page by page."""
+
+    def __init__(self, feed: Feed, parameter: str | None, hub: FeedHub, gate: Gate, streams: Streams) -> None:
+        """Answers once hub and streams run."""
+        super().__init__(feed, parameter, hub, gate, streams)
+        self._pages = ReadyPages()
+
+    async def answer(
+        self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send
+    ) -> None:
+        """A page, or 304 when the client has it."""
+        admission = await self._gate.admit(headers, key, peer_of(scope))
+        question = self._questions.read_page(scope["query_string"])
+        strand = await self._hub.strand(self.feed, admission.key)
+        held = headers.get("if-none-match")
+        if isinstance(question, AskedBack):
+            await self._answer_back(scope["method"], send, strand, admission, question, held)
+            return
+        wait = Wait(scope, wait_of(headers.get("prefer"))) if "prefer" in headers else None
+        if isinstance(question, AskedFrom):
+            # From here on it is like any other page. Nobody waits for a moment: it is here, or it is not.
+            place, wait = await self._hub.before_moment(strand, question.moment), None
+            question = Asked(place, question.limit, question.chosen)
+        asked = question
+        if held is not None:
+            head = strand.head
+            tag = tag_of(strand, *asked, admission.reader.rights, head)
+            if has_tag(held, tag):
+                if wait is not None:
+                    await self._await_news(wait, admission, strand, head, asked)
+                if strand.current and strand.head == head:
+                    await self._answer_unchanged(send, tag, admission, wait)
+                    return
+        page = await self._page(admission, asked, wait)
+        # Made with the page's own head: it covers nothing that the page could not have had.
+        tag = tag_of(page.strand, *asked, admission.reader.rights, page.head)
+        await self._send_page(scope["method"], send, page, tag, admission, wait)
+
+    async def _answer_back(
+        self, method: str, send: Send, strand: Strand, admission: Admission, asked: AskedBack, held: str | None
+    ) -> None:
+        """A page before a cursor. It does not depend on the head: whoever has it, has it for this life of the log."""
+        tag = tag_of(strand, *asked, admission.reader.rights, READ_BACK)
+        if held is not None and has_tag(held, tag):
+            await self._answer_unchanged(send, tag, admission)
+            return
+        page = await self._hub.page_before(strand, *asked)
+        # One that is not full ends at the beginning, which retention moves, or where it had looked at enough.
+        ready = ready_page(strand, page, is_closed=len(page.entries) == asked.limit)
+        await self._send_page(method, send, ready, tag, admission)
+
+    async def _answer_unchanged(self, send: Send, tag: str, admission: Admission, wait: "Wait | None" = None) -> None:
+        headers = [(b"etag", tag.encode()), AT_HEAD, VARY, *admission.headers, *_applied(wait)]
+        self._streams.answers[self.feed.name, 304] += 1
+        await answer(send, 304, headers)
+
+    async def _page(self, admission: Admission, asked: Asked, wait: "Wait | None") -> Ready:
+        """The page; one that would be empty waits for the first entry, if the client prefers to."""
+        strand = await self._hub.strand(self.feed, admission.key)
+        page = await self._made(strand, asked)
+        if wait is not None and asked.after is not None and page.is_empty:
+            # A cursor can be ahead of this process. There is nothing to look at before it.
+            since = max(page.head, asked.after.number)
+            await self._await_news(wait, admission, strand, since, asked)
+            page = await self._made(await self._hub.strand(self.feed, admission.key), asked)
+        return page
+
+    async def _made(self, strand: Strand, asked: Asked) -> Ready:
+        return self._pages.find(strand, asked) or self._pages.make(strand, asked, await self._hub.page(strand, *asked))
+
+    async def _await_news(self, wait: "Wait", admission: Admission, strand: Strand, since: int, asked: Asked) -> None:
+        """Until there is an entry that matches; waiters of a strand are all woken by the one that reads the log."""
+        with self._streams.waits() as may_wait:
+            if not may_wait:
+                return
+            while strand.current:
+                if strand.head > since:
+                    window = strand.after(since, 1, asked.chosen)
+                    if window is None or window.entries:
+                        break
+                    since = window.looked_upto
+                if not await wait.pause(strand.changed(), self._streams.draining):
+                    break
+        self._gate.check_still_valid(admission.reader)
+
+    async def _send_page(
+        self, method: str, send: Send, page: Ready, tag: str, admission: Admission, wait: "Wait | None" = None
+    ) -> None:
+        headers = [
+            JSON,
+            (b"content-length", b"%d" % len(page.body)),
+            (b"etag", tag.encode()),
+            CLOSED if page.is_closed else AT_HEAD,
+            VARY,
+            HAS_MORE if page.has_more else NO_MORE,
+            *admission.headers,
+            *_applied(wait),
+        ]
+        if page.total is not None:
+            headers.append((b"x-total-count", b"%d" % page.total))
+        if page.next is not None:
+            headers.append((b"x-next-cursor", page.next.encode()))
+        if page.previous is not None:
+            headers.append((b"x-previous-cursor", page.previous.encode()))
+        self._streams.answers[self.feed.name, 200] += 1
+        await answer(send, 200, headers, b"" if method == "HEAD" else page.body)
+
+
+class Wait:
+    """How long one request waits for news: until its time is up, or its client is gone."""
+
+    def __init__(self, scope: Scope, seconds: int) -> None:
+        """The time runs from now."""
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + seconds
+        self._lost = Waker()
+        self._connection = connection_of(scope)
+
+    async def pause(self, *wakers: Waker) -> bool:
+        """Until one of them wakes us; False when there is nothing to wait for any more."""
+        left = self._until - self._loop.time()
+        if left <= 0 or self._lost.is_set() or any(waker.is_set() for waker in wakers):
+            return False
+        # A server that does not tell us of a lost client keeps it until its time is up, which is a minute at most.
+        if self._connection is not None:
+            self._connection.on_lost(self._lost.set)
+        try:
+            await wait_for_any(left, self._lost, *wakers)
+        finally:
+            if self._connection is not None:
+                self._connection.on_lost(None)
+        return True
+
+
+def _applied(wait: Wait | None) -> list[Header]:
+    """That the client's wish to wait was heard."""
+    return [(b"preference-applied", b"wait=%d" % wait.seconds)] if wait is not None and wait.seconds else []

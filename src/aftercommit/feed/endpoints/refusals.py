@@ -1,0 +1,40 @@
+"""What a reader is answered when a feed cannot be read as it was asked for: each error of reading as a `Problem`."""
+
+from aftercommit.errors import (
+    BadParameter,
+    CursorGone,
+    DatabaseError,
+    FeedError,
+    FeedsFailed,
+    InvalidCursor,
+    UnknownStrand,
+)
+from aftercommit.feed.declaration.cursor import text_of
+from aftercommit.feed.declaration.feed import Feed
+from aftercommit.feed.http.errors import Problem, bad_request, not_found, unavailable
+from aftercommit.postgres.resilience import is_lost
+
+
+def problem_of(feed: Feed, error: Exception) -> Problem | None:
+    """What an error is answered with, or None when it is a mistake of ours."""
+    match error:
+        case Problem():
+            return error
+        case InvalidCursor():
+            return bad_request(str(error), cursor=error.text[:100])
+        case BadParameter():
+            return bad_request(str(error), **{error.parameter[:60]: error.value[:100]})
+        case CursorGone():
+            restart = text_of(feed.cursor, error.restart)
+            return Problem(410, str(error), details={"reason": error.reason, "restart": restart})
+        case UnknownStrand():
+            return not_found(str(error))
+        case FeedError():
+            return bad_request(str(error))
+        case FeedsFailed():
+            return unavailable(str(error), retry_after=5)
+        case DatabaseError():
+            return unavailable("The database cannot be used at the moment: try again")
+        case _ if is_lost(error):
+            return unavailable("The database cannot be reached at the moment: try again")
+    return None

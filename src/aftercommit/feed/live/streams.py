@@ -1,0 +1,226 @@
+"""All open streams of a process: how many there may be, and the one timer that looks after every one of them.
+
+The timer sends heartbeats, ends streams whose reader may no longer read or whose time is up, and cuts readers that do
+not read. On a drain every reader is told goodbye within a window, so that they do not all come back at once.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from aftercommit.errors import DeclarationError
+from aftercommit.feed.declaration.filters import Chosen
+from aftercommit.feed.http.asgi import DRAIN_SECONDS
+from aftercommit.feed.http.errors import Problem, too_many, unavailable
+from aftercommit.feed.live.blocks import Blocks
+from aftercommit.feed.live.crowd import Crowd
+from aftercommit.feed.strands.strand import Strand
+from aftercommit.service import Probe, Service, Waker
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.feed")
+
+
+class StreamCaps(msgspec.Struct, frozen=True):
+    """How many may be open in one process: streams in all and per user, and polls that wait for news."""
+
+    total: int = 10_000
+    per_user: int = 20
+    waiting: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Refuse what would let nobody in."""
+        for name in ("total", "per_user", "waiting"):
+            if getattr(self, name) < 1:
+                raise DeclarationError(f"StreamCaps({name}={getattr(self, name)}) lets nobody in: give at least 1")
+
+
+class StreamTimes(msgspec.Struct, frozen=True):
+    """How long things take, in seconds.
+
+    A reader that takes nothing for `stall`, or less than `floor` bytes per second over `floor_window` while we wait
+    for it, is cut. A stream is rotated after a random time between `rotate_least` and `rotate_most`. How far a filtered
+    reader has come is told after `progress` at the latest. `drain` bounds a shutdown; after about `retry` readers
+    come back.
+    """
+
+    heartbeat: float = 15.0
+    progress: float = 2.0
+    stall: float = 5.0
+    floor: float = 1024.0
+    floor_window: float = 15.0
+    rotate_least: float = 600.0
+    rotate_most: float = 900.0
+    drain: float = DRAIN_SECONDS
+    retry: float = 3.0
+    tick: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse times that could not work."""
+        least = min(msgspec.structs.astuple(self))
+        if least < 0 or self.tick <= 0 or self.rotate_least > self.rotate_most:
+            raise DeclarationError(f"{self!r}: no time is negative, tick is above 0, rotate_least <= rotate_most")
+
+
+class Watched(Protocol):
+    """A stream, as the timer sees it."""
+
+    def look(self, now: float) -> None:
+        """Do what is due."""
+
+    def end(self, reason: str) -> None:
+        """Say goodbye and end, as soon as it can."""
+
+    def cut(self, reason: str) -> None:
+        """End now, without a word."""
+
+
+class Streams(Service):
+    """The open streams of this process and the timer that looks after them."""
+
+    name = "streams"
+
+    def __init__(
+        self, caps: StreamCaps | None = None, times: StreamTimes | None = None, probe: Probe | None = None
+    ) -> None:
+        """None is open."""
+        super().__init__(probe)
+        self.caps = caps or StreamCaps()
+        self.times = times or StreamTimes()
+        self.draining = Waker()
+        self.now = 0.0
+        self.waiting = 0
+        self.opened = 0
+        self.ended: Counter[str] = Counter()
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self._open: set[Watched] = set()
+        # Also of those that are about to open: a strand may have to be loaded first.
+        self._places = 0
+        self._per_user: Counter[str] = Counter()
+        self._crowds: WeakValueDictionary[tuple[int, Chosen], Crowd] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def crowd(self, strand: Strand, chosen: Chosen) -> Crowd:
+        """Everybody who follows a strand and chose the same, with the ready bytes that they share."""
+        key = (id(strand), chosen)
+        found = self._crowds.get(key)
+        if found is None or found.blocks.strand is not strand:
+            found = self._crowds[key] = Crowd(Blocks(strand, chosen))
+        return found
+
+    @contextmanager
+    def place(self, user: str) -> Iterator[None]:
+        """A place for one more stream of a user; 429 or 503 where there is none."""
+        self._check_room(user)
+        self._per_user[user] += 1
+        self._places += 1
+        try:
+            yield
+        finally:
+            self._places -= 1
+            self._per_user[user] -= 1
+            if not self._per_user[user]:
+                del self._per_user[user]
+
+    @contextmanager
+    def waits(self) -> Iterator[bool]:
+        """One poll more that waits for news; False when too many do, and it should be answered as it is."""
+        self.waiting += 1
+        try:
+            yield self.waiting <= self.caps.waiting
+        finally:
+            self.waiting -= 1
+
+    @contextmanager
+    def looked_after(self, stream: Watched) -> Iterator[None]:
+        """While this lasts the timer looks at the stream."""
+        self._open.add(stream)
+        self.opened += 1
+        if self.draining.is_set():
+            # It was let in just before.
+            stream.end("shutdown")
+        try:
+            yield
+        finally:
+            self._open.discard(stream)
+
+    def retry(self) -> int:
+        """When a reader comes back, in milliseconds; never the same for all of them."""
+        return int(1000 * self.times.retry * random.uniform(0.5, 1.5))
+
+    def rotation(self) -> float:
+        """How long one stream lasts, in seconds; streams that began together do not end together."""
+        return random.uniform(self.times.rotate_least, self.times.rotate_most)
+
+    def count_end(self, reason: str) -> None:
+        """One stream is over."""
+        self.ended[reason] += 1
+
+    def drain(self) -> None:
+        """Tell everybody goodbye within the window, admit nobody; may be called at any time and again."""
+        if self.draining.is_set():
+            return
+        self.draining.set()
+        say(logger, logging.INFO, "streams_draining", streams=len(self._open), seconds=self.times.drain)
+        loop = asyncio.get_running_loop()
+        for stream in self._open:
+            # The last part of the window is for those who are slow to take their goodbye.
+            loop.call_later(random.uniform(0, self.times.drain * 0.7), stream.end, "shutdown")
+        loop.call_later(self.times.drain, self._cut_all)
+
+    async def run(self) -> None:
+        """Look after all streams until stopped."""
+        self.draining.clear()
+        looked = time.monotonic()
+        while not self.stopping.is_set():
+            await self.pause(self.times.tick)
+            passed, looked = time.monotonic() - looked, time.monotonic()
+            # While this process had no time for its readers they were not the ones who were slow.
+            self.now += min(passed, 2 * self.times.tick)
+            self.look()
+        self._cut_all()
+
+    def look(self) -> None:
+        """At every stream: whether its reader may go on, and whether it does."""
+        for stream in tuple(self._open):
+            self._look(stream)
+
+    def _look(self, stream: Watched) -> None:
+        try:
+            stream.look(self.now)
+        except Exception as problem:  # noqa: BLE001 - what a team's own access raises is one stream's, and not everybody's
+            say(logger, logging.ERROR, "stream_failed", problem, error=repr(problem)[:300])
+            self._open.discard(stream)
+            stream.cut("failed")
+
+    def _cut_all(self) -> None:
+        for stream in tuple(self._open):
+            stream.cut("shutdown")
+
+    def _check_room(self, user: str) -> None:
+        if self.draining.is_set():
+            raise unavailable("The server is shutting down: connect again", retry_after=1)
+        if self._per_user[user] >= self.caps.per_user:
+            raise too_many(
+                f"Too many open streams. Limit: {self.caps.per_user} per user", retry_after=round(self.times.retry) or 1
+            )
+        if self._places >= self.caps.total:
+            raise _full(self.times.retry)
+
+
+def _full(retry: float) -> Problem:
+    # Spread over some seconds: those who are refused together should not come back together.
+    return unavailable(
+        "The server has as many open streams as it may have", retry_after=1 + int(random.uniform(1, 4) * retry)
+    )

@@ -1,0 +1,83 @@
+"""The connections on which history is read: a few, opened when needed and kept. Who comes when all are out waits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from aftercommit.errors import DatabaseUnavailable
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.resilience import close_quietly, is_lost
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+
+
+class Connections:
+    """Connections for questions that stand alone."""
+
+    def __init__(self, database: Database, most: int) -> None:
+        """None open yet."""
+        self._database = database
+        self._free = asyncio.Semaphore(most)
+        self._idle: list[psycopg.AsyncConnection[Any]] = []
+        self.questions = 0
+
+    async def ask(self, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """The rows of one question; DatabaseUnavailable when there is nobody to answer it.
+
+        A connection may have died while it lay idle, and a question changes nothing: it is asked once more.
+        """
+        self.questions += 1
+        try:
+            try:
+                return await self._ask(statement, parameters)
+            except (psycopg.Error, DatabaseUnavailable) as problem:
+                if not is_lost(problem):
+                    raise
+                return await self._ask(statement, parameters)
+        except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as problem:
+            if not is_lost(problem):
+                raise
+            said = " ".join(str(problem).split())
+            raise DatabaseUnavailable(f"the database was lost while a feed was read: {said}") from problem
+
+    async def close(self) -> None:
+        """Close those that lie idle."""
+        while self._idle:
+            await close_quietly(self._idle.pop())
+
+    async def _ask(self, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        async with self._lend() as connection:
+            return await (await connection.execute(statement, parameters, prepare=True)).fetchall()
+
+    @asynccontextmanager
+    async def _lend(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        async with self._free:
+            connection = self._idle.pop() if self._idle else await reading_connection(self._database)
+            try:
+                yield connection
+            except psycopg.Error:
+                if connection.broken:
+                    # Those that lie idle have probably died with it.
+                    await self.close()
+                raise
+            finally:
+                if connection.info.transaction_status == TransactionStatus.IDLE:
+                    self._idle.append(connection)
+                else:
+                    await close_quietly(connection)
+
+
+async def reading_connection(database: Database) -> psycopg.AsyncConnection[Any]:
+    """A connection for the statements of feeds. Behind a pooler they are planned each time, and nothing is set."""
+    connection = await database.connect()
+    if connection.prepare_threshold is not None:
+        try:
+            await connection.execute(Statements(Shape())["feed_plan"])
+        except BaseException:
+            await close_quietly(connection)
+            raise
+    return connection

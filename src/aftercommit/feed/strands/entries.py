@@ -1,0 +1,78 @@
+"""One event as it leaves over HTTP: the item as JSON bytes, made once per event and process, whoever reads it.
+
+An event that cannot be read, or whose item cannot be made, leaves as a note that it is withheld: readers see that there
+is something, the others go on, and nothing unredacted slips through.
+"""
+
+import logging
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from aftercommit.errors import UnreadableEvent
+from aftercommit.event import json_rules
+from aftercommit.feed.declaration.entry import Entry, LogEvent, Stored
+from aftercommit.feed.declaration.feed import Feed
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.feed")
+
+# The values of an event are in the order of its fields; that is more than the checker can follow.
+_log_event: Any = LogEvent
+
+
+class EntryMaker:
+    """Makes the entries of one hub. `withheld` counts, for each feed by name, the items that could not be made."""
+
+    def __init__(self) -> None:
+        """Nothing is made yet."""
+        self.withheld: Counter[str] = Counter()
+        self._said: set[tuple[str, str]] = set()
+
+    def entry_of(self, feed: Feed, stored: Stored) -> Entry:
+        """The entry of one event; withheld when it cannot be made."""
+        record, position = stored.record, stored.record.position or 0
+        number = feed.select.number_of(stored)
+        try:
+            event = log_event(feed, stored)
+            item = feed.item(event)
+            if feed.redactor is not None:
+                item = feed.redactor.value(item)
+            body = json_rules.ENCODER.encode(item)
+            if body[:1] != b"{":
+                raise TypeError(f"the item is {type(item).__name__}, and must be a mapping")
+            facets = feed.facets_of(record.payload, event)
+        except UnreadableEvent as problem:
+            self._count(feed, stored, problem)
+            return _note(feed, stored, number, "unreadable")
+        except Exception as problem:  # noqa: BLE001 - the team's own functions may raise anything, and the others go on
+            self._count(feed, stored, problem)
+            return _note(feed, stored, number, "item failed")
+        return Entry(number, position, stored.ts, record.event_id, body, facets)
+
+    def _count(self, feed: Feed, stored: Stored, problem: Exception) -> None:
+        """One more; said once for each type of event, or a log would drown in it."""
+        self.withheld[feed.name] += 1
+        event_type = stored.record.event_type
+        if (feed.name, event_type) in self._said:
+            return
+        self._said.add((feed.name, event_type))
+        fields = {"feed": feed.name, "event_id": str(stored.record.event_id), "event_type": event_type}
+        say(logger, logging.ERROR, "feed_item_withheld", problem, **fields, error=repr(problem)[:500])
+
+
+def log_event(feed: Feed, stored: Stored) -> LogEvent[Any]:
+    """The typed event of a row; UnreadableEvent when this code does not know it."""
+    event = feed.outbox.registry.read(stored.record)
+    made: LogEvent[Any] = _log_event(*msgspec.structs.astuple(event), ts=stored.ts, stream_seq=stored.stream_seq)
+    return made
+
+
+def _note(feed: Feed, stored: Stored, number: int, reason: str) -> Entry:
+    """A note in place of the item. Why is for the operator's log alone: an error may quote what must not leave."""
+    record = stored.record
+    facets = feed.facets_of(record.payload, None)
+    nothing = Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets)
+    note = feed.wire.body.withheld(nothing, feed.cursor, reason)
+    return msgspec.structs.replace(nothing, body=msgspec.json.encode(note))
