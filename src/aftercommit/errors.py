@@ -56,7 +56,9 @@
 A message says what was wrong, with the value, and what to do about it.
 """
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+_LONGEST_MESSAGE: Final = 500
 
 
 class AftercommitError(Exception):
@@ -293,12 +295,15 @@ class FollowError(AftercommitError):
 
 
 class FeedRefused(FollowError):
-    """The server refuses, and waiting does not heal it: `status`, `code`, `message` and `details` are its own words."""
+    """The server refuses, and waiting does not heal it: `status`, `code`, `message` and `details` are its own words.
+
+    They are whole there; of a long message the text of the error has the beginning.
+    """
 
     def __init__(
         self, status: int, code: str | None, message: str, details: dict[str, Any], retry_after: float | None = None
     ) -> None:
-        super().__init__(f"The feed answered {status}{f' {code}' if code else ''}: {message}")
+        super().__init__(f"The feed answered {status}{f' {code}' if code else ''}: {message[:_LONGEST_MESSAGE]}")
         self.status = status
         self.code = code
         self.message = message

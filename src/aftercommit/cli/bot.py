@@ -15,16 +15,18 @@ import msgspec
 
 from aftercommit._version import __version__
 from aftercommit.cli.asking import confirm
+from aftercommit.cli.durations import shown_duration
 from aftercommit.cli.exits import NOT_AS_IT_SHOULD_BE, PARTIAL
+from aftercommit.cli.loading import running_server
 from aftercommit.cli.logs import logging_to_stderr
 from aftercommit.cli.numbers import Count
-from aftercommit.cli.options import as_json, pass_settings
+from aftercommit.cli.options import Given, as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.cli.retention import Duration
 from aftercommit.cli.running import run_until_stopped
 from aftercommit.clock import utc_now
 from aftercommit.errors import StateError
-from aftercommit.settings import Settings
+from aftercommit.settings import DATABASE_URL, Settings
 from aftercommit.telemetry import say
 
 if TYPE_CHECKING:
@@ -48,11 +50,27 @@ _TOLD = (
     click.option("--api", metavar="URL", help="AFTERCOMMIT_BOT_API, where it is not https://api.telegram.org."),
     click.option("--feed", metavar="URL", help="AFTERCOMMIT_BOT_FEED: the events, as in https://…/tasks/me/events."),
     click.option(
-        "--credential", metavar="TOKEN", help="AFTERCOMMIT_BOT_CREDENTIAL: what the backend knows the bot by."
+        "--credential",
+        metavar="TOKEN",
+        help="AFTERCOMMIT_BOT_CREDENTIAL: what the backend knows the bot by. Prefer the variable here, too.",
     ),
-    click.option("--redeem", metavar="URL", help="AFTERCOMMIT_BOT_REDEEM: takes one-time codes; none for no such."),
-    click.option("--page", metavar="URL", help="AFTERCOMMIT_BOT_PAGE, as in https://…/tasks/board/{task_id}."),
-    click.option("--health-user", metavar="USER", help="AFTERCOMMIT_BOT_HEALTH_USER: who asks while nobody is linked."),
+    click.option(
+        "--redeem",
+        metavar="URL",
+        help="AFTERCOMMIT_BOT_REDEEM: where the backend takes one-time codes. Default: ../link-codes/redeem beside the "
+        "feed; none: only those of `aftercommit bot code` count.",
+    ),
+    click.option(
+        "--page",
+        metavar="URL",
+        help="AFTERCOMMIT_BOT_PAGE: what a title leads to, as in https://…/tasks/board/{task_id}. Default: nothing.",
+    ),
+    click.option(
+        "--health-user",
+        metavar="USER",
+        help="AFTERCOMMIT_BOT_HEALTH_USER: for whom the backend is asked at the start while nobody is linked. "
+        "Default: 1.",
+    ),
     click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -90,6 +108,7 @@ def bot(settings: Settings, config: Path | None, **options: Any) -> None:
         return
     from aftercommit.telegram import Bot, bot_settings
 
+    _say_unused()
     told = bot_settings(options, config)
     with logging_to_stderr(settings, logging.INFO):
         say(logger, logging.INFO, "bot_starting", version=__version__)
@@ -97,13 +116,13 @@ def bot(settings: Settings, config: Path | None, **options: Any) -> None:
         say(logger, logging.INFO, "bot_stopped")
 
 
-@bot.command(short_help="How many chats are linked, and what was set aside.")
+@bot.command(short_help="Whether the feed answers, and what was set aside.")
 @_state_option
 @as_json
 @pass_settings
 def status(settings: Settings, state: str | None, as_json: bool) -> None:
-    """Show how it stands. Ends with 3 when the feed does not answer a running bot, something was set aside, or a chat
-    cannot be reached.
+    """Show how it stands. Ends with 3 when the feed does not answer a running bot, errs or refuses it (`trouble` says
+    which of these, and what to do), when something was set aside, or when a chat cannot be reached.
     """
     with _store(state) as store:
         links, now, running = store.links(), utc_now(), store.is_taken()
@@ -118,7 +137,8 @@ def status(settings: Settings, state: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        for name, value in found.items():
+        shown = found if running else {**found, "trouble": "not known while no bot runs"}
+        for name, value in shown.items():
             line(f"{name.replace('_', ' '):<12} {_word(value)}")
     if found["trouble"] or found["unreachable"] or found["set_aside"]:
         raise click.exceptions.Exit(NOT_AS_IT_SHOULD_BE)
@@ -134,6 +154,9 @@ def links(settings: Settings, state: str | None, as_json: bool) -> None:
         found = store.links()
     if as_json:
         print_json([_plain(link) for link in found])
+        return
+    if not found:
+        message("no chat is linked: `aftercommit bot code --user USER` makes a code that links one")
         return
     print_table(LINK_COLUMNS, [_row(link) for link in found])
 
@@ -163,6 +186,9 @@ def failures(
     if as_json:
         print_json({"total": total, "failures": [msgspec.to_builtins(each) for each in found]})
         return
+    if not found:
+        message("nothing was set aside" if user is None and chat is None else "nothing was set aside for these")
+        return
     rows = [
         (_day(each.at), str(each.chat_id), each.user_id, each.event_id, each.event_type, each.kind, each.reason)
         for each in found
@@ -175,7 +201,15 @@ def failures(
 @bot.command(short_help="Make a one-time code for a user.")
 @click.option("--user", required=True, metavar="USER", help="Whom the chat will be linked to.")
 @click.option("--name", metavar="NAME", help="How the bot calls them. Default: the user.")
-@click.option("--for", "lifetime", type=Duration(), default="10m", show_default=True, metavar="TIME", help="How long.")
+@click.option(
+    "--for",
+    "lifetime",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    help="How long it counts; 7d at most.",
+)
 @_state_option
 @as_json
 @pass_settings
@@ -185,7 +219,8 @@ def code(settings: Settings, user: str, name: str | None, lifetime: timedelta | 
     from aftercommit.telegram.linking import can_be_user
 
     if not isinstance(lifetime, timedelta) or not timedelta(0) < lifetime <= _LONGEST_CODE_LIFE:
-        raise click.UsageError(f"--for {lifetime}: a code ends; give 10m, and 7d at most")
+        said = lifetime if isinstance(lifetime, str) else shown_duration(lifetime)
+        raise click.UsageError(f"--for {said}: a code ends; give 10m, and 7d at most")
     if not can_be_user(user):
         raise click.UsageError(f"--user {user!r:.60}: give the user as the feed knows them, as in 17")
     with _store(options["state"], make=True) as store:
@@ -223,11 +258,12 @@ def unlink(settings: Settings, user: str | None, chat: int | None, yes: bool, st
 @contextmanager
 def _store(state: str | None, *, make: bool = False) -> "Iterator[Store]":
     """The state, beside a bot that may work on it."""
-    from aftercommit.telegram.settings import STATE, default_state
+    from aftercommit.telegram.settings import STATE
     from aftercommit.telegram.states import exists, open_store, safe_place
 
+    _say_unused()
     given = click.get_current_context().meta.get("state")
-    where = state or given or os.environ.get(STATE) or default_state()
+    where = state or given or os.environ.get(STATE) or _found_state()
     if not make and not exists(where):
         raise StateError(f"there is no state of a bot in {safe_place(where)}: run `aftercommit bot`, or say --state")
     if make and not exists(where):
@@ -238,6 +274,27 @@ def _store(state: str | None, *, make: bool = False) -> "Iterator[Store]":
         yield store
     finally:
         store.close()
+
+
+def _found_state() -> str:
+    """Where it is when nobody has said: in the file, or else in the database where `aftercommit up` runs a bot."""
+    from aftercommit.telegram.settings import default_state
+    from aftercommit.telegram.states import exists, has_state, safe_place
+
+    file = default_state()
+    database = None if exists(file) else os.environ.get(DATABASE_URL) or running_server()
+    if database is None or not has_state(database):
+        return file
+    message(f"the bot's state is found in {safe_place(database)}: --state chooses another")
+    return database
+
+
+def _say_unused() -> None:
+    """Of the options that every command takes, these are for outboxes. Who gives one takes it for --state."""
+    told = click.get_current_context().ensure_object(Given).options
+    for name in ("dsn", "app", "schema"):
+        if name in told:
+            message(f"--{name} is not used: what the bot remembers is found by --state")
 
 
 def _say_stopping() -> None:

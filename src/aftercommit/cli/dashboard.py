@@ -1,13 +1,12 @@
 """What `aftercommit up` shows: a live panel on a terminal, one plain line every few seconds elsewhere."""
 
 import asyncio
-import logging
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -17,6 +16,7 @@ from aftercommit._version import __version__
 from aftercommit.cli.figures import Figures, Window
 from aftercommit.cli.look import Look
 from aftercommit.cli.output import line, printable
+from aftercommit.cli.recent import RecentLines
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.overview import Overview
@@ -26,21 +26,14 @@ Seen = Overview | DatabaseUnavailable
 Sight = tuple[str, Seen, Figures]
 # Of a consumer; a longer one is cut off, so that its figures have room on eighty columns.
 _LONGEST_NAME = 20
+# Of the panel: its edges and the empty lines inside, before the log lines too; and its edges at both sides.
+_FRAME = 5
+_SIDES = 6
+# Lines for the log, however many the figures need: of a panel that is too high the terminal shows the beginning.
+_LEAST_ROOM = 3
+_INDENT = 2
 
 Show = Callable[[Sequence[Sight]], object]
-
-
-class RecentLines(logging.Handler):
-    """Keeps the last log lines, as many as the panel has room for, where printing them would tear it apart."""
-
-    def __init__(self, formatter: logging.Formatter, count: int = 4) -> None:
-        super().__init__()
-        self.setFormatter(formatter)
-        self.lines: deque[str] = deque(maxlen=count)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Remember a record: one line, or with a traceback several."""
-        self.lines.extend(self.format(record).splitlines())
 
 
 class View:
@@ -82,9 +75,9 @@ class Dashboard(Service):
         if self._recent is None:
             yield _print_lines
             return
-        recent = self._recent.lines
+        recent = self._recent
         with Live(console=Console(highlight=False), auto_refresh=False) as live:
-            yield lambda sights: live.update(panel(sights, recent), refresh=True)
+            yield lambda sights: live.update(Screenful(sights, recent.lines), refresh=True)
 
 
 def is_terminal() -> bool:
@@ -97,17 +90,45 @@ def _print_lines(sights: Sequence[Sight]) -> None:
         line(plain_line(*sight))
 
 
-def panel(sights: Sequence[Sight], recent: Iterable[str]) -> RenderableType:
-    """One look as a box, with the last log lines below the figures; as wide as the terminal, and nothing wraps."""
-    body = [Text(printable(each), style="yellow", overflow="ellipsis", no_wrap=True) for each in recent]
-    return Panel(
-        Group(_grid(sights), *([Text("")] if body else []), *body),
-        title=f"aftercommit {__version__}",
-        subtitle="Ctrl-C stops",
-        title_align="left",
-        subtitle_align="left",
-        padding=(1, 2),
-    )
+@dataclass(frozen=True)
+class Screenful:
+    """One look as a box: the figures, and below them as many of the last log lines as the terminal has room for."""
+
+    sights: Sequence[Sight]
+    recent: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Log lines are wrapped, so that what to do can be read; where there is no room, the oldest are left out."""
+        figures = list(_figures(self.sights))
+        height = options.height or console.size.height
+        room = height - _FRAME - sum(_height(each) for each in figures)
+        told = _wrapped(console, self.recent, options.max_width - _SIDES, max(_LEAST_ROOM, room))
+        yield Panel(
+            Group(*figures, *([Text("")] if told else []), *told),
+            title=f"aftercommit {__version__}",
+            subtitle="Ctrl-C stops",
+            title_align="left",
+            subtitle_align="left",
+            padding=(1, 2),
+        )
+
+
+def _wrapped(console: Console, recent: Sequence[str], width: int, room: int) -> list[Text]:
+    """The newest lines for which there is room, what continues one set in; the oldest of them may be cut off."""
+    told: list[Text] = []
+    for each in reversed(recent):
+        left = room - len(told)
+        if left <= 0:
+            break
+        wrapped = list(Text(printable(each), style="yellow").wrap(console, max(1, width - _INDENT)))
+        if len(wrapped) > left:
+            wrapped = wrapped[:left]
+            wrapped[-1].truncate(max(0, width - _INDENT - 2))
+            wrapped[-1].append(" …")
+        for text in wrapped[1:]:
+            text.pad_left(_INDENT)
+        told = wrapped + told
+    return told
 
 
 def plain_line(outbox: str, seen: Seen, figures: Figures) -> str:
@@ -122,21 +143,32 @@ def plain_line(outbox: str, seen: Seen, figures: Figures) -> str:
     )
 
 
-def _grid(sights: Sequence[Sight]) -> RenderableType:
+def _figures(sights: Sequence[Sight]) -> Iterator[Text | Table]:
+    """A heading over each outbox where there are several, and its figures, all in the same columns."""
     blocks = [(outbox, list(_rows(seen, figures))) for outbox, seen, figures in sights]
     rows = [row for _, block in blocks for row in block]
-    # Nothing wraps: the panel would change its height with every look, and leave parts of itself behind. Where it is
-    # narrow, what stands on the right is cut off.
-    grid = Table.grid(padding=(0, 2), expand=True)
-    grid.add_column(no_wrap=True, overflow="ellipsis", width=min(_LONGEST_NAME, max(len(row[0]) for row in rows)))
-    grid.add_column(no_wrap=True, justify="right", width=max(7, *(len(row[1]) for row in rows)))
-    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    widths = min(_LONGEST_NAME, max(len(row[0]) for row in rows)), max(7, *(len(row[1]) for row in rows))
     for place, (outbox, block) in enumerate(blocks):
+        if place:
+            yield Text("")
         if len(blocks) > 1:
-            grid.add_row(Text(f"\n{outbox}" if place else outbox, style="underline"))
-        for name, value, detail in block:
-            grid.add_row(Text(name), Text(value, style="bold"), Text(detail))
+            yield Text(printable(outbox), style="underline", overflow="ellipsis", no_wrap=True)
+        yield _grid(block, *widths)
+
+
+def _grid(rows: Sequence[tuple[str, str, str]], name_width: int, value_width: int) -> Table:
+    # No figure wraps: what stands below would jump with every look. Where it is narrow, the right is cut off.
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis", width=name_width)
+    grid.add_column(no_wrap=True, justify="right", width=value_width)
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for name, value, detail in rows:
+        grid.add_row(Text(name), Text(value, style="bold"), Text(detail))
     return grid
+
+
+def _height(figures: Text | Table) -> int:
+    return figures.row_count if isinstance(figures, Table) else 1
 
 
 def _rows(seen: Seen, figures: Figures) -> Iterator[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from aftercommit.telemetry import JsonFormatter
 
 _OURS = "aftercommit"
 # A line may be cut off at the edge of a terminal, so what people look for comes first.
-_FIRST = ("error", "event_type", "consumer", "attempt", "retry_in")
+_FIRST = ("error", "remedy", "event_type", "consumer", "attempt", "retry_in")
 
 
 class TextFormatter(logging.Formatter):

@@ -11,6 +11,7 @@ from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.postgres import migrate as migrations
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
+from aftercommit.text import OF_APP
 
 
 @click.group()
@@ -18,7 +19,7 @@ from aftercommit.settings import Settings
 def migrate() -> None:
     """Make, change and check the tables of an outbox, or of all outboxes of an Application.
 
-    Without --app: of one with neither scope nor views.
+    Without --app: of one with neither scope nor views; `status` and `check` then look at the migrations alone.
     """
 
 
@@ -59,9 +60,10 @@ def status(settings: Settings, as_json: bool) -> None:
     """Show what was applied, what is missing, and how the declaration differs. `check` decides by exit status."""
     shapes = load_shapes(settings)
     with load_database(settings, "migrate").connect_sync() as connection:
-        found = [(shape, migrations.status(connection, shape)) for shape in shapes]
+        found = [(shape, migrations.status(connection, shape, declarations=_are_known(settings))) for shape in shapes]
+    _say_what_is_not_compared(settings)
     if as_json:
-        _print_each([_as_data(shape, each) for shape, each in found])
+        _print_each([_as_data(shape, each, _are_known(settings)) for shape, each in found])
         return
     for shape, each in found:
         if len(found) > 1:
@@ -69,13 +71,24 @@ def status(settings: Settings, as_json: bool) -> None:
         _print_status(each)
 
 
-def _as_data(shape: Shape, found: migrations.Status) -> dict[str, Any]:
+def _are_known(settings: Settings) -> bool:
+    """Whether we were told what is declared: tables of an outbox that we were not shown are no drift."""
+    return settings.app is not None
+
+
+def _say_what_is_not_compared(settings: Settings) -> None:
+    if not _are_known(settings):
+        message(f"declarations are not compared: give {OF_APP}")
+
+
+def _as_data(shape: Shape, found: migrations.Status, declarations: bool) -> dict[str, Any]:
     return {
         "outbox": shape.schema,
         "current": found.is_current,
         "applied": _applied(found),
         "pending": [str(migration) for migration in found.pending],
         "newer": list(found.newer),
+        "declarations_compared": declarations,
         "differences": list(found.declaration),
     }
 
@@ -95,12 +108,16 @@ def _print_status(found: migrations.Status) -> None:
 @migrate.command("check", short_help="Exit with 0 when the tables are as declared.")
 @pass_settings
 def check(settings: Settings) -> None:
-    """Exit with 0 when the tables are what the code and its declarations say, with 3 when not."""
+    """Exit with 0 when the tables are what the code and its declarations say, with 3 when not.
+
+    Without --app, declarations are not compared.
+    """
     shapes = load_shapes(settings)
     with load_database(settings, "migrate").connect_sync() as connection:
         for shape in shapes:
-            migrations.check(connection, shape)
+            migrations.check(connection, shape, declarations=_are_known(settings))
             message(f"schema {shape.schema!r} is up to date")
+    _say_what_is_not_compared(settings)
 
 
 @migrate.command("sql")

@@ -1,4 +1,4 @@
-"""Progress of a long operation, on stderr: a bar where somebody looks, a line now and then where not."""
+"""Progress of a long operation, on stderr: a bar where somebody looks, a line when something has moved where not."""
 
 import sys
 import time
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aftercommit.cli.output import message, printable
+from aftercommit.cli.remedies import pasteable
 from aftercommit.repair import Progress as Replayed
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -20,6 +21,7 @@ class ProgressBar:
     def __init__(self) -> None:
         self._bar: Progress | None = None
         self._said: set[str] = set()
+        self._line = ""
         self._next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def __enter__(self) -> Self:
@@ -40,21 +42,34 @@ class ProgressBar:
         """How it stands now."""
         ended = progress.done + progress.skipped + progress.failed
         words = _words(progress)
-        for text in progress.missing:
+        for text in (*progress.missing, *_way_out(progress)):
             if text not in self._said:
                 self._said.add(text)
                 self._say(text)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], total=progress.total, completed=ended, description=words)
         elif time.monotonic() >= self._next_line_at:
-            self._next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-            message(f"{ended}/{progress.total} {words}".rstrip())
+            self._write(f"{ended}/{progress.total} {words}".rstrip())
+
+    def _write(self, line: str) -> None:
+        """In a pipe the same figures again would only fill the record of a replay that waits."""
+        if line != self._line:
+            self._line, self._next_line_at = line, time.monotonic() + SECONDS_BETWEEN_LINES
+            message(line)
 
     def _say(self, text: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(printable(text), markup=False)
+            self._bar.console.print(printable(pasteable(text)), markup=False)
         else:
             message(printable(text))
+
+
+def _way_out(progress: Replayed) -> list[str]:
+    """What somebody who waits for others can do."""
+    if not progress.missing:
+        return []
+    resume = f"`aftercommit replay resume {progress.operation_id}`"
+    return [f"the replay waits for that. Ctrl-C ends the waiting and keeps what is left: {resume} goes on"]
 
 
 def _words(progress: Replayed) -> str:

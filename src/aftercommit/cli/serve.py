@@ -22,9 +22,8 @@ from aftercommit.cli.logs import logging_to_stderr
 from aftercommit.cli.numbers import Count, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.http import Asgi
-from aftercommit.feed.shared_figures import remove_shared_folder
-from aftercommit.feed.streams import StreamTimes
+from aftercommit.feed.http.asgi import DRAIN_SECONDS, Asgi
+from aftercommit.feed.server.shared_figures import remove_shared_folder
 from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, LOG_FORMAT, Settings
 
 PORT = 8090
@@ -65,7 +64,7 @@ def server_options(command: Decorated) -> Decorated:
 @click.option(
     "--drain",
     type=Seconds(0.0, 3600.0),
-    default=StreamTimes().drain,
+    default=DRAIN_SECONDS,
     show_default=True,
     metavar="SECONDS",
     help="How long open streams have to end when the server is stopped.",
@@ -83,7 +82,7 @@ def serve(
     Migrations and relays are not run here. SIGTERM or Ctrl-C lets answers and streams end, within --drain; SIGHUP
     replaces the processes one after the other.
     """
-    from aftercommit.feed import server
+    from aftercommit.feed.server import http_server
 
     serving = Serving(load_database(settings, "serve"), development, drain, _companions(development))
     hand_over(settings, serving)
@@ -92,8 +91,8 @@ def serve(
     if development:
         _end_with_stdin()
     with logging_to_stderr(settings, _level(development)):
-        bound = server.listen(host, port) if descriptor is None else socket.socket(fileno=descriptor)
-        server.serve(f"{__name__}:asgi", bound=bound, workers=workers, drain=drain, options={"factory": True})
+        bound = http_server.listen(host, port) if descriptor is None else socket.socket(fileno=descriptor)
+        http_server.serve(f"{__name__}:asgi", bound=bound, workers=workers, drain=drain, options={"factory": True})
 
 
 def asgi() -> Asgi:

@@ -22,7 +22,7 @@ from aftercommit.repair.desk import this_user
 from aftercommit.settings import Settings
 
 if TYPE_CHECKING:
-    from aftercommit.feed.token_keys import TokenKeys
+    from aftercommit.feed.access.token_keys import TokenKeys
 
 SERVICE_COLUMNS = ("id", "name", "state", "may", "created", "by", "expires", "last used")
 REVOCATION_COLUMNS = ("revoked", "what", "when", "by", "reason", "until")
@@ -60,7 +60,7 @@ _may_option = click.option(
 @pass_settings
 def mint(settings: Settings, user: str, may: tuple[str, ...], lifetime: timedelta | str, **options: Any) -> None:
     """Sign a JWT and print it. Needs no database: whoever has the key can mint."""
-    from aftercommit.feed import tokens
+    from aftercommit.feed.access import tokens
 
     if not isinstance(lifetime, timedelta):
         raise click.UsageError(f"--for {lifetime}: a JWT ends; for one that does not, `aftercommit token create`")
@@ -91,17 +91,31 @@ def mint(settings: Settings, user: str, may: tuple[str, ...], lifetime: timedelt
 @pass_settings
 def create(settings: Settings, name: str, may: tuple[str, ...], lifetime: timedelta | str, **options: Any) -> None:
     """Make a token for the program NAME and print it. Only its hash is stored: it is never shown again."""
-    from aftercommit.feed import service_tokens
+    from aftercommit.feed.access import service_tokens
 
     with load_database(settings, "token").connect_sync() as connection:
         shape = _shape(settings, connection)
         ends = lifetime if isinstance(lifetime, timedelta) else None
+        closes = service_tokens.ACT_AS_USER in may and not _is_closed(connection, shape)
         made = service_tokens.create(connection, shape, name, may, lifetime=ends, by=options["by"] or this_user())
     if options["as_json"]:
         print_json(msgspec.to_builtins(made) | {"name": name, "permissions": list(may)})
-        return
-    line(made.token)
-    message(f"service token {made.id} for {name!r}. This is the only time that it is shown: keep it now")
+    else:
+        line(made.token)
+        message(f"service token {made.id} for {name!r}. This is the only time that it is shown: keep it now")
+    if closes:
+        message(
+            "from now on `X-User-Id` alone is not believed: who asks for others needs this token (the bot: "
+            f"AFTERCOMMIT_BOT_CREDENTIAL). `aftercommit token revoke {made.id}` undoes it"
+        )
+
+
+def _is_closed(connection: psycopg.Connection[Any], shape: Shape) -> bool:
+    """Whether a token of before has ended that users are believed by their header alone."""
+    from aftercommit.feed.access import service_tokens
+
+    known = service_tokens.list_all(connection, shape)
+    return any(service_tokens.ACT_AS_USER in each.permissions and each.state != "revoked" for each in known)
 
 
 @token.command("list")
@@ -109,7 +123,7 @@ def create(settings: Settings, name: str, may: tuple[str, ...], lifetime: timede
 @pass_settings
 def list_tokens(settings: Settings, as_json: bool) -> None:
     """Show service tokens and revocations; secrets are not known here."""
-    from aftercommit.feed import revocation, service_tokens
+    from aftercommit.feed.access import revocation, service_tokens
 
     with load_database(settings, "token").connect_sync() as connection:
         shape = _shape(settings, connection)
@@ -167,7 +181,7 @@ def revoke(settings: Settings, tokens: tuple[str, ...], users: tuple[str, ...], 
 
 
 def _revoke_token(connection: psycopg.Connection[Any], shape: Shape, text: str, by: str, reason: str) -> bool:
-    from aftercommit.feed import revocation, service_tokens, tokens
+    from aftercommit.feed.access import revocation, service_tokens, tokens
 
     service = service_tokens.id_of(text)
     ended = service_tokens.revoke(connection, shape, service) if service is not None else None
@@ -184,14 +198,14 @@ def _revoke_token(connection: psycopg.Connection[Any], shape: Shape, text: str, 
 
 
 def _revoke_user(connection: psycopg.Connection[Any], shape: Shape, user: str, by: str, reason: str) -> None:
-    from aftercommit.feed import revocation
+    from aftercommit.feed.access import revocation
 
     moment = revocation.revoke(connection, shape, "user", user, by=by, reason=reason)
     message(f"tokens of {user!r} that were issued until {_day(moment)} are revoked")
 
 
 def _keys(path: Path | None) -> "TokenKeys":
-    from aftercommit.feed.token_keys import DEVELOPMENT_FILE, TokenKeys
+    from aftercommit.feed.access.token_keys import DEVELOPMENT_FILE, TokenKeys
 
     if path is not None:
         return TokenKeys.from_file(path)

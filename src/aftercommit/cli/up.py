@@ -5,6 +5,7 @@ Without --app it runs the order example, so that there is something to see.
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aftercommit.application import Application, Companions, Serving
-from aftercommit.cli.dashboard import Dashboard, RecentLines, is_terminal
+from aftercommit.cli.dashboard import Dashboard, is_terminal
 from aftercommit.cli.loading import load_application
 from aftercommit.cli.logs import BriefFormatter, TextFormatter, logging_to, logging_to_stderr
 from aftercommit.cli.look import Look
 from aftercommit.cli.numbers import DAY, Amount, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.output import message
+from aftercommit.cli.recent import RecentLines, ends_are_heard
 from aftercommit.cli.remedies import program
 from aftercommit.cli.retention import retention_of, retention_options
 from aftercommit.cli.running import Stopper
@@ -26,7 +28,7 @@ from aftercommit.cli.serve import Address, hand_over, server_options
 from aftercommit.cli.server_process import ServerProcess
 from aftercommit.demo import orders
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
-from aftercommit.feed.shared_figures import SharedFigures, shared_folder
+from aftercommit.feed.server.shared_figures import SharedFigures, shared_folder
 from aftercommit.metrics import exposition
 from aftercommit.outbox import Outbox
 from aftercommit.postgres import migrate
@@ -39,12 +41,15 @@ from aftercommit.telemetry import say
 from aftercommit.wiring import Engine
 
 if TYPE_CHECKING:
-    from aftercommit.feed.server import HttpServer
+    from aftercommit.feed.server.http_server import HttpServer
 
 logger = logging.getLogger("aftercommit.up")
 
 _LOOK_AT_SERVER = 1.0
 _APPLICATION_NAME = "aftercommit up"
+# Set by a Makefile whose target runs us and hands its ARGS on: how people give us options there.
+_STARTED_BY = "AFTERCOMMIT_STARTED_BY"
+_LARGEST_PORT = 65_535
 
 
 @click.command(short_help="Run everything at once, for first steps.")
@@ -75,6 +80,8 @@ def up(
     """
     relay_settings = RelaySettings(gauge_seconds=1.0, retention=retention_of(options))
     application = load_application(settings) if settings.app is not None else orders.application
+    if application.asgi is not None:
+        _check_address(host, port)
     with Stopper() as stopper, _logging(settings) as recent, _postgres(settings) as (database, server):
         if stopper.requested:
             return
@@ -106,6 +113,21 @@ def up(
             stopper.run(_run_together(parts, stopper))
 
 
+def _check_address(host: str, port: int) -> None:
+    """Nothing was started yet: that somebody else listens there is the first thing to hear, and the only one."""
+    from aftercommit.feed.server.http_server import AddressTaken, listen
+
+    try:
+        listen(host, port).close()
+    except AddressTaken as problem:
+        target = os.environ.get(_STARTED_BY)
+        if not target:
+            raise
+        # The port beside it is that of a companion.
+        other = port + 2 if port + 2 <= _LARGEST_PORT else 0
+        raise AddressTaken(f"{problem}, as in {target} ARGS='--port {other}'") from None
+
+
 def _companions(application: Application, database: Database, port: int) -> Companions | None:
     """What runs beside the server, if there is one."""
     if application.asgi is None or application.companions is None:
@@ -123,7 +145,7 @@ def _server(
                 f"--port {address.port} is not used: this application serves no HTTP (name an Application with asgi)"
             )
         return None
-    from aftercommit.feed.server import MARGIN_SECONDS, HttpServer, listen, patience, url_of
+    from aftercommit.feed.server.http_server import MARGIN_SECONDS, HttpServer, listen, patience, url_of
 
     if address.workers == 1:
         app = application.asgi(serving)
@@ -169,13 +191,17 @@ class Keeper(Service):
 @contextmanager
 def _logging(settings: Settings) -> Iterator[RecentLines | None]:
     """On a terminal the last log lines are part of the panel; elsewhere they go to stderr as they come."""
-    if is_terminal():
-        recent = RecentLines(TextFormatter(), 12) if settings.verbose else RecentLines(BriefFormatter())
-        with logging_to(recent, logging.DEBUG if settings.verbose else logging.WARNING):
-            yield recent
-    else:
+    if not is_terminal():
         with logging_to_stderr(settings, logging.WARNING, tracebacks=False):
             yield None
+    elif settings.verbose:
+        recent = RecentLines(TextFormatter(), 12, least=logging.DEBUG)
+        with logging_to(recent, logging.DEBUG):
+            yield recent
+    else:
+        recent = RecentLines(BriefFormatter())
+        with logging_to(recent, logging.WARNING), ends_are_heard():
+            yield recent
 
 
 @contextmanager
@@ -216,12 +242,13 @@ def _about(
         lines.append(f"  open in a browser:      {served.url} (its API: {served.url}/docs)")
     if companions is not None:
         commands = {label: f"{program()} {command}" for label, command in companions.commands.items()}
-        lines += [f"  {f'{label}:':<24}{text}" for label, text in {**companions.about, **commands}.items()]
-    lines += [
-        f"  look inside:            psql '{dsn}'",
-        f"  from another terminal:  {program()} status --schema {application.outboxes[0].schema} --watch",
-        "  stop:                   Ctrl-C (the data stays)",
-    ]
+        about = {label: text.replace("{url}", served.url if served else "") for label, text in companions.about.items()}
+        lines += [f"  {f'{label}:':<24}{text}" for label, text in {**about, **commands}.items()]
+    lines.append(f"  look inside:            psql '{dsn}'")
+    for place, outbox in enumerate(application.outboxes):
+        label = "" if place else "from another terminal:"
+        lines.append(f"  {label:<24}{program()} status --schema {outbox.schema} --watch")
+    lines.append("  stop:                   Ctrl-C (the data stays)")
     return "\n".join(lines)
 
 

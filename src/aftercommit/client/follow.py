@@ -277,7 +277,7 @@ class Follower:
         self._refusal = refused = wire.refusal(answer.status, answer.headers, answer.body, utc_now())
         if answer.status == GONE:
             self._arrived.append(wire.reset_of(refused))
-        say(logger, logging.INFO, "feed_refused", url=self.url, status=refused.status, error=refused.message)
+        say(logger, logging.INFO, "feed_refused", url=self.url, status=refused.status, error=readable(refused))
         return refused
 
     def _ended(self, problem: Exception) -> Step:

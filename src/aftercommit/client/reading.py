@@ -11,7 +11,7 @@ raised, also that a cursor is gone. Needs no bookmark: the cursor of the last ev
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Unpack
@@ -100,9 +100,11 @@ class _Asking:
         """A page, asked for again as long as that may help."""
         failures, renewed = 0, False
         while True:
-            found = await self._attempt(url, understood)
-            if isinstance(found, Page):
-                return found
+            headers = await self._credential.headers("application/json")
+            try:
+                return await self._attempt(url, headers, understood)
+            except FollowError as problem:
+                found = problem
             status = found.status if isinstance(found, FeedRefused) else None
             if status == UNAUTHORIZED and self._credential.can_refresh and not renewed:
                 renewed = True
@@ -113,15 +115,14 @@ class _Asking:
                 raise found
             await asyncio.sleep(self._wait(found, failures))
 
-    async def _attempt(self, url: str, understood: Callable[[Answer], Page]) -> Page | FollowError:
-        headers = await self._credential.headers("application/json")
+    async def _attempt(self, url: str, headers: Mapping[str, bytes], understood: Callable[[Answer], Page]) -> Page:
         try:
             answer = await self._connection.get(url, headers, self._pace.answer)
             if answer.status == 200:
                 return understood(answer)
         except (Lost, Unreadable) as problem:
-            return FollowError(f"{url} cannot be read: {readable(problem)}")
-        return wire.refusal(answer.status, answer.headers, answer.body, utc_now())
+            raise FollowError(f"{url} cannot be read: {readable(problem)}") from problem
+        raise wire.refusal(answer.status, answer.headers, answer.body, utc_now())
 
     def _wait(self, problem: FollowError, failures: int) -> float:
         told = problem.retry_after if isinstance(problem, FeedRefused) else None

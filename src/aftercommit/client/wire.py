@@ -13,13 +13,21 @@ from aftercommit.client.trail import number_in
 from aftercommit.errors import DeclarationError, FeedRefused
 
 _SCHEMES: Final = ("http", "https")
-_LONGEST_MESSAGE: Final = 500
+# Of what is not understood so much is kept: whoever takes secrets out before it is shown has to find them whole.
+_MOST_KEPT: Final = 16 << 10
+_QUOTED: Final = 80
 # Before what is yet to come: asks for the newest page, wherever a feed begins.
 END: Final = "end"
 
 
 class Unreadable(ValueError):
-    """An answer or event is not what the protocol says it is."""
+    """An answer or event is not what the protocol says it is. Its text has the beginning of what it is (`quoted`)."""
+
+    def __init__(self, said: str, quoted: str = "") -> None:
+        """`said` is what is wrong with it."""
+        super().__init__(f"{said}: {quoted[:_QUOTED]!r}" if quoted else said)
+        self.said = said
+        self.quoted = quoted
 
 
 class FeedEvent(msgspec.Struct, frozen=True):
@@ -128,7 +136,7 @@ def reset_in(message: Message) -> Reset:
     """What a `reset` of the stream says."""
     told = _json(message.data.encode("utf-8", "surrogatepass"))
     if not isinstance(told, dict):
-        raise Unreadable(f"reset: {message.data[:80]!r} is no object")
+        raise Unreadable("a reset is an object", message.data)
     return _reset(told, told.get("message"))
 
 
@@ -140,7 +148,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now: datetime)
         told = None
     told = told if isinstance(told, dict) else {}
     details = told.get("details")
-    message = told.get("message") or body[:_LONGEST_MESSAGE].decode("utf-8", "replace") or "no message"
+    message = told.get("message") or _kept(body) or "no message"
     if 300 <= status < 400:
         message = f"redirects to {headers.get('location', '?')}: ask that address"
     return FeedRefused(
@@ -194,7 +202,7 @@ def _cursor_of(item: Any) -> str | None:
 def _identity(item: Any) -> str:
     identity = item.get("event_id") if isinstance(item, dict) else None
     if not isinstance(identity, str | int) or isinstance(identity, bool):
-        raise Unreadable(f"an event without `event_id`: {str(item)[:80]!r}")
+        raise Unreadable("an event without `event_id`", str(item))
     return str(identity)
 
 
@@ -202,7 +210,11 @@ def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        raise Unreadable(f"{body[:80]!r} is no JSON: {problem}") from None
+        raise Unreadable(f"it is no JSON ({problem})", _kept(body)) from None
+
+
+def _kept(body: bytes) -> str:
+    return body[:_MOST_KEPT].decode("utf-8", "replace")
 
 
 def _reset(told: Mapping[str, Any], message: Any) -> Reset:

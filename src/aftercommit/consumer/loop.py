@@ -91,6 +91,7 @@ class LogWorker(DatabaseService):
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
         self._strict = consumer.ordering == "strict"
         self._paused = False
+        self._behind: str | None = None
         self._suspects = 0
         self._crashed = False
         self._crashed_at = 0
@@ -134,7 +135,7 @@ class LogWorker(DatabaseService):
 
     async def _turn(self, connection: psycopg.AsyncConnection[Any]) -> None:
         if not await self._hold(connection):
-            await require_mine(connection, self._outbox.shape, self.consumer)
+            self._say_who_holds((await require_mine(connection, self._outbox.shape, self.consumer)).worker)
             await self.reach("consumer.standing_by")
             await self.pause(self._settings.lease / 3, self._word)
             return
@@ -152,6 +153,12 @@ class LogWorker(DatabaseService):
         if not worked:
             await self.reach("consumer.idle", position=self.position)
             await self._rest(connection)
+
+    def _say_who_holds(self, holder: str | None) -> None:
+        """Once for each: whoever waits for effects here learns where they happen. None: it is being handed over."""
+        if holder is not None and holder != self._behind:
+            self._behind = holder
+            say(logger, logging.INFO, "consumer_standing_by", consumer=self.consumer.name, holder=holder)
 
     async def _hold(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Take or renew the lease; False while somebody else has it.
@@ -185,6 +192,7 @@ class LogWorker(DatabaseService):
         self._suspects = self._settings.page_size if suspicious else 0
         self._retries.start()
         self.active = True
+        self._behind = None
         started = {"consumer": self.consumer.name, "position": held.position, "took_over": held.died}
         say(logger, logging.INFO, "consumer_started", **started)
 

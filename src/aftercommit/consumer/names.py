@@ -53,12 +53,12 @@ async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, con
     await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
 
 
-async def require_mine(connection: psycopg.AsyncConnection[Any], shape: Shape, consumer: Consumer) -> None:
+async def require_mine(connection: psycopg.AsyncConnection[Any], shape: Shape, consumer: Consumer) -> KnownConsumer:
     """For a worker that stands by: the checkpoint must still be there, and in the hands of the same program."""
     for each in await known_consumers(connection, shape):
         if each.name == consumer.name:
             _refuse_double(each, consumer)
-            return
+            return each
     raise ConsumerRenamed(
         f"the checkpoint of consumer {consumer.name!r} is gone: it was renamed or forgotten while this worker ran. "
         "Start the worker again under the name that holds now"

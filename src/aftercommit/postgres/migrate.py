@@ -8,7 +8,7 @@ version before (docs/decisions/0008-upgrades.md). Never runs by itself: a progra
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -82,11 +82,15 @@ def up(
     return done
 
 
-def status(connection: psycopg.Connection[Any], shape: Shape) -> Status:
-    """What was applied, what is missing, and how the declaration differs. Changes nothing and leaves nothing open."""
+def status(connection: psycopg.Connection[Any], shape: Shape, *, declarations: bool = True) -> Status:
+    """What was applied, what is missing, and how the declaration differs. Changes nothing and leaves nothing open.
+
+    Without `declarations` the migrations alone are looked at: for who knows the schema's name and not its outbox.
+    """
     _refuse_transaction(connection)
     with _explained(connection, shape, reading=True), connection.transaction():
-        return status_by(asking(connection), shape)
+        found = status_by(asking(connection), shape)
+    return found if declarations else replace(found, declaration=(), conflicts=())
 
 
 def status_by(ask: Ask, shape: Shape) -> Status:
@@ -106,9 +110,9 @@ def status_by(ask: Ask, shape: Shape) -> Status:
     return Status(names, pending, (*conflicts, *differences), conflicts, newer)
 
 
-def check(connection: psycopg.Connection[Any], shape: Shape) -> None:
-    """Refuse to work on tables that this code does not know."""
-    found = status(connection, shape)
+def check(connection: psycopg.Connection[Any], shape: Shape, *, declarations: bool = True) -> None:
+    """Refuse to work on tables that this code does not know; without `declarations` by the migrations alone."""
+    found = status(connection, shape, declarations=declarations)
     _refuse_behind(found, shape)
     if found.pending:
         raise SchemaNotMigrated(f"schema {shape.schema!r} lacks migration {found.pending[0]}: {MIGRATE}")

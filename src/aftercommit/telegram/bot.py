@@ -63,9 +63,10 @@ class Bot(Service):
         self._ending.clear()
         memory = Memory(self._store or open_store(settings.state), self._ending)
         passing_on = asyncio.create_task(self._pass_on())
-        redaction = Redaction(settings.token, settings.api, settings.feed, settings.redeem)
+        addresses = (settings.api, settings.feed, settings.redeem)
+        redaction = Redaction(settings.token, *addresses, credential=settings.credential)
         api = BotApi(settings.token, settings.api, seconds=settings.send_seconds, redaction=redaction)
-        reader = Reader(settings)
+        reader = Reader(settings, redaction)
         # What servers answer is logged: whatever they quote.
         logger.addFilter(redaction)
         try:

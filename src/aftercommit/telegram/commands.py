@@ -17,9 +17,9 @@ from aftercommit.telegram.reader import Reader
 from aftercommit.telegram.settings import BotSettings
 from aftercommit.telegram.state import FOR_EVER, Code, Link, muted_until
 from aftercommit.telegram.texts import Table
+from aftercommit.telegram.trouble import STILL_ASKING, Trouble
 from aftercommit.telegram.updates import Command
 from aftercommit.telemetry import say
-from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.bot")
 
@@ -102,14 +102,15 @@ class Commands:
             self._guesses.count(chat_id, time.monotonic())
             return self._texts.message(language, "code_wrong")
         if isinstance(found, Unchecked):
-            say(logger, logging.WARNING, "bot_link_failed", chat_id=chat_id, error=found.reason)
-            return self._texts.message(language, "code_unchecked")
+            say(logger, logging.WARNING, "bot_link_failed", chat_id=chat_id, error=str(found.trouble))
+            return self._texts.message(language, "code_unchecked", trouble=self._word(found.trouble, language))
         try:
             new = await self._kept_link(command, link, found, language, code)
         except FollowError as problem:
-            about = {"chat_id": chat_id, "user_id": found.user_id, "error": readable(problem)}
+            trouble = self._reader.trouble_of(problem)
+            about = {"chat_id": chat_id, "user_id": found.user_id, "error": str(trouble)}
             say(logger, logging.WARNING, "bot_link_failed", **about)
-            return self._texts.message(language, "link_failed")
+            return self._texts.message(language, "link_failed", trouble=self._word(trouble, language))
         await self._reach("bot.linked", chat_id=chat_id, user_id=found.user_id)
         self._connector.poller.add(chat_id)
         return self._linked(new, language)
@@ -145,12 +146,10 @@ class Commands:
     def _connection(self, link: Link | None, language: str) -> str:
         connector = self._connector
         problem = connector.poller.problem_of(link.chat_id if link is not None else None)
-        # What exactly is wrong is for those who are linked.
-        general = None if link is not None else self._texts.word(language, "no_answer")
         if not connector.is_connected:
-            return self._texts.message(language, "status_not_connected", reason=general or connector.problem)
+            return self._troubled("status_not_connected", connector.problem, link, language)
         if problem is not None:
-            return self._texts.message(language, "status_waiting", reason=general or problem)
+            return self._troubled("status_waiting", problem, link, language)
         place = link.place if link is not None and link.place not in (None, "", "0") else "–"
         return self._texts.message(language, "status_connected", place=place)
 
@@ -182,8 +181,15 @@ class Commands:
             return self._texts.message(language, "connect_soon", seconds=str(seconds))
         if await connector.connect():
             return self._texts.message(language, "connected")
-        general = None if link is not None else self._texts.word(language, "no_answer")
-        return self._texts.message(language, "connect_failed", reason=general or connector.problem)
+        return self._troubled("connect_failed", connector.problem, link, language)
+
+    def _troubled(self, name: str, trouble: Trouble | None, link: Link | None, language: str) -> str:
+        """What is wrong: everybody hears which case it is, and those who are linked why."""
+        reason = trouble.reason if trouble is not None and link is not None else None
+        return self._texts.message(language, name, trouble=self._word(trouble, language), reason=reason)
+
+    def _word(self, trouble: Trouble | None, language: str) -> str:
+        return self._texts.word(language, STILL_ASKING if trouble is None else trouble.kind)
 
     async def _mute(self, command: Command, link: Link | None, language: str) -> str:
         if link is None:

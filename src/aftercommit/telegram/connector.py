@@ -14,6 +14,7 @@ from aftercommit.telegram.poller import Poller
 from aftercommit.telegram.reader import Reader
 from aftercommit.telegram.redaction import without_userinfo
 from aftercommit.telegram.settings import BotSettings
+from aftercommit.telegram.trouble import Trouble
 from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.bot")
@@ -33,7 +34,8 @@ class Connector:
         self._asked_at: float | None = None
         self.poller = poller
         self.started = asyncio.Event()
-        self.problem: str | None = "the first question is still under way"
+        # What was wrong when it was asked last; None before there is an answer, too.
+        self.problem: Trouble | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -66,13 +68,14 @@ class Connector:
         if asking.cancelled():
             return
         self.problem = problem = asking.result()
-        await self._memory.keep(lambda store: store.note_trouble(problem))
+        await self._memory.keep(lambda store: store.note_trouble(None if problem is None else str(problem)))
         self._asked += 1
         self._asked_at = time.monotonic()
         feed = without_userinfo(self._settings.feed)
-        if self.problem is not None:
-            remedy = "nothing is polled; mend it, and send the bot /connect or start it again"
-            say(logger, logging.ERROR, "bot_not_connected", error=self.problem, feed=feed, remedy=remedy)
+        if problem is not None:
+            remedy = f"nothing is polled; {problem.remedy}; /connect asks once more, and so does a start"
+            case = {"kind": problem.kind, "error": problem.reason, "remedy": remedy}
+            say(logger, logging.ERROR, "bot_not_connected", feed=feed, **case)
         elif not self._ending.is_set():
             await self.poller.start()
             say(logger, logging.INFO, "bot_polling", feed=feed, links=len(links))

@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import assert_never
 
 from aftercommit.backoff import Exponential
-from aftercommit.client.wire import FeedEvent, Reset
+from aftercommit.client.wire import FeedEvent
 from aftercommit.clock import utc_now
 from aftercommit.errors import TelegramRefused
 from aftercommit.telegram.answers import Conflict, Denied, Done, Later, Moved, Refused, Reply, Unreachable, wait_after
 from aftercommit.telegram.memory import Memory
+from aftercommit.telegram.reader import Gone
 from aftercommit.telegram.sender import STALE, STOPPING, Sender
 from aftercommit.telegram.settings import BotSettings
 from aftercommit.telegram.state import GAP, Failure, Link
@@ -49,16 +50,16 @@ class Delivery:
         await self._reach("bot.saved", event_id=event.id, chat_id=link.chat_id)
         return None
 
-    async def gap(self, link: Link, reset: Reset, failures: int, *, tell: bool) -> float | None:
+    async def gap(self, link: Link, gone: Gone, failures: int, *, tell: bool) -> float | None:
         """Tell that events are missing, unless that was told; write it down, and go on where the server says."""
-        restart = reset.restart or self._names.wire.beginning
+        restart = gone.restart or self._names.wire.beginning
         if tell:
             # Also to a chat that is muted: it is no event, and what is missing is not passed over in silence.
             reply = await self._send(link, self._texts.message(link.language, "gap"), "gap", although_muted=True)
             if (wait := await self._wait_after(link, reply, failures)) is not None:
                 return wait
-        reason = f"{reset.reason}: {reset.message}"
-        failure = _failure(link, restart or "", f"after {link.place}", reset.reason, GAP, reason)
+        reason = f"{gone.reason}: {gone.message}"
+        failure = _failure(link, restart or "", f"after {link.place}", gone.reason, GAP, reason)
         await self._memory.keep(lambda store: store.set_aside(link, failure, restart))
         say(logger, logging.WARNING, "bot_gap", chat_id=link.chat_id, user_id=link.user_id, error=reason)
         return None

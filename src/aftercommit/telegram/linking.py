@@ -8,11 +8,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from aftercommit.client.wire import Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.telegram.memory import Memory
 from aftercommit.telegram.reader import Failed, Reader
 from aftercommit.telegram.settings import BotSettings
 from aftercommit.telegram.state import Code, Store
+from aftercommit.telegram.trouble import Trouble
 
 # No letters and digits that look alike; ten of them are 49 bits, and a code lasts minutes.
 _LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
@@ -32,7 +34,7 @@ class Wrong(msgspec.Struct, frozen=True):
 class Unchecked(msgspec.Struct, frozen=True):
     """Whether it counts cannot be told at the moment."""
 
-    reason: str
+    trouble: Trouble
 
 
 Redeemed: TypeAlias = Code | Wrong | Unchecked
@@ -96,8 +98,9 @@ class Codes:
         told = await self._reader.redeem(code)
         if isinstance(told, Failed):
             # It is the answer to a code that is not known, used or expired; a malformed one may be a bad request.
-            return Wrong() if told.status in (400, 404, 410, 422) else Unchecked(told.reason)
+            return Wrong() if told.status in (400, 404, 410, 422) else Unchecked(told.trouble)
         user_id = str(told["user_id"])
         if not can_be_user(user_id):
-            return Unchecked(f"the answer has user_id={user_id!r:.60}, for which nobody can ask")
+            problem = Unreadable("the answer has a user_id for which nobody can ask", user_id)
+            return Unchecked(self._reader.unreadable(problem))
         return Code(user_id, str(told.get("name") or user_id)[:_LONGEST_NAME])

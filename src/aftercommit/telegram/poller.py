@@ -16,17 +16,18 @@ from typing import Final, assert_never
 import msgspec
 
 from aftercommit.client.machine import GONE, UNAUTHORIZED, Do, Machine, Step, is_passing
-from aftercommit.client.wire import Page, Reset
+from aftercommit.client.wire import Page
 from aftercommit.clock import utc_now
 from aftercommit.errors import StateError, StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, wait_for_any
 from aftercommit.telegram.delivery import Delivery
 from aftercommit.telegram.memory import Memory
 from aftercommit.telegram.outage import Outage
-from aftercommit.telegram.reader import Failed, News, Reader, Unchanged
+from aftercommit.telegram.reader import Failed, Gone, News, Polled, Reader, Unchanged
 from aftercommit.telegram.sender import Sender
 from aftercommit.telegram.settings import BotSettings
 from aftercommit.telegram.state import Link
+from aftercommit.telegram.trouble import Trouble
 from aftercommit.telemetry import say
 from aftercommit.text import readable
 
@@ -49,7 +50,7 @@ class Seat:
         self.machine = machine
         self.etag: tuple[str | None, str | None] = (None, None)
         self.failures = 0
-        self.problem: str | None = None
+        self.problem: Trouble | None = None
         self.gap_was_told = False
 
 
@@ -76,8 +77,8 @@ class Poller(Service):
         self._outage = Outage()
         self._news = Waker()
         self._fatal: BaseException | None = None
-        self._problem: str | None = None
-        self._noted: str | None = None
+        self._problem: Trouble | None = None
+        self._noted: Trouble | None = None
 
     def add(self, chat_id: int, seconds: float = 0.0) -> None:
         """Poll for this chat, too."""
@@ -86,7 +87,7 @@ class Poller(Service):
         if chat_id not in self._turns:
             self._schedule(chat_id, seconds)
 
-    def problem_of(self, chat_id: int | None) -> str | None:
+    def problem_of(self, chat_id: int | None) -> Trouble | None:
         """Why nothing comes: for this chat, or while nobody is answered for all."""
         seat = self._seats.get(chat_id) if chat_id is not None else None
         return self._problem if self._outage.is_on else seat.problem if seat is not None else None
@@ -167,21 +168,21 @@ class Poller(Service):
                 return wait
             case Unchanged():
                 return self._seconds(seat.machine.unchanged(time.monotonic()))
-            case Reset():
+            case Gone():
                 return await self._gap(link, seat, polled)
             case News(page=page):
                 return await self._deliver(link, seat, page)
         assert_never(polled)
 
-    async def _gap(self, link: Link, seat: Seat, reset: Reset) -> float:
+    async def _gap(self, link: Link, seat: Seat, gone: Gone) -> float:
         """Events are missing: told once, and not again until there was a page."""
-        wait = await self._delivery.gap(link, reset, seat.failures, tell=not seat.gap_was_told)
+        wait = await self._delivery.gap(link, gone, seat.failures, tell=not seat.gap_was_told)
         if wait is not None:
             return self._after_failure(seat, wait)
         seat.gap_was_told = True
         return self._seconds(seat.machine.poll_refused(time.monotonic(), GONE))
 
-    async def _poll(self, link: Link, seat: Seat) -> News | Unchanged | Reset | Failed | None:
+    async def _poll(self, link: Link, seat: Seat) -> Polled | None:
         """Ask; None when it turned out, while this one waited for its turn, that nobody is answered."""
         place, etag = seat.etag
         async with self._polls:
@@ -222,8 +223,10 @@ class Poller(Service):
     def _not_answered(self, link: Link, seat: Seat, failed: Failed) -> float:
         """An error while polling: it is logged, nothing has moved, and the next turn comes."""
         now = time.monotonic()
-        self._problem = seat.problem = failed.reason
+        seat.problem = failed.trouble
         if failed.status is None or failed.status == UNAUTHORIZED or is_passing(failed.status):
+            # What is wrong for one user alone, as a permission that is missing, is not told to the others.
+            self._problem = failed.trouble
             self._outage.failed(now, min(failed.retry_after or 0.0, self._settings.pace.longest))
         if failed.status is None:
             step = seat.machine.poll_failed(now)
@@ -231,13 +234,15 @@ class Poller(Service):
             step = seat.machine.poll_refused(now, failed.status, failed.retry_after)
         wait = self._seconds(step)
         about = {"user_id": link.user_id, "chat_id": link.chat_id, "status": failed.status, "retry_in": wait}
-        say(logger, logging.WARNING, "bot_poll_failed", **about, error=failed.reason)
+        trouble = failed.trouble
+        case = {"kind": trouble.kind, "error": trouble.reason, "remedy": trouble.remedy}
+        say(logger, logging.WARNING, "bot_poll_failed", **about, **case)
         return wait
 
-    async def _note(self, trouble: str | None) -> None:
-        """For whoever looks at the bot from outside: that nobody is answered, and that somebody is again."""
-        if (trouble is None) is not (self._noted is None):
-            await self._memory.do(lambda store: store.note_trouble(trouble))
+    async def _note(self, trouble: Trouble | None) -> None:
+        """For whoever looks at the bot from outside: why nobody is answered now, and that somebody is again."""
+        if trouble != self._noted:
+            await self._memory.do(lambda store: store.note_trouble(None if trouble is None else str(trouble)))
             self._noted = trouble
 
     def _after_failure(self, seat: Seat, wait: float) -> float:

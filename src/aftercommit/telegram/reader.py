@@ -16,11 +16,13 @@ from aftercommit.client import wire as wires
 from aftercommit.client.connection import Answer, Connection, Lost
 from aftercommit.client.credential import Credential
 from aftercommit.client.machine import GONE
-from aftercommit.client.wire import Address, Page, Reset, Unreadable
+from aftercommit.client.wire import Address, Page, Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.errors import FeedRefused, FollowError
 from aftercommit.telegram.api import trust
+from aftercommit.telegram.redaction import Clean, Redaction
 from aftercommit.telegram.settings import BotSettings
+from aftercommit.telegram.trouble import Kind, Trouble, kind_of
 from aftercommit.text import readable
 
 _NEWEST_SECONDS: Final = 60.0
@@ -39,36 +41,45 @@ class Unchanged(msgspec.Struct, frozen=True):
     """There is nothing new."""
 
 
-class Failed(msgspec.Struct, frozen=True):
-    """No page: `status` is what the server answered, None when it did not."""
+class Gone(msgspec.Struct, frozen=True):
+    """The place is gone: why, in a word and in words; and where to go on (None: from the beginning)."""
 
-    reason: str
+    reason: Clean
+    message: Clean
+    restart: str | None
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """No page: what the trouble is; `status` is that of an answer which refuses, otherwise None."""
+
+    trouble: Trouble
     status: int | None = None
     retry_after: float | None = None
 
 
-Polled: TypeAlias = News | Unchanged | Reset | Failed
+Polled: TypeAlias = News | Unchanged | Gone | Failed
 
 
 class Reader:
     """Asks the backend, for whom it is told to."""
 
-    def __init__(self, settings: BotSettings) -> None:
-        """Nothing is asked yet."""
+    def __init__(self, settings: BotSettings, redaction: Redaction) -> None:
+        """Nothing is asked yet. What servers say is told without the secrets that `redaction` knows."""
         self._settings = settings
+        self._redaction = redaction
         self._client: httpx.AsyncClient | None = None
 
-    async def health(self, user: str) -> str | None:
+    async def health(self, user: str) -> Trouble | None:
         """Ask once whether the backend answers; what is wrong, or None."""
         settings = self._settings
         address = self._address(user, settings.names.health_limit)
         answer = await self._get(address.poll(None), user, settings.health_seconds)
-        if isinstance(answer, Failed | Reset):
-            return answer.reason if isinstance(answer, Failed) else answer.message
+        if isinstance(answer, Failed | Gone):
+            return answer.trouble if isinstance(answer, Failed) else Trouble(Kind.ERROR, answer.message)
         try:
             settings.names.wire.page(answer.body, answer.headers, None)
         except Unreadable as problem:
-            return f"the answer is not a page of the feed: {problem}"
+            return self.unreadable(problem)
         return None
 
     async def poll(self, user: str, after: str | None, etag: str | None) -> Polled:
@@ -78,19 +89,19 @@ class Reader:
         url = self._address(user, settings.names.limit).poll(place)
         tagged = {} if etag is None else {"If-None-Match": etag.encode("latin-1", "replace")}
         answer = await self._get(url, user, settings.pace.answer, tagged)
-        if isinstance(answer, Reset) and (answer.restart or settings.names.wire.beginning) == place:
-            return Failed(f"the place {place} is gone, and the feed says to go on from there: {answer.message}")
-        if isinstance(answer, Failed | Reset):
+        if isinstance(answer, Gone) and (answer.restart or settings.names.wire.beginning) == place:
+            return self._erred(f"the place {place} is gone, and the feed says to go on from there: {answer.message}")
+        if isinstance(answer, Failed | Gone):
             return answer
         if answer.status == 304:
             return Unchanged()
         try:
             page = settings.names.wire.page(answer.body, answer.headers, place)
         except Unreadable as problem:
-            return Failed(f"the answer is not a page of the feed: {problem}")
+            return Failed(self.unreadable(problem))
         if any(event.cursor is None for event in page.events):
             # Its place could be kept only with a whole page, and a crash would repeat all of that.
-            return Failed("the events of this feed do not tell their places: they need `ts` and `seq`, or a bare array")
+            return self._erred("events of the feed do not tell their places: they need `ts` and `seq`, or a bare array")
         return News(page, answer.headers.get("etag"))
 
     async def newest(self, user: str) -> str | None:
@@ -98,8 +109,9 @@ class Reader:
         try:
             async with asyncio.timeout(_NEWEST_SECONDS):
                 return await self._newest(user)
-        except TimeoutError:
-            raise FollowError(f"the newest event of user {user} was not found in {_NEWEST_SECONDS:g} s") from None
+        except TimeoutError as problem:
+            said = f"the newest event of user {user} was not found in {_NEWEST_SECONDS:g} s"
+            raise FollowError(said) from problem
 
     async def redeem(self, code: str) -> Mapping[str, Any] | Failed:
         """Whom a one-time code of the backend stands for."""
@@ -117,18 +129,35 @@ class Reader:
                 async for chunk in answer.aiter_bytes():
                     body += chunk
                     if len(body) > _MOST_BODY:
-                        return Failed(f"the answer is larger than {_MOST_BODY} bytes")
+                        return self._erred(f"the answer is larger than {_MOST_BODY} bytes")
         except TimeoutError:
-            return Failed(f"no answer for {self._settings.health_seconds:g} s")
+            return self._lost(f"no answer for {self._settings.health_seconds:g} s")
         except (httpx.HTTPError, OSError) as problem:
-            return Failed(f"{type(problem).__name__}: {readable(problem)}")
+            return self._lost(f"{type(problem).__name__}: {readable(problem)}")
         if answer.status_code != 200:
             return self._refused(Answer(answer.status_code, answer.headers, bytes(body)))
         try:
             told = msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-            return Failed(f"the answer is no JSON: {problem}")
-        return told if isinstance(told.get("user_id"), int | str) else Failed("the answer has no user_id")
+            return self._erred(f"the answer is no JSON: {problem}")
+        return told if isinstance(told.get("user_id"), int | str) else self._erred("the answer has no user_id")
+
+    def trouble_of(self, problem: FollowError) -> Trouble:
+        """What it means that something could not be read."""
+        match problem, problem.__cause__:
+            case FeedRefused(status=status), _:
+                kind = kind_of(status, has_credential=self._settings.credential is not None)
+            case _, Unreadable() as cause:
+                return self.unreadable(cause)
+            case _, Lost() | TimeoutError():
+                kind = Kind.NO_ANSWER
+            case _:
+                kind = Kind.ERROR
+        return Trouble(kind, self._redaction.told(problem))
+
+    def unreadable(self, problem: Unreadable) -> Trouble:
+        """What it means that there was an answer, and it is none that the bot can use."""
+        return Trouble(Kind.ERROR, self._redaction.told(problem))
 
     async def close(self) -> None:
         """Close the connections; they are opened again when they are needed."""
@@ -138,14 +167,15 @@ class Reader:
 
     async def _get(
         self, url: str, user: str, within: float, headers: Mapping[str, bytes] | None = None
-    ) -> "Answer | Reset | Failed":
+    ) -> "Answer | Gone | Failed":
         sent = await self._credential(self._settings.feed_headers(user)).headers("application/json")
         try:
             answer = await Connection(self._opened()).get(url, {**sent, **(headers or {})}, within)
         except Lost as problem:
-            return Failed(readable(problem))
+            return self._lost(readable(problem))
         if answer.status == GONE:
-            return wires.reset_of(self._refusal(answer))
+            reset, words = wires.reset_of(_refusal(answer)), self._redaction.words
+            return Gone(words(reset.reason), words(reset.message), reset.restart)
         return answer if answer.status in (200, 304) else self._refused(answer)
 
     async def _newest(self, user: str) -> str | None:
@@ -189,14 +219,21 @@ class Reader:
         return Credential(self._settings.credential, headers)
 
     def _refused(self, answer: Answer) -> Failed:
-        refused = self._refusal(answer)
-        return Failed(readable(refused), refused.status, refused.retry_after)
+        refused = _refusal(answer)
+        return Failed(self.trouble_of(refused), refused.status, refused.retry_after)
 
-    def _refusal(self, answer: Answer) -> FeedRefused:
-        return wires.refusal(answer.status, answer.headers, answer.body, utc_now())
+    def _lost(self, reason: str) -> Failed:
+        return Failed(Trouble(Kind.NO_ANSWER, self._redaction.words(reason)))
+
+    def _erred(self, reason: str) -> Failed:
+        return Failed(self.unreadable(Unreadable(reason)))
 
     def _opened(self) -> httpx.AsyncClient:
         if self._client is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
             self._client = httpx.AsyncClient(limits=limits, verify=trust())
         return self._client
+
+
+def _refusal(answer: Answer) -> FeedRefused:
+    return wires.refusal(answer.status, answer.headers, answer.body, utc_now())

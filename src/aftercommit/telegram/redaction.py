@@ -1,14 +1,23 @@
-"""Keeps secrets out of what is logged and said: the token, and what stands before the host in an address.
+"""Keeps secrets out of what is logged and said: token, credential, and what stands before the host in an address.
 
-Servers quote what they were asked for, and not always in the form in which it was sent.
+Servers quote what they were asked for, and not always in the form in which it was sent. What is told of them further on
+is `Clean`, a text that only comes from here.
 """
 
 import html
+import json
 import logging
 import re
 import traceback
-from typing import Final
+from typing import Final, NewType
 from urllib.parse import quote, unquote, urlsplit
+
+from aftercommit.client.wire import Unreadable
+from aftercommit.errors import FeedRefused
+from aftercommit.text import MAX_ERROR_LENGTH, readable
+
+Clean = NewType("Clean", str)
+"""What was said, without secrets."""
 
 # Not in angle brackets: messages are HTML.
 _TOKEN_SHOWN: Final = "[token]"
@@ -32,18 +41,32 @@ def without_userinfo(address: str) -> str:
 class Redaction(logging.Filter):
     """Takes secrets out of texts and of log lines."""
 
-    def __init__(self, token: str, *addresses: str | None) -> None:
-        """Of this token, and of these addresses."""
+    def __init__(self, token: str, *addresses: str | None, credential: str | None = None) -> None:
+        """Of this token, of these addresses, and the credential by which the backend knows the bot."""
         super().__init__()
-        userinfo = {part for address in addresses if address for part in _secrets_of(address)}
+        others = {part for address in addresses if address for part in _secrets_of(address)}
+        others |= {credential} if credential else set()
         self._token = _any_of(_written(token) | _written(token.partition(":")[2]))
-        self._userinfo = _any_of({form for secret in userinfo for form in _written(secret)})
+        self._others = _any_of({form for secret in others for form in _written(secret)})
 
     def clean(self, text: str) -> str:
         """The text without secrets."""
         if self._token is not None:
             text = self._token.sub(_TOKEN_SHOWN, text)
-        return text if self._userinfo is None else self._userinfo.sub(_SHOWN, text)
+        return text if self._others is None else self._others.sub(_SHOWN, text)
+
+    def words(self, text: str) -> Clean:
+        """Words of others, without secrets; these are taken out before anything is cut: half a secret is one, too."""
+        return Clean(self.clean(text)[:MAX_ERROR_LENGTH])
+
+    def told(self, problem: BaseException) -> Clean:
+        """What an error says. Those that show only the beginning of what a server has said are made anew without it."""
+        match problem:
+            case FeedRefused(status=status, code=code, message=message):
+                problem = FeedRefused(status, self.clean(code) if code else None, self.clean(message), {})
+            case Unreadable(said=said, quoted=quoted):
+                problem = Unreadable(said, self.clean(quoted))
+        return self.words(readable(problem))
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let the line pass, without secrets."""
@@ -75,7 +98,9 @@ def _secrets_of(address: str) -> set[str]:
 def _written(secret: str) -> set[str]:
     """The forms in which a secret is quoted."""
     encoded = quote(secret, safe="")
-    return {secret, html.escape(secret), unquote(secret), encoded, encoded.replace("%3A", "%3a")} - {""}
+    in_json = json.dumps(secret)[1:-1]
+    forms = {secret, html.escape(secret), unquote(secret), encoded, encoded.replace("%3A", "%3a"), in_json}
+    return (forms | {in_json.replace("/", "\\/")}) - {""}
 
 
 def _any_of(secrets: set[str]) -> re.Pattern[str] | None:

@@ -147,7 +147,8 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         told = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise DeclarationError(f"the bot's configuration {os.fspath(path)!r} cannot be read: {problem}") from problem
+        said = problem.strerror if isinstance(problem, OSError) else problem
+        raise DeclarationError(f"the bot's configuration {os.fspath(path)!r} cannot be read: {said}") from problem
     known = {*VARIABLES, "wire", "values", "texts", "pace"} - {*_SECRET}
     for name in told:
         if name in _SECRET:

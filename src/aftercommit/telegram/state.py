@@ -147,10 +147,10 @@ class Store(Protocol):
         """Updates before this number are dealt with."""
 
     def trouble(self) -> str | None:
-        """Why the feed does not answer, as a running bot has last noted it; None when it does."""
+        """What is wrong with the feed and what to do, as a running bot has last noted it; None when nothing is."""
 
     def note_trouble(self, said: str | None) -> None:
-        """The feed does not answer, for this reason; or it does again."""
+        """This is wrong with the feed; or nothing is any more."""
 
 
 def muted_until(now: datetime, time: timedelta | None) -> datetime:

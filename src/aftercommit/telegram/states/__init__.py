@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aftercommit.postgres.database import safe
 from aftercommit.telegram.state import Store
-from aftercommit.telegram.states.postgres import PostgresDriver
+from aftercommit.telegram.states.postgres import PostgresDriver, has_state
 from aftercommit.telegram.states.sql import SqlStore
 from aftercommit.telegram.states.sqlite import SqliteDriver
 
@@ -29,4 +29,4 @@ def safe_place(where: str) -> str:
     return safe(where) if _POSTGRES.match(where) else where
 
 
-__all__ = ["exists", "open_store", "safe_place"]
+__all__ = ["exists", "has_state", "open_store", "safe_place"]

@@ -10,13 +10,24 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import sql
 
-from aftercommit.errors import DatabaseUnavailable, StateError, StateTaken, StateUnavailable
+from aftercommit.errors import DatabaseError, DatabaseUnavailable, StateError, StateTaken, StateUnavailable
 from aftercommit.postgres.database import Database
+from aftercommit.telegram.settings import STATE
 from aftercommit.telegram.states.sql import LOOK, PATIENCE, Rows, Run, outstanding, statements
 
 Result = TypeVar("Result")
 SCHEMA: Final = "aftercommit_bot"
 _PARAMETER: Final = re.compile(r":(\w+)")
+
+
+def has_state(dsn: str) -> bool:
+    """Whether a bot has its state in this database. Nothing is made there, and one that does not answer has none."""
+    try:
+        with Database(dsn, application_name="aftercommit bot").connect_sync() as connection:
+            row = connection.execute("select to_regclass(%s) is not null", [f"{SCHEMA}.applied"]).fetchone()
+    except (DatabaseError, psycopg.Error):
+        return False
+    return row is not None and bool(row[0])
 
 
 class PostgresDriver:
@@ -128,8 +139,8 @@ class PostgresDriver:
         if self._connection is None:
             try:
                 connection = self._database.connect_sync()
-            except DatabaseUnavailable as problem:
-                raise StateUnavailable(str(problem)) from problem
+            except DatabaseError as problem:
+                raise self._not_reached(problem) from problem
             if self._locked:
                 # The lock went with the connection before: whoever has it now is the bot.
                 with _closed_unless_taken(connection):
@@ -161,6 +172,14 @@ class PostgresDriver:
 
     def _unavailable(self, problem: Exception) -> StateUnavailable:
         return StateUnavailable(f"the bot's state in {self.where}: {' '.join(str(problem).split())}")
+
+    def _not_reached(self, problem: DatabaseError) -> StateError:
+        """What is refused ends who comes, and is waited for by who has worked here: it may be mended."""
+        said = re.sub(r" Is the server running[^?]*\?", "", " ".join(str(problem.__cause__ or problem).split()))
+        remedy = f"check {STATE} (or --state), user and password, and that the server is running"
+        text = f"the bot's state in {self.where} cannot be reached: {said}; {remedy}"
+        passes = self._locked or isinstance(problem, DatabaseUnavailable)
+        return StateUnavailable(text) if passes else StateError(text)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

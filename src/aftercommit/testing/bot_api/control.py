@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from aftercommit.errors import AftercommitError, MissingExtra
-from aftercommit.feed import sse
-from aftercommit.feed.errors import Problem, bad_request, not_found
+from aftercommit.feed.http import sse
+from aftercommit.feed.http.errors import Problem, bad_request, not_found
 from aftercommit.testing.bot_api.arguments import MOST_BODY
 from aftercommit.testing.bot_api.exchange import Exchange
 from aftercommit.testing.bot_api.messenger import Messenger

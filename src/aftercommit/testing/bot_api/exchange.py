@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from aftercommit.feed.http import JSON, Header, Receive, Scope, Send, answer, connection_of, header_of, lost
+from aftercommit.feed.http.asgi import JSON, Header, Receive, Scope, Send, answer, connection_of, header_of, lost
 from aftercommit.testing.bot_api.arguments import (
     MOST_BODY,
     Refusal,

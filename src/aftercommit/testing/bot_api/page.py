@@ -1,9 +1,13 @@
-"""The page that shows the chats. Its files lie beside this one and need nothing from elsewhere."""
+"""The page that shows the chats, and one for people who are led to nothing. Their files lie beside this one and need
+nothing from elsewhere.
+"""
 
 from importlib.resources import files
 from typing import Final
 
 from aftercommit.errors import MissingExtra
+from aftercommit.feed.http.accept import prefers_page
+from aftercommit.feed.http.asgi import Asgi, Receive, Scope, Send, header_of
 
 try:
     from starlette.requests import Request
@@ -14,6 +18,7 @@ except ModuleNotFoundError as problem:
 
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _PAGE: Final = "chats.html"
+_MISSING: Final = "missing.html"
 _PARTS: Final = (
     "tokens.css",
     "chats.css",
@@ -42,9 +47,28 @@ def page_routes() -> list[BaseRoute]:
     return [_route("/", _PAGE), *(_route(f"/{name}", name) for name in _PARTS)]
 
 
+class NothingHere:
+    """Where no route leads: a page for people, and for programs what there would be without it."""
+
+    def __init__(self, otherwise: Asgi) -> None:
+        """`otherwise` answers programs."""
+        self._otherwise = otherwise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["type"] == "http" and prefers_page(header_of(scope, b"accept") or ""):
+            await _response(_MISSING, 404)(scope, receive, send)
+        else:
+            await self._otherwise(scope, receive, send)
+
+
 def _route(path: str, name: str) -> Route:
     async def show(request: Request) -> Response:
-        content = files(__package__).joinpath("files", name).read_bytes()
-        return Response(content, headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+        return _response(name)
 
     return Route(path, show, methods=["GET"])
+
+
+def _response(name: str, status: int = 200) -> Response:
+    content = files(__package__).joinpath("files", name).read_bytes()
+    return Response(content, status, _HEADERS, media_type=_TYPES[name.rpartition(".")[2]])

@@ -3,18 +3,18 @@
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from aftercommit.errors import DeclarationError, MissingExtra
-from aftercommit.feed.errors import Problem
-from aftercommit.feed.http import Asgi, Receive, Scope, Send, answer_problem, header_of
-from aftercommit.feed.routes import exception_handlers
-from aftercommit.feed.server import HttpServer
-from aftercommit.feed.trusted import names_this_machine
+from aftercommit.feed.access.trusted import names_this_machine
+from aftercommit.feed.http.asgi import Asgi, Receive, Scope, Send, answer_problem, header_of
+from aftercommit.feed.http.error_handlers import exception_handlers
+from aftercommit.feed.http.errors import Problem
+from aftercommit.feed.server.http_server import HttpServer
 from aftercommit.service import Probe, Service
 from aftercommit.testing.bot_api.changes import PATIENCE, Changes
 from aftercommit.testing.bot_api.control import Control
@@ -22,7 +22,7 @@ from aftercommit.testing.bot_api.exchange import Exchange
 from aftercommit.testing.bot_api.journal import Journal
 from aftercommit.testing.bot_api.limits import Limits, RateLimit
 from aftercommit.testing.bot_api.messenger import Messenger
-from aftercommit.testing.bot_api.page import page_routes
+from aftercommit.testing.bot_api.page import NothingHere, page_routes
 from aftercommit.testing.bot_api.records import Call, Chat, Message
 from aftercommit.testing.bot_api.switches import Fault, Switch, Switchboard
 from aftercommit.testing.bot_api.view import View
@@ -78,6 +78,7 @@ class BotApiServer(Service):
         self.messenger = Messenger(self.changes, bot)
         self.switches = Switchboard(self.changes)
         self._exchange = Exchange(token, self.messenger, self.switches, RateLimit(limits or Limits()))
+        self._view = View(self.messenger, self.switches, self._exchange)
         self._http = HttpServer(_LocalOnly(self._app()), host=host, port=port, drain=_DRAIN, on_stop=self._close)
         self.url = self._http.url
         self._journal = Journal(journal) if journal is not None else None
@@ -85,10 +86,10 @@ class BotApiServer(Service):
             self._journal.open(self.messenger)
 
     def _app(self) -> Asgi:
-        view = View(self.messenger, self.switches, self._exchange)
-        control = Control(self.messenger, self.switches, self._exchange, view)
+        control = Control(self.messenger, self.switches, self._exchange, self._view)
         rooms = Starlette(routes=[*control.routes, *page_routes()], exception_handlers=exception_handlers())
         rooms.router.redirect_slashes = False
+        rooms.router.default = NothingHere(rooms.router.default)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             is_bots = scope["type"] == "http" and scope["path"].startswith("/bot")
@@ -145,6 +146,13 @@ class BotApiServer(Service):
             for each in stop:
                 each()
             thread.join()
+
+    def lead_back(self, ways: Mapping[str, str]) -> None:
+        """What the bot belongs to: addresses that the page of the chats leads to, by what stands on the link."""
+        for address in ways.values():
+            if not address.startswith(("http://", "https://")):
+                raise DeclarationError(f"{address!r:.100} is no address: give one that begins with http:// or https://")
+        self._view.ways = dict(ways)
 
     # --- the people
 

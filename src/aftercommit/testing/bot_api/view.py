@@ -1,7 +1,7 @@
 """What there is to see of the messenger, as JSON: all of it, or what has changed since somebody looked."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from aftercommit.testing.bot_api.exchange import Exchange
@@ -23,15 +23,18 @@ class View:
         self._board = board
         self._exchange = exchange
         self._changes = messenger.changes
+        # What the bot belongs to, by what stands on the link to it.
+        self.ways: Mapping[str, str] = {}
 
     def everything(self) -> dict[str, Any]:
-        """Chats with their latest messages, switches, commands of the bot, the latest calls."""
+        """Chats with their latest messages, switches, commands, the latest calls, and what the bot belongs to."""
         with self._changes.lock:
             messenger = self._messenger
             latest = (message for chat in messenger.chats for message in messenger.messages(chat)[-_MESSAGES_SHOWN:])
             return {
                 "number": self._changes.number,
                 "bot": messenger.bot,
+                "ways": [{"label": label, "href": address} for label, address in self.ways.items()],
                 **self._always(),
                 "chats": [self.chat(chat) for chat in messenger.chats.values()],
                 "messages": [self.message(message) for message in latest],

@@ -6,6 +6,7 @@ import { drawCommands, drawConversation, initialiseConversation, prefill } from 
 
 const state = {
   bot: { first_name: "Bot", username: "" },
+  ways: [],
   chats: new Map(),
   messages: new Map(),
   calls: new Map(),
@@ -23,6 +24,7 @@ const NAMES = { system: "System", light: "Light", dark: "Dark" };
 function take(told, isAll) {
   if (isAll) {
     state.bot = told.bot;
+    state.ways = told.ways;
     state.chats.clear();
     state.messages.clear();
     state.calls.clear();
@@ -56,6 +58,7 @@ function takeMessage(message, isAll) {
 function draw() {
   find("bot-name").textContent = state.bot.first_name;
   find("bot-username").textContent = state.bot.username ? `@${state.bot.username}` : "";
+  drawWays();
   drawChats();
   drawConversation(state);
   drawCommands(state);
@@ -63,6 +66,15 @@ function draw() {
   drawAnswers(state);
   const unread = [...state.unread.values()].reduce((one, other) => one + other, 0);
   document.title = unread > 0 ? `(${unread}) Chats` : "Chats";
+}
+
+/** The way back to what the bot belongs to. Drawn when it is another, so that nobody loses their place on it. */
+function drawWays() {
+  const shown = find("ways");
+  const drawn = [...shown.children].map((way) => ({ label: way.textContent, href: way.getAttribute("href") }));
+  if (JSON.stringify(drawn) === JSON.stringify(state.ways)) return;
+  shown.replaceChildren(...state.ways.map(({ label, href }) => element("a", { href }, label)));
+  shown.hidden = state.ways.length === 0;
 }
 
 function drawChats() {
@@ -147,6 +159,14 @@ function writeAsked() {
   if (toWrite && prefill(toWrite)) toWrite = null;
 }
 
+/** Somebody has chosen another chat in the address: by hand, or going back. */
+function followAddress() {
+  addEventListener("hashchange", () => {
+    const wanted = Number(location.hash.slice(1));
+    if (state.chats.has(wanted) && wanted !== state.selected) select(wanted);
+  });
+}
+
 // --- new chats, colours, narrow windows
 
 function initialiseOpening() {
@@ -202,6 +222,7 @@ function initialiseNarrow() {
 initialiseTheme();
 initialiseNarrow();
 initialiseOpening();
+followAddress();
 initialiseConversation(state);
 initialisePanel(state);
 follow();
