@@ -13,19 +13,23 @@ from aftercommit.application import Companions
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
 from aftercommit.errors import StateTaken, StateUnavailable
-from aftercommit.feed.server import AddressTaken
+from aftercommit.feed.server.http_server import AddressTaken
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.embedded import default_folder
 from aftercommit.service import Service, until_one_ends
 from aftercommit.telegram import Bot, Link, bot_settings, open_store
 from aftercommit.telemetry import say
 from aftercommit.testing.bot_api import BotApiServer, Limits
+from systems.tasks.api import REDEEM
+from systems.tasks.feeds import EVENTS_PATH
 from systems.tasks.sample import PEOPLE
 from systems.tasks.story import ADA, EDSGER, GRACE
+from systems.tasks.system import BOARD, tasks
 
 logger = logging.getLogger("aftercommit.up")
 
 CHATS: Final = "chats"
+NAME: Final = "Tasks bot"
 # Telegram lets a few through that come close together, and so does this one. A test's own server does not.
 LIMITS: Final = Limits(burst=5)
 # Chat by user; each person has set their Telegram to a language of their own.
@@ -48,10 +52,20 @@ def companions(database: Database, port: int) -> Companions:
             telegram.open_chat(PEOPLE[user][0], chat_id=chat_id, language=LANGUAGES[user])
     return Companions(
         addresses={CHATS: telegram.url},
-        about={"chats of the bot": f"{telegram.url} (a local Telegram: nothing leaves this machine)"},
+        about={
+            "board of the tasks": f"{{url}}{BOARD}",
+            "figures": "{url}/metrics",
+            "chats of the bot": f"{telegram.url} (a local Telegram: nothing leaves this machine)",
+        },
         commands={"look at the bot": f"bot status --state '{database.safe_dsn}'"},
-        services=lambda url: [telegram, BotBeside(database, url, telegram)],
+        services=lambda url: _beside(database, url, telegram),
     )
+
+
+def _beside(database: Database, url: str, telegram: BotApiServer) -> list[Service]:
+    """What runs, now that it is known where the site is: the chats lead back there."""
+    telegram.lead_back({"aftercommit": f"{url}/", tasks.title: f"{url}{BOARD}"})
+    return [telegram, BotBeside(database, url, telegram)]
 
 
 def _reach_this_machine_directly() -> None:
@@ -62,9 +76,9 @@ def _reach_this_machine_directly() -> None:
 
 def _listening(port: int, journal: Path) -> BotApiServer:
     try:
-        return BotApiServer(port=port, limits=LIMITS, journal=journal)
+        return BotApiServer(port=port, first_name=NAME, limits=LIMITS, journal=journal)
     except AddressTaken:
-        return BotApiServer(port=0, limits=LIMITS, journal=journal)
+        return BotApiServer(port=0, first_name=NAME, limits=LIMITS, journal=journal)
 
 
 class BotBeside(Service):
@@ -80,9 +94,9 @@ class BotBeside(Service):
         given: dict[str, str | None] = {
             "token": telegram.token,
             "api": telegram.url,
-            "feed": f"{url}/tasks/me/events",
-            "page": f"{url}/tasks/board/{{task_id}}",
-            "redeem": f"{url}/tasks/link-codes/redeem",
+            "feed": f"{url}{EVENTS_PATH}",
+            "page": f"{url}{BOARD}/{{task_id}}",
+            "redeem": f"{url}{REDEEM}",
             "state": database.dsn,
         }
         self.settings = bot_settings(given).told(pace=PACE)

@@ -5,18 +5,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from aftercommit.feed import trusted
-from aftercommit.feed.errors import not_found, unavailable
-from aftercommit.feed.http import headers_of, peer_of
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import mint
+from aftercommit.feed.access import trusted
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import mint
+from aftercommit.feed.http.asgi import headers_of, peer_of
+from aftercommit.feed.http.errors import not_found, unavailable
 from systems.system import SampleUser, System
 
 WEB: Final = Path(__file__).parents[1] / "build" / "web" / "site"
@@ -40,7 +39,6 @@ def page_routes(systems: Sequence[System], keys: TokenKeys | None, chats: str | 
     pages = {"/": "index.html"} | {path: name for system in systems for path, name in system.pages.items()}
     return [
         *(Route(path, _page(name), include_in_schema=False) for path, name in pages.items()),
-        *(Route(f"{path}/", _without_slash, include_in_schema=False) for path in pages if path != "/"),
         Route("/assets/{name}", _asset, include_in_schema=False),
         Route("/sample.json", _sample(systems, keys, chats), include_in_schema=False),
     ]
@@ -55,12 +53,6 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
         return Response(text, headers={**GUARDS, "Cache-Control": "no-cache"}, media_type="text/html")
 
     return show
-
-
-async def _without_slash(request: Request) -> Response:
-    """People add one to an address by hand. The way is told without a host: whose it is, the Host header cannot say."""
-    query = f"?{request.url.query}" if request.url.query else ""
-    return Response(status_code=308, headers={"Location": quote(request.scope["path"].rstrip("/")) + query})
 
 
 async def _asset(request: Request) -> Response:

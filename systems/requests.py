@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aftercommit.errors import DatabaseUnavailable, Unauthorized
-from aftercommit.feed.access import Reader
-from aftercommit.feed.errors import bad_request, unauthorized, unavailable
-from aftercommit.feed.http import headers_of, peer_of
+from aftercommit.feed.access.reader import Reader
+from aftercommit.feed.http.asgi import headers_of, peer_of
+from aftercommit.feed.http.errors import bad_request, unauthorized, unavailable
 from aftercommit.postgres.database import Database
 
 PATIENCE_SECONDS: Final = 5.0

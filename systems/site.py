@@ -10,24 +10,24 @@ import psycopg
 from aftercommit.application import Application, Companions, Serving
 from aftercommit.errors import DeclarationError
 from aftercommit.feed import Feed
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.token_keys import KEYS, KEYS_FILE, TokenKeys
+from aftercommit.feed.access.tokens import TokenVerifier
 from aftercommit.feed.app import FeedApp, run_lifespan
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.cors import Cors
-from aftercommit.feed.http import Receive, Scope, Send
-from aftercommit.feed.routes import service
-from aftercommit.feed.streams import StreamTimes
-from aftercommit.feed.token_keys import KEYS, KEYS_FILE, TokenKeys
-from aftercommit.feed.tokens import TokenVerifier
+from aftercommit.feed.app.service import service
+from aftercommit.feed.http.asgi import Receive, Scope, Send
+from aftercommit.feed.http.cors import Cors
+from aftercommit.feed.live.streams import StreamTimes
 from aftercommit.metrics import exposition
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.embedded import default_folder
 from aftercommit.postgres.listen import Listener
 from aftercommit.service import Service
 from systems.investigations.system import investigations
-from systems.missing import PageForPeople
 from systems.pages import page_routes
 from systems.system import System
 from systems.tasks.system import tasks
+from systems.visitors import PagesForPeople
 
 SYSTEMS: Final[Sequence[System]] = (investigations, tasks)
 ORIGINS: Final = "AFTERCOMMIT_CORS_ORIGINS"
@@ -41,6 +41,7 @@ class Site:
     def __init__(self, serving: Serving) -> None:
         """Nothing is connected before the lifespan begins."""
         database, keys = serving.database, _keys(serving)
+        self._development = serving.development
         listener = Listener(database)
         verifier = TokenVerifier(keys)
         # Whoever signs is the site's; service tokens and revocations are a system's own, beside its outbox.
@@ -63,8 +64,9 @@ class Site:
         pages = page_routes(SYSTEMS, keys if serving.development else None, serving.companions.get("chats"))
         figures = exposition(*(system.outbox for system in SYSTEMS))
         cors = _cors(os.environ)
-        self._app = PageForPeople(
-            service(self._feeds, [*own, *pages], openapi=self.openapi, metrics=figures, cors=cors)
+        self._app = PagesForPeople(
+            service(self._feeds, [*own, *pages], openapi=self.openapi, metrics=figures, cors=cors),
+            {path: page for system in SYSTEMS for path, page in system.doors.items()},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,6 +95,11 @@ class Site:
         told = self._feeds.openapi(more=more, description=ABOUT)
         # The page that draws this shows it as the way back.
         told["externalDocs"] = {"url": "./", "description": TITLE}
+        if self._development:
+            # It offers them where a token is wanted.
+            schemes = told["components"]["securitySchemes"]
+            offering = {**schemes["bearer"], "x-sample-users": "./sample.json"}
+            told["components"]["securitySchemes"] = {**schemes, "bearer": offering}
         for system in SYSTEMS:
             told["components"]["schemas"] |= system.schemas()
         return told

@@ -10,8 +10,8 @@ from starlette.routing import BaseRoute
 
 from aftercommit import Database, Outbox
 from aftercommit.feed import Feed
-from aftercommit.feed.access import Access
-from aftercommit.feed.bearer import BearerAccess
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.reader import Access
 from aftercommit.service import Service
 
 
@@ -60,7 +60,8 @@ class System:
     """One system: what it is, its outbox and tables, how it is read and written over HTTP, and what there is to see.
 
     `feeds` are read at these paths; `paths` and `schemas` describe the other routes as OpenAPI does. `pages` says
-    at which path which file of the web build is shown.
+    at which path which file of the web build is shown. `doors` are addresses without a page that people type, most
+    of them those of programs, as routes write them, each with the page that they mean.
     """
 
     name: str
@@ -74,5 +75,6 @@ class System:
     paths: Callable[[], dict[str, Any]]
     schemas: Callable[[], dict[str, Any]]
     pages: Mapping[str, str]
+    doors: Mapping[str, str]
     traffic: Callable[[Database, float], Service]
     users: Sequence[SampleUser]

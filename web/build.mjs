@@ -37,8 +37,13 @@ const pages = [
     root: "",
     parts: { ...common, script: "pages/index/main.ts", style: "pages/index/style.css" },
   },
-  // Shown at whatever address leads nowhere: the server, which knows how deep that is, says where the root is.
-  { html: "pages/index/missing.html", root: "{root}", parts: { ...common, style: "pages/index/style.css" } },
+  // Shown at whatever address leads nowhere, or is for programs alone: the server, which knows how deep that is, says
+  // where the root is.
+  ...["missing", "programs"].map((name) => ({
+    html: `pages/index/${name}.html`,
+    root: "{root}",
+    parts: { ...common, style: "pages/index/style.css" },
+  })),
   {
     html: "pages/logs/investigation.html",
     root: "../",

@@ -16,7 +16,7 @@ from aftercommit.feed import (
     Wire,
     timestamp,
 )
-from aftercommit.feed.rate_limit import Rate
+from aftercommit.feed.access.rate_limit import Rate
 from aftercommit.feed.redaction import Redactor
 from systems.investigations.events import LEVELS, SOURCES, LogRecorded, outbox
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aftercommit.feed.openapi import problem
+from aftercommit.feed.app.openapi import problem
 from systems.investigations.api import CREATE, LISTED, MOST_LISTED, ROOT, Investigations, NewInvestigation
 from systems.investigations.cases import INVESTIGATION_ID, Case
 from systems.investigations.ingest import Stored

@@ -13,7 +13,7 @@ from aftercommit.errors import ContractViolation, InvalidPayload
 from aftercommit.event.correlation import checked_correlation
 from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7
-from aftercommit.feed.errors import Problem, bad_request
+from aftercommit.feed.http.errors import Problem, bad_request
 from systems.investigations.errors import BadLog
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from systems.investigations import openapi
-from systems.investigations.api import InvestigationsApi
+from systems.investigations.api import ROOT, InvestigationsApi
 from systems.investigations.events import outbox
 from systems.investigations.feeds import LOGS_PATH, logs
 from systems.investigations.sample import USERS, Traffic
@@ -25,6 +25,8 @@ investigations: Final = System(
     paths=openapi.paths,
     schemas=openapi.schemas,
     pages={"/investigations/{investigation_id}": "investigation.html"},
+    # The first page lists them.
+    doors={ROOT: "/", "/investigations": "/", f"{ROOT}/{{investigation_id}}": "/investigations/{investigation_id}"},
     traffic=lambda database, rate: Traffic(database, rate=rate),
     users=USERS,
 )

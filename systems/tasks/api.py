@@ -10,11 +10,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from aftercommit.feed import Feed
-from aftercommit.feed.access import Reader
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.errors import Problem, bad_request, too_many
-from aftercommit.feed.rate_limit import Rate, RateLimiter
-from aftercommit.feed.trusted import TrustedUsers, is_program
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.rate_limit import Rate, RateLimiter
+from aftercommit.feed.access.reader import Reader
+from aftercommit.feed.access.trusted import TrustedUsers, is_program
+from aftercommit.feed.http.errors import Problem, bad_request, too_many
 from aftercommit.postgres.database import Database
 from aftercommit.service import Service
 from systems.requests import (
@@ -40,6 +40,7 @@ from systems.tasks.task import find_seen, history_of, list_tasks
 from systems.tasks.work import create_task, take_step
 
 ROOT: Final = "/tasks"
+REDEEM: Final = f"{ROOT}/link-codes/redeem"
 LISTED: Final = 50
 MOST_LISTED: Final = 200
 PEOPLE_LISTED: Final = 200
@@ -80,7 +81,7 @@ class TasksApi:
             Route(ROOT, self._guarded(self.create), methods=["POST"]),
             Route(ROOT + "/me", self._guarded(self.me), methods=["GET"]),
             Route(ROOT + "/me/link-codes", self._guarded(self.link), methods=["POST"]),
-            Route(ROOT + "/link-codes/redeem", guarded(self.access.caller, self.redeem), methods=["POST"]),
+            Route(REDEEM, guarded(self.access.caller, self.redeem), methods=["POST"]),
             Route(ROOT + "/users", self._guarded(self.users, "after", "limit"), methods=["GET"]),
             Route(ROOT + "/roles", self._guarded(self.roles), methods=["GET"]),
             Route(member, self._guarded(self.add_member), methods=["PUT"]),

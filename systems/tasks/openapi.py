@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from aftercommit.feed.openapi import problem
+from aftercommit.feed.app.openapi import problem
 from systems.requests import LARGEST
-from systems.tasks.api import LISTED, MOST_LISTED, MOST_PEOPLE_LISTED, PEOPLE_LISTED, REDEMPTIONS, ROOT
+from systems.tasks.api import LISTED, MOST_LISTED, MOST_PEOPLE_LISTED, PEOPLE_LISTED, REDEEM, REDEMPTIONS, ROOT
 from systems.tasks.asking import LONGEST_KEY, Approval, Assignment, Reasoned, Redemption, Report, TaskWanted
 from systems.tasks.describing import Machine
 from systems.tasks.feeds import EVENTS_PATH
@@ -61,7 +61,7 @@ def paths() -> Json:
         ROOT: _as_user({"get": _list(), "post": _create()}),
         f"{ROOT}/me": _as_user({"get": _get("whoAmI", "Who the caller is", Person, 400, 401, 403, 503)}),
         f"{ROOT}/me/link-codes": _as_user({"post": _link()}),
-        f"{ROOT}/link-codes/redeem": {"post": _redeem()},
+        REDEEM: {"post": _redeem()},
         f"{ROOT}/users": _as_user({"get": _users()}),
         f"{ROOT}/roles": _as_user({"get": _get("listRoles", "Who has which role", Roles, 400, 401, 403, 503)}),
         f"{ROOT}/roles/{{role_id}}/members/{{user_id}}": _as_user({"put": _join(), "delete": _leave()}, role, user),

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import psycopg
 
-from aftercommit.feed.errors import Problem
+from aftercommit.feed.http.errors import Problem
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.service import Probe

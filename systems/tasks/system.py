@@ -4,12 +4,12 @@ from typing import Final
 
 from systems.system import Link, System
 from systems.tasks import openapi
-from systems.tasks.api import TasksApi
+from systems.tasks.api import ROOT, TasksApi
 from systems.tasks.events import outbox
 from systems.tasks.feeds import EVENTS_PATH, events
 from systems.tasks.sample import USERS, Traffic, create_tables
 
-BOARD: Final = "/tasks/board"
+BOARD: Final = f"{ROOT}/board"
 
 tasks: Final = System(
     name="tasks",
@@ -23,6 +23,7 @@ tasks: Final = System(
     paths=openapi.paths,
     schemas=openapi.schemas,
     pages={BOARD: "tasks.html", f"{BOARD}/{{task_id}}": "task.html"},
+    doors={ROOT: BOARD, f"{ROOT}/{{task_id:number}}": f"{BOARD}/{{task_id}}"},
     traffic=lambda database, rate: Traffic(database, rate=rate),
     users=USERS,
 )

@@ -181,6 +181,9 @@ const server = createServer((request, response) => {
   if (request.headers.authorization !== "Bearer ines-token") {
     return answer(response, 401, { error: "unauthorized", message: "Missing or invalid authentication token" });
   }
+  if (!pathname.includes("/logs")) {
+    return answer(response, 200, { investigation_id: pathname.split("/").at(-1), title: "Saved notes get lost" });
+  }
   return pathname.endsWith("/stream") ? stream(request, response, searchParams) : poll(request, response, searchParams);
 });
 

@@ -14,6 +14,7 @@ import { Viewer } from "./viewer.js";
 const id = decodeURIComponent(location.pathname.replace(/\/$/, "").split("/").at(-1) ?? "");
 const address = parseAddress(location.hash);
 const root = rootOfSite();
+const investigation = new URL(`api/v1/investigations/${encodeURIComponent(id)}`, root);
 const session = new Session({
   key: "aftercommit.reading",
   root,
@@ -37,21 +38,37 @@ async function changeReader(why: string, now: Reading | null): Promise<void> {
   if (chosen) location.reload();
 }
 
-function feedFor(first: Reading): Feed<Log> {
+/** The token of whoever reads; once one was refused, the fresh one. */
+function tokenOf(first: Reading): (refused: boolean) => Promise<string> {
   let reading = first;
-  return new Feed<Log>(new URL(`api/v1/investigations/${encodeURIComponent(id)}/logs`, root), {
-    event: "log",
-    token: async (refused) => {
-      if (refused) reading = await session.renewed(reading);
-      return reading.token;
-    },
-  });
+  return async (refused) => {
+    if (refused) reading = await session.renewed(reading);
+    return reading.token;
+  };
+}
+
+/** What the investigation is about, in its heading and on the tab. Without that, its lines can be read all the same. */
+async function tellTitle(token: string): Promise<void> {
+  try {
+    const response = await fetch(investigation, { headers: { authorization: `Bearer ${token}` }, cache: "no-store" });
+    if (!response.ok) return;
+    const { title } = (await response.json()) as { title?: string };
+    if (!title) return;
+    find("about", HTMLElement).textContent = title;
+    find("about", HTMLElement).title = title;
+    document.title = `${id}: ${title} · log`;
+  } catch {
+    // No answer, or none that is JSON.
+  }
 }
 
 function view(reading: Reading): void {
   find("reader-name", HTMLElement).textContent = reading.user;
   const toolbar = new Toolbar(address.filters);
-  const viewer = new Viewer(feedFor(reading), address, {
+  const token = tokenOf(reading);
+  const feed = new Feed<Log>(new URL(`${investigation.href}/logs`), { event: "log", token });
+  const viewer = new Viewer(feed, address, {
+    begun: () => void token(false).then(tellTitle),
     unauthorised: (error) => void changeReader(error.message, reading),
     filtered: (filters) => remember(filters),
   });

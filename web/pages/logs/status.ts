@@ -22,10 +22,13 @@ export class Status {
     this.#connection.show(state);
   }
 
-  following({ following, attached, fresh }: Reader): void {
-    this.#follow.setAttribute("aria-pressed", String(following));
-    this.#follow.textContent = following ? "Following" : fresh > 0 ? `Paused · ${number(fresh)} new` : "Paused";
-    this.#fresh.hidden = following || (attached && fresh === 0);
+  /** `stopped`: there is nothing to follow. */
+  following({ following, attached, fresh }: Reader, stopped: boolean): void {
+    const paused = fresh > 0 ? `Paused · ${number(fresh)} new` : "Paused";
+    this.#follow.disabled = stopped;
+    this.#follow.setAttribute("aria-pressed", String(following && !stopped));
+    this.#follow.textContent = stopped ? "Not following" : following ? "Following" : paused;
+    this.#fresh.hidden = stopped || following || (attached && fresh === 0);
     const many = `${number(fresh)} new ${fresh === 1 ? "line" : "lines"} ↓`;
     this.#fresh.textContent = fresh > 0 ? many : "To the newest lines ↓";
   }

@@ -3,6 +3,7 @@
 import { type Feed, type FeedError } from "@aftercommit/client";
 import { element, find, toast } from "@aftercommit/ui";
 
+import { rootOfSite } from "../shared/root.js";
 import { copied, Details } from "./details.js";
 import { asText, cursorOf, dayOf, type Line, type Log } from "./line.js";
 import { Lines } from "./lines.js";
@@ -17,6 +18,8 @@ const RETRY_FIRST = 2;
 const RETRY_LONGEST = 60;
 
 export interface ViewerEvents {
+  /** There are lines to read, or none yet: the investigation is there, and may be read. Said once. */
+  begun(): void;
   /** Nothing can be read with this token. */
   unauthorised(error: FeedError): void;
   /** The filters were changed from here. */
@@ -37,6 +40,9 @@ export class Viewer {
   #nextTry: ReturnType<typeof setTimeout> | undefined;
   /** What the page says instead of lines is a refusal, and stays until there are lines again. */
   #saidNo = false;
+  /** Nothing more comes by itself: who reads has to do something first. */
+  #stopped = false;
+  #begun = false;
   #unspoken = 0;
   #spokenAt = 0;
 
@@ -220,6 +226,9 @@ export class Viewer {
       this.#retry = RETRY_FIRST;
       clearTimeout(this.#nextTry);
       this.#saidNo = false;
+      this.#stopped = false;
+      if (!this.#begun) this.events.begun();
+      this.#begun = true;
       this.search.start(this.search.wanted, this.lines, 0);
     } else {
       this.search.update(this.lines);
@@ -260,7 +269,7 @@ export class Viewer {
   }
 
   #stood(): void {
-    this.#status.following(this.reader);
+    this.#status.following(this.reader, this.#stopped);
     this.#showEmpty();
     this.#list.draw();
   }
@@ -291,6 +300,8 @@ export class Viewer {
 
   #refused(error: FeedError): void {
     this.#saidNo = true;
+    this.#stopped = error.status >= 400 && error.status < 500 && error.status !== 429;
+    this.#status.following(this.reader, this.#stopped);
     this.#status.connection({ name: "stopped", wait: null, error });
     if (error.status === 401) {
       this.events.unauthorised(error);
@@ -299,8 +310,9 @@ export class Viewer {
       other.addEventListener("click", () => this.events.unauthorised(error));
       this.#say("Not allowed", error.message, other);
     } else if (error.status === 404) {
-      this.#say("Not found", error.message);
-    } else if (error.status >= 400 && error.status < 500 && error.status !== 429) {
+      const others = element("a", { href: rootOfSite().href }, "See those that exist");
+      this.#say("Not found", error.message, element("p", {}, others));
+    } else if (this.#stopped) {
       this.#say("This cannot be read", error.message);
     } else {
       this.#tryAgain(error);

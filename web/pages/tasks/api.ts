@@ -150,10 +150,14 @@ export function readAnswer<Answer>(status: number, text: string): Answer {
   throw new ApiError(status, message, typeof details === "object" && details !== null ? { ...details } : {});
 }
 
-/** Milliseconds from an answer to a moment, both by the server's clock: this machine's may be wrong. Pure. */
+/** The Date header has no fractions, and servers write it once a second: it is as old as this, or younger. */
+const DATE_AGE = 2000;
+
+/** Milliseconds from an answer to a moment, both by the server's clock: this machine's may be wrong. Never more than
+ * there are. Pure. */
 export function lifetimeOf(until: string, date: string | null, now: number): number {
   const told = Date.parse(date ?? "");
-  return Date.parse(until) - (Number.isNaN(told) ? now : told);
+  return Date.parse(until) - (Number.isNaN(told) ? now : told + DATE_AGE);
 }
 
 function parsed(text: string): unknown {

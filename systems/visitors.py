@@ -1,0 +1,120 @@
+"""What people get who come with a browser: the page that they mean where an address is a program's, and a page that
+leads home where there is nothing or a token is asked for. Programs get what they would get without any of this.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote
+
+from starlette.routing import compile_path
+
+from aftercommit.feed.http.accept import prefers_page
+from aftercommit.feed.http.asgi import (
+    NO_STORE,
+    Asgi,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    encoded,
+    header_of,
+)
+from systems.pages import GUARDS, WEB
+
+# In the place of what a browser could not show its reader, by status.
+PAGES: Final[Mapping[int, str]] = {401: "programs.html", 404: "missing.html"}
+# The way to the site's root is not the same at every address: the page has this in its place.
+_ROOT: Final = b"{root}"
+
+
+class PagesForPeople:
+    """Around an application: browsers that are led to a door go to the page behind it; 401 and 404 are pages for them.
+
+    `doors` are addresses as routes write them, and the page that people mean who type them. What stands in braces is
+    one part of an address.
+    """
+
+    def __init__(self, app: Asgi, doors: Mapping[str, str] | None = None) -> None:
+        """All else is the application's."""
+        self._app = app
+        # By the number of their parts: most polls are done with after a look at that.
+        self._doors: defaultdict[int, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
+        for path, page in (doors or {}).items():
+            self._doors[path.count("/")].append((compile_path(path)[0], page))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        is_person = prefers_page(header_of(scope, b"accept") or "")
+        page = self._page_behind(scope)
+        if page is not None and is_person:
+            # Told without a host: whose it is, the Host header cannot say.
+            location = _root_of(scope).removesuffix("/") + page
+            headers = {"Location": location, "Vary": "Accept", "Content-Length": "0"}
+            await answer(send, 303, [NO_STORE, *encoded(headers)])
+        elif page is not None:
+            await self._app(scope, receive, _varying(send))
+        else:
+            await self._app(scope, receive, _with_pages(scope, send) if is_person else send)
+
+    def _page_behind(self, scope: Scope) -> str | None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        # People add a slash to an address by hand.
+        path = path.removesuffix("/") or path
+        for door, page in self._doors.get(path.count("/"), ()):
+            if found := door.match(path):
+                return page.format(**{name: quote(value, safe="") for name, value in found.groupdict().items()})
+        return None
+
+
+def _varying(send: Send) -> Send:
+    """Sends on, and says that others may be answered otherwise here."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            varies = [value for name, value in headers if name.lower() == b"vary"]
+            others = [each for each in headers if each[0].lower() != b"vary"]
+            message = {**message, "headers": [*others, (b"vary", b", ".join([*varies, b"Accept"]))]}
+        await send(message)
+
+    return sending
+
+
+def _with_pages(scope: Scope, send: Send) -> Send:
+    """Sends a page in the place of an error that has one, and everything else as it is."""
+    is_replaced = False
+
+    async def sending(message: Message) -> None:
+        nonlocal is_replaced
+        page = _page_for(message, scope)
+        if page is not None:
+            is_replaced = True
+            kept = [each for each in message.get("headers", ()) if each[0].lower() == b"www-authenticate"]
+            headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(page)), "Vary": "Accept"}
+            told = [NO_STORE, *encoded(headers | GUARDS), *kept]
+            await answer(send, message["status"], told, b"" if scope["method"] == "HEAD" else page)
+        elif not is_replaced:
+            await send(message)
+
+    return sending
+
+
+def _page_for(message: Message, scope: Scope) -> bytes | None:
+    """The page in the place of what begins here, if there is one."""
+    if message["type"] != "http.response.start" or message["status"] not in PAGES:
+        return None
+    try:
+        page = (WEB / PAGES[message["status"]]).read_bytes()
+    except FileNotFoundError:
+        return None
+    return page.replace(_ROOT, _root_of(scope).encode())
+
+
+def _root_of(scope: Scope) -> str:
+    return quote(scope.get("root_path", "").rstrip("/")) + "/"
