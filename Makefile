@@ -5,8 +5,8 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 LOCKER  := build/lock-tool
-# One more than a small machine has cores: tests wait for locks, leases and programs that start.
-WORKERS ?= 3
+# Twice as many as a small machine has cores: tests wait for locks, leases and programs that start.
+WORKERS ?= 4
 ARGS    ?=
 
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -23,7 +23,7 @@ help: ## print this list
 	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV); ARGS='-x -k lease' is handed on."
 
 up: $(STAMP) web ## run everything on an embedded PostgreSQL
-	@$(BIN)/aftercommit up --app systems.site:application $(ARGS)
+	@AFTERCOMMIT_STARTED_BY='make up' $(BIN)/aftercommit up --app systems.site:application $(ARGS)
 
 # Where the machine has no Node, one from a wheel is used. Nothing is done when nothing changed.
 web: $(STAMP) ## build the pages that browsers get, into build/web/site

@@ -3,14 +3,16 @@
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from typing import LiteralString
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
+from psycopg import sql
 
 from aftercommit.postgres import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.shop import Shop, shop_outbox
+from tests.shop import Shop, eyes_kept, shop_outbox
 from tests.sizes import size
 
 # A busy machine is no reason to fail: nothing here is asserted about time.
@@ -78,11 +80,37 @@ def require_program(program: str) -> None:
     pytest.skip(reason)
 
 
+class BusyServer(PostgresServerForTests):
+    """One that makes and drops thousands of databases, and does not connect anew for each."""
+
+    _kept: psycopg.Connection[tuple[object, ...]] | None = None
+
+    def stop(self) -> None:
+        """Without leaving the connection behind."""
+        if self._kept is not None:
+            self._kept.close()
+        super().stop()
+
+    def _execute(self, statement: LiteralString, *databases: str) -> None:
+        composed = sql.SQL(statement).format(*map(sql.Identifier, databases))
+        if self._kept is not None:
+            try:
+                self._kept.execute(composed)
+                return
+            except psycopg.OperationalError:
+                # A test has crashed the server since: that is no reason not to go on with the one that runs now.
+                if not self._kept.broken:
+                    raise
+                self._kept.close()
+        self._kept = self._connect()
+        self._kept.execute(composed)
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServerForTests]:
     """One server per test process: from DATABASE_URL, or embedded (AFTERCOMMIT_TEST_POSTGRES: 16, 18)."""
     version = int(os.environ.get("AFTERCOMMIT_TEST_POSTGRES") or 18)
-    with PostgresServerForTests.from_environment(version=version) as server:
+    with BusyServer.from_environment(version=version) as server:
         yield server
 
 
@@ -102,7 +130,8 @@ def _leave_empty(dsn: str) -> None:
 def shop(postgres_server: PostgresServerForTests) -> Iterator[Shop]:
     """A shop with a migrated database of its own."""
     dsn = postgres_server.clone(postgres_server.template("shop", prepare=_migrate_shop))
-    yield Shop(dsn)
+    with eyes_kept(dsn):
+        yield Shop(dsn)
     postgres_server.drop(dsn)
 
 

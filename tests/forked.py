@@ -26,9 +26,9 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 IMPORTED: Final = (
     "aftercommit.cli",
     "aftercommit.feed.app",
-    "aftercommit.feed.bearer",
-    "aftercommit.feed.routes",
-    "aftercommit.feed.server",
+    "aftercommit.feed.access.bearer",
+    "aftercommit.feed.app.service",
+    "aftercommit.feed.server.http_server",
     "uvicorn.protocols.http.httptools_impl",
     "uvloop",
 )

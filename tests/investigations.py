@@ -15,8 +15,8 @@ from uuid import uuid4
 import httpx
 import psycopg
 
-from aftercommit.feed.token_keys import KEYS, TokenKeys
-from aftercommit.feed.tokens import mint
+from aftercommit.feed.access.token_keys import KEYS, TokenKeys
+from aftercommit.feed.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.site import SYSTEMS
 from tests.programs import REPOSITORY, Program, running
@@ -110,7 +110,7 @@ class Service:
         count = "select count(*), max(position) from investigation_events.log where aggregate_id = %s"
 
         def look() -> bool | None:
-            [(lines, position)] = self.rows(count, investigation)
+            [(lines, position)] = eyes.execute(count, [investigation]).fetchall()
             if lines < total:
                 return None
             figures = httpx.get(f"{self.url}/metrics", timeout=PATIENCE, verify=TLS).text
@@ -121,8 +121,9 @@ class Service:
             ]
             return True if len(read) == WORKERS and min(read) >= position else None
 
-        # Thousands of long lines are numbered, read and redacted in every process before this is so.
-        eventually(look, timeout=3 * PATIENCE)
+        with psycopg.connect(self.dsn, autocommit=True) as eyes:
+            # Thousands of long lines are numbered, read and redacted in every process before this is so.
+            eventually(look, timeout=3 * PATIENCE)
 
     def logs(self, investigation: str, **parameters: Any) -> httpx.Response:
         """A page, asked for by somebody new."""

@@ -15,7 +15,7 @@ from uuid import uuid4
 import httpx
 import psycopg
 
-from aftercommit.feed.errors import Problem
+from aftercommit.feed.http.errors import Problem
 from systems.tasks.machine import Action, possible
 from systems.tasks.task import find_task
 from systems.tasks.work import NewTask, Step, create_task, take_step

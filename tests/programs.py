@@ -14,7 +14,7 @@ from typing import IO
 from tests.forked import Forked
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PATIENCE = 40.0
+PATIENCE = 60.0
 # What the machine that runs the tests has set must not decide what they find.
 CLEANED = ("DATABASE_URL", "AFTERCOMMIT_HOME", "AFTERCOMMIT_APP", "AFTERCOMMIT_SCHEMA", "NO_COLOR", "FORCE_COLOR")
 

@@ -3,20 +3,18 @@
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.transports import LogTransport
+from tests.forked import Forked
 from tests.shop import Shop
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -53,12 +51,11 @@ class RelayProcess:
 
     def __init__(self, shop: Shop, **options: Any) -> None:
         """Started at once; `ready` waits for it."""
-        command = [sys.executable, "-m", "tests.relay_process", shop.dsn, json.dumps(options)]
-        self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env={**os.environ})
+        arguments = [shop.dsn, json.dumps(options)]
+        self.process = Forked("tests.relay_process", arguments, REPOSITORY, os.environ, errors=2)
 
     async def line(self, timeout: float = PATIENCE) -> str:
         """The next thing the relay says; empty when it has ended."""
-        assert self.process.stdout is not None
         return (await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), timeout)).strip()
 
     async def ready(self) -> Self:
@@ -77,7 +74,7 @@ class RelayProcess:
 
     def terminate(self) -> None:
         """SIGTERM: it stops gracefully."""
-        self.process.send_signal(signal.SIGTERM)
+        self.process.terminate()
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -85,8 +82,5 @@ class RelayProcess:
 
     def __exit__(self, *_: object) -> None:
         """Gone, whatever happened."""
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.kill()
+        self.process.close()

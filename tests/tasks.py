@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import psycopg
 
-from aftercommit.feed import service_tokens
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import mint
+from aftercommit.feed.access import service_tokens
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.tasks import outbox
 from systems.tasks.people import add_people

@@ -1,13 +1,16 @@
 """`aftercommit up` in a browser: sample people at work on the board, and what the bot writes to their chats."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from aftercommit.testing.bot_api import BotApiServer
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.companions import LINKED
 from tests.browser.board import NARROW, PATIENCE, BoardPage, tab
@@ -139,6 +142,93 @@ def test_a_person_writes_to_the_bot_and_blocks_it_and_the_others_still_hear(chro
         expect(page.locator(".bubble", has_text="Heard by one of two")).to_have_count(0)
 
 
+def test_the_chats_lead_back_to_the_board_and_to_the_first_page(chromium: Browser, up: Up):
+    with tab(chromium, up.chats) as shown:
+        page = shown.page
+        page.goto(up.chats)
+        ways = page.get_by_role("navigation", name="What the bot belongs to").get_by_role("link")
+        expect(ways).to_have_text(["aftercommit", "Tasks"])
+        ways.nth(1).click()
+        expect(page).to_have_url(f"{up.url}/tasks/board")
+        page.go_back()
+        ways.nth(0).click()
+        expect(page).to_have_url(f"{up.url}/")
+        page.get_by_role("link", name="Telegram chats of the bot").click()
+        expect(page.get_by_role("heading", name="Tasks bot")).to_be_visible()
+        # An address that names a chat opens it, in a page that is open, too.
+        page.evaluate(f"location.hash = '#{LINKED[GRACE]}'")
+        expect(chat_of(page, GRACE)).to_have_attribute("aria-current", "true")
+
+
+class Leading(BotApiServer):
+    """Leads back from the first answer on."""
+
+    def __init__(self, ways: dict[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self.lead_back(ways)
+
+
+def test_a_page_that_stayed_open_over_a_restart_leads_to_where_the_site_is_now(chromium: Browser):
+    first, then = "http://127.0.0.1:8090/tasks/board", "http://127.0.0.1:8095/tasks/board"
+    with ExitStack() as open_page:
+        with Leading.in_thread(ways={"Tasks": first}) as telegram:
+            page = open_page.enter_context(tab(chromium, telegram.url)).page
+            page.goto(telegram.url)
+            way = page.get_by_role("navigation", name="What the bot belongs to").get_by_role("link")
+            expect(way).to_have_attribute("href", first)
+        with Leading.in_thread(ways={"Tasks": then}, port=urlsplit(telegram.url).port):
+            expect(way).to_have_attribute("href", then, timeout=PATIENCE)
+
+
+def test_who_types_an_address_of_programs_gets_to_a_page(board: BoardPage, up: Up):
+    page = board.page
+    for typed, shown in (
+        ("/tasks", "/tasks/board"),
+        ("/tasks/", "/tasks/board"),
+        ("/tasks/7", "/tasks/board/7"),
+        ("/investigations", "/"),
+        ("/api/v1/investigations", "/"),
+        ("/api/v1/investigations/INV-123", "/investigations/INV-123"),
+    ):
+        page.goto(f"{up.url}{typed}")
+        expect(page).to_have_url(f"{up.url}{shown}")
+    page.goto(f"{up.url}/tasks/me/events")
+    expect(page.get_by_role("heading", name="This address is for programs")).to_be_visible()
+    page.get_by_role("link", name="Everything that runs here").click()
+    expect(page).to_have_url(f"{up.url}/")
+    told = httpx.get(f"{up.url}/tasks", verify=TLS)
+    assert (told.status_code, told.json()["error"]) == (401, "unauthorized")
+    assert "Accept" in told.headers["vary"]
+
+
+def test_in_development_the_page_of_the_api_offers_the_tokens_of_sample_users(board: BoardPage, up: Up):
+    page = board.page
+    page.goto(f"{up.url}/docs/")
+    expect(page).to_have_url(f"{up.url}/docs")
+    place = page.locator("#operations > details", has=page.get_by_text("/tasks/me", exact=True)).first
+    place.locator("summary").first.click()
+    choice = page.get_by_label("or that of a sample user")
+    expect(choice.locator("optgroup")).to_have_count(2)
+    choice.select_option(choice.locator("optgroup[label=Tasks] option").first.get_attribute("value"))
+    place.get_by_role("button", name="Send").click()
+    expect(place.locator("pre", has_text="200 OK")).to_be_visible()
+    page.get_by_label("Bearer token").fill("another")
+    expect(choice).to_have_value("")
+
+
+def test_who_mistypes_an_address_of_the_chats_gets_a_page_that_leads_to_them(chromium: Browser, up: Up):
+    with tab(chromium, up.chats, NARROW) as shown:
+        page = shown.page
+        for typed in ("chat", "some/where/else"):
+            answer = page.goto(f"{up.chats.rstrip('/')}/{typed}")
+            assert answer is not None
+            assert answer.status == 404
+            expect(page.get_by_role("heading", name="There is nothing at this address")).to_be_visible()
+            assert page.evaluate(FITS)
+        page.get_by_role("link", name="The chats of the bot").click()
+        expect(page.get_by_role("heading", name="Tasks bot")).to_be_visible()
+
+
 def test_the_chats_fit_on_a_telephone(chromium: Browser, up: Up):
     with tab(chromium, up.chats, NARROW) as shown:
         page = shown.page
@@ -148,6 +238,10 @@ def test_the_chats_fit_on_a_telephone(chromium: Browser, up: Up):
         assert page.evaluate(FITS)
         page.get_by_role("button", name="Back to the chats").click()
         assert page.evaluate(FITS)
-        page.goto(up.url)
+        page.get_by_role("link", name="Tasks", exact=True).click()
+        expect(page).to_have_url(f"{up.url}/tasks/board")
+        page.get_by_role("dialog", name="Who are you?").get_by_role("button", name="Grace").click()
+        page.get_by_role("link", name="All systems").click()
+        expect(page).to_have_url(f"{up.url}/")
         page.get_by_role("heading", name="Sample users").wait_for()
         assert page.evaluate(FITS)

@@ -1,20 +1,16 @@
 """`/docs` in a browser: it looks like the other pages, begins with requests that can be sent, and leads back."""
 
 import json
-import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.board import NARROW, BoardPage, tab
 from tests.investigations import Service
-from tools import web
 
 pytestmark = pytest.mark.needs("chromium")
 
-STYLE = Path(web.REPOSITORY) / "src" / "aftercommit" / "feed" / "pages" / "docs.css"
 GROUND = "getComputedStyle(document.body).backgroundColor"
 
 
@@ -54,6 +50,22 @@ def test_a_request_begins_with_an_example_that_can_be_sent(docs: BoardPage, inve
     expect(first.locator("pre").filter(has_text="201 Created").first).to_be_visible()
 
 
+def test_who_sends_without_a_token_is_led_to_the_field_for_it(docs: BoardPage, investigations: Service):
+    place = docs.page.locator("#operations > details", has=docs.page.get_by_text("/api/v1/investigations", exact=True))
+    place.first.locator("summary").first.click()
+    send = place.first.get_by_role("button", name="Send")
+    send.click()
+    expect(place.first.locator("pre", has_text="401 Unauthorized")).to_be_visible()
+    docs.page.get_by_role("link", name="give one at the top of this page").click()
+    token = docs.page.get_by_label("Bearer token")
+    expect(token).to_be_focused()
+    expect(docs.page.locator("#samples")).to_be_hidden()
+    token.fill(investigations.token("investigation:*:read"))
+    send.click()
+    expect(place.first.locator("pre", has_text="200 OK")).to_be_visible()
+    expect(docs.page.get_by_role("link", name="give one at the top of this page")).to_be_hidden()
+
+
 def test_in_an_application_without_an_index_there_is_no_way_back_and_its_own_title(docs: BoardPage):
     def described(route: Route) -> None:
         told = route.fetch().json()
@@ -72,19 +84,3 @@ def test_it_fits_on_a_telephone_with_everything_open(docs: BoardPage):
     docs.page.locator("details").first.wait_for()
     docs.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     assert docs.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-
-
-def test_its_colours_and_measures_are_those_of_all_pages():
-    ours, theirs = (blocks(path.read_text("utf-8")) for path in (STYLE, web.WEB / "ui" / "tokens.css"))
-    assert len(ours[0]) > 20
-    assert ours[1] == ours[2], "dark by the system and dark by choice"
-    for own, common in zip(ours, theirs, strict=True):
-        assert own == {name: common[name] for name in own}
-    used = set(re.findall(r"var\((--[\w-]+)\)", STYLE.read_text("utf-8")))
-    assert used == set(ours[0])
-
-
-def blocks(css: str) -> list[Mapping[str, str]]:
-    """The custom properties of each block that has some, in order: light, dark by the system, dark by choice."""
-    found = [dict(re.findall(r"(--[\w-]+):\s*([^;]+);", block)) for block in re.findall(r"\{([^{}]*)\}", css)]
-    return [each for each in found if each]

@@ -1,6 +1,7 @@
 """The viewer where the server does what a real one does rarely. The script is `web/dev/server.mjs`."""
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.conftest import Scripted
 from tests.browser.page import LogPage
@@ -66,6 +67,26 @@ def test_a_server_that_is_away_at_first_is_tried_again(scripted_page: LogPage, s
     scripted.control(page=0)
     scripted_page.page.clock.fast_forward(5_000)
     scripted_page.shows("(2000)")
+
+
+ROWS = """(which) => new Set([...document.querySelectorAll(which)].map((each) =>
+    Math.round(each.getBoundingClientRect().top + each.getBoundingClientRect().height / 2))).size"""
+
+
+def test_the_tools_stand_in_one_row_or_their_buttons_go_to_another_together(scripted_page: LogPage):
+    scripted_page.open("INV-123", TOKEN)
+    scripted_page.shows("(2000)")
+    page = scripted_page.page
+    page.get_by_label("Search in the loaded lines").fill("Saved")
+    expect(page.locator("#found")).to_contain_text("/83")
+    for width in (1000, 1024, 1200, 1280, 1500):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate(ROWS, ".tools .field, .tools .button") == 1, width
+        assert page.evaluate("document.querySelector('#follow').getBoundingClientRect().right") <= width
+    for width in (700, 900):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate(ROWS, ".tools .field, .tools .button") == 2, width
+        assert page.evaluate(ROWS, "#beginning, #jump, #follow") == 1, width
 
 
 def test_a_wide_page_and_a_narrow_one_both_hold_their_lines(scripted_page: LogPage):

@@ -4,6 +4,7 @@ import time
 from datetime import UTC, datetime
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.page import LogPage, addresses_with
 from tests.investigations import Service, line, some
@@ -320,6 +321,20 @@ def test_a_token_that_is_no_good_is_asked_for_again(log_page: LogPage, investiga
 def test_an_investigation_that_is_not_there_is_named(log_page: LogPage, investigations: Service):
     log_page.open("INV-does-not-exist", investigations.token("investigation:*:read"))
     log_page.page.get_by_role("heading", name="Not found").wait_for()
+    log_page.says("follow", "Not following")
+    follow = log_page.page.get_by_role("button", name="Not following")
+    assert (follow.get_attribute("aria-pressed"), follow.is_disabled()) == ("false", True)
+    log_page.page.get_by_role("link", name="See those that exist").click()
+    log_page.page.get_by_role("heading", name="Running here").wait_for()
+
+
+def test_the_heading_and_the_tab_say_which_investigation_it_is(log_page: LogPage, investigations: Service):
+    case = investigations.open("Checkout <b>fails</b> & nobody knows why")
+    log_page.open(case, read(investigations, case))
+    log_page.says("about", "Checkout <b>fails</b> & nobody knows why")
+    expect(log_page.page.get_by_role("heading", level=1)).to_contain_text(case)
+    expect(log_page.page).to_have_title(f"{case}: Checkout <b>fails</b> & nobody knows why · log")
+    log_page.says("follow", "Following")
 
 
 def test_markup_in_a_message_is_text(log_page: LogPage, investigations: Service):
@@ -328,4 +343,4 @@ def test_markup_in_a_message_is_text(log_page: LogPage, investigations: Service)
     log_page.open(case, read(investigations, case))
     log_page.shows("<b>bold</b>")
     log_page.press("k", "Enter")
-    assert log_page.page.title() == f"{case} · log"
+    expect(log_page.page).to_have_title(f"{case}: a case · log")

@@ -1,5 +1,6 @@
 """The conformance cases, as pytest takes them."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ CONFORMANCE = Path(__file__).parents[2] / "conformance"
 ABILITIES: frozenset[str] = frozenset()
 
 
+# Every worker of pytest-xdist reads them before its first test, so they are read once, and by what is written in C.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@cache
 def document(name: str) -> dict[str, Any]:
-    """A whole file."""
-    loaded = yaml.safe_load((CONFORMANCE / f"{name}.yaml").read_text(encoding="utf-8"))
+    """A whole file; not to be changed, since everybody has the same one."""
+    loaded = yaml.load((CONFORMANCE / f"{name}.yaml").read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506
     assert isinstance(loaded, dict)
     return loaded
 

@@ -95,7 +95,7 @@ def test_another_thread_stops_it_while_it_waits(serve: Callable[..., ScriptedFee
     follower.listen(lambda state: streaming.set() if state is State.STREAMING else None)
 
     def stop() -> None:
-        assert streaming.wait(20)
+        assert streaming.wait(60)
         follower.stop()
 
     stopper = threading.Thread(target=stop)

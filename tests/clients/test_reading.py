@@ -8,9 +8,12 @@ import psycopg
 import pytest
 
 from aftercommit.client import TASKS, FeedEvent, ReadOptions, Wire, read, read_back
+from aftercommit.client.connection import Lost
+from aftercommit.client.wire import Unreadable, refusal
 from aftercommit.errors import DeclarationError, FeedRefused, FollowError
-from aftercommit.feed import POSITION, BareArray, Everything, HubSettings, Limits, LogEvent
+from aftercommit.feed import POSITION, BareArray, Everything, Limits, LogEvent
 from aftercommit.feed import Wire as FeedWire
+from aftercommit.feed.strands.hub import HubSettings
 from tests.clients.scripted_feed import answer_with, drop, refuse, scripted_feed
 from tests.clients.test_follow import QUICK
 from tests.feed.journal import Journal, LineWritten, journal_feed, numbered
@@ -101,8 +104,8 @@ def level_of(event: LogEvent[LineWritten]) -> str:
 async def test_back_goes_on_where_the_newest_page_has_stopped_looking(
     journal: Journal, array: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("aftercommit.feed.history.WINDOW", 10)
-    monkeypatch.setattr("aftercommit.feed.history.ROUNDS", 3)
+    monkeypatch.setattr("aftercommit.feed.strands.history.WINDOW", 10)
+    monkeypatch.setattr("aftercommit.feed.strands.history.ROUNDS", 3)
     feed = journal_feed(
         journal.outbox,
         select=Everything(),
@@ -146,6 +149,22 @@ async def test_what_passes_is_waited_for_and_what_does_not_is_raised():
         assert caught.value.details["restart"] == "t#5"
 
 
+async def test_of_a_long_answer_an_error_shows_the_beginning_and_has_the_rest():
+    long = b"<html>" + b"x" * 5000
+    async with scripted_feed(polls=[answer_with(long)] * 9) as feed:
+        with pytest.raises(FollowError, match=r"cannot be read: it is no JSON \(.*\): '<html>x{74}'$") as caught:
+            await anext(read(feed.url, pace=QUICK))
+        assert isinstance(caught.value.__cause__, Unreadable)
+        assert caught.value.__cause__.quoted == long.decode()
+    async with scripted_feed(polls=[drop] * 9) as feed:
+        with pytest.raises(FollowError) as caught:
+            await anext(read(feed.url, pace=QUICK))
+        assert isinstance(caught.value.__cause__, Lost)
+    refused = refusal(403, {}, long, BEGAN)
+    assert refused.message == long.decode()
+    assert str(refused) == f"The feed answered 403: {long[:500].decode()}"
+
+
 async def test_a_refused_token_is_renewed_once():
     tokens = iter(["old", "new", "newer"])
     async with scripted_feed(events=2, polls=[refuse(401)]) as feed:
@@ -164,6 +183,6 @@ async def test_what_cannot_be_asked_for_is_said_before_anything_is_asked():
         await anext(read("http://h/logs", from_time=datetime(2025, 11, 12)))  # noqa: DTZ001 - that is the mistake
     page = b'{"items": [{"event_id": "e1"}], "pagination": {"nextCursor": "5", "hasMore": false}}'
     async with scripted_feed(polls=[answer_with(page)]) as feed:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(FollowError, match="before="):
                 assert [event async for event in read_back(feed.url, wire=Wire(), pace=QUICK)]

@@ -14,8 +14,8 @@ import jwt
 import pytest
 
 from aftercommit.client.sse_decoder import Message, Place, SseDecoder
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import mint
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import mint
 from tests.clients.cases import cases, document
 from tests.investigations import KEY_SET, PATIENCE, ROOT, SECRET, Service
 

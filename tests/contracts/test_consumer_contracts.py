@@ -62,7 +62,7 @@ async def test_the_inbox_record_and_the_handlers_writes_become_visible_together(
     consumer.on(OrderPlaced)(gate)
     (event_id,) = place_in_log(shop, ("o-1", 7))
     async with worker_on(shop, consumer):
-        await asyncio.wait_for(gate.arrived.wait(), 20)
+        await asyncio.wait_for(gate.arrived.wait(), 60)
         assert (ledger.numbers(), inbox(shop, "index"), checkpoint(shop, "index")) == ([], 0, 0)
         gate.opened.set()
         await shop.signals.wait_total("consumer.handled", 1)
@@ -83,7 +83,7 @@ async def test_a_connection_lost_inside_a_handler_leaves_neither_record_nor_effe
     if through == "log":
         append(shop)
     async with worker_on(shop, consumer) if through == "log" else bus_on(shop):
-        await asyncio.wait_for(gate.arrived.wait(), 20)
+        await asyncio.wait_for(gate.arrived.wait(), 60)
         await asyncio.to_thread(terminate, shop, gate.pid)
         assert (ledger.numbers(), inbox(shop, "index")) == ([], 0)
         gate.opened.set()
@@ -119,7 +119,7 @@ async def test_two_deliveries_of_one_event_at_once_have_one_effect(shop: Shop) -
     first, second = (Dispatcher(shop.outbox, shop.database) for _ in range(2))
     try:
         one = asyncio.create_task(first.dispatch(records))
-        await asyncio.wait_for(gate.arrived.wait(), 20)
+        await asyncio.wait_for(gate.arrived.wait(), 60)
         two = asyncio.create_task(second.dispatch(records))
         await shop.value_becomes(BLOCKED_AT_INBOX, 1)
         assert gate.calls == 1
@@ -150,7 +150,7 @@ async def test_the_second_of_two_deliveries_takes_over_when_the_first_fails(shop
     first, second = (Dispatcher(shop.outbox, shop.database) for _ in range(2))
     try:
         one = asyncio.create_task(first.dispatch(records))
-        await asyncio.wait_for(gate.arrived.wait(), 20)
+        await asyncio.wait_for(gate.arrived.wait(), 60)
         two = asyncio.create_task(second.dispatch(records))
         await shop.value_becomes(BLOCKED_AT_INBOX, 1)
         gate.opened.set()
@@ -176,7 +176,7 @@ async def test_the_bus_and_the_log_under_one_consumer_name_have_one_effect(shop:
     dispatcher = Dispatcher(shop.outbox, shop.database)
     dispatching = asyncio.create_task(dispatcher.dispatch(records))
     try:
-        await asyncio.wait_for(gate.arrived.wait(), 20)
+        await asyncio.wait_for(gate.arrived.wait(), 60)
         async with worker_on(shop, consumer):
             await shop.value_becomes(BLOCKED_AT_INBOX, 1)
             gate.opened.set()
@@ -452,7 +452,7 @@ async def test_a_worker_that_dies_before_commit_leaves_nothing_and_the_next_has_
     consumer.on(OrderPlaced)(gate)
     place_in_log(shop, ("o-1", 1))
     async with worker_on(shop, consumer, lease=0.3) as dying:
-        await asyncio.wait_for(gate.arrived.wait(), 20)
+        await asyncio.wait_for(gate.arrived.wait(), 60)
         await kill(dying)
     assert (ledger.numbers(), inbox(shop, "index")) == ([], 0)
     gate.opened.set()

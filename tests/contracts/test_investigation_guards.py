@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
-from aftercommit.feed import service_tokens
-from aftercommit.feed.revocation import revoke
-from aftercommit.feed.token_keys import KEYS
+from aftercommit.feed.access import service_tokens
+from aftercommit.feed.access.revocation import revoke
+from aftercommit.feed.access.token_keys import KEYS
 from systems.investigations.events import outbox
 from tests.investigations import KEY_SET, PATIENCE, ROOT, SECRET, Service, eventually, line, serving
 

@@ -23,8 +23,8 @@ import psycopg
 import pytest
 
 from aftercommit.client.sse_decoder import Message, Place, SseDecoder
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import mint
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.investigations.events import LEVELS, SOURCES, LogRecorded, outbox
 from tests.investigations import KEY_SET, PATIENCE, ROOT, eventually, prepare, serving

@@ -9,13 +9,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aftercommit.feed.token_keys import KEYS
+from aftercommit.feed.access.token_keys import KEYS
 from tests.investigations import KEY_SET, PATIENCE, ROOT, STARTING, TLS, answers, eventually, prepare
 from tests.programs import REPOSITORY, Program, running
 
 pytestmark = pytest.mark.newest
 
 APP = "systems.site:application"
+# Somebody who tries things out beside the tests may have the usual port.
+FREE = ("--port", "0")
 
 
 def address(up: Program) -> str:
@@ -64,7 +66,7 @@ def test_up_has_sample_users_live_traffic_and_its_own_documentation(database: st
         assert 'outbox_publish_success_total{event_type="log.recorded"' in figures
         assert "feed_following 1" in figures
         up.send(signal.SIGINT)
-        assert up.ends(20) == 0, up
+        assert up.ends() == 0, up
     assert not [each for each in up.stderr if "Traceback" in each or "rror" in each], up
     keys = tmp_path / "home" / "token-keys.json"
     assert keys.stat().st_mode & 0o777 == 0o600
@@ -88,7 +90,7 @@ def test_tokens_are_handed_to_this_machine_alone_and_only_in_development(databas
             assert allowed_origin(listening, "https://shop.example.com") == "https://shop.example.com"
             assert allowed_origin(listening, "https://evil.example") is None
             serve.send(signal.SIGTERM)
-            assert serve.ends(20) == 0, serve
+            assert serve.ends() == 0, serve
 
 
 def allowed_origin(url: str, origin: str) -> str | None:
@@ -109,12 +111,12 @@ def test_up_with_several_server_processes_ends_all_of_them_also_when_it_is_kille
         url = address(up)
         assert sample(url)["users"]
         up.send(signal.SIGTERM)
-        assert up.ends(30) == 0, up
+        assert up.ends() == 0, up
     assert answers(url) is None
     with running(*arguments, folder=REPOSITORY, **told) as up:
         address(up)
         os.kill(up.process.pid, signal.SIGKILL)
-        up.ends(30)
+        up.ends()
         eventually(lambda: answers(url) is None or None)
 
 
@@ -155,7 +157,7 @@ def test_every_server_process_logs_as_it_was_told_and_hears_how_long_a_drain_tak
         url = json.loads(serve.line("server_listening", serve.stderr))["url"]
         eventually(lambda: page_of(url).count("feed_worker_answers{") == 2 or None, timeout=STARTING)
         serve.send(signal.SIGTERM)
-        assert serve.ends(30) == 0, serve
+        assert serve.ends() == 0, serve
     logged = [json.loads(line) for line in serve.stderr]
     assert [line["seconds"] for line in logged if line["event"] == "streams_draining"] == [0.25, 0.25]
 
@@ -179,15 +181,16 @@ def test_a_quiet_stream_is_kept_alive_by_heartbeats(database: str, tmp_path: Pat
         with httpx.stream("GET", stream, headers=headers, timeout=PATIENCE, verify=TLS) as answer:
             assert ": hb" in answer.iter_lines(), "the stream has ended"
             up.send(signal.SIGTERM)
-            assert up.ends(30) == 0, up
+            assert up.ends() == 0, up
 
 
-def test_an_address_with_a_slash_too_many_leads_to_the_page(database: str, tmp_path: Path) -> None:
+def test_an_address_with_a_slash_too_many_leads_to_the_one_without(database: str, tmp_path: Path) -> None:
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path / "home")}
     with running("up", "--app", APP, "--port", "0", "--rate", "0", folder=REPOSITORY, **told) as up:
         url = address(up)
-        moved = httpx.get(f"{url}/investigations/INV-123/?at=4", timeout=PATIENCE, verify=TLS)
-        assert (moved.status_code, moved.headers["Location"]) == (308, "/investigations/INV-123?at=4")
+        for path in ("/investigations/INV-123", "/tasks/board", "/docs", "/metrics", "/healthz", f"{ROOT}/INV-123"):
+            moved = httpx.get(f"{url}{path}/?at=4", timeout=PATIENCE, verify=TLS)
+            assert (moved.status_code, moved.headers["Location"]) == (308, f"{path}?at=4")
         posted = httpx.post(f"{url}/healthz", timeout=PATIENCE, verify=TLS)
         assert (posted.status_code, posted.headers["Allow"]) == (405, "GET, HEAD")
 
@@ -208,11 +211,11 @@ def test_what_cannot_be_served_is_said_in_a_line(database: str, tmp_path: Path) 
         (("serve", "--app", "nonsense"), "should look like package.module:name"),
         (("serve", "--app", "nonsense:app"), "there is no module 'nonsense'"),
         (("serve", "--app", "systems.site:nothing"), "has no attribute 'nothing'"),
-        (("serve", "--app", "os:getcwd"), "the application could not start"),
-        (("serve", "--app", "os:getcwd", "--workers", "2"), "the application could not start"),
+        (("serve", "--app", "os:getcwd", *FREE), "the application could not start"),
+        (("serve", "--app", "os:getcwd", "--workers", "2", *FREE), "the application could not start"),
         (("up", "--app", APP, "--host", ""), "the host to listen on is empty"),
-        (("serve", "--app", APP), "there are no keys to check tokens with"),
-        (("serve", "--app", APP, "--workers", "2"), "there are no keys to check tokens with"),
+        (("serve", "--app", APP, *FREE), "there are no keys to check tokens with"),
+        (("serve", "--app", APP, "--workers", "2", *FREE), "there are no keys to check tokens with"),
         (("serve", "--app", APP, "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:8090"),
         (("up", "--app", APP, "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:8090"),
     ):
@@ -222,3 +225,19 @@ def test_what_cannot_be_served_is_said_in_a_line(database: str, tmp_path: Path) 
         assert said in "\n".join(program.stderr), program
         # What an application says that cannot start is its own, and in its log lines.
         assert not [each for each in program.stderr if each.startswith("Traceback")], program
+
+
+def test_a_port_that_is_taken_is_all_that_is_said_and_nothing_is_started(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        other = port + 2 if port + 2 <= 65_535 else 0
+        for through, remedy in (("", ""), ("make up", f", as in make up ARGS='--port {other}'")):
+            told = {"AFTERCOMMIT_HOME": str(home), "AFTERCOMMIT_STARTED_BY": through}
+            with running("up", "--app", APP, "--port", str(port), folder=REPOSITORY, **told) as up:
+                assert up.ends() == 1, up
+            said = f"error: cannot listen on 127.0.0.1:{port}: Address already in use. Choose another --port or --host"
+            assert up.stderr == [said + remedy]
+    assert not home.exists()

@@ -51,7 +51,7 @@ def log(**fields: Any) -> ProducedLog:
 async def waits_for_a_lock(dsn: str, sessions: int = 1) -> None:
     """Until so many sessions of this database wait for others."""
     query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    async with asyncio.timeout(20), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as eyes:
+    async with asyncio.timeout(60), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as eyes:
         while (await (await eyes.execute(query)).fetchone() or (0,))[0] < sessions:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -135,7 +135,7 @@ async def test_batches_into_one_investigation_do_not_wait_for_each_other(
     case = await open_case(connection, "case", "ada")
     async with connection.transaction():
         await ingest.store(connection, case.investigation_id, [log()])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await ingest.store(other, case.investigation_id, [log()])
     assert await counts(connection) == (2, 2)
 

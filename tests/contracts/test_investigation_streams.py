@@ -224,4 +224,4 @@ def test_a_stream_says_goodbye_when_the_server_stops_and_the_server_ends_in_time
             investigations.server.send(signal.SIGTERM)
             goodbye = [each for each in told if isinstance(each, Message)]
         assert [each.event for each in goodbye] == ["bye"]
-        assert investigations.server.ends(20) == 0, investigations.server
+        assert investigations.server.ends() == 0, investigations.server

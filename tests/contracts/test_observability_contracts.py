@@ -280,7 +280,7 @@ async def test_metrics_are_served_on_loopback() -> None:
     server = serve(0, shop_outbox())
     try:
         assert server.url.startswith("http://127.0.0.1:")
-        with await asyncio.to_thread(urllib.request.urlopen, server.url, timeout=10) as response:
+        with await asyncio.to_thread(urllib.request.urlopen, server.url, timeout=60) as response:
             text = response.read().decode()
     finally:
         server.stop()

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from aftercommit.errors import Unauthorized
-from aftercommit.feed import service_tokens
+from aftercommit.feed.access import service_tokens
 from aftercommit.postgres.shape import Shape
 from tests.investigations import PATIENCE, TLS, eventually, serving
 from tests.tasks import ADA, EDSGER, EVENTS, MALLORY, ROOT, Service, problem_of, signed

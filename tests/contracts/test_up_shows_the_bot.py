@@ -91,6 +91,10 @@ def test_a_task_becomes_a_message_and_a_kill_loses_and_doubles_nothing(database:
     home = tmp_path / "home"
     with up(database, home, "--port", str(port), "--workers", "2") as first:
         assert port_of(first.chats) == port + 1
+        assert after(first.program, "board of the tasks:") == f"{first.url}/tasks/board"
+        assert after(first.program, "figures:") == f"{first.url}/metrics"
+        for outbox in ("investigation_events", "tasks_events"):
+            first.program.line(f"status --schema {outbox} --watch", first.program.stderr)
         assert httpx.get(f"{first.url}/sample.json", verify=TLS).json()["chats"] == first.chats
         task = first.ask("POST", "/tasks", ADA, title="Count <the> chairs & tables", assignee_user_id=EDSGER)
         told = first.gets(LINKED[ADA], "Count <the> chairs & tables")
@@ -116,7 +120,7 @@ def test_a_task_becomes_a_message_and_a_kill_loses_and_doubles_nothing(database:
             titles = [each["text"] for each in second.messages(LINKED[ADA])]
             assert len(titles) == len(set(titles)) == 2
             second.program.send(signal.SIGINT)
-            assert second.program.ends(30) == 0, second.program
+            assert second.program.ends() == 0, second.program
     assert not [line for line in second.program.stderr if "Traceback" in line or "rror" in line], second.program
 
 

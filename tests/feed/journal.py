@@ -12,15 +12,15 @@ import httpx
 import psycopg
 
 from aftercommit.feed import TIME_AND_SEQ, AtLeast, ByStream, Equals, Feed, Limits, LogEvent, PagedBody, Wire, timestamp
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.rate_limit import Rate
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import TokenVerifier, mint
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.http import Asgi
-from aftercommit.feed.protocol import Guards
-from aftercommit.feed.rate_limit import Rate
-from aftercommit.feed.server import HttpServer
-from aftercommit.feed.streams import StreamTimes
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import TokenVerifier, mint
+from aftercommit.feed.http.asgi import Asgi
+from aftercommit.feed.live.streams import StreamTimes
+from aftercommit.feed.server.http_server import HttpServer
+from aftercommit.feed.server.protocol import Guards
 from aftercommit.outbox import Outbox
 from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
@@ -151,7 +151,7 @@ class Journal:
         server = HttpServer(outer or feeds, guards=guards, drain=feeds.streams.times.drain, on_stop=feeds.drain)
         async with server:
             await server.answers()
-            async with httpx.AsyncClient(base_url=server.url, headers=self.bearer(), timeout=20) as client:
+            async with httpx.AsyncClient(base_url=server.url, headers=self.bearer(), timeout=60) as client:
                 yield Reading(feeds, server, client)
 
 
@@ -190,7 +190,7 @@ class Followed:
         self._bytes = answer.aiter_bytes() if answer.status_code == 200 else None
         self._rest = b""
 
-    async def block(self, timeout: float = 10.0) -> dict[str, str] | None:
+    async def block(self, timeout: float = 60.0) -> dict[str, str] | None:
         """The next block by its fields (comments under ""), or None at the end of the stream."""
         assert self._bytes is not None, self.answer.status_code
         async with asyncio.timeout(timeout):
@@ -228,7 +228,7 @@ def _field(line: str) -> tuple[str, str]:
     return name, value.removeprefix(" ")
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], timeout: float = 20.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout: float = 60.0) -> None:
     """Until the condition holds, for what no signal tells."""
     async with asyncio.timeout(timeout):
         while True:

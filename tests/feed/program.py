@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 
-from aftercommit.feed.routes import service
-from aftercommit.feed.server import serve
-from aftercommit.feed.streams import StreamTimes
+from aftercommit.feed.app.service import service
+from aftercommit.feed.live.streams import StreamTimes
+from aftercommit.feed.server.http_server import serve
 from tests.feed.journal import Journal
 
 BROKEN = Path(os.environ.get("JOURNAL_FAILS", "/nowhere"))

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import uvicorn
 
-from aftercommit.feed.http import Asgi
-from aftercommit.feed.server import listen, url_of
+from aftercommit.feed.http.asgi import Asgi
+from aftercommit.feed.server.http_server import listen, url_of
 from tests.feed.journal import Journal, Reading, until
 from tests.forked import REPOSITORY, Forked
 

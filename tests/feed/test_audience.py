@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from aftercommit.feed import ByAudience
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import TokenVerifier, mint
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.server import HttpServer
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import TokenVerifier, mint
+from aftercommit.feed.server.http_server import HttpServer
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.feed.journal import KEYS, TIMES, Followed, until
 from tests.postgres.hearing import TaskChanged, Tasks, changes, mine, task_outbox
@@ -44,7 +44,7 @@ async def served(tasks: Tasks, **options: Any) -> AsyncIterator[httpx.AsyncClien
     app = FeedApp(tasks.database, feeds, BearerAccess(TokenVerifier(_KEYS)), times=TIMES)
     async with tasks.relay(), HttpServer(app, drain=1.0, on_stop=app.drain) as server:
         await server.answers()
-        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             yield client
 
 

@@ -13,14 +13,13 @@ import httpx
 import psycopg
 import pytest
 import pytest_asyncio
-import yaml
 
 from aftercommit.event.identity import uuid7
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import TokenVerifier, mint
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.server import HttpServer
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import TokenVerifier, mint
+from aftercommit.feed.server.http_server import HttpServer
 from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
@@ -29,10 +28,10 @@ from aftercommit.testing.signals import Signals
 from aftercommit.transports import LogTransport
 from systems.investigations.events import LogRecorded, outbox
 from systems.investigations.feeds import logs
+from tests.clients.cases import document
 from tests.feed.journal import KEYS, TIMES, Followed, until
-from tests.programs import REPOSITORY
 
-DOCUMENT = yaml.safe_load((REPOSITORY / "conformance/server.yaml").read_text())
+DOCUMENT = document("server")
 CASES = {case["name"]: case for case in DOCUMENT["cases"]}
 OTHER_KEYS = KEYS.replace("c2VjcmV0", "b3RoZXIt", 1)
 

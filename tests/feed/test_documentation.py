@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.openapi import document
-from aftercommit.feed.routes import service
+from aftercommit.feed.app.openapi import document
+from aftercommit.feed.app.service import service
 from tests.feed.journal import PATH, Journal, numbered
 
 

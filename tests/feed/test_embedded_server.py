@@ -6,8 +6,8 @@ import socket
 import httpx
 import pytest
 
-from aftercommit.feed.http import Receive, Scope, Send, answer, connection_of
-from aftercommit.feed.server import HttpServer
+from aftercommit.feed.http.asgi import Receive, Scope, Send, answer, connection_of
+from aftercommit.feed.server.http_server import HttpServer
 from tests.feed.journal import Journal
 
 
@@ -16,7 +16,7 @@ async def test_a_server_that_is_cancelled_leaves_nothing_behind(journal: Journal
     server = HttpServer(app, drain=1.0, on_stop=app.drain)
     running = asyncio.create_task(server.run())
     await server.answers()
-    async with httpx.AsyncClient(base_url=server.url, headers=journal.bearer(), timeout=20) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=journal.bearer(), timeout=60) as client:
         async with client.stream("GET", "/books/b-1/lines/stream") as answer:
             assert answer.status_code == 200
             running.cancel()

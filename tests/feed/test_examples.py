@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from fastapi import FastAPI
 
-from aftercommit.feed.server import HttpServer
-from aftercommit.feed.token_keys import KEYS, TokenKeys
-from aftercommit.feed.tokens import mint
+from aftercommit.feed.access.token_keys import KEYS, TokenKeys
+from aftercommit.feed.access.tokens import mint
+from aftercommit.feed.server.http_server import HttpServer
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
 from aftercommit.testing.signals import Signals

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aftercommit.feed.protocol import Guards
-from aftercommit.feed.routes import service
+from aftercommit.feed.app.service import service
+from aftercommit.feed.server.protocol import Guards
 from tests.feed.journal import Journal, until
 from tests.feed.servers import connected, rest_of
 

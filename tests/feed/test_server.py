@@ -13,10 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aftercommit.feed.protocol import Guards
-from aftercommit.feed.routes import service
-from aftercommit.feed.server import AddressTaken, HttpServer, listen
-from tests.feed.journal import Followed, Journal, numbered, until
+from aftercommit.errors import BadParameter
+from aftercommit.feed import LogEvent
+from aftercommit.feed.app.service import service
+from aftercommit.feed.server.http_server import AddressTaken, HttpServer, listen
+from aftercommit.feed.server.protocol import Guards
+from tests.feed.journal import Followed, Journal, LineWritten, journal_feed, numbered, until
 from tests.feed.servers import SECONDS, all_workers, client, connected, program, rest_of, workers_of
 from tests.programs import REPOSITORY
 
@@ -44,6 +46,35 @@ async def test_a_second_request_on_a_connection_is_timed_too(journal: Journal):
         assert b"404" in await asyncio.wait_for(reader.readuntil(b'address"}'), SECONDS)
         writer.write(b"GET /nowhere HTTP/1.1\r\nHost:")
         assert (await rest_of(reader)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_who_reads_with_a_slash_too_many_is_sent_to_the_address_without_it_and_to_no_other_host(journal: Journal):
+    async def echo(request: Request) -> Response:
+        return Response(await request.body())
+
+    app = journal.app()
+    own = [Route("/echo", echo, methods=["POST"]), Route("/ä b/{name}", echo)]
+    async with journal.served(app, service(app, own)) as reading:
+        for method in ("GET", "HEAD"):
+            for asked, meant in (
+                ("/docs/", "/docs"),
+                ("/healthz/", "/healthz"),
+                ("/metrics///", "/metrics"),
+                ("/books/b-1/lines/?limit=2&x=%2F", "/books/b-1/lines?limit=2&x=%2F"),
+                ("/%C3%A4%20b/%5Cexample.org/", "/%C3%A4%20b/%5Cexample.org"),
+            ):
+                answer = await reading.client.request(method, asked, headers={"Host": "example.org"})
+                assert (answer.status_code, answer.headers["location"]) == (308, meant)
+        for method, asked in (
+            ("GET", "/nowhere/"),
+            ("GET", "//"),
+            ("GET", "//docs/"),
+            ("GET", "/echo/"),
+            ("POST", "/docs/"),
+            ("POST", "/echo/"),
+        ):
+            refused = await reading.client.request(method, f"{reading.server.url}{asked}")
+            assert (refused.status_code, refused.json()["error"]) == (404, "not_found"), (method, asked)
 
 
 async def test_headers_without_end_are_431(journal: Journal):
@@ -109,7 +140,11 @@ def test_an_address_that_is_taken_is_named():
 
 
 async def test_health_readiness_and_figures(journal: Journal):
-    app = journal.app()
+    def unmade(event: LogEvent[LineWritten]) -> dict[str, str]:
+        raise RuntimeError(event.payload.text)
+
+    app = journal.app(feed=journal_feed(journal.outbox, item=unmade))
+    await journal.write(*numbered(3))
     async with journal.served(app, service(app, metrics=lambda: "mine 1\n")) as reading:
         assert (await reading.client.get("/healthz")).json() == {"status": "ok"}
 
@@ -121,6 +156,7 @@ async def test_health_readiness_and_figures(journal: Journal):
             await stream.block()
             figures = (await reading.client.get("/metrics")).text
             assert "feed_streams_open 1\n" in figures
+            assert 'feed_items_withheld_total{feed="lines"} 3\n' in figures
             assert "mine 1\n" in figures
         # A counter that is rounded stands still, and leaps.
         app.streams.opened = 123_456_789
@@ -135,11 +171,14 @@ async def test_what_starlette_refuses_has_the_same_body(journal: Journal):
     async def broken(request: Request) -> Response:
         raise RuntimeError("the password is hunter2")
 
+    async def picky(request: Request) -> Response:
+        raise BadParameter("page", "last", "must be a number")
+
     app = journal.app()
-    async with journal.served(app, service(app, [Route("/broken", broken)])) as reading:
+    async with journal.served(app, service(app, [Route("/broken", broken), Route("/picky", picky)])) as reading:
         for path, method, status, code in (
             ("/nowhere", "GET", 404, "not_found"),
-            ("/books/b-1/lines/", "GET", 404, "not_found"),
+            ("/books/b-1/lines/", "POST", 404, "not_found"),
             ("/books/b-1/lines", "POST", 405, "method_not_allowed"),
             ("/broken", "POST", 405, "method_not_allowed"),
             ("/broken", "GET", 500, "internal_error"),
@@ -147,6 +186,11 @@ async def test_what_starlette_refuses_has_the_same_body(journal: Journal):
             answer = await reading.client.request(method, path)
             assert (answer.status_code, answer.json()["error"]) == (status, code), path
             assert "hunter2" not in answer.text
+        refused = await reading.client.get("/picky")
+        assert (refused.status_code, refused.json()) == (
+            400,
+            {"error": "bad_request", "message": "page='last': must be a number"},
+        )
 
 
 @pytest.mark.contract("L11")
@@ -291,7 +335,7 @@ async def test_several_workers_whose_application_cannot_start_end_with_an_error(
 BROKEN = """
 import sys
 from aftercommit.errors import AftercommitError
-from aftercommit.feed.server import serve
+from aftercommit.feed.server.http_server import serve
 
 if __name__ == "__main__":
     try:

@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from aftercommit.feed import supervisor
-from aftercommit.feed.ending_server import ServerFailed
-from aftercommit.feed.protocol import Guards
-from aftercommit.feed.routes import service
-from aftercommit.feed.server import Configuration, HttpServer
+from aftercommit.feed.app.service import service
+from aftercommit.feed.server import supervisor
+from aftercommit.feed.server.ending_server import ServerFailed
+from aftercommit.feed.server.http_server import Configuration, HttpServer
+from aftercommit.feed.server.protocol import Guards
 from aftercommit.service import Service
 from tests.feed.journal import KEYS, Followed, Journal, numbered, until
 from tests.feed.servers import SECONDS, all_workers, client, in_another_server, program, workers_of

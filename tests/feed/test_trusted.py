@@ -6,13 +6,13 @@ import httpx
 import pytest
 
 from aftercommit.errors import DeclarationError
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.service_tokens import create
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import TokenVerifier, mint
+from aftercommit.feed.access.trusted import TrustedUsers
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.server import HttpServer
-from aftercommit.feed.service_tokens import create
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import TokenVerifier, mint
-from aftercommit.feed.trusted import TrustedUsers
+from aftercommit.feed.server.http_server import HttpServer
 from tests.feed.journal import KEYS, TIMES, until
 from tests.feed.test_audience import tasks  # noqa: F401 - a fixture
 from tests.postgres.hearing import TaskChanged, Tasks, mine
@@ -29,7 +29,7 @@ async def test_feeds_run_the_access_they_are_given_and_each_path_has_its_own(tas
     app = FeedApp(tasks.database, feeds, {HERE: TrustedUsers(bearer), ALSO: only_tokens}, times=TIMES)
     async with tasks.relay(), HttpServer(app, drain=1.0, on_stop=app.drain) as server:
         await server.answers()
-        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             await tasks.record(TaskChanged("t-1", 1), audience=["user:17"])
             named = {"X-User-Id": "17"}
 

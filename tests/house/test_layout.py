@@ -97,6 +97,33 @@ def is_documented(thing: object) -> bool:
     return True
 
 
+def test_a_name_of_feeds_has_one_address():
+    """Who uses the package takes a name from where it is collected; the package's own files import each other."""
+    made, collected = set(), set()
+    for package in ("aftercommit.feed", "aftercommit.feed.app", "aftercommit.feed.redaction"):
+        places = set(imports_of_feeds(SOURCE / package.replace(".", "/") / "__init__.py"))
+        made |= places
+        collected |= {(package, name) for _, name in places}
+    found = [
+        f"{path.relative_to(REPOSITORY)}: from {module} import {name}"
+        for folder in ("src", "systems", "tests", "bench", "tools")
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        for module, name in imports_of_feeds(path)
+        if (module, name) in (collected if folder == "src" else made)
+    ]
+
+    assert made
+    assert found == []
+
+
+def imports_of_feeds(path: Path) -> Iterator[tuple[str | None, str]]:
+    text = path.read_text(encoding="utf-8")
+    # Most files import none, and to parse them all takes seconds.
+    for node in ast.walk(ast.parse(text)) if "from aftercommit.feed" in text else ():
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
 def test_lock_files_hold_no_addresses():
     locks = sorted(
         path

@@ -1,10 +1,13 @@
-"""The README's snippet is a program: it runs as it stands and prints what the README says."""
+"""The README's first snippets are programs: they run as they stand and do what the README says."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.programs import CLEANED, running
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -14,23 +17,37 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
 
 
-def test_the_first_event_prints_what_the_readme_says(tmp_path: Path) -> None:
-    """A newcomer pastes the first python block into a file and runs it."""
-    program = tmp_path / "first_event.py"
-    program.write_text(blocks("python")[0])
-    environment = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
-    environment["AFTERCOMMIT_HOME"] = str(tmp_path / "home")
+def run(program: Path, **environment: str) -> str:
+    """What a program prints that a newcomer has saved and runs where it lies."""
+    inherited = {key: value for key, value in os.environ.items() if key not in CLEANED}
     ran = subprocess.run(
         [sys.executable, str(program)],
-        cwd=tmp_path,
-        env=environment,
+        cwd=program.parent,
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=90,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == blocks("text")[0]
+    return ran.stdout
+
+
+def test_the_first_event_prints_what_the_readme_says_and_up_handles_one_more(tmp_path: Path) -> None:
+    """A newcomer pastes the blocks into files: the first handles its own events, the other leaves that to `up`."""
+    home = str(tmp_path / "home")
+    first, more = tmp_path / "first.py", tmp_path / "more.py"
+    first.write_text(blocks("python")[0])
+    (publishing,) = [block for block in blocks("python") if "from first import OrderPlaced" in block]
+    more.write_text(publishing)
+
+    assert run(first, AFTERCOMMIT_HOME=home) == blocks("text")[0]
+    with running("up", "--app", "first:outbox", "--interval", "0.2", folder=tmp_path, AFTERCOMMIT_HOME=home) as up:
+        up.line("pending=", up.stdout)
+        run(more, AFTERCOMMIT_HOME=home)
+        up.line("handled o-4 of acme at position 3", up.stdout)
+        up.send(signal.SIGTERM)
+        assert up.ends() == 0, up
 
 
 def test_every_link_of_the_docs_leads_somewhere() -> None:

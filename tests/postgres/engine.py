@@ -55,7 +55,7 @@ def value(connection: psycopg.Connection[Any], query: str, parameters: Sequence[
     return row[0] if row else None
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     """Until the condition holds, for what only a look into the database can tell."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -21,14 +21,13 @@ from aftercommit.feed import (
     Equals,
     Everything,
     Feed,
-    FeedHub,
-    HubSettings,
     Limits,
     LogEvent,
     OneOf,
     Page,
     timestamp,
 )
+from aftercommit.feed.strands.hub import FeedHub, HubSettings
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay, RelaySettings
@@ -214,13 +213,13 @@ async def caught_up(hub: FeedHub, logs: Logs, feed: str = "logs", key: str = "i-
     """Until the hub knows what was appended, or has come to this head."""
     strand = await hub.strand(logs.feeds[feed], key)
     wanted = logs.appended if head is None else head
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while strand.head < wanted:
             await wait_for_any(20, strand.changed())
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """Until a condition holds that no signal tells."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - nobody sets an event for it
             await asyncio.sleep(0.01)

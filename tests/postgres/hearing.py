@@ -17,13 +17,12 @@ from aftercommit.feed import (
     Entry,
     Equals,
     Feed,
-    FeedHub,
-    HubSettings,
     Limits,
     LogEvent,
     OneOf,
     Wire,
 )
+from aftercommit.feed.strands.hub import FeedHub, HubSettings
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay, RelaySettings
@@ -127,7 +126,7 @@ class Tasks:
 
     async def value_becomes(self, query: str, wanted: Any) -> None:
         """Until the database says so; nobody sets an event for what another process does."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await asyncio.to_thread(self.value, query) != wanted:  # noqa: ASYNC110 - it is in the database
                 await asyncio.sleep(0.02)
 

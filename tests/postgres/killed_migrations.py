@@ -78,7 +78,7 @@ def looks(dsn: str) -> str:
 def clone(admin: str, template: str, number: int) -> str:
     name = f"{template}_killed_{number}"
     with psycopg.connect(admin, autocommit=True) as connection:
-        statement = sql.SQL("create database {} template {}")
+        statement = sql.SQL("create database {} template {} strategy file_copy")
         connection.execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
     return with_database(admin, name)
 

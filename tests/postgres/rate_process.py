@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from aftercommit.feed.rate_limit import Rate, RateLimiter
+from aftercommit.feed.access.rate_limit import Rate, RateLimiter
 from aftercommit.postgres.database import Database
 from tests.shop import shop_outbox
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from aftercommit.errors import CursorGone, UnknownStrand
-from aftercommit.feed import EVERYTHING, Chosen, Cursor, Feed, FeedHub
-from aftercommit.feed import history as history_module
+from aftercommit.feed import EVERYTHING, Chosen, Cursor, Feed
+from aftercommit.feed.strands import history as history_module
+from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.postgres.statements import Statements
 from aftercommit.service import wait_for_any
 from aftercommit.testing.postgres import PostgresServerForTests
@@ -45,7 +46,7 @@ def expected(tasks: Tasks, reader: str, where: str = "true") -> list[int]:
 async def knows(hub: FeedHub, feed: Feed, key: str, head: int) -> None:
     """Until the hub has come to this head."""
     strand = await hub.strand(feed, key)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while strand.head < head:
             await wait_for_any(20, strand.changed())
 

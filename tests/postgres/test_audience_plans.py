@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from aftercommit.feed import Feed
-from aftercommit.feed.queries import Direction, FeedQueries
+from aftercommit.feed.strands.queries import Direction, FeedQueries
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.settle import Settlement
 from aftercommit.testing.postgres import PostgresServerForTests

@@ -103,6 +103,27 @@ class TestMigrate:
 
         assert "event_log is missing or differs" in line
 
+    def test_without_app_the_migrations_alone_are_compared_and_that_is_said(self, shop: Shop) -> None:
+        """The shop has a scope and views, which are no drift because nobody has shown us the declaration."""
+        where = ("--schema", "shop", "--dsn", shop.dsn)
+        not_compared = "declarations are not compared: give --app module:outbox\n"
+
+        checked = run("migrate", "check", *where)
+        shown = run("migrate", "status", *where)
+        document = json.loads(run("migrate", "status", "--json", *where).stdout)
+
+        assert (checked.exit_code, checked.stderr) == (0, f"schema 'shop' is up to date\n{not_compared}")
+        assert (shown.exit_code, shown.stderr) == (0, not_compared)
+        assert "differs" not in shown.stdout
+        assert (document["current"], document["declarations_compared"], document["differences"]) == (True, False, [])
+        of_app = run("migrate", "status", "--json", "--app", APP, "--dsn", shop.dsn)
+        assert (json.loads(of_app.stdout)["declarations_compared"], of_app.stderr) == (True, "")
+
+    def test_without_app_a_migration_that_is_missing_is_still_found(self, shop: Shop) -> None:
+        shop.rows("delete from migration where version = (select max(version) from migration)")
+
+        assert "lacks migration" in fails(3, "migrate", "check", "--schema", "shop", "--dsn", shop.dsn)
+
     def test_status_tells_applied_from_pending(self, empty: str) -> None:
         before = json.loads(run("migrate", "status", "--json").stdout)
         run("migrate", "up")

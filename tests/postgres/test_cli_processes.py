@@ -59,7 +59,7 @@ class TestRelay:
         with running("relay", "--app", APP, "--dsn", shop.dsn, "--metrics-port", "0") as relay:
             url = wait_for(relay, "relay_started")["metrics"]
             wait_for(relay, "outbox_publish_succeeded")
-            with urllib.request.urlopen(url, timeout=10) as response:
+            with urllib.request.urlopen(url, timeout=60) as response:
                 text = response.read().decode()
             relay.send(signal.SIGINT)
             assert relay.ends() == 0, relay

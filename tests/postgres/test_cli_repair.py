@@ -143,6 +143,16 @@ class TestOperations:
         assert (document["status"], document["total"], document["done"]) == ("running", 2, 0)
         assert [str(row[0]) for row in shop.rows("select id from operation")] == [document["id"]]
 
+    def test_a_replay_that_nobody_works_on_says_that_it_waits_and_how_to_leave_it(
+        self, shop: Shop, parked: list[str]
+    ) -> None:
+        with running("replay", "start", "--consumer", CONSUMER, "--yes", DATABASE_URL=shop.dsn) as program:
+            waits = program.line("the replay waits for that", program.stderr)
+            program.send(signal.SIGINT)
+            assert program.ends() == 130
+        ((operation,),) = shop.rows("select id from operation")
+        assert f"Ctrl-C ends the waiting and keeps what is left: `aftercommit replay resume {operation}` goes" in waits
+
     def test_without_json_it_says_how_to_go_on(self, shop: Shop, parked: list[str]) -> None:
         with running("replay", "start", "--consumer", CONSUMER, "--yes", DATABASE_URL=shop.dsn) as program:
             program.line("nobody works for consumer", program.stderr)

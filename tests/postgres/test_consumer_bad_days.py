@@ -279,7 +279,7 @@ async def test_a_restart_of_the_database_in_the_middle_changes_no_effect(
 
     place_in_log(shop, *numbered(100), *numbered(50, "o-2"))
     async with worker_on(shop, consumer):
-        await asyncio.wait_for(arrived.wait(), 20)
+        await asyncio.wait_for(arrived.wait(), 60)
         await asyncio.to_thread(restart, own_server)
         crashed.set()
         await settled(shop, "index")
@@ -309,7 +309,7 @@ async def test_an_event_that_crashes_the_database_server_again_and_again_is_park
     place_in_log(shop, *numbered(6))
     async with worker_on(shop, consumer):
         for _ in range(3):
-            crashed = await asyncio.wait_for(arrived.get(), 20)
+            crashed = await asyncio.wait_for(arrived.get(), 60)
             await asyncio.to_thread(own_server.stop, "immediate")
             crashed.set()
             await shop.signals.next("database.lost")

@@ -440,7 +440,7 @@ async def test_a_page_interrupted_by_a_stop_is_taken_up_where_it_was_left(shop: 
 
     place_in_log(shop, *numbered(10, "o-1"), *numbered(3, "o-2"))
     async with worker_on(shop, consumer) as worker:
-        await asyncio.wait_for(reached.wait(), 20)
+        await asyncio.wait_for(reached.wait(), 60)
         await shop.signals.wait("consumer.failed")
         worker.stopping.set()
         go_on.set()
@@ -477,10 +477,10 @@ async def test_an_event_that_is_overtaken_has_its_letter_although_the_page_is_ne
     # The slow one comes first, so the checkpoint stays in front of all of them.
     place_in_log(shop, ("slow", 0), ("o-1", 1), ("o-1", 2))
     async with worker_on(shop, consumer) as worker:
-        await asyncio.wait_for(held.wait(), 20)
+        await asyncio.wait_for(held.wait(), 60)
         await shop.signals.wait("consumer.failed")
         if ordering == "relaxed":
-            await asyncio.wait_for(went_on.wait(), 20)
+            await asyncio.wait_for(went_on.wait(), 60)
         await kill(worker)
     assert checkpoint(shop, "index") == 0
     assert ("retrying", 1) in letters(shop)

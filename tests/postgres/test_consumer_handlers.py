@@ -372,7 +372,7 @@ async def test_a_deferred_constraint_violated_at_commit_fails_its_event_alone(sh
 
 async def test_an_async_handler_that_takes_too_long_is_ended_and_undone(shop: Shop) -> None:
     ledger = Ledger(shop)
-    consumer = shop.outbox.consumer("index", retry_count=0, timeout=0.2)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=1.0)
 
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
@@ -387,13 +387,13 @@ async def test_an_async_handler_that_takes_too_long_is_ended_and_undone(shop: Sh
     assert ledger.numbers() == [0, 3]
     rows = letters(shop, "(payload->>'number')::int, status, error_class, error")
     assert [row[:3] for row in rows] == [(1, "parked", "HandlerTimeout"), (2, "parked", "HandlerTimeout")]
-    assert "took longer than 0.2 s: raise the consumer's timeout or make it quicker" in rows[0][3]
+    assert "took longer than 1 s: raise the consumer's timeout or make it quicker" in rows[0][3]
 
 
 async def test_a_blocking_handler_that_hangs_is_cut_off_and_the_consumer_goes_on(shop: Shop) -> None:
     """In Python or in a statement, several times over: what each wrote is undone, and late ones can write no more."""
     ledger = Ledger(shop)
-    consumer = shop.outbox.consumer("index", retry_count=0, timeout=0.2)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=1.0)
     freed = threading.Event()
     late: list[BaseException | None] = []
 
@@ -443,7 +443,7 @@ def test_a_slice_that_was_given_up_cannot_go_on_although_its_handler_returned_at
 async def test_events_of_different_aggregates_are_handled_side_by_side(shop: Shop) -> None:
     """Three handlers wait for each other: with fewer at once none would ever go on."""
     barrier = asyncio.Barrier(3)
-    consumer = shop.outbox.consumer("index", concurrency=3, retry_count=0, timeout=10)
+    consumer = shop.outbox.consumer("index", concurrency=3, retry_count=0, timeout=60)
 
     @consumer.on(OrderPlaced)
     async def meet(event: Event[OrderPlaced], connection: Any) -> None:
@@ -456,8 +456,8 @@ async def test_events_of_different_aggregates_are_handled_side_by_side(shop: Sho
 
 
 async def test_blocking_handlers_of_different_aggregates_run_side_by_side(shop: Shop) -> None:
-    barrier = threading.Barrier(3, timeout=10)
-    consumer = shop.outbox.consumer("index", concurrency=3, retry_count=0, timeout=10)
+    barrier = threading.Barrier(3, timeout=60)
+    consumer = shop.outbox.consumer("index", concurrency=3, retry_count=0, timeout=60)
 
     @consumer.on(OrderPlaced)
     def meet(event: Event[OrderPlaced], connection: Any) -> None:
@@ -521,7 +521,7 @@ async def test_a_deadlock_in_a_shared_transaction_costs_no_event_an_attempt(shop
         other.execute("set deadlock_timeout = '1h'")
         other.execute("update public.account set amount = amount + 10 where name = 'o-2'")
         async with worker_on(shop, consumer):
-            await asyncio.wait_for(first_is_locked.wait(), 20)
+            await asyncio.wait_for(first_is_locked.wait(), 60)
             statement = "update public.account set amount = amount + 10 where name = 'o-1'"
             crossing = asyncio.create_task(asyncio.to_thread(other.execute, statement))
             pid = other.info.backend_pid

@@ -1,7 +1,8 @@
 """One worker at a time: lease, standby, hand-over, take-over, zombies, pauses, and events that kill workers."""
 
 import asyncio
-import sys
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.statements import Statements
 from aftercommit.testing.signals import Signals
+from tests.forked import Forked
 from tests.postgres.consuming import (
     Ledger,
     checkpoint,
@@ -32,7 +34,7 @@ from tests.postgres.consuming import (
 from tests.shop import OrderPlaced, Shop
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = 0.3
+SHORT = 1.0
 LONG = 600.0
 BAD = 3
 
@@ -57,6 +59,24 @@ async def test_of_two_workers_one_works_and_the_other_stands_by(shop: Shop) -> N
         assert (first.active, second.active) == (True, False)
         assert other.counts["consumer.active"] == 0
     assert ledger.numbers() == list(range(20))
+
+
+async def test_a_worker_that_stands_by_says_once_who_works_and_again_when_that_is_another(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waits for effects in this process learns where they happen."""
+    caplog.set_level(logging.INFO, "aftercommit.consumer")
+    consumer = writing(shop, Ledger(shop))
+    async with worker_on(shop, consumer):
+        pass
+    held = "update consumer set worker = %s, token = gen_random_uuid(), leased_until = now() + interval '1 hour'"
+    shop.rows(held, ["here:6"])
+    async with worker_on(shop, consumer, lease=SHORT, wait_for="consumer.standing_by"):
+        await shop.signals.wait("consumer.standing_by", 3)
+        shop.rows(held, ["elsewhere:7"])
+        await shop.signals.wait("consumer.standing_by", shop.signals.counts["consumer.standing_by"] + 3)
+    said = [record.__dict__ for record in caplog.records if record.getMessage() == "consumer_standing_by"]
+    assert [(each["consumer"], each["holder"]) for each in said] == [("index", "here:6"), ("index", "elsewhere:7")]
 
 
 async def test_a_stop_hands_over_at_once(shop: Shop) -> None:
@@ -121,8 +141,12 @@ async def test_a_zombie_that_wakes_after_its_lease_has_no_effect(
     assert other.details["consumer.active"][0]["died"] is True
 
 
-async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(shop: Shop) -> None:
+async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without an inbox the fence alone keeps it from a letter that its successor has handled."""
+    # However long it was away, it goes on with the letters that it has read.
+    monkeypatch.setattr("aftercommit.consumer.letters.LETTERS_SECONDS", 600.0)
     ledger = Ledger(shop)
     consumer = shop.outbox.consumer("index", inbox=False, retry_count=1, backoff=Constant(0.0))
 
@@ -175,14 +199,14 @@ async def test_a_slow_slice_leaves_a_fresh_lease_behind(shop: Shop) -> None:
 async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_server(shop: Shop) -> None:
     """Its machine lost power: the connection stays open and the row locked, until the server's patience ends."""
     ledger = Ledger(shop)
-    consumer = writing(shop, ledger, timeout=0.2)
+    consumer = writing(shop, ledger, timeout=2.0)
     ids = place_in_log(shop, ("o-1", 1))
     vanished = LogWorker(shop.outbox, consumer, shop.database)
     async with worker_on(shop, consumer, lease=SHORT):
         await settled(shop, "index")
     with shop.connect() as connection:
         parameters = {**vanished._lease.parameters, "ids": ids, "position": 1, "patience": vanished._runner.patience(0)}
-        assert parameters["patience"] == "300"
+        assert parameters["patience"] == "3000"
         shop.rows(
             "update consumer set position = 0, worker = 'gone', token = %s, leased_until = now()", (vanished.token,)
         )
@@ -202,18 +226,20 @@ async def test_a_handler_slower_than_the_lease_does_not_lose_it(shop: Shop, conc
     ledger = Ledger(shop)
     other = Signals()
     consumer = shop.outbox.consumer("index", concurrency=concurrency)
-    slow = [0]
+    lease, hasty, slow = 1.2, 0.15, [0]
+    looks = int(3 * lease / hasty) + 1
 
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced], connection: Any) -> None:
-        if event.payload.number in (1, 2):
+        if event.payload.number in (1, 2) and event.payload.order_id == "o-1":
             slow.append(other.counts["consumer.standing_by"])
-            await other.wait("consumer.standing_by", slow[-1] + 6)
+            await other.wait("consumer.standing_by", slow[-1] + looks)
         await ledger.write(event, connection)
 
     place_in_log(shop, *numbered(6), *numbered(6, "o-2"))
-    standby = worker_on(shop, consumer, lease=0.2, signals=other, wait_for="consumer.standing_by")
-    async with worker_on(shop, consumer, lease=0.2), standby:
+    # It looks after each third of its own lease, which is short so that the other one's can be long.
+    standby = worker_on(shop, consumer, lease=hasty, signals=other, wait_for="consumer.standing_by")
+    async with worker_on(shop, consumer, lease=lease), standby:
         await settled(shop, "index")
     assert other.counts["consumer.active"] == 0
     assert shop.signals.counts["consumer.fenced"] == 0
@@ -267,7 +293,7 @@ async def test_a_connection_lost_during_a_handler_spends_no_attempt(shop: Shop, 
 
     place_in_log(shop, *numbered(8))
     async with worker_on(shop, consumer):
-        await asyncio.to_thread(terminate, shop, await asyncio.wait_for(pids.get(), 20))
+        await asyncio.to_thread(terminate, shop, await asyncio.wait_for(pids.get(), 60))
         await settled(shop, "index")
     assert attempts == [1, 1]
     assert ledger.numbers() == list(range(8))
@@ -290,7 +316,7 @@ async def test_effects_are_had_once_across_a_crash_in_the_middle(shop: Shop, wit
 
     place_in_log(shop, *numbered(60))
     async with worker_on(shop, consumer, lease=SHORT) as dying:
-        await asyncio.wait_for(arrived.wait(), 20)
+        await asyncio.wait_for(arrived.wait(), 60)
         before = checkpoint(shop, "index")
         assert 0 < before <= 40
         assert ledger.numbers() == list(range(before))
@@ -319,11 +345,11 @@ async def test_an_event_that_kills_every_worker_is_parked_after_its_counted_star
 
     place_in_log(shop, *numbered(8))
     for _ in range(4):
-        async with worker_on(shop, consumer, lease=0.1, wait_for=None) as worker:
-            await asyncio.wait_for(dead.wait(), 20)
+        async with worker_on(shop, consumer, lease=0.5, wait_for=None) as worker:
+            await asyncio.wait_for(dead.wait(), 60)
             dead.clear()
             await kill(worker)
-    await handle_all(shop, consumer, lease=0.1, wait_for=None)
+    await handle_all(shop, consumer, lease=0.5, wait_for=None)
     assert deaths == 1 + 3
     assert ledger.numbers() == [0, 1, 2, 4, 5, 6, 7]
     ((number, status, error_class, error),) = letters(shop, "(payload->>'number')::int, status, error_class, error")
@@ -331,36 +357,13 @@ async def test_an_event_that_kills_every_worker_is_parked_after_its_counted_star
     assert error.startswith("handling was begun 3 times and the process died each time")
 
 
-POISONOUS = """
-import asyncio, os, sys
-from aftercommit.consumer import LogWorker, WorkerSettings
-from tests.shop import OrderPlaced, Shop, shop_outbox
-
-shop = Shop(sys.argv[1])
-consumer = shop.outbox.consumer("index", retry_count=0)
-
-@consumer.on(OrderPlaced)
-def handle(event, connection):
-    connection.execute(
-        "insert into public.ledger (event_id, order_id, number) values (%s, %s, %s)",
-        (event.event_id, event.payload.order_id, event.payload.number),
-    )
-    if event.payload.number == 3:
-        os._exit(9)
-
-async def main():
-    settings = WorkerSettings(lease=0.2)
-    async with LogWorker(shop.outbox, consumer, shop.database, settings=settings, probe=shop.signals):
-        await shop.signals.wait("consumer.idle")
-
-asyncio.run(main())
-"""
-
-
 async def run_poisonous(shop: Shop) -> int:
     """A process of its own; its exit status is 9 when the event killed it."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", POISONOUS, shop.dsn, cwd=ROOT)
-    return await asyncio.wait_for(process.wait(), 60)
+    process = Forked("tests.postgres.poisonous", [shop.dsn], ROOT, os.environ, errors=2)
+    try:
+        return await asyncio.to_thread(process.wait, 60)
+    finally:
+        process.close()
 
 
 async def test_an_event_that_kills_the_process_is_parked_and_those_around_it_are_handled_once(shop: Shop) -> None:
@@ -394,7 +397,7 @@ async def test_a_paused_consumer_stops_between_events_and_goes_on_where_it_was(s
     control = await shop.database.connect()
     try:
         async with worker_on(shop, consumer, lease=0.2, listener=Listener(shop.database)):
-            await asyncio.wait_for(arrived.wait(), 20)
+            await asyncio.wait_for(arrived.wait(), 60)
             pausing = asyncio.create_task(set_paused(control, shop.outbox.shape, "index", True))
             waiting = "select count(*)::int from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'paused'"
             await shop.value_becomes(waiting + " and datname = current_database()", 1)

@@ -70,7 +70,7 @@ async def test_a_letter_whose_commit_was_not_answered_is_handled_once_without_an
 
 async def test_a_handler_that_swallows_its_timeout_is_blamed_itself(shop: Shop) -> None:
     ledger = Ledger(shop)
-    consumer = shop.outbox.consumer("index", retry_count=0, timeout=0.2)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=1.0)
 
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
@@ -147,7 +147,7 @@ async def test_a_cancellation_that_meets_a_lost_database_ends_the_service() -> N
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
 
 
 @pytest.mark.parametrize("in_a_group", [False, True])
@@ -166,7 +166,7 @@ async def test_answers_that_do_not_fit_together_are_the_loss_of_the_database(in_
                 raise BaseExceptionGroup("tasks", [error]) if in_a_group else error
             self.stopping.set()
 
-    await asyncio.wait_for(Confused().run(), 10)
+    await asyncio.wait_for(Confused().run(), 60)
     assert sessions == 2
 
 

@@ -179,7 +179,7 @@ async def test_a_crash_between_setting_aside_and_the_checkpoint_blocks_nothing_f
     shop.publish(OrderPlaced("o-1", 1), OrderPlaced("o-1", 2), OrderPaid("o-9", 1), OrderPlaced("o-1", 3))
     place_in_log(shop, ("o-2", 1))
     async with worker_on(shop, strict.consumer, lease=0.3, wait_for=None) as dying:
-        await asyncio.wait_for(blocked.wait(), 20)
+        await asyncio.wait_for(blocked.wait(), 60)
         await kill(dying)
     assert [status for _, _, status in letters(shop, STATES)] == ["parked", "waiting", "waiting", "waiting"]
     assert checkpoint(shop, "index") == 1

@@ -83,7 +83,7 @@ def socket_folder_of(server: EmbeddedPostgres) -> Path:
     return Path(str(run(server, "show unix_socket_directories")).strip('"'))
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
@@ -296,7 +296,7 @@ def test_no_server_is_started_beside_a_backend_that_outlived_the_last_one(make: 
         wait_until(lambda: "is still in use" in server.cluster.log.read_text())
         assert not restart.done()
         os.kill(backend, signal.SIGCONT)
-        restart.result(timeout=30)
+        restart.result(timeout=60)
     assert run(server, "select one from kept") == 1
 
 

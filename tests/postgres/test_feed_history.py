@@ -77,8 +77,8 @@ async def test_ring_and_history_answer_alike_whatever_is_asked(
     logs: Logs, window: int, monkeypatch: pytest.MonkeyPatch
 ):
     """The same questions to a hub that has everything in memory and to one that has nothing there."""
-    monkeypatch.setattr("aftercommit.feed.history.WINDOW", window)
-    monkeypatch.setattr("aftercommit.feed.history.ROUNDS", 1000)
+    monkeypatch.setattr("aftercommit.feed.strands.history.WINDOW", window)
+    monkeypatch.setattr("aftercommit.feed.strands.history.ROUNDS", 1000)
     chance = random.Random(7)
     async with logs.relay():
         await logs.record(*mixed("i-1", 400))
@@ -124,7 +124,7 @@ def plain(page: Page) -> tuple[object, ...]:
 
 
 async def test_filters_by_function_are_answered_from_history_too(logs: Logs, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("aftercommit.feed.history.WINDOW", 16)
+    monkeypatch.setattr("aftercommit.feed.strands.history.WINDOW", 16)
     feed = log_feed(logs.outbox, "by-function", facets={"source": "source", "service": "service", "level": level_of})
     async with logs.relay():
         published = mixed("i-1", 300)
@@ -149,8 +149,8 @@ def level_of(event: LogEvent[LogRecorded]) -> str:
 
 
 async def test_a_search_that_looks_at_too_much_stops_and_says_where(logs: Logs, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("aftercommit.feed.history.WINDOW", 10)
-    monkeypatch.setattr("aftercommit.feed.history.ROUNDS", 3)
+    monkeypatch.setattr("aftercommit.feed.strands.history.WINDOW", 10)
+    monkeypatch.setattr("aftercommit.feed.strands.history.ROUNDS", 3)
     feed = log_feed(logs.outbox, "by-function", facets={"level": level_of}, filters=logs.feed.filters[:1])
     async with logs.relay():
         await logs.record(*lines("i-1", range(99)), LogRecorded("i-1", 99, "ERROR"))
@@ -231,7 +231,7 @@ async def test_a_stream_of_which_nothing_is_kept_still_knows_its_last_number(log
 
 
 async def test_a_page_of_large_items_is_cut_before_it_fills_the_memory(logs: Logs, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("aftercommit.feed.history.BYTES_AT_ONCE", 50_000)
+    monkeypatch.setattr("aftercommit.feed.strands.history.BYTES_AT_ONCE", 50_000)
     async with logs.relay(), logs.hub(ring_bytes=TINY) as hub:
         await logs.record(*lines("i-1", range(30), message="x" * 10_000))
         walker = Walker(logs.feed, "i-1", 30)

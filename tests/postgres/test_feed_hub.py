@@ -9,7 +9,9 @@ import psycopg
 import pytest
 
 from aftercommit.errors import DatabaseUnavailable, UnknownStrand
-from aftercommit.feed import EVERYTHING, Cursor, FeedHub, tag_of
+from aftercommit.feed import EVERYTHING, Cursor
+from aftercommit.feed.endpoints.etag import tag_of
+from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.service import wait_for_any
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
@@ -336,7 +338,7 @@ async def test_strands_that_nobody_asks_for_are_dropped_and_those_who_wait_keep_
             assert held.current
             assert hub.strands == 2
         await logs.record(LogRecorded("i-1", 3))
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, 60)
 
         assert numbers_of((await hub.page(idle, Cursor(2), 10)).entries) == [2]
 
@@ -380,7 +382,7 @@ async def test_without_its_database_a_hub_serves_what_it_has_and_says_what_it_ca
 async def test_a_strand_that_is_overtaken_while_it_is_loaded_is_loaded_anew(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("aftercommit.feed.strand.PENDING_BYTES", 2000)
+    monkeypatch.setattr("aftercommit.feed.strands.strand.PENDING_BYTES", 2000)
     signals = Signals()
     async with logs.relay(), logs.hub(signals=signals) as hub:
         await signals.wait("feed.idle")

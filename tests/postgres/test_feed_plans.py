@@ -10,9 +10,10 @@ import psycopg
 import pytest
 
 from aftercommit.feed import Feed
-from aftercommit.feed.queries import Direction, FeedQueries
-from aftercommit.feed.readers import Readers
-from aftercommit.feed.tailer import _statement
+from aftercommit.feed.strands.connections import Connections
+from aftercommit.feed.strands.entries import EntryMaker
+from aftercommit.feed.strands.queries import Direction, FeedQueries
+from aftercommit.feed.strands.tailer import _statement
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import Statements
 from aftercommit.testing.postgres import PostgresServerForTests
@@ -224,10 +225,10 @@ def test_the_tailer_reads_a_range_of_positions(logs, connection):
 async def test_the_rarest_of_several_filters_is_walked(logs: Logs, monkeypatch: pytest.MonkeyPatch):
     """`service` and `source` match every seventh and every second event, `level` one in a thousand."""
     from aftercommit.feed import Cursor
-    from aftercommit.feed.history import History
+    from aftercommit.feed.strands.history import History
 
-    readers = Readers(Database(logs.dsn), 1)
-    history = History(readers, [logs.feed], 100)
+    connections = Connections(Database(logs.dsn), 1)
+    history = History(connections, EntryMaker(), [logs.feed], 100)
     chosen = logs.feed.chosen({"minLevel": "ERROR", "source": "frontend", "service": "service-0"})
     walked: list[int | None] = []
     page_of = FeedQueries.page
@@ -240,7 +241,7 @@ async def test_the_rarest_of_several_filters_is_walked(logs: Logs, monkeypatch: 
     try:
         found = await history.forward(logs.feed, "big", Cursor(0), Cursor(50_000), 100, chosen)
     finally:
-        await readers.close()
+        await connections.close()
 
     expected = logs.rows(
         "select stream_seq from log where aggregate_id = 'big' and payload->>'level' = 'ERROR' "

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from aftercommit.errors import CursorGone
-from aftercommit.feed import Chosen, Cursor, Entry, Feed, FeedHub
-from aftercommit.feed.filters import EVERYTHING
+from aftercommit.feed import EVERYTHING, Chosen, Cursor, Entry, Feed
+from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.testing.signals import Signals
 from tests.postgres.feeding import Closed, LogRecorded, Logs, Walker, caught_up, lines, log_feed, numbers_of
 from tests.postgres.test_feed_history import TINY, level_of, logs, mixed, plain, random_choice
@@ -34,8 +34,8 @@ async def test_back_from_anywhere_comes_what_a_walk_forwards_met_before(
     logs: Logs, window: int, monkeypatch: pytest.MonkeyPatch
 ):
     """From the ring and from history, by every selection and with every kind of filter."""
-    monkeypatch.setattr("aftercommit.feed.history.WINDOW", window)
-    monkeypatch.setattr("aftercommit.feed.history.ROUNDS", 3)
+    monkeypatch.setattr("aftercommit.feed.strands.history.WINDOW", window)
+    monkeypatch.setattr("aftercommit.feed.strands.history.ROUNDS", 3)
     chance = random.Random(11)
     async with logs.relay():
         await logs.record(*mixed("i-1", 120))
@@ -75,8 +75,8 @@ async def test_ring_and_history_read_back_alike(logs: Logs):
 
 
 async def test_back_a_search_that_looks_at_too_much_stops_and_says_where(logs: Logs, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("aftercommit.feed.history.WINDOW", 10)
-    monkeypatch.setattr("aftercommit.feed.history.ROUNDS", 3)
+    monkeypatch.setattr("aftercommit.feed.strands.history.WINDOW", 10)
+    monkeypatch.setattr("aftercommit.feed.strands.history.ROUNDS", 3)
     feed = log_feed(logs.outbox, "by-function", facets={"level": level_of}, filters=logs.feed.filters[:1])
     async with logs.relay():
         await logs.record(LogRecorded("i-1", 0, "ERROR"), *lines("i-1", range(1, 100)))
@@ -97,8 +97,8 @@ async def test_back_a_search_that_looks_at_too_much_stops_and_says_where(logs: L
 async def test_the_newest_page_that_could_not_look_at_everything_says_where_to_go_on_backwards(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("aftercommit.feed.history.WINDOW", 10)
-    monkeypatch.setattr("aftercommit.feed.history.ROUNDS", 3)
+    monkeypatch.setattr("aftercommit.feed.strands.history.WINDOW", 10)
+    monkeypatch.setattr("aftercommit.feed.strands.history.ROUNDS", 3)
     feed = log_feed(logs.outbox, "by-function", facets={"level": level_of}, filters=logs.feed.filters[:1])
     async with logs.relay():
         wanted = [LogRecorded("i-1", number, "ERROR") for number in range(2)]
@@ -120,7 +120,7 @@ async def test_the_newest_page_that_could_not_look_at_everything_says_where_to_g
 async def test_the_newest_page_of_large_events_says_where_the_older_ones_are(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("aftercommit.feed.history.BYTES_AT_ONCE", 5000)
+    monkeypatch.setattr("aftercommit.feed.strands.history.BYTES_AT_ONCE", 5000)
     async with logs.relay():
         await logs.record(*lines("i-1", range(20), message="x" * 1000))
         async with logs.hub(ring_bytes=TINY) as hub:

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, Unauthorized
-from aftercommit.feed import revocation, service_tokens
-from aftercommit.feed.access import Reader
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.permissions import Permissions
-from aftercommit.feed.service_tokens import Created
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import TokenVerifier, mint, named_by
+from aftercommit.feed.access import revocation, service_tokens
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.permissions import Permissions
+from aftercommit.feed.access.reader import Reader
+from aftercommit.feed.access.service_tokens import Created
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import TokenVerifier, mint, named_by
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.testing.fault_proxy import FaultProxy
@@ -198,7 +198,7 @@ class TestServiceTokens:
     async def test_a_server_that_never_reached_the_database_does_not_guess(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("aftercommit.feed.bearer.BEGIN_SECONDS", 0.05)
+        monkeypatch.setattr("aftercommit.feed.access.bearer.BEGIN_SECONDS", 0.05)
         async with FaultProxy(shop.dsn) as proxy:
             proxy.faults.black_hole = True
             access = BearerAccess(TokenVerifier(KEYS), Database(proxy.dsn), shop.outbox)
@@ -386,6 +386,6 @@ class TestRevocation:
 
 async def until(condition: Any) -> None:
     """Until something holds that no point of the service tells."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - no point of the service tells
             await asyncio.sleep(0.01)

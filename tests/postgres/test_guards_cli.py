@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aftercommit.cli import cli
-from aftercommit.feed.token_keys import TokenKeys
-from aftercommit.feed.tokens import TokenVerifier
+from aftercommit.feed.access.token_keys import TokenKeys
+from aftercommit.feed.access.tokens import TokenVerifier
 from tests.programs import CLEANED
 from tests.shop import Shop
 
@@ -100,6 +100,21 @@ class TestMint:
 
 
 class TestServiceTokens:
+    def test_the_first_token_that_acts_as_users_says_what_it_ends_and_how_to_undo_it(self, outbox: Shop) -> None:
+        reader = good("create", "reader", "--may", READ)
+        first, second = (good("create", "bot", "--may", "act-as-user") for _ in range(2))
+        (token_id, second_id) = (each.stdout.split("_")[1] for each in (first, second))
+
+        assert "X-User-Id" not in reader.stderr + second.stderr
+        assert first.stderr.splitlines()[1] == (
+            "from now on `X-User-Id` alone is not believed: who asks for others needs this token (the bot: "
+            f"AFTERCOMMIT_BOT_CREDENTIAL). `aftercommit token revoke {token_id}` undoes it"
+        )
+        good("revoke", token_id, second_id)
+        again = good("create", "bot", "--may", "act-as-user", "--json")
+        assert json.loads(again.stdout)["name"] == "bot"
+        assert "from now on `X-User-Id` alone is not believed" in again.stderr
+
     def test_a_token_is_made_listed_and_revoked_and_shown_once(self, outbox: Shop) -> None:
         made = good("create", "bot", "--may", READ, "--may", "act-as-user", "--for", "90d", "--by", "ann")
         (token,) = made.stdout.splitlines()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aftercommit.feed import rate_limit
-from aftercommit.feed.rate_limit import Rate, RateLimiter
+from aftercommit.feed.access import rate_limit
+from aftercommit.feed.access.rate_limit import Rate, RateLimiter
 from aftercommit.postgres.database import Database
 from aftercommit.testing.fault_proxy import FaultProxy
 from aftercommit.testing.signals import Signals
@@ -159,7 +159,7 @@ async def test_windows_are_told_by_the_clock_of_the_database(shop: Shop, monkeyp
 async def signals_up(limiter: RateLimiter) -> None:
     """Until the limiter has heard the database's clock."""
     before = limiter._offset
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while limiter._offset == before:  # noqa: ASYNC110 - no point is reached before the first exchange
             await asyncio.sleep(0.01)
 
@@ -212,7 +212,7 @@ async def test_any_key_can_be_counted(shop: Shop, key: str):
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - no point of the service tells
             await asyncio.sleep(0.01)
 

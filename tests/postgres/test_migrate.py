@@ -220,7 +220,7 @@ def test_a_migration_whose_backend_is_terminated_leaves_nothing_and_completes_la
                 query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'victim'"
                 operator.execute(query)
             with pytest.raises(DatabaseUnavailable, match="Nothing is half done: run it again"):
-                migrating.result(timeout=30)
+                migrating.result(timeout=60)
 
     with connected(database) as connection:
         assert relations(connection, "aftercommit", "rpv") == set()
@@ -429,7 +429,7 @@ def test_a_migration_asks_briefly_for_locks_and_names_who_is_in_the_way(database
             with pytest.raises(
                 DatabaseError, match=rf"process {reader.info.backend_pid} .*'report', idle in tr.*pg_term"
             ):
-                migrating.result(timeout=30)
+                migrating.result(timeout=60)
 
 
 def test_a_migration_goes_on_when_the_reader_in_its_way_has_ended(database):
@@ -442,7 +442,7 @@ def test_a_migration_goes_on_when_the_reader_in_its_way_has_ended(database):
             wait_until(lambda: waits_for_a_lock(database, "migrator"))
             reader.rollback()
 
-            assert "made scope column tenant_id" in migrating.result(timeout=30)
+            assert "made scope column tenant_id" in migrating.result(timeout=60)
 
 
 def test_an_up_that_has_nothing_to_do_waits_for_nobody(database):
@@ -464,7 +464,7 @@ def test_a_migration_that_somebody_else_runs_is_waited_for_and_named_in_the_end(
                 migrate.up(second, Shape(), patience=0.3)
 
             holder.rollback()
-            assert "applied 0001_engine" in migrating.result(timeout=30)
+            assert "applied 0001_engine" in migrating.result(timeout=60)
 
 
 def test_a_declared_scope_is_a_typed_column_that_refuses_null(connection):
@@ -526,7 +526,7 @@ def test_an_event_that_commits_while_its_scope_is_being_added_is_told_of_like_th
         writer.commit()
 
         with pytest.raises(SchemaDrift, match=r"aftercommit.outbox has events without a value for it"):
-            migrating.result(timeout=30)
+            migrating.result(timeout=60)
 
 
 def test_a_scope_of_another_type_is_drift(connection):

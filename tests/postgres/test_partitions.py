@@ -236,7 +236,7 @@ def test_retention_beside_a_reader_blocks_no_writer_and_is_finished_by_the_next_
         wait_until(lambda: waits_for_a_lock(small, "retention"))
         position = fill(connection, SIZE)
         assert value(connection, "select max(position) from aftercommit.log") == position == 3 * SIZE
-        assert dropping.result(timeout=30) == []
+        assert dropping.result(timeout=60) == []
         assert reasons(caplog)[0].startswith("somebody is in the way: canceling statement")
         assert partitions.existing(connection, SHAPE)[0].detaching
 

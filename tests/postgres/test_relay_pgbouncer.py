@@ -15,6 +15,7 @@ from aftercommit.postgres import listen
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings, doorbell
+from aftercommit.relay import loop as relay_loop
 from aftercommit.transports import LogTransport
 from tests.postgres.pgbouncer import PgBouncer
 from tests.recording import RecordingTransport
@@ -104,7 +105,7 @@ async def test_a_listener_behind_a_pooler_finds_out_that_it_hears_nothing_and_th
         assert not listener.working
         for number in range(5):
             shop.place("o-1", number)
-            await shop.signals.wait_total("relay.appended", number + 1, timeout=5)
+            await shop.signals.wait_total("relay.appended", number + 1)
         assert shop.value("select count(*) from relay where listening") == 0
     (said,) = [record for record in caplog.records if record.getMessage() == "notifications_do_not_arrive"]
     assert "listen_dsn" in said.__dict__["remedy"]
@@ -114,15 +115,16 @@ async def test_a_direct_listen_dsn_brings_the_bell_back(
     shop: Shop, pooled: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything goes through the pooler but the one connection that listens; nobody polls."""
-    monkeypatch.setattr(doorbell, "POLL", 60.0)
+    monkeypatch.setattr(doorbell, "POLL", 600.0)
+    monkeypatch.setattr(relay_loop, "POLL", 600.0)
     database = Database(pooled.dsn, listen_dsn=shop.dsn)
-    async with listening_relay_on(shop, database=database, settings=RelaySettings(lease=30.0)):
+    async with listening_relay_on(shop, database=database, settings=RelaySettings(lease=600.0)):
         await shop.value_becomes("select count(*) from relay where listening", 1)
         with psycopg.connect(pooled.dsn, prepare_threshold=None) as writer:
             for number in range(10):
                 shop.outbox.publish(writer, OrderPlaced("o-1", number), tenant_id="acme")
                 writer.commit()
-                await shop.signals.wait_total("relay.appended", number + 1, timeout=5)
+                await shop.signals.wait_total("relay.appended", number + 1)
 
 
 async def test_consumers_work_through_a_transaction_pooler(shop: Shop, pooled: Database) -> None:

@@ -226,7 +226,7 @@ class TestLocks:
             )
             # In one breath, so that nothing of this session is left when the desk begins again.
             await other.execute(f"select from shop.outbox where id = '{event_id}' for update; commit".encode())
-            done = await asyncio.wait_for(retrying, 20)
+            done = await asyncio.wait_for(retrying, 60)
         assert (done.done, list(done.left_alone)) == (1, [])
         assert outbox_rows(shop) == [(event_id, "pending", 0)]
 
@@ -270,7 +270,7 @@ class TestStrictOrderDuringAReplay:
             driving = asyncio.create_task(
                 desk(shop).drive(operation.id, lambda progress: fed.set() if progress.done else None)
             )
-            await asyncio.wait_for(fed.wait(), 20)
+            await asyncio.wait_for(fed.wait(), 60)
             place_in_log(shop, ("o-1", 3), ("o-1", 4))
             await driving
             await settled(shop, "index")
@@ -304,7 +304,7 @@ async def test_under_strict_ordering_a_replay_does_not_wait_behind_a_failed_deli
     shop.place(number=2)
     async with relay_on(shop, transport=transport):
         await shop.value_becomes("select count(*)::int from outbox where status = 'failed'", 1)
-        ended = await asyncio.wait_for(replay(shop, Selection(event_ids=(first,)), to=TO_TRANSPORT), 20)
+        ended = await asyncio.wait_for(replay(shop, Selection(event_ids=(first,)), to=TO_TRANSPORT), 60)
         (problem,) = await desk(shop).problems(ended.id)
         assert (ended.status, ended.failed) == ("done", 1)
         assert problem.note == "waits behind a failed delivery of order o-1"
@@ -332,5 +332,5 @@ async def test_without_the_declaration_it_says_what_it_may_wait_for(
                 driving.stopping.set()
 
         driving = desk(shop, declared=False).driver(operation.id, show)
-        await asyncio.wait_for(driving.run(), 20)
+        await asyncio.wait_for(driving.run(), 60)
     assert [text.split(",")[0] for text in said] == ["order o-1 has a failed delivery"]

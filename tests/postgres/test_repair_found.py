@@ -47,12 +47,12 @@ async def feed(shop: Shop, operation: Operation, count: int) -> None:
             driver.stopping.set()
 
     driver = Driver(shop.outbox, shop.database, operation.id, on_progress=look)
-    await asyncio.wait_for(driver.run(), 20)
+    await asyncio.wait_for(driver.run(), 60)
 
 
 async def drive(shop: Shop, operation: Operation) -> tuple[int, int]:
     """To its end: how many are done, how many failed."""
-    ended = await asyncio.wait_for(desk(shop).drive(operation.id), 20)
+    ended = await asyncio.wait_for(desk(shop).drive(operation.id), 60)
     return ended.done, ended.failed
 
 
@@ -124,7 +124,7 @@ class TestDiscardedBeforeItsTurn:
         # More slow ones than one slice takes: a stop leaves some of the page.
         ids = place_in_log(shop, *(("slow", 100 + number) for number in range(40)), ("o-1", 1), ("o-1", 2))
         async with worker_on(shop, consumer, lease=1.0) as worker:
-            await asyncio.wait_for(held.wait(), 20)
+            await asyncio.wait_for(held.wait(), 60)
             await shop.signals.wait("consumer.failed")
             if how == "kill":
                 await kill(worker)
@@ -355,12 +355,12 @@ class TestAbortWithABusHandlerAtWork:
         async with bus_on(shop):
             operation = await desk(shop).start(Selection(event_ids=(event_id,)), to="index", again=True)
             await feed(shop, operation, 1)
-            await asyncio.wait_for(held.inside.wait(), 10)
+            await asyncio.wait_for(held.inside.wait(), 60)
             aborting = asyncio.create_task(desk(shop).abort(operation.id))
             # It waits for what the handler makes of the event.
             await shop.value_becomes(WAITING_FOR_A_LOCK, 1)
             held.gate.set()
-            ended = await asyncio.wait_for(aborting, 20)
+            ended = await asyncio.wait_for(aborting, 60)
             if fails:
                 await shop.value_becomes("select count(*)::int from dead_letter_events", 1)
             else:
@@ -382,7 +382,7 @@ class TestAbortWithABusHandlerAtWork:
         async with bus_on(shop):
             operation = await desk(shop).start(Selection(consumer="index"))
             await feed(shop, operation, 1)
-            await asyncio.wait_for(held.inside.wait(), 10)
+            await asyncio.wait_for(held.inside.wait(), 60)
             ended = await desk(shop).abort(operation.id)
             held.gate.set()
             query = "select status || ' ' || attempts from dead_letter_events"

@@ -74,7 +74,7 @@ class TestEdits:
         transport = SlowTransport()
         async with relay_on(shop, transport=transport):
             event_id = shop.place("o-1", 1, note="old")
-            await asyncio.wait_for(transport.inside.wait(), 10)
+            await asyncio.wait_for(transport.inside.wait(), 60)
             with pytest.raises(LetterNotFound, match="is retrying: only parked and discarded ones can be edited"):
                 await desk(shop).edit(event_id, NEW)
             # However the letter came to be parked while its row is pending: the relay may have read the row.
@@ -102,7 +102,7 @@ class TestEdits:
         (event_id,) = shop.publish(OrderPlaced("o-1", 1, "old"))
         append(shop)
         async with worker_on(shop, consumer):
-            await asyncio.wait_for(inside.wait(), 10)
+            await asyncio.wait_for(inside.wait(), 60)
             with pytest.raises(LetterNotFound, match="is retrying: only parked and discarded"):
                 await desk(shop).edit(event_id, NEW)
             gate.set()
@@ -140,7 +140,7 @@ class TestLettersInHand:
         chosen = Selection(event_ids=(event_id,))
         async with worker_on(shop, held.consumer):
             await desk(shop).retry(chosen)
-            await asyncio.wait_for(held.inside.wait(), 10)
+            await asyncio.wait_for(held.inside.wait(), 60)
             discarded = await desk(shop).discard(chosen, reason="too late")
             retried = await desk(shop).retry(chosen)
             held.gate.set()
@@ -181,13 +181,13 @@ class TestLettersInHand:
         async with worker_on(shop, held.consumer):
             operation = await desk(shop).start(Selection(from_position=1), to="index", again=True)
             driving, driver = await fed(shop, operation)
-            await asyncio.wait_for(held.inside.wait(), 10)
+            await asyncio.wait_for(held.inside.wait(), 60)
             driver.stopping.set()
             await driving
             aborting = asyncio.create_task(desk(shop).abort(operation.id))
             await shop.value_becomes("select status from operation", "aborting")
             held.gate.set()
-            ended = await asyncio.wait_for(aborting, 20)
+            ended = await asyncio.wait_for(aborting, 60)
         assert (ended.status, ended.done, ended.failed) == ("aborted", 1, 0)
         assert held.ledger.numbers() == [1, 1]
         assert letters(shop, "status") == [("resolved",)]
@@ -270,7 +270,7 @@ class TestNamesDuringAReplay:
         _, operation = await start_of_one(shop)
         driving, _ = await fed(shop, operation)
         await change(shop, forget, "index")
-        done = await asyncio.wait_for(driving, 20)
+        done = await asyncio.wait_for(driving, 60)
         assert (done.status, done.skipped) == ("done", 1)
 
     async def test_a_letter_of_a_consumer_without_a_checkpoint_is_missed_by_name(
@@ -288,7 +288,7 @@ class TestNamesDuringAReplay:
         driving = asyncio.create_task(driver.run())
         await shop.value_becomes("select count(*)::int from operation_event where state = 'started'", 1)
         shop.rows("delete from consumer")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "has no checkpoint" not in await said.get():
                 pass
         driver.stopping.set()

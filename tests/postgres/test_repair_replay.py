@@ -373,7 +373,7 @@ class TestDrivers:
         operation = await desk(shop).start(ALL, to="index", again=True)
         driver = desk(shop).driver(operation.id, listen)
         driving = asyncio.create_task(driver.run())
-        await asyncio.wait_for(told.wait(), 20)
+        await asyncio.wait_for(told.wait(), 60)
         driver.stopping.set()
         assert (await driving).status == "running"
         assert said[0] == "nobody works for consumer 'index': start `aftercommit worker index`"
@@ -462,7 +462,7 @@ async def kill_driver(shop: Shop, driving: "asyncio.Task[Any]") -> None:
 
 async def drive_when_free(shop: Shop, operation_id: Any) -> Any:
     """As soon as the lease of the one before has run out."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await desk(shop).drive(operation_id)

@@ -163,7 +163,7 @@ class TestWorkers:
         held.held = True
         place_in_log(shop, *numbered(2))
         async with worker_on(shop, held.consumer):
-            await asyncio.wait_for(held.inside.wait(), 20)
+            await asyncio.wait_for(held.inside.wait(), 60)
             seeking_back = asyncio.create_task(desk(shop).seek("index", "end", force=True))
             await shop.value_becomes(
                 "select count(*)::int from pg_stat_activity where datname = current_database() "
@@ -186,7 +186,7 @@ class TestWorkers:
         held.held = True
         place_in_log(shop, ("o-1", 1))
         async with worker_on(shop, held.consumer):
-            await asyncio.wait_for(held.inside.wait(), 20)
+            await asyncio.wait_for(held.inside.wait(), 60)
             with pytest.raises(RepairError, match=r"has events in hand, and has had for 0.05 s: nothing was moved"):
                 await desk(shop).seek("index", "start", force=True)
             held.gate.set()

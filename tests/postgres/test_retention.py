@@ -254,7 +254,7 @@ class TestInbox:
             beginner.commit()
 
             # Whether it waited long enough or gave up: there is somebody who relies on the horizon.
-            assert sweeping.result(timeout=30)["inbox"].kept_back
+            assert sweeping.result(timeout=60)["inbox"].kept_back
         assert read == (None,)
         assert upkeep(connection, "inbox", "horizon") is None
         assert value(connection, "select count(*) from aftercommit.processed_events") == 1

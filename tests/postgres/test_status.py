@@ -207,7 +207,7 @@ class TestHolders:
                 wait_until(lambda: waits_for_a_lock(shop.dsn, "the relay"))
                 found = {each.name: each for each in holders.holders(connection, shop.outbox.shape)}
                 blocking, pid = found[str(holder.info.backend_pid)], waiting.info.backend_pid
-            reading.result(timeout=20)
+            reading.result(timeout=60)
         assert f"process {pid} (the relay), waiting for its locks" in blocking.holds
 
     def test_a_locked_table_is_not_waited_for_and_its_holder_is_named(self, shop: Shop) -> None:

@@ -54,7 +54,7 @@ async def test_a_sweeper_that_is_cancelled_does_one_statement_more(shop: Shop, m
     def held(self: Round, *arguments: Any) -> int:
         steps.append(1)
         reached.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return step(self, *arguments)
 
     monkeypatch.setattr(Round, "_step", held)

@@ -102,3 +102,9 @@ def said(caplog: Any, level: int = logging.WARNING) -> list[str]:
         for record in caplog.records
         if record.name.startswith("aftercommit.bot") and record.levelno >= level
     ]
+
+
+def everything(caplog: Any) -> str:
+    """Each log line with all its fields and its traceback."""
+    formatter = logging.Formatter("%(message)s")
+    return "\n".join(f"{formatter.format(record)} {record.__dict__}" for record in caplog.records)

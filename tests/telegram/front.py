@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from aftercommit.feed.server import HttpServer
+from aftercommit.feed.server.http_server import HttpServer
 from tests.investigations import TLS
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]

@@ -209,7 +209,9 @@ async def test_what_exactly_is_wrong_is_not_told_to_strangers(tmp_path: Path):
         ada, stranger = scene.telegram.open_chat("Ada"), scene.telegram.open_chat("Stranger")
         scene.link(ada, 17)
         async with scene.bot():
-            assert "🔴 Not connected: The feed answered 503" in await scene.says(ada, "/status")
-            assert "🔴 Still not connected: The feed answered 503" in await scene.says(ada, "/connect")
-            assert "🔴 Not connected: it does not answer" in await scene.says(stranger, "/status")
-            assert await scene.says(stranger, "/connect") == "🔴 Still not connected: it does not answer"
+            error = "The service answers with an error of its own."
+            assert f"🔴 Not connected. {error}\nThe feed answered 503" in await scene.says(ada, "/status")
+            assert f"🔴 Still not connected. {error}\nThe feed answered 503" in await scene.says(ada, "/connect")
+            status = await scene.says(stranger, "/status")
+            assert status.splitlines()[1:] == [f"🔴 Not connected. {error}", "/connect tries once more."]
+            assert await scene.says(stranger, "/connect") == f"🔴 Still not connected. {error}"

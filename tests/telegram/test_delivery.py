@@ -77,7 +77,7 @@ async def test_a_failure_that_passes_delays_events_and_loses_none(fault: Fault, 
         scene.link(bob, 18)
         scene.telegram.switch(fault, chat=ada, method="sendMessage", times=2)
         scene.backend.publish(17, 18, count=4)
-        async with scene.bot(send_seconds=0.5):
+        async with scene.bot(send_seconds=2.0):
             await scene.telegram.messages(bob, 4)
             await scene.telegram.until(lambda: expected(1, 4) == titles(scene, ada) or None, timeout=40)
         assert titles(scene, bob) == expected(1, 4)
@@ -221,7 +221,7 @@ async def test_a_bot_whose_token_is_taken_away_ends_and_moves_no_place(tmp_path:
         scene.link(ada, 17)
         scene.backend.publish(17)
         with pytest.raises(TelegramRefused):
-            await asyncio.wait_for(beside(Bot(scene.settings(api=address, update_seconds=1), probe=scene.points)), 20)
+            await asyncio.wait_for(beside(Bot(scene.settings(api=address, update_seconds=1), probe=scene.points)), 40)
         assert scene.place(ada) == "0"
 
 

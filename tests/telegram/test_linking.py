@@ -138,7 +138,9 @@ async def test_a_chat_is_not_linked_when_its_place_cannot_be_found(tmp_path: Pat
         code = own_code(scene)
         async with scene.bot():
             scene.backend.for_users["17"] = refuse(403)
-            assert "could not be reached while linking" in await scene.says(ada, f"/start {code}")
+            assert "Linking did not work. The service answers, but does not let me read this." in await scene.says(
+                ada, f"/start {code}"
+            )
         [line] = [record for record in caplog.records if record.getMessage() == "bot_link_failed"]
         assert "told 403" in line.__dict__["error"]
         store = scene.store()
@@ -210,7 +212,7 @@ async def test_linking_while_the_backend_was_not_there_at_the_start_says_so_and_
             assert "/connect tries once more" in await scene.says(ada, f"/start {code}")
             scene.backend.publish(17)
             assert await scene.says(ada, "/connect") == "🟢 Connected."
-            await asyncio.wait_for(scene.telegram.messages(ada, 3), 20)
+            await asyncio.wait_for(scene.telegram.messages(ada, 3), 40)
 
 
 @pytest.mark.contract("T11")

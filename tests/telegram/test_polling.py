@@ -58,7 +58,7 @@ async def test_a_backend_that_is_restarted_is_polled_on(tmp_path: Path, caplog: 
             await scene.backend.stop()
             scene.backend.publish(17)
             status = await scene.says(ada, "/status")
-            while "🟡 The service does not answer; I keep trying" not in status:
+            while "🟡 The service does not answer. I keep trying." not in status:
                 status = await scene.says(ada, "/status")
             await scene.backend.start()
             await scene.telegram.until(lambda: scene.texts(ada)[-1].startswith("🆕 task 2") or None)

@@ -97,7 +97,9 @@ def test_the_command_line_shows_what_was_set_aside(state: str, store: Store):
         "running": False, "trouble": None, "links": 2, "muted": 0, "unreachable": 0, "set_aside": 0
     }  # fmt: skip
     store.set_aside(link, Failure(5, "17", "4", "4", "task_created", "blocked", "Forbidden: blocked", utc_now()), "4")
-    assert "unreachable  1" in run("status", state=state, status=3).output
+    shown = run("status", state=state, status=3).output
+    assert "unreachable  1" in shown
+    assert "trouble      not known while no bot runs" in shown
     shown = run("failures", state=state).output
     assert "task_created" in shown
     assert "Forbidden: blocked" in shown
@@ -140,14 +142,60 @@ def test_a_code_is_printed_once_and_ends(state: str):
     assert len(run("code", "--user", "17", state=state).stdout.strip()) == 10
     for wrong in (("--for", "0s"), ("--for", "8d"), ("--for", "for ever")):
         run("code", "--user", "17", *wrong, state=state, status=2)
+    assert "--for 8d: a code ends" in run("code", "--user", "17", "--for", "8d", state=state, status=2).output
     for user in (" ", "Zoë", "1\n7", " 17", "1" * 201):
         assert "give the user as the feed knows them" in run("code", "--user", user, state=state, status=2).output
+
+
+def test_where_there_is_nothing_to_show_it_says_so(state: str, store: Store):
+    assert "no chat is linked: `" in run("links", state=state).stderr
+    assert run("failures", state=state).stderr == "nothing was set aside\n"
+    assert run("failures", "--user", "17", state=state).stderr == "nothing was set aside for these\n"
+    assert json.loads(run("links", "--json", state=state).stdout) == []
+
+
+def test_an_option_that_means_nothing_to_the_bot_is_not_passed_over_in_silence(state: str, store: Store):
+    shown = run("links", "--dsn", "postgresql://elsewhere/x", "--schema", "orders", state=state).stderr
+    assert "--dsn is not used: what the bot remembers is found by --state" in shown
+    assert "--schema is not used" in shown
+
+
+@pytest.mark.parametrize(
+    "wrong", ["postgresql://ada:hush-hush@127.0.0.1:1/x", "host=/nowhere user=ada password=hush-hush dbname=x"]
+)
+def test_a_state_that_cannot_be_reached_names_the_option_that_says_where_it_is(wrong: str):
+    told = run("status", state=wrong, status=1).output
+    assert "the bot's state in schema aftercommit_bot of" in told
+    assert "check AFTERCOMMIT_BOT_STATE (or --state)" in told
+    assert "DATABASE_URL" not in told
+    assert "hush" not in told
 
 
 def test_without_a_state_there_is_nothing_to_show(tmp_path: Path):
     outcome = run("links", state=str(tmp_path / "none.sqlite"), status=1)
     assert "there is no state of a bot in" in outcome.output
     assert not (tmp_path / "none.sqlite").exists()
+
+
+def test_without_a_file_the_state_is_found_where_up_runs_a_bot(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("AFTERCOMMIT_BOT_STATE", raising=False)
+    monkeypatch.setenv("AFTERCOMMIT_HOME", str(tmp_path))
+    monkeypatch.setenv("DATABASE_URL", database)
+    none = CliRunner().invoke(cli, ["bot", "links"])
+    assert f"there is no state of a bot in {tmp_path / 'bot.sqlite'}" in none.output
+    there = open_store(database)
+    there.prepare()
+    there.put_link(Link(700, "17", "Ada", "en", None, utc_now()))
+    there.close()
+    found = CliRunner().invoke(cli, ["bot", "links"])
+    assert found.exit_code == 0, found.output
+    assert "17" in found.stdout
+    assert "the bot's state is found in" in found.stderr
+    # The file comes first: `aftercommit bot` by itself remembers there.
+    open_store(str(tmp_path / "bot.sqlite")).prepare()
+    assert "no chat is linked" in CliRunner().invoke(cli, ["bot", "links"]).output
 
 
 def test_what_it_has_to_be_told_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch):

@@ -1,32 +1,31 @@
 """The token is a part of every address that the bot asks: it is in no log line, no error and no text."""
 
+import json
 import logging
+import re
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from aftercommit.errors import DeclarationError
+from aftercommit.client import Pace
+from aftercommit.errors import DeclarationError, FollowError
 from aftercommit.telegram import BotSettings
 from aftercommit.telegram.answers import Later
 from aftercommit.telegram.api import BotApi
+from aftercommit.telegram.reader import Reader
 from aftercommit.telegram.redaction import Redaction, without_userinfo
 from aftercommit.telemetry import JsonFormatter
 from aftercommit.testing.bot_api import BotApiServer, Drop, ServerError, TooManyRequests
-from tests.telegram.backend import Reply, backend
-from tests.telegram.bots import said, stage
+from tests.telegram.backend import Reply, backend, say
+from tests.telegram.bots import everything, said, stage
 from tests.telegram.front import front
 
 SECRET = "1000000001:" + "very-secret-token-of-the-bot-0123456"
-
-
-def everything(caplog: pytest.LogCaptureFixture) -> str:
-    """Each log line with all its fields and its traceback."""
-    formatter = logging.Formatter("%(message)s")
-    return "\n".join(f"{formatter.format(record)} {record.__dict__}" for record in caplog.records)
 
 
 async def test_no_log_line_of_ours_or_of_httpx_has_the_token(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -40,7 +39,7 @@ async def test_no_log_line_of_ours_or_of_httpx_has_the_token(tmp_path: Path, cap
             telegram.switch(fault, method="sendMessage", times=1)
         telegram.switch(Drop(), method="getUpdates", times=1)
         scene.backend.publish(17, count=2)
-        async with scene.bot(send_seconds=0.5, credential="act_hush-hush"):
+        async with scene.bot(send_seconds=2.0, credential="act_hush-hush"):
             await telegram.messages(ada, 2, timeout=60)
             await scene.says(ada, "/status")
     told = everything(caplog)
@@ -154,6 +153,77 @@ async def test_a_name_and_a_password_in_an_address_are_neither_logged_nor_told(
     )
     assert "HTTP Request: GET http://" in told
     assert "hush" not in told
+
+
+CREDENTIAL = "act_hush-hush-hush-hush"
+
+
+async def test_a_credential_in_the_words_of_a_place_that_is_gone_is_neither_told_nor_kept_nor_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG)
+
+    async def gone(reply: Reply) -> None:
+        shown = reply.request.headers["authorization"]
+        body = {"error": "gone", "message": f"{shown} is late", "details": {"reason": f"x {shown}", "restart": "0"}}
+        await reply.answer(410, body)
+
+    async with stage(tmp_path) as scene:
+        ada = scene.telegram.open_chat("Ada")
+        scene.backend.publish(17)
+        scene.link(ada, 17, place="7")
+        async with scene.bot(credential=CREDENTIAL):
+            scene.backend.script.append(gone)
+            await scene.points.wait("bot.saved", 1)
+            assert "Bearer [hidden] is late" in await scene.says(ada, "/status")
+        store = scene.store()
+        [failure] = store.failures()
+        store.close()
+    assert (failure.kind, failure.place, failure.reason) == ("gap", "0", "x Bearer [hidden]: Bearer [hidden] is late")
+    told = everything(caplog) + "".join(scene.texts(ada))
+    assert "bot_gap" in told
+    assert "hush" not in told + str(failure)
+
+
+# Where the credential stands in an answer of so many bytes: around the places at which texts are cut.
+PLACES = (0, 40, 56, 70, 79, 400, 460, 480, 499, 1960, 1999)
+
+
+@pytest.mark.parametrize("status", [200, 302, 403, 410])
+@pytest.mark.parametrize("credential", [CREDENTIAL, 'act_"hush\\hush/hush'], ids=["plain", "with marks"])
+async def test_no_half_of_a_credential_is_left_where_an_answer_is_cut(status: int, credential: str, tmp_path: Path):
+    in_json = json.dumps(credential)[1:-1]
+    forms = {credential, in_json, in_json.replace("/", "\\/")}
+    async with stage(tmp_path) as scene, AsyncExitStack() as stack:
+        settings = scene.settings(credential=credential, pace=Pace(failures=0, answer=5.0))
+        reader = Reader(settings, Redaction(settings.token, credential=credential))
+        stack.push_async_callback(reader.close)
+        for said in ("x" * place + form for form in forms for place in PLACES):
+
+            async def quote_it(reply: Reply, said: str = said) -> None:
+                head = f"HTTP/1.1 {status} x\r\nlocation: {said}\r\ncontent-length: {len(said)}\r\n\r\n"
+                reply.writer.write((head + said).encode())
+                await reply.writer.drain()
+
+            scene.backend.for_users.update({"17": quote_it, "": quote_it})
+            told = [await reader.health("17"), await reader.poll("17", "5", None), await reader.redeem("CODE")]
+            with pytest.raises(FollowError) as caught:
+                await reader.newest("17")
+            assert not re.search("act_|hush", f"{told} {reader.trouble_of(caught.value)}")
+
+
+async def test_a_user_for_whom_nobody_can_ask_is_told_without_a_credential(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async with stage(tmp_path) as scene:
+        ada = scene.telegram.open_chat("Ada")
+        scene.backend.for_users[""] = say({"user_id": "Zoë" + "x" * 45 + CREDENTIAL})
+        async with scene.bot(credential=CREDENTIAL):
+            await scene.says(ada, "/start CODE")
+        told = everything(caplog)
+    assert "for which nobody can ask" in told
+    assert "[hidden]" in told
+    assert "act_" not in told
 
 
 @pytest.mark.parametrize(

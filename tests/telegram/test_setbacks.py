@@ -123,7 +123,7 @@ async def test_a_bot_whose_state_another_took_ends_without_sending(database: str
 
         bot = Bot(scene.settings(), store=store, pacing=quick_pacing(), probe=scene.points)
         with pytest.raises(StateTaken):
-            await asyncio.wait_for(lose_it(bot), 20)
+            await asyncio.wait_for(lose_it(bot), 40)
         assert scene.texts(ada) == []
         other.close()
 
@@ -178,7 +178,7 @@ async def test_while_nobody_is_answered_everybody_is_told_so_and_strangers_no_de
         ada, bob, stranger = (scene.telegram.open_chat(name) for name in ("Ada", "Bob", "Stranger"))
         scene.link(ada, 17)
         scene.link(bob, 18)
-        async with scene.bot(), asyncio.timeout(20):
+        async with scene.bot(), asyncio.timeout(40):
             scene.backend.for_users.update({"17": refuse(503), "18": refuse(503)})
             # Three in a row mean everybody.
             while "🟡" not in (status := await scene.says(stranger, "/status")):

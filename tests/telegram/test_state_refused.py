@@ -3,12 +3,14 @@
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from aftercommit.clock import utc_now
-from aftercommit.errors import StateUnavailable
+from aftercommit.errors import StateError, StateUnavailable
 from aftercommit.telegram import Failure, Link, Store, open_store
 from aftercommit.telegram.states.postgres import SCHEMA
 from tests.telegram.bots import said, stage
@@ -80,6 +82,36 @@ def test_a_database_that_may_only_be_read_is_unavailable_for_writing(database: s
         store.put_link(link(5))
     assert store.links() == []
     store.close()
+
+
+@pytest.fixture
+def role(database: str) -> Iterator[str]:
+    """A user of the server who can be refused."""
+    name = f"bot_{uuid4().hex[:12]}"
+    beside(database, f"create role {name} login superuser")
+    yield name
+    beside(database, f"drop role {name}")
+
+
+def test_a_refused_user_ends_who_comes_and_is_waited_for_by_the_bot_that_works(database: str, role: str):
+    prepared = open_store(database)
+    prepared.prepare()
+    prepared.close()
+    where = make_conninfo(database, user=role)
+    working, newcomer = open_store(where), open_store(where)
+    working.lock()
+    beside(database, f"alter role {role} nologin")
+    beside(database, f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'")
+    remedy = r"check AFTERCOMMIT_BOT_STATE \(or --state\)"
+    with pytest.raises(StateUnavailable, match=remedy):
+        working.links()
+    with pytest.raises(StateError, match=remedy) as told:
+        newcomer.links()
+    assert not isinstance(told.value, StateUnavailable)
+    beside(database, f"alter role {role} login")
+    assert working.links() == newcomer.links() == []
+    working.close()
+    newcomer.close()
 
 
 @pytest.mark.contract("T11")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from aftercommit.feed.server import listen
+from aftercommit.feed.server.http_server import listen
 from aftercommit.testing.bot_api import BotApiServer, Chat
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.investigations import KEY_SET, STARTING, answers, eventually

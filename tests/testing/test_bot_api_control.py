@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from aftercommit.errors import DeclarationError
 from aftercommit.testing.bot_api import BotApiServer, Drop, Limits
 from tests.programs import PATIENCE, REPOSITORY
 from tests.testing.bots import TLS
@@ -105,6 +106,19 @@ def test_what_makes_no_sense_is_refused(
     assert said in answer.json()["message"]
 
 
+def test_where_there_is_nothing_people_get_a_page_and_programs_the_error(people: httpx.Client):
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path in ("/nothing", "/control/nothing", "/some/where/"):
+        page = people.get(path, headers=browser)
+        assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert 'href="/"' in page.text
+        for accept in ("*/*", "application/json"):
+            told = people.get(path, headers={"Accept": accept})
+            assert (told.status_code, told.json()["error"]) == (404, "not_found")
+    # As with Telegram, whoever asks.
+    assert people.get("/botnonsense/getMe", headers=browser).json()["error_code"] == 404
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000, b"x" * (1 << 21), b'{"first_name": "\\ud800"}'])
 def test_a_body_that_cannot_be_read_is_refused(people: httpx.Client, content: bytes):
     answer = people.post("/control/chats", content=content, headers={"Content-Type": "application/json"})
@@ -177,11 +191,20 @@ def test_the_page_comes_with_everything_it_needs_and_a_strict_policy(people: htt
 
 def test_every_file_of_the_page_is_served(people: httpx.Client):
     served = {path.name for path in FILES.iterdir() if people.get(f"/{path.name}").status_code == 200}
-    assert served == {path.name for path in FILES.iterdir()} - {"chats.html"}
+    assert served == {path.name for path in FILES.iterdir()} - {"chats.html", "missing.html"}
 
 
-def test_the_page_has_the_colours_of_the_other_pages():
-    assert (FILES / "tokens.css").read_text() == (REPOSITORY / "web" / "ui" / "tokens.css").read_text()
+def test_the_page_leads_back_to_what_the_bot_belongs_to():
+    with BotApiServer.in_thread(limits=NO_LIMITS) as server:
+        assert httpx.get(f"{server.url}/control/state", verify=TLS).json()["ways"] == []
+        server.lead_back({"shop": "http://127.0.0.1:8090/", "Tasks": "http://127.0.0.1:8090/tasks/board"})
+        assert httpx.get(f"{server.url}/control/state", verify=TLS).json()["ways"] == [
+            {"label": "shop", "href": "http://127.0.0.1:8090/"},
+            {"label": "Tasks", "href": "http://127.0.0.1:8090/tasks/board"},
+        ]
+        for wrong in ("javascript:alert(1)", "/tasks", ""):
+            with pytest.raises(DeclarationError, match="is no address: give one that begins with http://"):
+                server.lead_back({"shop": wrong})
 
 
 # --- the journal

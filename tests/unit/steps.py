@@ -6,11 +6,13 @@ without a pattern.
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from importlib import import_module
 from re import IGNORECASE, Match, Pattern
-from re import _constants as code
-from re import _parser as parser
 from typing import Any
+
+# Of the standard library, without an address that is promised or typed.
+code: Any = import_module("re._constants")
+parser: Any = import_module("re._parser")
 
 Node = tuple[Any, Any]
 CATEGORIES: dict[Any, Callable[[str], bool]] = {
@@ -53,6 +55,8 @@ class Steps:
         self._nodes: list[Node] = list(parser.parse(real.pattern, real.flags))
         self._folds = bool(real.flags & IGNORECASE)
         self._text, self._end = "", 0
+        # By the identity of a set, which lives as long as the pattern does, and a character.
+        self._among: dict[tuple[int, str], bool] = {}
         self._groups: dict[int, tuple[int, int]] = {}
 
     def match(self, text: str, begin: int = 0, end: int | None = None) -> Match[str] | None:
@@ -94,6 +98,12 @@ class Steps:
 
     def _run(self, nodes: list[Node], index: int, place: int) -> Iterator[int]:
         """Where these nodes may end, the preferred first."""
+        # A single character is there or not: there is nothing to come back to.
+        while index < len(nodes) and nodes[index][0] in SINGLE:
+            self._count.steps += 1
+            if place >= self._end or not self._is(*nodes[index], self._text[place]):
+                return
+            index, place = index + 1, place + 1
         if index == len(nodes):
             yield place
             return
@@ -101,21 +111,18 @@ class Steps:
             yield from self._run(nodes, index + 1, reached)
 
     def _first(self, nodes: Any, place: int) -> int | None:
-        return next(self._run(list(nodes), 0, place), None)
+        return next(self._run(nodes.data, 0, place), None)
 
     def _one(self, kind: Any, told: Any, place: int) -> Iterator[int]:
         self._count.steps += 1
-        if kind in SINGLE:
-            if place < self._end and self._is(kind, told, self._text[place]):
-                yield place + 1
-        elif kind is code.SUBPATTERN:
-            for reached in self._run(list(told[3]), 0, place):
+        if kind is code.SUBPATTERN:
+            for reached in self._run(told[3].data, 0, place):
                 if told[0] is not None:
                     self._groups[told[0]] = (place, reached)
                 yield reached
         elif kind is code.BRANCH:
             for nodes in told[1]:
-                yield from self._run(list(nodes), 0, place)
+                yield from self._run(nodes.data, 0, place)
         elif kind is code.MAX_REPEAT:
             yield from self._greedy(told, place)
         elif kind is code.POSSESSIVE_REPEAT:
@@ -147,13 +154,13 @@ class Steps:
 
     def _greedy(self, told: tuple[int, int, Any], place: int) -> Iterator[int]:
         least, most, nodes = told
-        if len(nodes) == 1 and nodes[0][0] in SINGLE:
-            run = self._run_of(nodes[0], most, place)
+        if len(nodes.data) == 1 and nodes.data[0][0] in SINGLE:
+            run = self._run_of(nodes.data[0], most, place)
             for count in range(run, least - 1, -1):
                 self._count.steps += 1
                 yield place + count
         else:
-            yield from self._more(least, most, list(nodes), place, 0)
+            yield from self._more(least, most, nodes.data, place, 0)
 
     def _more(self, least: int, most: int, nodes: list[Node], place: int, count: int) -> Iterator[int]:
         if count < most:
@@ -165,8 +172,8 @@ class Steps:
 
     def _possessive(self, told: tuple[int, int, Any], place: int) -> Iterator[int]:
         least, most, nodes = told
-        if len(nodes) == 1 and nodes[0][0] in SINGLE:
-            count = self._run_of(nodes[0], most, place)
+        if len(nodes.data) == 1 and nodes.data[0][0] in SINGLE:
+            count = self._run_of(nodes.data[0], most, place)
             place += count
         else:
             count = 0
@@ -184,15 +191,18 @@ class Steps:
 
     def _is(self, kind: Any, told: Any, character: str) -> bool:
         if kind is code.IN:
-            return _among(tuple(told), character) or (self._folds and _among(tuple(told), character.swapcase()))
+            known = self._among.get((id(told), character))
+            if known is None:
+                known = _among(told, character) or (self._folds and _among(told, character.swapcase()))
+                self._among[id(told), character] = known
+            return known
         if kind is code.ANY:
             return True
         same = ord(character) == told or (self._folds and ord(character.swapcase()[0]) == told)
         return bool(same) is (kind is code.LITERAL)
 
 
-@lru_cache(maxsize=100_000)
-def _among(items: tuple[Node, ...], character: str) -> bool:
+def _among(items: list[Node], character: str) -> bool:
     negated = items[0][0] is code.NEGATE
     return any(_item(*item, character) for item in items[negated:]) is not negated
 

@@ -10,7 +10,7 @@ import pytest
 from aftercommit.errors import AudienceViolation, DeclarationError, UnknownStrand
 from aftercommit.event.envelope import Record
 from aftercommit.feed import ByAudience, Feed
-from aftercommit.feed.entry import Stored
+from aftercommit.feed.declaration.entry import Stored
 from aftercommit.outbox import Outbox
 from aftercommit.outbox.rows import RowMaker
 from aftercommit.postgres.arrays import text_array

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from aftercommit.feed import EVERYTHING, Chosen, Cursor, Feed, Strand
-from aftercommit.feed.blocks import Block, Blocks
-from aftercommit.feed.crowd import AT_ONCE, Crowd
+from aftercommit.feed import EVERYTHING, Chosen, Cursor, Feed
+from aftercommit.feed.live.blocks import Block, Blocks
+from aftercommit.feed.live.crowd import AT_ONCE, Crowd
+from aftercommit.feed.strands.strand import Strand
 from tests.unit.test_feed_strand import ERRORS, FEED, entry, strand_with
 
 READERS = 2 * AT_ONCE + 10

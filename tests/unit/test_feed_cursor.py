@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from aftercommit.errors import BadParameter, InvalidCursor
 from aftercommit.feed import POSITION, TIME_AND_SEQ, Cursor, timestamp
-from aftercommit.feed.cursor import moment_of
+from aftercommit.feed.declaration.cursor import moment_of
 
 NOON = datetime(2025, 11, 12, 10, 30, 5, 123_456, UTC)
 MOMENTS = some.datetimes(datetime(1970, 1, 1), datetime(9998, 1, 1), timezones=some.just(UTC))  # noqa: DTZ001

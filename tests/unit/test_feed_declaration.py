@@ -19,13 +19,12 @@ from aftercommit.feed import (
     Entry,
     Equals,
     Everything,
-    FeedHub,
-    HubSettings,
     Limits,
     Page,
     PagedBody,
     Wire,
 )
+from aftercommit.feed.strands.hub import FeedHub, HubSettings
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.shape import LogFacet

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from aftercommit.errors import BadParameter, DeclarationError
-from aftercommit.feed import AtLeast, Equals, OneOf
-from aftercommit.feed.facets import Facets
-from aftercommit.feed.filters import EVERYTHING, choose
+from aftercommit.feed import EVERYTHING, AtLeast, Equals, OneOf
+from aftercommit.feed.declaration.facets import Facets
+from aftercommit.feed.declaration.filters import choose
 from tests.postgres.feeding import FILTERS, LEVELS
 
 NAMES = ("level", "source", "service")

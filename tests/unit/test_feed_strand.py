@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from aftercommit.feed import EVERYTHING, Chosen, Cursor, Entry, Feed, Strand, tag_of
-from aftercommit.feed.strand import ENTRY_BYTES, Budget, Loaded
+from aftercommit.feed import EVERYTHING, Chosen, Cursor, Entry, Feed
+from aftercommit.feed.endpoints.etag import tag_of
+from aftercommit.feed.strands.strand import ENTRY_BYTES, Budget, Loaded, Strand
 from aftercommit.service import wait_for_any
 from tests.postgres.feeding import log_feed, log_outbox
 
@@ -288,7 +289,7 @@ def test_a_moment_among_entries_of_the_same_time_lies_before_all_of_them(feed: F
 
 
 def test_what_a_strand_sets_aside_while_it_is_loaded_is_bounded(feed: Feed, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("aftercommit.feed.strand.PENDING_BYTES", 3 * (ENTRY_BYTES + 100))
+    monkeypatch.setattr("aftercommit.feed.strands.strand.PENDING_BYTES", 3 * (ENTRY_BYTES + 100))
     strand = Strand(feed, "i-1", Budget(1 << 20))
     for number in (1, 2, 3):
         strand.add(entry(number, size=100))

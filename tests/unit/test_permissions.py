@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.permissions import LONGEST, MOST, Permissions, checked, needed, problem_of, segment
+from aftercommit.feed.access.permissions import LONGEST, MOST, Permissions, checked, needed, problem_of, segment
 
 READ = "investigation:{key}:read"
 

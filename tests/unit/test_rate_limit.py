@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.rate_limit import Allowance, Rate, RateLimiter
+from aftercommit.feed.access.rate_limit import Allowance, Rate, RateLimiter
 
 MINUTE = Rate("user", 100, 60)
 

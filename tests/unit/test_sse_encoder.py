@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
-from aftercommit.feed import sse
+from aftercommit.feed.http import sse
+from aftercommit.feed.live import endings
 
 HOSTILE = st.text(st.sampled_from("ab :\r\n\0\u2028\u2029\u0085\ufeff\x0b\x0c💥data:idevent"), max_size=60)
 NAMES = st.text(min_size=1, max_size=20).filter(lambda text: not re.search(r"[\r\n\0\ud800-\udfff]", text))
@@ -63,11 +64,11 @@ def test_what_is_no_event_moves_the_place_or_the_pace_only():
 
 
 def test_goodbye_and_reset_say_why_and_where_to_go_on():
-    retry, bye = decoded(sse.bye("shutdown", 1200))
+    retry, bye = decoded(endings.bye("shutdown", 1200))
     assert (retry, bye) == (Retry(1200), Message("bye", '{"reason":"shutdown","retry":1200}', ""))
-    (reset,) = decoded(sse.reset({"reason": "retention", "message": "gone"}, "t#500"))
+    (reset,) = decoded(endings.reset("retention", "gone", "t#500"))
     assert isinstance(reset, Message)
     assert (reset.event, reset.id, json.loads(reset.data)["restart"]) == ("reset", "t#500", "t#500")
-    (empty,) = decoded(b"id: 7\ndata: x\n\n" + sse.reset({"reason": "epoch"}, None))[1:]
+    (empty,) = decoded(b"id: 7\ndata: x\n\n" + endings.reset("epoch", "restored", None))[1:]
     assert isinstance(empty, Message)
     assert (empty.id, json.loads(empty.data)["restart"]) == ("", None)

@@ -3,11 +3,11 @@
 import pytest
 
 from aftercommit.errors import Unauthorized
-from aftercommit.feed.access import Reader
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.errors import Problem
-from aftercommit.feed.permissions import Permissions
-from aftercommit.feed.trusted import TrustedUsers, is_local, is_program, user_in
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.permissions import Permissions
+from aftercommit.feed.access.reader import Reader
+from aftercommit.feed.access.trusted import TrustedUsers, is_local, is_program, user_in
+from aftercommit.feed.http.errors import Problem
 
 pytestmark = pytest.mark.contract("T7")
 

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftercommit.errors import DeclarationError, Unauthorized
-from aftercommit.feed import token_keys
-from aftercommit.feed.bearer import BearerAccess
-from aftercommit.feed.token_keys import ALGORITHMS, TokenKeys, parse_keys
-from aftercommit.feed.tokens import TokenVerifier, id_of, mint, named_by
+from aftercommit.feed.access import token_keys
+from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.feed.access.token_keys import ALGORITHMS, TokenKeys, parse_keys
+from aftercommit.feed.access.tokens import TokenVerifier, id_of, mint, named_by
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 MESSAGE = "Missing or invalid authentication token"

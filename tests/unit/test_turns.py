@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from aftercommit.feed import turns
-from aftercommit.feed.turns import SLICE_SECONDS, Turns
+from aftercommit.feed.strands import turns
+from aftercommit.feed.strands.turns import SLICE_SECONDS, Turns
 
 
 class Clock:
