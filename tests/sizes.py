@@ -15,5 +15,5 @@ def size(suite: Size, long: Size) -> Size:
 
 
 def examples(long: int) -> int:
-    """How many examples a property is tried with: so many in a campaign, a fifth of them in the suite."""
-    return size(max(20, long // 5), long)
+    """How many examples a property is tried with: so many in a campaign, a tenth of them in the suite."""
+    return size(max(10, long // 10), long)

@@ -282,7 +282,7 @@ def test_no_interleaving_of_writers_relays_and_leases_breaks_the_log(shop: Shop)
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=size(30, 300),
+            max_examples=size(20, 300),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
