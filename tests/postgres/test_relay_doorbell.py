@@ -209,6 +209,33 @@ async def test_a_few_at_a_time_silence_the_bell_too_and_then_gather(
         await falls_asleep(shop)
 
 
+async def test_what_is_left_of_a_backlog_is_not_kept_waiting(shop: Shop) -> None:
+    """A look that its limit has ended is followed by the next at once: whatever gathers there has done so already."""
+    settings = RelaySettings(lease=60.0, batch_size=doorbell.BUSY_EVENTS)
+    async with listening_relay_on(shop, settings=settings):
+        await falls_asleep(shop)
+        shop.publish(*(OrderPlaced(f"o-{number}", number) for number in range(4 * doorbell.BUSY_EVENTS)))
+        await shop.signals.wait_total("relay.appended", 4 * doorbell.BUSY_EVENTS)
+        await falls_asleep(shop)
+    assert shop.signals.counts["relay.gathering"] == 0
+
+
+async def test_of_several_carriers_each_is_silenced_by_its_share(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four that share what would be bulk for one are as busy as that one; who is not busy still hears the bell."""
+    # A busy machine makes pauses of its own.
+    monkeypatch.setattr(doorbell, "BUSY_SECONDS", 60.0)
+    hot = next(name for name in map(str, range(100)) if lane(shop, name) % 4 == 0)
+    settings = RelaySettings(lease=60.0, carriers=4)
+    async with listening_relay_on(shop, transport=RecordingTransport(), settings=settings) as relay:
+        bells = relay._doorbells
+        await shop.signals.until(lambda: all(map(relay.lanes.is_listening, bells)), "not all carriers fell asleep")
+        gathering = shop.signals.hold("relay.gathering")
+        shop.publish(*(OrderPlaced(hot, number) for number in range(doorbell.BUSY_EVENTS // 4)))
+        await gathering.wait()
+        assert [relay.lanes.is_listening(each) for each in bells] == [False, True, True, True]
+        gathering.release()
+
+
 async def test_a_few_now_and_then_never_silence_the_bell(
     shop: Shop, ears: Ears, monkeypatch: pytest.MonkeyPatch
 ) -> None:
