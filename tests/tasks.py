@@ -7,6 +7,7 @@ with service(postgres) as tasks:
 """
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Service:
     relay: Program | None = None
     workers: int = 2
     clients: dict[int, httpx.Client] = field(default_factory=dict)
+    _making: threading.Lock = field(default_factory=threading.Lock)
     _connection: psycopg.Connection[Any] | None = None
 
     @property
@@ -60,10 +62,11 @@ class Service:
         return f"{self.url}{EVENTS}"
 
     def as_user(self, user: int) -> httpx.Client:
-        """Somebody, by a token of their own."""
-        if user not in self.clients:
-            self.clients[user] = self.client(Authorization=f"Bearer {signed(user)}")
-        return self.clients[user]
+        """Somebody, by a token of their own. Threads that ask at once get the same client, so that all get closed."""
+        with self._making:
+            if user not in self.clients:
+                self.clients[user] = self.client(Authorization=f"Bearer {signed(user)}")
+            return self.clients[user]
 
     def client(self, **headers: str) -> httpx.Client:
         """Whoever sends these headers (`X_User_Id="1"`); close it."""
