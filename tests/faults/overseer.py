@@ -9,16 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import psycopg
-
 from tests.faults import workload
 from tests.faults.cast import Actor, Death
+from tests.faults.questions import Questions
 
 LOOK: Final = 0.05
 IDLE: Final = 3.0
 # So long ago a process must have begun, and been left in peace, to be an heir.
 SETTLED: Final = 1.5
-APPLICATION: Final = "faults-overseer"
 
 
 @dataclass
@@ -58,14 +56,17 @@ class Recoveries:
 
 
 class Overseer:
-    """Asks on a connection of its own; where the database does not answer, the answer is None."""
+    """Where the database does not answer, the answer is None.
+
+    What is done to it goes over a connection of its own: an order may wait long for somebody who was stopped, and a
+    look that waited behind it would make a takeover appear as long.
+    """
 
     def __init__(self, dsn: str, takeover_limit: float) -> None:
-        self._dsn = dsn
         self._takeover_limit = takeover_limit
         self._troubles: list[Trouble] = []
-        self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._lock = asyncio.Lock()
+        self._looks = Questions(dsn)
+        self._orders = Questions(dsn)
         self._bereaved: list[Bereaved] = []
         self._mourning: set[asyncio.Task[None]] = set()
         self.recoveries = Recoveries()
@@ -87,18 +88,8 @@ class Overseer:
             one.ended = time.monotonic()
 
     async def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]] | None:
-        async with self._lock:
-            try:
-                if self._connection is None or self._connection.closed:
-                    self._connection = await psycopg.AsyncConnection.connect(
-                        self._dsn, autocommit=True, application_name=APPLICATION, prepare_threshold=None
-                    )
-                async with asyncio.timeout(10):
-                    cursor = await self._connection.execute(query.encode(), parameters or None)
-                    return await cursor.fetchall() if cursor.description else []
-            except (psycopg.Error, OSError, TimeoutError):
-                await self._drop()
-                return None
+        """What somebody else wants done or known; None where the database does not answer."""
+        return await self._orders.ask(query, *parameters)
 
     async def insist(self, statement: str) -> None:
         """Until the database has done it."""
@@ -106,19 +97,19 @@ class Overseer:
             await asyncio.sleep(0.1)
 
     async def close(self) -> None:
-        async with self._lock:
-            await self._drop()
+        await self._looks.close()
+        await self._orders.close()
 
     async def lanes_of(self, outbox: str, name: str) -> dict[int, str]:
         """The lanes of a relay by its name, with their tokens."""
         relay = f"(select id from {outbox}.relay where name = %s)"
-        rows = await self.ask(f"select lane, token::text from {outbox}.lane where relay = {relay}", name)
+        rows = await self._looks.ask(f"select lane, token::text from {outbox}.lane where relay = {relay}", name)
         return dict(rows or ())
 
     async def consumers_of(self, pid: int) -> dict[str, str]:
         """The consumers that a process holds, with their tokens."""
         worker = f"{socket.gethostname()}:{pid}"
-        rows = await self.ask("select name, token::text from book.consumer where worker = %s", worker)
+        rows = await self._looks.ask("select name, token::text from book.consumer where worker = %s", worker)
         return dict(rows or ())
 
     async def held_by(self, actor: Actor, pid: int) -> dict[str, str]:
@@ -131,7 +122,7 @@ class Overseer:
     async def still_held(self, held: dict[str, str]) -> int | None:
         """How much of it still carries the same token."""
         tokens = list(set(held.values()))
-        rows = await self.ask(
+        rows = await self._looks.ask(
             """
             select (select count(*) from book.lane where token::text = any(%s))
                  + (select count(*) from post.lane where token::text = any(%s))
@@ -144,7 +135,9 @@ class Overseer:
         return rows[0][0] if rows else None
 
     async def heads(self) -> dict[str, int] | None:
-        rows = await self.ask("select 'book', position from book.head union all select 'post', position from post.head")
+        rows = await self._looks.ask(
+            "select 'book', position from book.head union all select 'post', position from post.head"
+        )
         return dict(rows) if rows else None
 
     def mourn(self, death: Death) -> None:
@@ -204,10 +197,10 @@ class Overseer:
 
     async def _progress_of(self, actor: Actor, names: list[str]) -> dict[str, int] | None:
         if actor.kind == "worker":
-            rows = await self.ask("select name, position from book.consumer where name = any(%s)", names)
+            rows = await self._looks.ask("select name, position from book.consumer where name = any(%s)", names)
         else:
             lanes = [int(name.partition("/")[2]) for name in names]
-            rows = await self.ask(
+            rows = await self._looks.ask(
                 f"""
                 select 'log', coalesce(max(position), 0) from {actor.part.outbox}.log
                 where lane = any(%s) and position > (select position - 2000 from {actor.part.outbox}.head)
@@ -235,8 +228,3 @@ class Overseer:
                 return time.monotonic() - began
             await asyncio.sleep(LOOK)
         return None
-
-    async def _drop(self) -> None:
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await connection.close()

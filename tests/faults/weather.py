@@ -14,7 +14,8 @@ import psycopg
 
 from aftercommit.testing.fault_proxy import FaultProxy
 from tests.faults.options import FLOW_LIMIT, Options
-from tests.faults.overseer import APPLICATION, Overseer
+from tests.faults.overseer import Overseer
+from tests.faults.questions import APPLICATION
 from tests.faults.stage import Stage
 
 FLOW_PATIENCE: Final = 30.0
