@@ -77,11 +77,15 @@ def problem(description: str, *, retry: bool = False) -> Json:
     return told
 
 
+def _spoken(feed: Feed) -> str:
+    return feed.name.replace("_", " ")
+
+
 def _poll(path: str, feed: Feed) -> Json:
     return {
         "operationId": f"read_{feed.name}",
-        "tags": [feed.name],
-        "summary": f"A page of {feed.name}",
+        "tags": [_spoken(feed)],
+        "summary": f"A page of {_spoken(feed)}",
         "description": (
             f"{_beginning(feed)} without `{feed.wire.cursor}`, otherwise those after it; always in ascending order. "
             "Ask again with the ETag in `If-None-Match`: 304 says that there is nothing new. "
@@ -108,8 +112,8 @@ def _poll(path: str, feed: Feed) -> Json:
 def _stream(path: str, feed: Feed) -> Json:
     return {
         "operationId": f"follow_{feed.name}",
-        "tags": [feed.name],
-        "summary": f"A stream of {feed.name}",
+        "tags": [_spoken(feed)],
+        "summary": f"A stream of {_spoken(feed)}",
         "description": (
             f"Server-sent events: `{feed.wire.event_name}` carries an item, and its id is the cursor behind it. An id "
             "alone says how far was looked. `reset` says that the cursor is gone and where to go on, `bye` that the "
