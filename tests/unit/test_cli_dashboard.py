@@ -134,6 +134,16 @@ def test_what_is_said_again_is_one_line_that_says_how_often_and_goes_when_it_is_
     assert recent.lines == [before], "what is said once stays"
 
 
+def test_a_bot_that_polls_is_told_only_when_it_did_not_before() -> None:
+    recent = RecentLines(BriefFormatter())
+    said(recent, logging.INFO, "bot_polling", links=3)
+    assert recent.lines == []
+    said(recent, logging.ERROR, "bot_not_connected", remedy="/connect asks once more")
+    said(recent, logging.INFO, "bot_polling", links=3)
+    [line] = recent.lines
+    assert "bot_polling" in line
+
+
 def test_an_outage_that_is_over_for_everybody_is_not_shown_any_more() -> None:
     recent = RecentLines(BriefFormatter(), 2)
     said(recent, logging.ERROR, "bot_not_connected", remedy="a trouble that lasts")

@@ -15,6 +15,7 @@ _ENDS: Final[Mapping[str, str]] = {
     "database_is_back": "database_is_unavailable",
     "postgresql_runs_again": "postgresql_is_gone",
     "bot_updates_again": "bot_updates_failed",
+    "bot_polling": "bot_not_connected",
 }
 # Who says so, and less loudly than that it began. Relays and consumers say that much of every event.
 _WHERE: Final = ("aftercommit.database", "aftercommit.bot")
@@ -49,7 +50,7 @@ class RecentLines(logging.Handler):
         least: int = logging.WARNING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Shows `count` of them. Of records below `least` it takes those alone that say that something is over."""
+        """Shows `count` of them. Of records below `least` it takes those alone that end a trouble it knows of."""
         super().__init__()
         self.setFormatter(formatter)
         self._count = count
@@ -71,11 +72,13 @@ class RecentLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Remember a record: one line, or with a traceback several."""
-        if record.levelno < self._least and record.getMessage() not in _ENDS:
+        ends = _ENDS.get(record.getMessage())
+        if record.levelno < self._least and ends is None:
             return
         fields: dict[str, Any] = json.loads(JsonFormatter().format(record))
         event, service = str(fields["event"]), str(fields.get("service"))
-        self._end(_ENDS.get(event), service)
+        if not self._end(ends, service) and record.levelno < self._least:
+            return
         key = json.dumps({name: value for name, value in fields.items() if name not in _NOT_WHAT})
         kept = self._kept.pop(key, None) or Kept(event, "")
         kept.text = self.format(record)
@@ -87,13 +90,17 @@ class RecentLines(logging.Handler):
         while len(self._kept) > _REMEMBERED:
             del self._kept[next(iter(self._kept))]
 
-    def _end(self, trouble: str | None, service: str) -> None:
-        """For this service it is over; when it is for all that spoke of it, nobody needs to read of it."""
-        for key, kept in list(self._kept.items()):
-            if kept.event == trouble:
-                kept.services.discard(service)
-                if not kept.services:
-                    del self._kept[key]
+    def _end(self, trouble: str | None, service: str) -> bool:
+        """For this service it is over; when it is for all that spoke of it, nobody needs to read of it.
+
+        Whether there was such a trouble: work that begins as it should ends none.
+        """
+        ended = [(key, kept) for key, kept in self._kept.items() if kept.event == trouble and service in kept.services]
+        for key, kept in ended:
+            kept.services.discard(service)
+            if not kept.services:
+                del self._kept[key]
+        return bool(ended)
 
 
 @contextmanager
