@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Feed, FeedError, follow, items, type FollowState, type Gap } from "../src/index.js";
-import { after, block, cursor, FAST, isStream, log, openStream, page, refuse, serve, type Log } from "./scripted.js";
+import { after, block, cursor, FAST, isStream, log, openStream, page, QUICK, refuse, serve, type Log } from "./scripted.js";
 
 /** Collects until so many have come. */
 function collector(count: number): { seqs: number[]; onItems: (logs: readonly Log[]) => void; full: Promise<void> } {
@@ -33,7 +33,7 @@ test("every event comes once and in order, though the connection is cut within e
     sequence: true,
     onItems,
     onGap: (gap) => gaps.push(gap),
-    clock: FAST,
+    ...QUICK,
   });
   await full;
   follower.stop();
@@ -70,7 +70,7 @@ test("three failures of the stream lead to polling, and a stream that works agai
     onState: ({ name }) => {
       if (states.at(-1) !== name) states.push(name);
     },
-    clock: FAST,
+    ...QUICK,
   });
   await back;
   follower.stop();
@@ -93,7 +93,7 @@ test("a poll that brought nothing is asked again with its tag", async (t) => {
       ? page(response, [], null, 'W/"2"')
       : page(response, [log(1)], cursor(1), 'W/"1"');
   });
-  const follower = follow(new Feed<Log>(address), { onItems: () => {}, clock: FAST });
+  const follower = follow(new Feed<Log>(address), { onItems: () => {}, ...QUICK });
   await full;
   follower.stop();
   assert.deepEqual(tags.slice(0, 4), [undefined, undefined, 'W/"2"', 'W/"2"']);
@@ -108,7 +108,7 @@ test("a refused token is renewed once, and travels in no address", async (t) => 
   });
   const { onItems, full, seqs } = collector(1);
   const token = (refused: boolean): string => (refused ? "second" : "first");
-  const follower = follow(new Feed<Log>(address, { token }), { onItems, clock: FAST });
+  const follower = follow(new Feed<Log>(address, { token }), { onItems, ...QUICK });
   await full;
   follower.stop();
   assert.deepEqual(seqs, [1]);
@@ -149,7 +149,7 @@ test("a stream that falls silent is opened again", async (t) => {
     if (after(request) < 3) response.write(block(after(request) + 1));
   });
   const { seqs, onItems, full } = collector(3);
-  const follower = follow(new Feed<Log>(address), { after: cursor(0), onItems, clock: FAST, patience: { silence: 5 } });
+  const follower = follow(new Feed<Log>(address), { after: cursor(0), onItems, clock: FAST, patience: { ...QUICK.patience, silence: 5 } });
   await full;
   follower.stop();
   assert.deepEqual(seqs, [1, 2, 3]);
@@ -187,7 +187,7 @@ test("numbers that jump and a lost place are reported", async (t) => {
   const gaps: Gap[] = [];
   const { onItems, full } = collector(2);
   const onGap = (gap: Gap): void => void gaps.push(gap);
-  const follower = follow(new Feed<Log>(address), { after: cursor(7), sequence: true, onItems, onGap, clock: FAST });
+  const follower = follow(new Feed<Log>(address), { after: cursor(7), sequence: true, onItems, onGap, ...QUICK });
   await full;
   follower.stop();
   assert.deepEqual(gaps, [
@@ -203,7 +203,7 @@ test("a place without an event moves the cursor", async (t) => {
     else response.write(block(91));
   });
   const { onItems, full } = collector(1);
-  const follower = follow(new Feed<Log>(address), { onItems, clock: FAST });
+  const follower = follow(new Feed<Log>(address), { onItems, ...QUICK });
   await full;
   follower.stop();
   assert.equal(requests[1]?.headers["last-event-id"], cursor(90));
@@ -219,7 +219,7 @@ test("a goodbye is followed by another stream, when the server wishes", async (t
   const follower = follow(new Feed<Log>(address), {
     onItems,
     onState: ({ wait }) => void (wait !== null && waits.push(wait)),
-    clock: FAST,
+    ...QUICK,
     random: () => 0,
   });
   await full;
@@ -317,7 +317,7 @@ test("garbage on the stream is trouble of the stream, and polling goes on", asyn
     return undefined;
   });
   const { onItems, full, seqs } = collector(1);
-  const follower = follow(new Feed<Log>(address), { onItems, clock: FAST });
+  const follower = follow(new Feed<Log>(address), { onItems, ...QUICK });
   await full;
   follower.stop();
   assert.deepEqual(seqs, [1]);

@@ -72,3 +72,6 @@ export const FAST: Clock = {
     return () => clearTimeout(timer);
   },
 };
+
+/** Waits are short, and yet a busy machine has a real minute for whatever must come. */
+export const QUICK = { clock: FAST, patience: { answer: 6000, firstBytes: 6000, silence: 6000 } };
