@@ -274,6 +274,32 @@ class TestDrivers:
         async with worker_on(shop, fragile.consumer):
             assert counts(await driving) == ("done", 2, 2, 0, 0)
 
+    async def test_a_step_that_takes_longer_than_the_lease_leaves_a_lease_that_has_just_begun(self, shop: Shop) -> None:
+        fragile = Fragile(shop)
+        place_in_log(shop, *numbered(2))
+        await fragile.work()
+        operation = await desk(shop).start(ALL, to="index", again=True)
+        signals = Signals()
+        hold = signals.hold("replay.feeding")
+        driver = Driver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.05)
+        driving = asyncio.create_task(driver.run())
+        await hold.wait()
+        await shop.value_becomes("select driven_until < clock_timestamp() from operation", True)
+        other = asyncio.create_task(desk(shop).drive(operation.id))
+        await shop.value_becomes(
+            "select count(*)::int from pg_stat_activity where datname = current_database() "
+            "and wait_event_type = 'Lock' and query ~ 'set driver'",
+            1,
+        )
+        await shop.value_becomes("select driven_until + interval '1 s' < clock_timestamp() from operation", True)
+        # From here on nothing goes by how fast this machine is.
+        driver._mine["lease"] = 3600.0
+        hold.release()
+        with pytest.raises(OperationBusy, match="another process drives"):
+            await other
+        async with worker_on(shop, fragile.consumer):
+            assert counts(await driving) == ("done", 2, 2, 0, 0)
+
     @pytest.mark.parametrize("point", ["replay.feeding", "replay.fed", "replay.stepped"])
     async def test_a_driver_killed_anywhere_leaves_a_replay_that_another_finishes(self, shop: Shop, point: str) -> None:
         fragile = Fragile(shop)

@@ -122,24 +122,33 @@ class Driver:
             look = min(LONGEST_LOOK, look * 1.3)
 
     async def _step(self, ground: Ground, operation: Operation, pace: Pace) -> tuple[Progress, int]:
-        """Count what has come to its end, then feed what there is room for; how it stood, and how many were fed."""
+        """One transaction under our right to drive; how it stood, and how many were fed."""
         async with ground.connection.transaction():
             row = await ground.row("hold_operation", self._mine)
             if row is None:
                 raise OperationBusy(f"another process has taken replay {self._id} over: nothing was written")
-            outcomes = ground.statements.part("item_outcomes")
-            counts = await ground.row("settle_items", self._mine, outcomes=outcomes)
-            progress = Progress(self._id, row[0], *counts[:5])
-            if progress.status == "aborting":
-                return await self._abort(ground), 0
-            if not progress.waiting and not progress.under_way:
-                return await self._end(ground, "done"), 0
-            room = pace.room(time.monotonic(), progress.under_way, untried=counts[5]) if progress.waiting else 0
-            steps = await self._feed(ground, operation, room) if room else []
-            await self._reach("replay.feeding", count=len(steps))
+            progress, steps = await self._go_on(ground, operation, pace, row[0])
+            # A step may take longer than the lease, and somebody who waits for the row would find it run out.
+            await ground.rows("hold_operation", self._mine)
         pace.fed += sum(step.state == "started" for step in steps)
         await self._reach("replay.fed", count=len(steps))
         return progress, len(steps)
+
+    async def _go_on(
+        self, ground: Ground, operation: Operation, pace: Pace, status: str
+    ) -> tuple[Progress, Sequence[Step]]:
+        """Count what has come to its end, then feed what there is room for."""
+        outcomes = ground.statements.part("item_outcomes")
+        counts = await ground.row("settle_items", self._mine, outcomes=outcomes)
+        progress = Progress(self._id, status, *counts[:5])
+        if progress.status == "aborting":
+            return await self._abort(ground), ()
+        if not progress.waiting and not progress.under_way:
+            return await self._end(ground, "done"), ()
+        room = pace.room(time.monotonic(), progress.under_way, untried=counts[5]) if progress.waiting else 0
+        steps = await self._feed(ground, operation, room) if room else []
+        await self._reach("replay.feeding", count=len(steps))
+        return progress, steps
 
     async def _feed(self, ground: Ground, operation: Operation, limit: int) -> list[Step]:
         parts = {
