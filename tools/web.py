@@ -37,7 +37,7 @@ class WebTrouble(Exception):
 def build() -> bool:
     """Make the pages. False when they were up to date."""
     with _alone():
-        return _build()
+        return _made(SITE)
 
 
 def check() -> None:
@@ -50,10 +50,10 @@ def check() -> None:
 def build_tests() -> Path:
     """Make what runs in Node: the tests, and the client as a program. Where it is."""
     with _alone():
-        _install()
-        _run([*node(), "build.mjs", "--tests", str(TESTS)])
-        cases = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in _conformance_files()}
-        CONFORMANCE.write_text(json.dumps(cases), "utf-8")
+        _made(TESTS, "--tests")
+        cases = json.dumps({path.stem: yaml.safe_load(path.read_text("utf-8")) for path in _conformance_files()})
+        if not CONFORMANCE.is_file() or CONFORMANCE.read_text("utf-8") != cases:
+            CONFORMANCE.write_text(cases, "utf-8")
     return TESTS
 
 
@@ -63,13 +63,13 @@ def test() -> None:
     _run([*node(), "--test", *files], CONFORMANCE=str(CONFORMANCE), WEB=str(WEB))
 
 
-def _build() -> bool:
-    stamp = OUT / "site.stamp"
-    state = _state()
-    if SITE.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == state:
+def _made(place: Path, *arguments: str) -> bool:
+    """Build into this folder. False when nothing has changed since: others may be running what is there."""
+    stamp, state = place.with_suffix(".stamp"), _state()
+    if place.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == state:
         return False
     _install()
-    _run([*node(), "build.mjs", str(SITE)])
+    _run([*node(), "build.mjs", *arguments, str(place)])
     stamp.write_text(state, "utf-8")
     return True
 
