@@ -14,10 +14,11 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aftercommit.dead_peers import options_for
 from aftercommit.errors import DatabaseUnavailable, Unauthorized
 from aftercommit.feed.access.reader import Reader
 from aftercommit.feed.http.asgi import headers_of, peer_of
-from aftercommit.feed.http.errors import bad_request, unauthorized, unavailable
+from aftercommit.feed.http.errors import Problem, bad_request, unauthorized, unavailable
 from aftercommit.postgres.database import Database
 
 PATIENCE_SECONDS: Final = 5.0
@@ -33,6 +34,11 @@ Asks = Callable[[str | None, Mapping[str, str], str | None], Awaitable[Reader]]
 _encode: Final = msgspec.json.Encoder().encode
 # "Expected `str` of length >= 1 - at `$.title`", "Object missing required field `title`".
 _FIELD: Final = re.compile(r"(?:at `\$\.|field `)(\w+)")
+# What a reader of JSON complains of quotes what it has read, and that may be megabytes.
+LONGEST_COMPLAINT: Final = 300
+# Two escapes that make one character, and what is left of them where a text was cut between the two.
+_PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def guarded(asks: Asks, handler: Handler, *parameters: str) -> Callable[[Request], Awaitable[Response]]:
@@ -57,9 +63,22 @@ def guarded(asks: Asks, handler: Handler, *parameters: str) -> Callable[[Request
 
 def pool_of(database: Database, name: str) -> Pool:
     """Connections for the routes of one system; none is open yet."""
-    # Server-side prepared statements do not survive transaction pooling.
-    options = {"prepare_threshold": None, "application_name": name}
-    return AsyncConnectionPool(database.dsn, min_size=1, max_size=MOST_CONNECTIONS, open=False, kwargs=options)
+    return AsyncConnectionPool(
+        database.dsn,
+        min_size=1,
+        max_size=MOST_CONNECTIONS,
+        open=False,
+        # Server-side prepared statements do not survive transaction pooling.
+        kwargs={"prepare_threshold": None, **options_for(database.dsn, application_name=name)},
+        configure=_speak_iso,
+    )
+
+
+async def _speak_iso(connection: Connection) -> None:
+    """Times in other forms, which a database may be set to, cannot be read."""
+    if not (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
+        await connection.execute("set datestyle to iso")
+        await connection.commit()
 
 
 @asynccontextmanager
@@ -100,10 +119,27 @@ def read_body(kind: type[Body], body: bytes) -> Body:
         raise bad_request("There is no body: send a JSON object")
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+    except msgspec.ValidationError as problem:
         named = _FIELD.search(str(problem))
-        details = {"field": named[1]} if named is not None else {}
-        raise bad_request(f"The body cannot be read: {problem}", **details) from problem
+        details = {"field": shortened(named[1])} if named is not None else {}
+        raise bad_request(f"The body cannot be read: {shortened(str(problem))}", **details) from problem
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise no_json(body, problem) from problem
+
+
+def no_json(body: bytes, problem: Exception) -> Problem:
+    """What a body is answered that is no JSON."""
+    half = _HALF.search(_PAIR.sub(b"", body.replace(rb"\\", b"")))
+    if half is None:
+        return bad_request(f"The body cannot be read as JSON: {shortened(str(problem))}")
+    # Readers of JSON call this a truncated input. Browsers write it when a text is cut by length.
+    said = f"{half[0].decode()} is half of a character: cut texts between characters, and not within one"
+    return bad_request(f"The body cannot be read as JSON: {said}")
+
+
+def shortened(text: str, most: int = LONGEST_COMPLAINT) -> str:
+    """A text of which so much may be told, and that there was more."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def whole_number(request: Request, name: str, least: int, most: int) -> int | None:

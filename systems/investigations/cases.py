@@ -3,15 +3,13 @@
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
-import psycopg
 
 from systems.investigations.errors import AlreadyThere, NotThere
 from systems.investigations.events import InvestigationClosed, InvestigationOpened, outbox
-
-Connection = psycopg.AsyncConnection[Any]
+from systems.requests import Connection, changing
 
 # What stands in a URL, in a permission and in a cursor's neighbourhood without being taken for a part of them.
 INVESTIGATION_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -69,7 +67,7 @@ _CLOSE: Final = """
 
 async def open_case(connection: Connection, title: str, by: str, investigation_id: str | None = None) -> Case:
     """Begin an investigation, under a name of the caller's choice or the next free `INV-…`."""
-    async with connection.transaction():
+    async with changing(connection):
         case = await _opened(connection, title, by, investigation_id)
         await outbox.publish(connection, InvestigationOpened(case.investigation_id, case.title, by))
     return case
@@ -113,7 +111,7 @@ async def list_cases(
 
 async def close_case(connection: Connection, investigation_id: str, by: str) -> Case:
     """Take no more logs. Waits for batches that are being stored; to close what is closed changes nothing."""
-    async with connection.transaction():
+    async with changing(connection):
         row = await (await connection.execute(_CLOSE, (by, investigation_id))).fetchone()
         if row is None:
             return await find_case(connection, investigation_id)

@@ -1,11 +1,10 @@
 """Stores what producers send. One transaction: which lines are new, and their events; answered when it is committed."""
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from uuid import UUID
 
 import msgspec
-import psycopg
 
 from aftercommit.errors import ContractViolation
 from aftercommit.event.envelope import Draft
@@ -13,6 +12,7 @@ from aftercommit.postgres.arrays import uuid_array
 from systems.investigations.errors import Closed, NotThere
 from systems.investigations.events import outbox
 from systems.investigations.producing import ProducedLog, drafts, first_refused
+from systems.requests import Connection, changing
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -55,14 +55,14 @@ _KNOWN: Final = """
 """
 
 
-async def store(connection: psycopg.AsyncConnection[Any], investigation_id: str, logs: Sequence[ProducedLog]) -> Stored:
+async def store(connection: Connection, investigation_id: str, logs: Sequence[ProducedLog]) -> Stored:
     """Store the lines that are new. Refused as a whole when one of them cannot be stored.
 
     A closed investigation takes nothing new; but whoever has lost the answer to a request may still ask for it again.
     """
     events = drafts(logs, investigation_id)
     try:
-        async with connection.transaction():
+        async with changing(connection):
             fresh = await _admit(connection, investigation_id, [event.payload.event_id for event in events])
             results = _outcomes(events, fresh)
             new = [event for event, outcome in zip(events, results, strict=True) if outcome.status == "stored"]
@@ -75,9 +75,7 @@ async def store(connection: psycopg.AsyncConnection[Any], investigation_id: str,
     return Stored(results, len(new), len(events) - len(new))
 
 
-async def _admit(
-    connection: psycopg.AsyncConnection[Any], investigation_id: str, event_ids: Sequence[UUID]
-) -> set[UUID]:
+async def _admit(connection: Connection, investigation_id: str, event_ids: Sequence[UUID]) -> set[UUID]:
     """Those names that nobody has used in this investigation; from now on they are used."""
     parameters = {"id": investigation_id, "event_ids": uuid_array(event_ids)}
     row = await (await connection.execute(_ADMIT, parameters)).fetchone()

@@ -16,6 +16,7 @@ from aftercommit.event.identity import uuid7
 from aftercommit.feed.http.errors import Problem, bad_request
 from systems.investigations.errors import BadLog
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox
+from systems.requests import no_json, shortened
 
 MOST_LOGS: Final = 1000
 CLIENT_TS: Final = "client_ts"
@@ -26,7 +27,8 @@ _PLACE: Final = re.compile(
     r"(?P<reason>.*?)(?: - at `(?:key in )?\$(?:\[(?P<index>\d+)\])?\.?(?P<path>[^`]*)`)?", re.DOTALL
 )
 _VALUES: Final[Mapping[str, Sequence[str]]] = {"source": SOURCES, "level": LEVELS}
-_NAMED: Final = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]*)`")
+_NAMED: Final = re.compile(r"(?:missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
+LONGEST_FIELD: Final = 100
 
 
 class ProducedLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,12 +57,14 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def read_logs(body: bytes, investigation_id: str) -> list[ProducedLog]:
     """The lines of a request: a JSON object is one line, an array, alone or as the object's `logs`, is a batch."""
+    if not body:
+        raise bad_request("There is no body: send a log as a JSON object, or an array of them")
     try:
         logs = _decoded(body)
     except msgspec.ValidationError as problem:
         raise _misread(str(problem)) from problem
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-        raise bad_request(f"The body cannot be read as JSON: {problem}") from problem
+        raise no_json(body, problem) from problem
     if not logs:
         raise bad_request("The batch is empty: send at least one log", field="logs")
     if len(logs) > MOST_LOGS:
@@ -80,6 +84,8 @@ def _decoded(body: bytes) -> list[ProducedLog]:
     for name in fields:
         if name != "logs":
             raise bad_request(f"Unknown field {name!r:.100} beside `logs`: send only the list", field=name[:100])
+    if not bytes(fields["logs"]).startswith(b"["):
+        raise bad_request("`logs` must be an array of logs", field="logs")
     return _many.decode(fields["logs"])
 
 
@@ -89,7 +95,8 @@ def _misread(problem: str) -> BadLog:
     named = _NAMED.search(found["reason"])
     field = ".".join(part for part in (found["path"], named["name"] if named else None) if part)
     remedy = f": use one of {', '.join(_VALUES[field])}" if field in _VALUES else ""
-    return BadLog(int(found["index"] or 0), field or None, found["reason"] + remedy)
+    reason = shortened(found["reason"]) + remedy
+    return BadLog(int(found["index"] or 0), shortened(field, LONGEST_FIELD) or None, reason)
 
 
 def _check(index: int, log: ProducedLog, investigation_id: str) -> None:

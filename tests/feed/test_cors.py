@@ -39,6 +39,17 @@ async def test_a_preflight_is_answered_without_a_token(journal: Journal):
         assert int(answer.headers["access-control-max-age"]) == 86_400
 
 
+@pytest.mark.parametrize("name", ["Authorization", "If-None-Match", "Prefer", "X-User-Id", "Idempotency-Key"])
+def test_a_page_may_send_every_header_that_our_services_read(name: str):
+    preflight = dict(Cors([ORIGIN]).preflight(ORIGIN))
+    assert name in preflight[b"access-control-allow-headers"].decode().split(", ")
+
+
+def test_a_page_is_told_where_to_find_what_it_has_made():
+    exposed = dict(Cors([ORIGIN]).headers(ORIGIN))[b"access-control-expose-headers"]
+    assert "Location" in exposed.decode().split(", ")
+
+
 async def test_other_pages_may_not(journal: Journal):
     async with journal.served(journal.app(cors=[ORIGIN])) as reading:
         for origin in ("https://evil.example", "null", f"{ORIGIN}.evil.example"):

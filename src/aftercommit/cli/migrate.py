@@ -3,13 +3,16 @@
 from typing import Any
 
 import click
+import psycopg
 
 from aftercommit.cli.loading import load_database, load_shapes
 from aftercommit.cli.numbers import DAY, Count, Seconds
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
+from aftercommit.errors import SchemaDrift
 from aftercommit.postgres import migrate as migrations
-from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.catalog import asking, read
+from aftercommit.postgres.shape import AUDIENCE, Shape
 from aftercommit.settings import Settings
 from aftercommit.text import OF_APP
 
@@ -19,7 +22,8 @@ from aftercommit.text import OF_APP
 def migrate() -> None:
     """Make, change and check the tables of an outbox, or of all outboxes of an Application.
 
-    Without --app: of one with neither scope nor views; `status` and `check` then look at the migrations alone.
+    Without --app: of one with neither scope, audience nor views; `status` and `check` then look at the migrations
+    alone.
     """
 
 
@@ -43,6 +47,8 @@ def up(settings: Settings, patience: float, as_json: bool) -> None:
     results: list[dict[str, Any]] = []
     with load_database(settings, "migrate").connect_sync() as connection:
         for shape in shapes:
+            if not _are_known(settings):
+                _refuse_to_forget_an_audience(connection, shape)
             done = migrations.up(connection, shape, patience=patience)
             results.append({"outbox": shape.schema, "done": done})
             if not as_json:
@@ -69,6 +75,17 @@ def status(settings: Settings, as_json: bool) -> None:
         if len(found) > 1:
             line(f"schema {shape.schema}")
         _print_status(each)
+
+
+def _refuse_to_forget_an_audience(connection: psycopg.Connection[Any], shape: Shape) -> None:
+    """By a declaration without it the views would be made without it, and nobody has said that it is not wanted."""
+    with connection.transaction():
+        columns = read(asking(connection), shape).columns
+    if ("outbox", AUDIENCE) in columns:
+        raise SchemaDrift(
+            f"{shape.schema}.outbox has an audience, which is not declared here, and its views would lose it: give "
+            f"{OF_APP} with the outbox that declares it"
+        )
 
 
 def _are_known(settings: Settings) -> bool:

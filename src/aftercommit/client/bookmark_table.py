@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import sql
 
+from aftercommit.dead_peers import options_for
 from aftercommit.errors import BookmarkError, DeclarationError
 
 TABLE: Final = "feed_bookmark"
@@ -116,7 +117,8 @@ class PostgresBookmark:
             except psycopg.OperationalError:
                 # The connection was idle, and the server may have ended it long ago. All statements bear repetition.
                 self._drop()
-        self._connection = psycopg.connect(self._dsn, autocommit=True, connect_timeout=10, prepare_threshold=None)
+        options = options_for(self._dsn)
+        self._connection = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None, **options)
         if self._create:
             self._make(self._connection)
         return work(self._connection)

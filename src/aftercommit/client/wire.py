@@ -209,7 +209,7 @@ def _identity(item: Any) -> str:
 def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise Unreadable(f"it is no JSON ({problem})", _kept(body)) from None
 
 
@@ -234,8 +234,17 @@ def _retry_after(header: str | None, in_body: Any, now: datetime) -> float | Non
             return max(0.0, (email.utils.parsedate_to_datetime(header) - now).total_seconds())
         except (TypeError, ValueError):
             pass
-    numeric = isinstance(in_body, int | float) and not isinstance(in_body, bool)
-    return max(0.0, float(in_body)) if numeric else None
+    return seconds_in(in_body)
+
+
+def seconds_in(told: Any) -> float | None:
+    """How long somebody asks for, from a value of JSON; None when that is no time, or one beyond all numbers."""
+    if not isinstance(told, int | float) or isinstance(told, bool):
+        return None
+    try:
+        return max(0.0, float(told))
+    except OverflowError:
+        return None
 
 
 def _checked(url: str) -> str:

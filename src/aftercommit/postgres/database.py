@@ -13,6 +13,7 @@ from psycopg import conninfo
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
+from aftercommit.dead_peers import options_for
 from aftercommit.errors import (
     DatabaseError,
     DatabaseRefused,
@@ -29,15 +30,6 @@ from aftercommit.postgres.shape import AUDIENCE, SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.text import MIGRATE, OF_APP
 
-# What a DSN may say otherwise: a dead peer is noticed within half a minute.
-_DEFAULTS: dict[str, Any] = {
-    "connect_timeout": 10,
-    "keepalives": 1,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
 _NO_DATABASE_URL = "it should look like postgresql://user:password@host:5432/name"
 # Waiting does not mend these. libpq keeps no SQLSTATE of a connection that failed, so the words have to do; a
 # server that speaks another language is taken for unreachable, which is the harmless mistake.
@@ -131,13 +123,8 @@ class Database:
         return connection
 
     def _parameters(self, dsn: str) -> dict[str, Any]:
-        given = conninfo.conninfo_to_dict(dsn)
-        defaults = {"application_name": self._application_name, **_DEFAULTS}
-        return {
-            # Server-side prepared statements do not survive transaction pooling.
-            "prepare_threshold": None,
-            **{name: value for name, value in defaults.items() if name not in given},
-        }
+        # Server-side prepared statements do not survive transaction pooling.
+        return {"prepare_threshold": None, **options_for(dsn, application_name=self._application_name)}
 
 
 async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape) -> None:

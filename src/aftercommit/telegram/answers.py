@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias, assert_never
 import msgspec
 
 from aftercommit.backoff import Exponential
+from aftercommit.client.wire import seconds_in
 from aftercommit.text import MAX_ERROR_LENGTH
 
 # A bad request is about the message, unless it says one of these: then no message will ever get into that chat.
@@ -113,7 +114,7 @@ def understand(status: int, body: bytes, clean: Callable[[str], str] = str) -> R
     """What an answer says. `clean` takes out what nobody may see, before anything is cut: half a secret is one, too."""
     try:
         told = msgspec.json.decode(body, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = clean(body[:MAX_ERROR_LENGTH].decode("utf-8", "replace"))[:_QUOTED]
         return Later(f"an answer {status} that is not of the Bot API: {said!r}")
     if told.ok:
@@ -135,13 +136,8 @@ def _failure(code: int, reason: str, parameters: dict[str, Any]) -> Reply:
         case 409:
             return Conflict(reason)
         case 429:
-            return Later(reason, _seconds(parameters.get("retry_after")), limited=True)
+            return Later(reason, seconds_in(parameters.get("retry_after")), limited=True)
         case 400 | 413:
             gone = any(words in reason.lower() for words in _NO_SUCH_CHAT)
             return Unreachable("gone", reason) if gone else Refused(reason)
-    return Later(reason, _seconds(parameters.get("retry_after")))
-
-
-def _seconds(told: Any) -> float | None:
-    numeric = isinstance(told, int | float) and not isinstance(told, bool)
-    return max(0.0, float(told)) if numeric else None
+    return Later(reason, seconds_in(parameters.get("retry_after")))

@@ -70,7 +70,8 @@ class Commands:
         return await do(command, link, language) if do is not None else self._texts.message(language, "hint")
 
     async def _start(self, command: Command, link: Link | None, language: str) -> str:
-        code = command.argument.split(" ")[0]
+        # A code has no blanks, and people put some between its groups.
+        code = "".join(command.argument.split())
         if code:
             return await self._link(command, link, language, code)
         if link is None:

@@ -54,8 +54,8 @@ def can_be_user(user_id: str) -> bool:
 
 
 def hash_of(code: str) -> str:
-    """What is kept of a code. It is random and short-lived, so a quick hash does."""
-    return hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
+    """What is kept of a code, however large its letters are. It is random and short-lived, so a quick hash does."""
+    return hashlib.sha256(code.upper().encode("utf-8", "replace")).hexdigest()
 
 
 class Guesses:

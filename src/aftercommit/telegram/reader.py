@@ -99,7 +99,7 @@ class Reader:
             page = settings.names.wire.page(answer.body, answer.headers, place)
         except Unreadable as problem:
             return Failed(self.unreadable(problem))
-        if any(event.cursor is None for event in page.events):
+        if not all(map(_can_be_kept, (*(event.cursor for event in page.events), page.next or ""))):
             # Its place could be kept only with a whole page, and a crash would repeat all of that.
             return self._erred("events of the feed do not tell their places: they need `ts` and `seq`, or a bare array")
         return News(page, answer.headers.get("etag"))
@@ -138,7 +138,7 @@ class Reader:
             return self._refused(Answer(answer.status_code, answer.headers, bytes(body)))
         try:
             told = msgspec.json.decode(body, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
             return self._erred(f"the answer is no JSON: {problem}")
         return told if isinstance(told.get("user_id"), int | str) else self._erred("the answer has no user_id")
 
@@ -233,6 +233,11 @@ class Reader:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
             self._client = httpx.AsyncClient(limits=limits, verify=trust())
         return self._client
+
+
+def _can_be_kept(place: str | None) -> bool:
+    """Whether a place can be stored and asked for again as it is."""
+    return place is not None and place.isprintable()
 
 
 def _refusal(answer: Answer) -> FeedRefused:

@@ -67,7 +67,7 @@ def _message(message: Mapping[str, Any], bot_name: str) -> Heard | None:
 
 def _split(text: str, bot_name: str) -> tuple[str, bool, str]:
     """Name and argument of a command, and whether it names this bot; no name when it is no command of ours."""
-    word, _, argument = text.strip().partition(" ")
+    word, argument = (*text.split(maxsplit=1), "", "")[:2]
     if not word.startswith("/"):
         return "", False, text
     name, _, addressee = word[1:].partition("@")

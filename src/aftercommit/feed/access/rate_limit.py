@@ -151,6 +151,22 @@ class RateLimiter(DatabaseService):
             self._hurry.set()
         return Allowance(True, limit, int(limit - used - 1), reset, 0)
 
+    def give_back(self, name: str, key: str, rate: Rate) -> Allowance:
+        """One that has just passed is not to count: another limit has refused the request. What is left now."""
+        seconds, limit = rate.seconds, rate.requests
+        counter = self._counters.get((name, key, seconds))
+        if counter is None:
+            # Dropped to make room: it begins anew.
+            return Allowance(True, limit, limit, seconds, 0)
+        window = (name, key, seconds, counter.number)
+        if (unsent := self._unsent.pop(window, 0)) > 0:
+            counter.now -= 1
+        if unsent > 1:
+            self._unsent[window] = unsent - 1
+        elapsed = min(max(0.0, time.monotonic() + self._offset - counter.number * seconds), seconds)
+        used = counter.before * (1 - elapsed / seconds) + counter.now
+        return Allowance(True, limit, max(0, int(limit - used)), math.ceil(seconds - elapsed), 0)
+
     async def run(self) -> None:
         """Exchange counts with other processes until stopped."""
         if self._database is None:

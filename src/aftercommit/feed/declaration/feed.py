@@ -19,7 +19,7 @@ from aftercommit.feed.access.rate_limit import Rate
 from aftercommit.feed.declaration.cursor import POSITION, CursorFormat
 from aftercommit.feed.declaration.entry import Item, LogEvent, Redacting
 from aftercommit.feed.declaration.facets import Facets
-from aftercommit.feed.declaration.filters import EVERYTHING, Chosen, Filter, choose
+from aftercommit.feed.declaration.filters import EVERYTHING, Chosen, Equals, Filter, choose
 from aftercommit.feed.declaration.page import Body, PagedBody
 from aftercommit.feed.declaration.selection import Selection
 from aftercommit.outbox.declaration import Outbox
@@ -146,11 +146,25 @@ class Feed:
 
     def chosen(self, given: Mapping[str, str]) -> Chosen:
         """What the filters among these query parameters ask for; BadParameter for what they do not take."""
-        return choose(self.filters, self._facets.names, given) if self.filters else EVERYTHING
+        if not self.filters:
+            return EVERYTHING
+        chosen = choose(self.filters, self._facets.names, given)
+        self._refuse_what_is_redacted(given)
+        return chosen
 
     def takes(self, event_type: str) -> bool:
         """Whether events of this type can be in the feed."""
         return self.types is None or event_type in self.types
+
+    def _refuse_what_is_redacted(self, given: Mapping[str, str]) -> None:
+        """Filters look at what is stored: whoever guesses at what is not shown must not learn that it is there."""
+        if self.redactor is None:
+            return
+        for declared in self.filters:
+            text = given.get(declared.parameter)
+            if text is not None and isinstance(declared, Equals) and self.redactor.value(text) != text:
+                said = "is redacted wherever it stands, and cannot be asked for: leave this filter out"
+                raise BadParameter(declared.parameter, text, said)
 
     def _check_filters(self) -> None:
         parameters = list(self.wire.parameters)

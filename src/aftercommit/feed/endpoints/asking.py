@@ -17,7 +17,8 @@ LONGEST_WAIT = 60
 END = "end"
 # Pollers ask the same thing again and again, and many of them the same as others.
 REMEMBERED = 2048
-_WAIT = re.compile(r'(?:^|[,;\s])wait\s*=\s*"?(\d{1,6})"?\s*(?:$|[,;])', re.IGNORECASE)
+# More digits than these are as many seconds as nobody is let wait.
+_WAIT = re.compile(r'(?:^|[,;\s])wait\s*=\s*"?(\d{1,6})\d*"?\s*(?:$|[,;])', re.IGNORECASE)
 
 
 class Asked(NamedTuple):

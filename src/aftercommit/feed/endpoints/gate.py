@@ -85,13 +85,25 @@ class Gate:
             return []
         states: list[bytes] = []
         for rate, state in self._rates:
-            # A user is counted whatever it reads. The prefix keeps a feed that is called user apart from that.
-            name, subject = ("user", reader.user) if rate.of == "user" else (f"feed:{self._feed.name}", key)
-            allowance = self._limiter.take(name, subject, rate)
-            states.append(state % (allowance.remaining, allowance.reset))
+            allowance = self._limiter.take(*self._counted(rate, reader, key), rate)
             if not allowance.allowed:
+                states = [*self._given_back(len(states), reader, key), state % (allowance.remaining, allowance.reset)]
                 raise self._limited(rate, allowance, b", ".join(states))
+            states.append(state % (allowance.remaining, allowance.reset))
         return [(b"ratelimit", b", ".join(states)), self._policy]
+
+    def _counted(self, rate: Rate, reader: Reader, key: str) -> tuple[str, str]:
+        """What is counted, and whose."""
+        # A user is counted whatever it reads. The prefix keeps a feed that is called user apart from that.
+        return ("user", reader.user) if rate.of == "user" else (f"feed:{self._feed.name}", key)
+
+    def _given_back(self, passed: int, reader: Reader, key: str) -> list[bytes]:
+        """What the limits that had let a refused request pass have left: nobody pays for it, with none of them."""
+        states = []
+        for rate, state in self._rates[:passed]:
+            left = self._limiter.give_back(*self._counted(rate, reader, key), rate)
+            states.append(state % (left.remaining, left.reset))
+        return states
 
     def _limited(self, rate: Rate, allowance: Allowance, state: bytes) -> Problem:
         period = "minute" if rate.seconds == 60 else f"{rate.seconds} seconds"

@@ -16,8 +16,18 @@ EXPOSED = (
     "RateLimit-Policy",
     "Retry-After",
     "Preference-Applied",
+    "Location",
 )
-ALLOWED = ("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID", "Prefer", "Cache-Control")
+ALLOWED = (
+    "Authorization",
+    "Content-Type",
+    "If-None-Match",
+    "Last-Event-ID",
+    "Prefer",
+    "Cache-Control",
+    "X-User-Id",
+    "Idempotency-Key",
+)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 

@@ -167,7 +167,8 @@ class PostgresDriver:
         return row is not None and bool(row[0])
 
     def _run(self, statement: str, /, **parameters: Any) -> Rows:
-        cursor = self._connected().execute(self._statements[statement], parameters)
+        storable = {name: _storable(value) for name, value in parameters.items()}
+        cursor = self._connected().execute(self._statements[statement], storable)
         return cursor.fetchall() if cursor.description is not None else []
 
     def _unavailable(self, problem: Exception) -> StateUnavailable:
@@ -185,6 +186,13 @@ class PostgresDriver:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _storable(value: Any) -> Any:
+    """What PostgreSQL's text cannot hold is replaced: a record that is refused for ever would hold up its chat."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 @contextlib.contextmanager

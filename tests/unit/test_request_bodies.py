@@ -1,0 +1,102 @@
+"""What requests to the systems are told of a body that cannot be read: what is wrong with it, in a few words."""
+
+import json
+
+import msgspec
+import pytest
+
+from aftercommit.feed.http.errors import Problem
+from systems.investigations.producing import read_logs
+from systems.requests import read_body
+
+LINE = {"source": "backend", "service": "shop", "level": "INFO", "message": "hello"}
+# Longer than an answer has any use for, and what a request may well carry.
+LONG = "k" * 1_000_000
+
+
+class Named(msgspec.Struct, forbid_unknown_fields=True):
+    """A body with one field."""
+
+    name: str
+
+
+def refused_logs(body: str) -> Problem:
+    with pytest.raises(Problem) as refused:
+        read_logs(body.encode(), "INV-1")
+    assert refused.value.status == 400
+    return refused.value
+
+
+def refused_body(body: str) -> Problem:
+    with pytest.raises(Problem) as refused:
+        read_body(Named, body.encode())
+    assert refused.value.status == 400
+    return refused.value
+
+
+@pytest.mark.parametrize("line", [{**LINE, LONG: 1}, {**LINE, "level": LONG}, {**LINE, "source": LONG}])
+@pytest.mark.contract("L12")
+def test_what_is_wrong_with_a_line_is_told_in_a_few_words_however_long_it_is(line: dict[str, object]) -> None:
+    body = json.dumps(line)
+
+    for said in (refused_logs(body), refused_logs(f"[{body}]")):
+        assert len(said.body()) < 2000
+        assert said.details is not None
+        assert said.details["index"] == 0
+        assert said.details["field"]
+
+
+def test_what_is_wrong_with_a_body_is_told_in_a_few_words_however_long_it_is() -> None:
+    said = refused_body(json.dumps({"name": "x", LONG: 1}))
+
+    assert len(said.body()) < 2000
+    assert "unknown field" in said.message
+
+
+@pytest.mark.parametrize(
+    "text", [r"\ud83d", r"cut off \ud83d", r"\ud83d and on", r"\ude00", r"\ud83d\u0041", r"\\\ud83d"]
+)
+@pytest.mark.contract("L12")
+def test_half_of_a_character_is_named_as_what_it_is(text: str) -> None:
+    """A browser that cuts a text by its length may cut a character in two, and that is no JSON that can be stored."""
+    half = r"\ude00" if "ude00" in text else r"\ud83d"
+
+    for said in (
+        refused_logs(json.dumps(LINE).replace("hello", text)),
+        refused_logs(json.dumps([LINE, {**LINE, "context": {"😀": "whole"}}]).replace("hello", text)),
+        refused_body(json.dumps({"name": "hello"}).replace("hello", text)),
+    ):
+        assert f"{half} is half of a character: cut texts between characters" in said.message
+
+
+@pytest.mark.parametrize("text", [r"\\ud83d", r"\ud83d\ude00", "😀"])
+def test_what_only_looks_like_half_of_a_character_is_read(text: str) -> None:
+    (log,) = read_logs(json.dumps(LINE, ensure_ascii=False).replace("hello", text).encode(), "INV-1")
+    read = read_body(Named, json.dumps({"name": "hello"}).replace("hello", text).encode())
+
+    assert log.message == read.name == json.loads(f'"{text}"')
+
+
+@pytest.mark.parametrize("body", ["{", '{"name": }', "'name'", '{"name": "x"'])
+def test_what_else_is_no_json_is_said_as_its_reader_says_it(body: str) -> None:
+    assert refused_logs(body).message.startswith("The body cannot be read as JSON: ")
+    assert refused_body(body).message.startswith("The body cannot be read as JSON: ")
+
+
+@pytest.mark.contract("L12")
+def test_a_request_without_a_body_is_told_to_send_one() -> None:
+    assert "There is no body: send a log" in refused_logs("").message
+    assert "There is no body" in refused_body("").message
+
+
+@pytest.mark.parametrize("given", ["3", "{}", "null", '"x"'])
+@pytest.mark.contract("L12")
+def test_logs_that_are_no_list_are_named(given: str) -> None:
+    said = refused_logs(f'{{"logs": {given}}}')
+
+    assert "`logs` must be an array of logs" in said.message
+    assert said.details == {"field": "logs"}
+
+
+def test_an_unknown_field_is_named_as_a_whole() -> None:
+    assert (refused_logs(json.dumps({**LINE, "a`b": 1})).details or {})["field"] == "a`b"
