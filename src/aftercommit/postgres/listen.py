@@ -18,6 +18,8 @@ from aftercommit.telemetry import say
 logger = logging.getLogger("aftercommit.listener")
 
 PROVING_SECONDS = 2.0
+# A machine that stood still while it was proved looks like a pooler: at first it is proved again soon, then less often.
+PROVE_AGAIN_SOON = 1.0
 PROVE_AGAIN_SECONDS = 60.0
 
 
@@ -33,6 +35,7 @@ class Listener(DatabaseService):
         self._events: dict[str, list[tuple[Waker, Collection[str] | None]]] = {}
         self._proof = f"aftercommit_proof_{uuid4().hex[:16]}"
         self._is_deaf = False
+        self._prove_again = PROVE_AGAIN_SOON
         self.working = False
 
     def subscribe(self, channel: str, payloads: Collection[str] | None = None) -> Waker:
@@ -63,7 +66,7 @@ class Listener(DatabaseService):
                 await close_quietly(connection)
                 await self._be_deaf()
                 return
-            self.working, self._is_deaf = True, False
+            self.working, self._is_deaf, self._prove_again = True, False, PROVE_AGAIN_SOON
             self.wake_all()
             await self.reach("listener.working")
             await self._listen(connection)
@@ -89,7 +92,9 @@ class Listener(DatabaseService):
             say(logger, logging.WARNING, "notifications_do_not_arrive", remedy=remedy)
         self._is_deaf = True
         await self.reach("listener.deaf")
-        await self.pause(PROVE_AGAIN_SECONDS)
+        seconds = min(self._prove_again, PROVE_AGAIN_SECONDS)
+        self._prove_again = 2 * seconds
+        await self.pause(seconds)
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
         hearing = asyncio.create_task(self._hear(connection))

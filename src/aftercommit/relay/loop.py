@@ -209,11 +209,11 @@ class Relay(DatabaseService):
 
     async def _carrier_loop(self, number: int) -> None:
         connection = await self._database.connect()
-        if connection.prepare_threshold is not None:
-            await connection.execute(self._statements["plan_by_index"])
         carrier, doorbell = self.carrier(), self._doorbells[number]
         self._carriers.append(carrier)
         try:
+            if connection.prepare_threshold is not None:
+                await connection.execute(self._statements["plan_by_index"])
             while not self.stopping.is_set():
                 lanes = {lane for lane in self.lanes.held if lane % self.settings.carriers == number}
                 if not lanes or not self.lanes.are_valid:

@@ -22,7 +22,7 @@ from aftercommit.testing.tables import APPLICATION, Tables
 from aftercommit.testing.transports import TransportFaults
 
 SERVICES: Final = "aftercommit"
-PATIENCE: Final = 20.0
+PATIENCE: Final = 60.0
 
 
 class Faults:

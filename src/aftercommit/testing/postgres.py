@@ -22,7 +22,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from aftercommit.errors import DatabaseError, DatabaseUnavailable, MissingPrivilege
+from aftercommit.errors import DatabaseError, DatabaseUnavailable, EmbeddedPostgresError, MissingPrivilege
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.embedded import EmbeddedPostgres
 from aftercommit.postgres.embedded.folder_lock import FolderLock
@@ -43,6 +43,8 @@ SETTINGS_FOR_TESTS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _FOLDER_PREFIX: Final = "aftercommit-test-"
+# Under another name nobody takes it for one that was abandoned while it is being removed.
+_REMOVED_PREFIX: Final = "aftercommit-removed-"
 _MEMORY: Final = Path("/dev/shm")
 _ROOM_IN_MEMORY: Final = 4 << 30
 
@@ -70,6 +72,7 @@ class PostgresServerForTests:
         self._version = version
         self._settings = settings
         self._embedded: EmbeddedPostgres | None = None
+        self._run_lock: FolderLock | None = None
         self._templates: dict[str, str] = {}
         self._outbox_templates: dict[tuple[str, object], str] = {}
         self._created: set[str] = set()
@@ -100,6 +103,9 @@ class PostgresServerForTests:
         elif self._embedded is None:
             _remove_abandoned_servers()
             folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=_place_of_servers()))
+            # The server's own lock is free while a test has it stopped.
+            self._run_lock = _run_lock(folder)
+            self._run_lock.acquire()
             self._embedded = EmbeddedPostgres(folder, version=self._version, settings=self._settings)
             self._embedded.start()
 
@@ -107,8 +113,10 @@ class PostgresServerForTests:
         """Remove every database that was created, and the embedded server with its folder."""
         if self._embedded is not None:
             self._embedded.stop("immediate")
-            shutil.rmtree(self._embedded.cluster.folder)
+            _remove(self._embedded.cluster.folder)
             self._embedded = None
+            if self._run_lock is not None:
+                self._run_lock.release()
         else:
             for database in sorted(self._created):
                 self._drop_database(database)
@@ -264,26 +272,38 @@ def _place_of_servers() -> Path:
     return Path(tempfile.gettempdir())
 
 
+def _run_lock(folder: Path) -> FolderLock:
+    """Held by a test run for as long as it uses the folder."""
+    return FolderLock(folder / "run", "test run")
+
+
+def _remove(folder: Path) -> None:
+    removed = folder.with_name(folder.name.replace(_FOLDER_PREFIX, _REMOVED_PREFIX, 1))
+    folder.rename(removed)
+    shutil.rmtree(removed)
+
+
 def _remove_abandoned_servers() -> None:
     """End the servers of test runs that were killed; a folder's lock tells whether its run still lives."""
     places = [Path(tempfile.gettempdir()), _MEMORY]
     for folder in (each for place in places for each in place.glob(f"{_FOLDER_PREFIX}*")):
-        # Folders of other users, and those that another run is removing just now.
-        with contextlib.suppress(OSError):
+        # Folders of other users, those that another run is removing just now, and servers that take long to end.
+        with contextlib.suppress(OSError, EmbeddedPostgresError):
             _remove_if_abandoned(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    lock = FolderLock(folder / "lock", "removal")
-    # A folder without the file is one that is just being made.
-    if not lock.path.exists() or not lock.acquire():
+    # One without data is just being made; its locks are not to be touched, or its maker would find them taken.
+    if not any(folder.glob("postgres-*")):
         return
-    try:
+    with contextlib.ExitStack() as held:
+        for lock in (_run_lock(folder), FolderLock(folder / "lock", "removal")):
+            if not lock.acquire():
+                return
+            held.callback(lock.release)
         for data_folder in folder.glob("postgres-*"):
             server = find_postmaster(data_folder)
             if server is not None:
                 kill_postmaster(server.pid, timeout=10)
                 shutil.rmtree(server.socket_folder)
-        shutil.rmtree(folder)
-    finally:
-        lock.release()
+        _remove(folder)

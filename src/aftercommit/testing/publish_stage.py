@@ -20,7 +20,7 @@ LIMIT = 1 << 20
 OUTBOX = Outbox("publish_suite", scope={"tenant": str, "account_id": int, "owner_id": UUID}, max_payload_bytes=LIMIT)
 OWNER = UUID("0192b3c4-0000-7000-8000-000000000001")
 SCOPE: dict[str, Any] = {"tenant": "Ærø ☃", "account_id": -(2**63), "owner_id": OWNER}
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 # Whatever a driver could take for a placeholder, an escape or the end of a literal.
 AWKWARD = "ünï ☃ 𝄞 \u2028 'single' \"double\" \\ \\u0041 %s %% %(name)s {} {schema} $1 :name ; -- \t\n"

@@ -24,7 +24,7 @@ from aftercommit.testing.transport_harness import Received, TransportHarness, re
 
 __all__ = ["Received", "TransportHarness", "TransportSuite", "record", "records"]
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 AWKWARD = "ünï ☃ 𝄞 \u2028 'single' \"double\" \\ %s {} $1 \t\n"
 
 Case = Callable[[Any, TransportHarness], Awaitable[None]]

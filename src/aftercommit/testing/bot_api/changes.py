@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 Found = TypeVar("Found")
-PATIENCE = 20.0
+PATIENCE = 60.0
 _REMEMBERED = 5_000
 
 
