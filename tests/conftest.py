@@ -86,10 +86,13 @@ class BusyServer(PostgresServerForTests):
     _kept: psycopg.Connection[tuple[object, ...]] | None = None
 
     def stop(self) -> None:
-        """Without leaving the connection behind."""
-        if self._kept is not None:
-            self._kept.close()
-        super().stop()
+        """Without leaving the connection behind, by which databases are dropped on a server that goes on."""
+        try:
+            super().stop()
+        finally:
+            if self._kept is not None:
+                self._kept.close()
+                self._kept = None
 
     def _execute(self, statement: LiteralString, *databases: str) -> None:
         composed = sql.SQL(statement).format(*map(sql.Identifier, databases))

@@ -8,6 +8,7 @@ import array
 import gc
 import importlib
 import json
+import math
 import os
 import runpy
 import select
@@ -17,7 +18,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -66,6 +69,7 @@ class Forked:
         self.stderr: TextIO = os.fdopen(err)
         self.pid = int(self._line())
         self.returncode: int | None = None
+        self._asking = threading.Lock()
 
     def close(self) -> None:
         """Read no more of what it says."""
@@ -74,23 +78,29 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its exit status, once it has ended; negative when a signal ended it."""
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
-            self.returncode = int(self._line())
-            os.close(self._status)
-        return self.returncode
+        # One thread may wait for its end while another sends it a signal: what the keeper says is read once.
+        with self._asking:
+            if self.returncode is None and _is_readable(self._status, 0.0):
+                self.returncode = int(self._line())
+                os.close(self._status)
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status; it has to end in time."""
-        if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-        status = self.poll()
-        assert status is not None
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            # Another thread may have heard of it first.
+            _is_readable(self._status, min(left, 1.0))
         return status
 
     def send_signal(self, number: int) -> None:
         """Unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -108,6 +118,13 @@ class Forked:
             assert byte, "the program could not be forked: tests.forked has ended"
             said += byte
         return said
+
+
+def _is_readable(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to be read within so long; of more descriptors than `select` has room for."""
+    watched = select.poll()
+    watched.register(descriptor, select.POLLIN)
+    return bool(watched.poll(seconds * 1000))
 
 
 def _start() -> socket.socket:
@@ -160,8 +177,12 @@ def _keep(out: int, err: int, status: int) -> None:
     os.close(out)
     os.close(err)
     os.write(status, f"{child}\n".encode())
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    # Told before it is reaped: as long as nobody has heard of its end, its number is nobody else's.
+    how = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert how is not None
+    ended = how.si_status if how.si_code == os.CLD_EXITED else -how.si_status
     os.write(status, f"{ended}\n".encode())
+    os.waitpid(child, 0)
     os._exit(0)
 
 

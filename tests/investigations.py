@@ -1,6 +1,7 @@
 """The investigations system as its users meet it: a database, a relay, several server processes at one address."""
 
 import json
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from systems.site import SYSTEMS
 from tests.programs import REPOSITORY, Program, running
 
 Found = TypeVar("Found")
-PATIENCE = 30.0
+PATIENCE = 60.0
 # Several interpreters begin at once, and there may be more of them than cores.
 STARTING = 90.0
 HOUR = timedelta(hours=1)
@@ -113,17 +114,12 @@ class Service:
             [(lines, position)] = eyes.execute(count, [investigation]).fetchall()
             if lines < total:
                 return None
-            figures = httpx.get(f"{self.url}/metrics", timeout=PATIENCE, verify=TLS).text
-            read = [
-                float(line.rsplit(" ", 1)[1])
-                for line in figures.splitlines()
-                if line.startswith("feed_position{") and "investigation_events" in line
-            ]
+            read = figures_of(self.url, r'feed_position\{.*"investigation_events"\}')
             return True if len(read) == WORKERS and min(read) >= position else None
 
         with psycopg.connect(self.dsn, autocommit=True) as eyes:
             # Thousands of long lines are numbered, read and redacted in every process before this is so.
-            eventually(look, timeout=3 * PATIENCE)
+            eventually(look, timeout=2 * PATIENCE)
 
     def logs(self, investigation: str, **parameters: Any) -> httpx.Response:
         """A page, asked for by somebody new."""
@@ -132,6 +128,12 @@ class Service:
         )
         assert answer.status_code == 200, answer.text
         return answer
+
+    def part(self) -> None:
+        """Close what was opened for readers."""
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
 
     def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """A look into the tables."""
@@ -148,9 +150,10 @@ def serving(
     arguments = ("serve", "--app", "systems.site:application", *place)
     told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", **environment}
     with running(*arguments, folder=REPOSITORY, **told) as server:
-        listening = json.loads(server.line("server_listening", server.stderr))
-        eventually(lambda: answers(listening["url"]), timeout=STARTING)
-        yield server, listening["url"]
+        url = json.loads(server.line("server_listening", server.stderr))["url"]
+        # All of them: who asks a process that has just begun may be sent away.
+        eventually(lambda: figures_of(url, "feed_following.*") == [1] * workers or None, timeout=STARTING)
+        yield server, url
 
 
 def answers(url: str) -> bool | None:
@@ -159,6 +162,59 @@ def answers(url: str) -> bool | None:
         return httpx.get(f"{url}/readyz", timeout=5.0, verify=TLS).status_code == 200 or None
     except httpx.TransportError:
         return None
+
+
+def figures_of(url: str, series: str) -> list[float]:
+    """What the server processes that answer tell of the series of this pattern; nothing while nobody does."""
+    try:
+        page = httpx.get(f"{url}/metrics", timeout=PATIENCE, verify=TLS).text
+    except httpx.TransportError:
+        return []
+    return [float(value) for value in re.findall(rf"^{series} (\S+)$", page, re.MULTILINE)]
+
+
+def is_let_in_everywhere(url: str, path: str, headers: Mapping[str, str], workers: int) -> None:
+    """Until every server process has given a page to who sends this: all of them have heard of what it takes.
+
+    Which process answers nobody can choose, so it is asked until each has counted a page more than before.
+    """
+    before = eventually(lambda: pages_given(url, workers))
+
+    def look() -> bool | None:
+        httpx.get(f"{url}{path}", headers=headers, timeout=PATIENCE, verify=TLS)
+        now = pages_given(url, workers) or {}
+        return sum(pages > before.get(worker, 0) for worker, pages in now.items()) == workers or None
+
+    eventually(look)
+
+
+def pages_given(url: str, workers: int) -> dict[str, int] | None:
+    """How many pages each server process has given; None while one of them does not tell."""
+    page = httpx.get(f"{url}/metrics", timeout=PATIENCE, verify=TLS).text
+    told = re.findall(r'^feed_following(?:{worker="(\w+)"})? 1$', page, re.MULTILINE)
+    series = re.findall(r'^feed_pages_total{(?:worker="(\w+)",)?.*status="200"} (\d+)$', page, re.MULTILINE)
+    given = {each: sum(int(pages) for worker, pages in series if worker == each) for each in told}
+    return given if len(given) == workers else None
+
+
+def within_a_minute(rows: Callable[[str], list[tuple[Any, ...]]], trial: Callable[[], None]) -> None:
+    """Try, each time with somebody new, until all of it lay within one window of the limits. What then fails, fails."""
+
+    def minute() -> Any:
+        # Windows are told by the database's clock.
+        return rows("select date_trunc('minute', clock_timestamp())")[0][0]
+
+    for _ in range(5):
+        began = minute()
+        try:
+            trial()
+        except AssertionError:
+            if minute() == began:
+                raise
+        else:
+            if minute() == began:
+                return
+    raise AssertionError("five times a minute was over before the trial was")
 
 
 @contextmanager
@@ -172,8 +228,7 @@ def service(postgres: PostgresServerForTests) -> Iterator[Service]:
             try:
                 yield found
             finally:
-                for client in found.clients:
-                    client.close()
+                found.part()
     finally:
         postgres.drop(dsn)
 

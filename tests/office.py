@@ -19,6 +19,7 @@ from aftercommit.feed.http.errors import Problem
 from systems.tasks.machine import Action, possible
 from systems.tasks.task import find_task
 from systems.tasks.work import NewTask, Step, create_task, take_step
+from tests.investigations import PATIENCE
 from tests.tasks import ROOT, Service, signed
 
 CANARY = re.compile(r"canary-[0-9a-f]{32}")
@@ -125,7 +126,7 @@ def work_over_http(url: Callable[[], str], seed: int, requests: int) -> None:
     for _ in range(requests):
         user = draw.choice(USERS)
         headers = {"Authorization": f"Bearer {signed(user)}"}
-        with suppress(httpx.TransportError), httpx.Client(base_url=url(), headers=headers, timeout=30) as client:
+        with suppress(httpx.TransportError), httpx.Client(base_url=url(), headers=headers, timeout=PATIENCE) as client:
             body = {
                 "title": canary(),
                 "assignee_user_id": draw.choice(USERS),

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -92,7 +93,9 @@ class Program:
     def close(self) -> None:
         """Close the pipes, once they are empty."""
         for reader, stream in zip(self._readers, (self.process.stdout, self.process.stderr), strict=True):
-            reader.join(15)
+            # However long that takes: processes that it has left behind end by themselves, and a pipe that is closed
+            # under its reader would be that reader's error.
+            reader.join()
             if stream is not None:
                 stream.close()
 
@@ -119,8 +122,54 @@ def running(*arguments: str, folder: Path = REPOSITORY, **environment: str) -> I
         if program.process.poll() is None:
             program.process.terminate()
             try:
-                program.process.wait(15)
+                program.process.wait(PATIENCE / 2)
             except subprocess.TimeoutExpired:
                 program.process.kill()
-                program.process.wait(15)
+                program.process.wait(PATIENCE)
         program.close()
+
+
+def server_processes(supervisor: int) -> list[int]:
+    """The server processes that this one supervises; which may be about to end."""
+    found = []
+    for child in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
+        with suppress(OSError):
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
+@contextmanager
+def kept_port(*, neighbours: int = 0) -> Iterator[int]:
+    """A port that nobody else gets while this lasts, nor so many after it. Programs may listen there, one after the
+    other: who sets SO_REUSEADDR, as our servers do, is not hindered by somebody who does not listen.
+    """
+    with ExitStack() as kept:
+        yield _keep_some(kept, neighbours)
+
+
+def _keep_some(kept: ExitStack, neighbours: int) -> int:
+    while True:
+        with ExitStack() as tried, suppress(OSError):
+            port = _keep(tried, 0)
+            for each in range(port + 1, port + 1 + neighbours):
+                _keep(tried, each)
+            kept.push(tried.pop_all())
+            return port
+
+
+def _keep(kept: ExitStack, port: int) -> int:
+    held = kept.enter_context(socket.socket())
+    held.bind(("127.0.0.1", port))
+    # Afterwards: nobody else had it when it was bound.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return int(held.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens there, so that one could."""
+    with socket.socket() as trying, suppress(OSError):
+        trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trying.bind(("127.0.0.1", port))
+        return True
+    return False

@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings
+from aftercommit.relay.lanes import Lanes
+from aftercommit.service import Waker
 from aftercommit.transports import LogTransport
 from tests.forked import Forked
 from tests.shop import Shop
@@ -44,6 +46,16 @@ async def listening_relay_on(shop: Shop, **options: Any) -> AsyncIterator[Relay]
             yield running
         finally:
             await relay.__aexit__(None, None, None)
+
+
+async def holds(lanes: Lanes, count: int, *, or_more: bool = False) -> None:
+    """Until so many lanes are held; woken by the change itself."""
+    changed = Waker()
+    lanes.watch(changed)
+    async with asyncio.timeout(PATIENCE):
+        while len(lanes.held) != count and not (or_more and len(lanes.held) > count):
+            await changed.wait()
+            changed.clear()
 
 
 class RelayProcess:

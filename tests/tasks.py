@@ -25,7 +25,16 @@ from systems.tasks import outbox
 from systems.tasks.people import add_people
 from systems.tasks.sample import create_tables
 from systems.tasks.story import ADA, BARBARA, EDSGER, GRACE, MALLORY
-from tests.investigations import KEY_SET, PATIENCE, TLS, eventually, prepare, serving
+from tests.investigations import (
+    KEY_SET,
+    PATIENCE,
+    TLS,
+    eventually,
+    figures_of,
+    is_let_in_everywhere,
+    prepare,
+    serving,
+)
 from tests.programs import REPOSITORY, Program, running
 
 __all__ = ["ADA", "BARBARA", "EDSGER", "GRACE", "MALLORY", "Service", "create_tables", "prepare", "service"]
@@ -77,21 +86,19 @@ class Service:
         """A new service token, once every server process knows it."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             made = service_tokens.create(connection, outbox.shape, name, permissions or ("act-as-user",))
-        headers = {"Authorization": f"Bearer {made.token}", "X-User-Id": "1"}
-
-        def is_known() -> bool | None:
-            # Several processes answer in turn.
-            answers = [httpx.get(self.feed, headers=headers, timeout=PATIENCE, verify=TLS) for _ in range(8)]
-            return all(answer.status_code == 200 for answer in answers) or None
-
         if "act-as-user" in (permissions or ("act-as-user",)):
-            eventually(is_known)
+            headers = {"Authorization": f"Bearer {made.token}", "X-User-Id": str(ADA)}
+            is_let_in_everywhere(self.url, EVENTS, headers, self.workers)
         return made.token
 
     def revoke(self, token: str) -> None:
         """End a service token; servers hear of it in a moment."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             service_tokens.revoke(connection, outbox.shape, service_tokens.id_of(token) or "")
+
+    def trusts_neighbours(self) -> None:
+        """Until no server process knows of a service token any more, and all believe who asks on this machine."""
+        is_let_in_everywhere(self.url, EVENTS, {"X-User-Id": str(ADA)}, self.workers)
 
     def create(self, user: int, title: str = "a task", **fields: Any) -> dict[str, Any]:
         """A new task of this user."""
@@ -151,9 +158,7 @@ class Service:
         position = self.settled()
 
         def look() -> bool | None:
-            figures = httpx.get(f"{self.url}/metrics", timeout=PATIENCE, verify=TLS).text
-            lines = [line for line in figures.splitlines() if line.startswith("feed_position{")]
-            read = [float(line.rsplit(" ", 1)[1]) for line in lines if '"tasks_events"' in line]
+            read = figures_of(self.url, r'feed_position\{.*"tasks_events"\}')
             return True if len(read) == self.workers and min(read) >= position else None
 
         eventually(look)

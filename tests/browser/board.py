@@ -7,9 +7,10 @@ from typing import Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize, expect
 
+from tests.browser.page import PATIENCE, context_of, went
+from tests.investigations import eventually
 from tests.tasks import signed
 
-PATIENCE = 30_000
 KEY = "aftercommit.reading.tasks"
 WIDE: ViewportSize = {"width": 1280, "height": 800}
 NARROW: ViewportSize = {"width": 390, "height": 800}
@@ -25,7 +26,6 @@ class BoardPage:
     complaints: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.page.set_default_timeout(PATIENCE)
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
@@ -77,6 +77,10 @@ class BoardPage:
         """Until events come this way: connecting, streaming, polling, waiting, stopped."""
         expect(self.page.locator("#connection")).to_have_attribute("data-state", name, timeout=PATIENCE)
 
+    def went(self, name: str) -> None:
+        """Until events have come this way, for however short a time."""
+        went(self.page, name)
+
     def offers(self, *actions: str) -> None:
         """Until exactly these actions can be chosen."""
         expect(self.page.locator(".actions .buttons button")).to_have_text(list(actions), timeout=PATIENCE)
@@ -85,10 +89,18 @@ class BoardPage:
         """Until something that has to be read says this."""
         expect(self.page.get_by_role("alert").filter(has_text=text).first).to_be_visible(timeout=PATIENCE)
 
+    def focuses(self, what: str) -> None:
+        """Until the focus is on what has this id or text."""
+        eventually(lambda: self.focused() == what or None)
+
     def focused(self) -> str:
         """What has the focus, by its text or its id."""
         found: str = self.evaluate("document.activeElement.id || document.activeElement.textContent.trim()")
         return found
+
+    def is_at(self, path: str) -> None:
+        """Until the address has this path."""
+        eventually(lambda: self.evaluate("location.pathname") == path or None)
 
     def evaluate(self, script: str) -> Any:
         """Ask the page itself."""
@@ -125,8 +137,7 @@ class BoardPage:
 @contextmanager
 def tab(browser: Browser, url: str, viewport: ViewportSize = WIDE) -> Iterator[BoardPage]:
     """A tab with storage of its own. A page that complains on the console fails its test."""
-    context = browser.new_context(viewport=viewport, timezone_id="UTC", locale="en-GB")
-    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
+    context = context_of(browser, url, viewport)
     shown = BoardPage(context.new_page(), url)
     try:
         yield shown

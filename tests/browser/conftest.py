@@ -12,10 +12,13 @@ import pytest
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.browser.page import LogPage
+from tests.browser.page import LogPage, context_of
 from tests.conftest import require_program
+from tests.contracts.conftest import readers_leave
 from tests.investigations import Service, service
 from tools import web
+
+__all__ = ["readers_leave"]
 
 WIDE: ViewportSize = {"width": 1360, "height": 800}
 
@@ -60,7 +63,7 @@ class Scripted:
 
     def control(self, **commands: Any) -> dict[str, int]:
         """Tell it what to do; it tells how it stands."""
-        answer: dict[str, int] = httpx.post(f"{self.url}/control", json=commands).raise_for_status().json()
+        answer: dict[str, int] = httpx.post(f"{self.url}/control", json=commands, timeout=60).raise_for_status().json()
         return answer
 
 
@@ -83,8 +86,7 @@ def scripted_page(chromium: Browser, scripted: Scripted) -> Iterator[LogPage]:
 
 
 def _tab(browser: Browser, url: str) -> Iterator[LogPage]:
-    context = browser.new_context(viewport=WIDE, timezone_id="UTC", locale="en-GB")
-    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
+    context = context_of(browser, url, WIDE)
     shown = LogPage(context.new_page(), url)
     yield shown
     context.close()

@@ -1,13 +1,45 @@
 """The log viewer as its readers meet it: in a browser, by what it shows."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Page, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect
 
-PATIENCE = 30_000
+from tests.investigations import eventually
+
+PATIENCE = 60_000
 KEY = "aftercommit.reading"
+# Which ways a page's events came, one after the other: one of them may be over before anybody has looked.
+WAYS = """
+    new MutationObserver(() => {
+        const way = document.getElementById("connection")?.dataset.state;
+        const page = document.documentElement.dataset;
+        if (way && way !== (page.ways ?? "").split(" ").at(-1)) page.ways = `${page.ways ?? ""} ${way}`;
+    }).observe(document, { attributeFilter: ["data-state"], childList: true, subtree: true });
+"""
+
+expect.set_options(timeout=PATIENCE)
+
+
+def context_of(browser: Browser, url: str, viewport: ViewportSize) -> BrowserContext:
+    """A window of its own, whose pages may take their time."""
+    context = browser.new_context(viewport=viewport, timezone_id="UTC", locale="en-GB")
+    context.set_default_timeout(PATIENCE)
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
+    context.add_init_script(WAYS)
+    return context
+
+
+def forget_ways(page: Page) -> None:
+    """Only what comes from here on counts."""
+    page.evaluate("document.documentElement.dataset.ways = ''")
+
+
+def went(page: Page, name: str) -> None:
+    """Until events have come this way, for however short a time."""
+    expect(page.locator("html")).to_have_attribute("data-ways", re.compile(rf"\b{name}\b"))
 
 
 @dataclass
@@ -20,7 +52,6 @@ class LogPage:
     asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.page.set_default_timeout(PATIENCE)
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -56,6 +87,10 @@ class LogPage:
         """Until lines come this way: connecting, streaming, polling, waiting, stopped."""
         expect(self.page.locator("#connection")).to_have_attribute("data-state", name, timeout=PATIENCE)
 
+    def went(self, name: str) -> None:
+        """Until lines have come this way, for however short a time."""
+        went(self.page, name)
+
     def says(self, part: str, text: str) -> None:
         """Until a part of the page says exactly this."""
         expect(self.page.locator(f"#{part}")).to_have_text(text, timeout=PATIENCE)
@@ -73,6 +108,14 @@ class LogPage:
             return document.elementFromPoint(left + 20, top + 5)?.closest('.row')?.dataset.seq ?? 0;
         })()"""
         return int(self.evaluate(script))
+
+    def stays_at(self, number: int) -> None:
+        """Until the line of this number is at the upper edge of the list."""
+        eventually(lambda: self.top() == number or None)
+
+    def is_active(self, number: int) -> None:
+        """Until keys act on the line of this number."""
+        expect(self.page.locator(".row.active")).to_have_attribute("data-seq", str(number))
 
     def active(self) -> int:
         """The number of the line that keys act on."""

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -13,9 +12,10 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from aftercommit.testing.bot_api import BotApiServer
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.companions import LINKED
-from tests.browser.board import NARROW, PATIENCE, BoardPage, tab
+from tests.browser.board import NARROW, BoardPage, tab
+from tests.browser.page import PATIENCE
 from tests.investigations import STARTING, TLS, answers, eventually
-from tests.programs import REPOSITORY, Program, running
+from tests.programs import REPOSITORY, Program, kept_port, running
 from tests.tasks import ADA, BARBARA, EDSGER, GRACE, prepared
 
 pytestmark = pytest.mark.needs("chromium")
@@ -32,7 +32,7 @@ class Up:
 
     def ask(self, user: int, path: str, **body: Any) -> Any:
         """What somebody does, by a program of this machine."""
-        answer = httpx.post(f"{self.url}{path}", headers={"X-User-Id": str(user)}, json=body, timeout=30, verify=TLS)
+        answer = httpx.post(f"{self.url}{path}", headers={"X-User-Id": str(user)}, json=body, timeout=60, verify=TLS)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -80,6 +80,7 @@ def test_a_newcomer_connects_a_chat_and_gets_a_message_that_leads_to_the_task(bo
     board.connection("streaming")
 
     board.page.get_by_role("button", name="Connect Telegram").click()
+    expect(board.page.locator("#start")).to_contain_text("/start ")
     start = board.page.locator("#start").inner_text()
     with board.page.expect_popup() as opened:
         board.page.get_by_role("link", name="your local chat").click()
@@ -170,13 +171,13 @@ class Leading(BotApiServer):
 
 def test_a_page_that_stayed_open_over_a_restart_leads_to_where_the_site_is_now(chromium: Browser):
     first, then = "http://127.0.0.1:8090/tasks/board", "http://127.0.0.1:8095/tasks/board"
-    with ExitStack() as open_page:
-        with Leading.in_thread(ways={"Tasks": first}) as telegram:
+    with kept_port() as port, ExitStack() as open_page:
+        with Leading.in_thread(ways={"Tasks": first}, port=port) as telegram:
             page = open_page.enter_context(tab(chromium, telegram.url)).page
             page.goto(telegram.url)
             way = page.get_by_role("navigation", name="What the bot belongs to").get_by_role("link")
             expect(way).to_have_attribute("href", first)
-        with Leading.in_thread(ways={"Tasks": then}, port=urlsplit(telegram.url).port):
+        with Leading.in_thread(ways={"Tasks": then}, port=port):
             expect(way).to_have_attribute("href", then, timeout=PATIENCE)
 
 
@@ -196,7 +197,7 @@ def test_who_types_an_address_of_programs_gets_to_a_page(board: BoardPage, up: U
     expect(page.get_by_role("heading", name="This address is for programs")).to_be_visible()
     page.get_by_role("link", name="Everything that runs here").click()
     expect(page).to_have_url(f"{up.url}/")
-    told = httpx.get(f"{up.url}/tasks", verify=TLS)
+    told = httpx.get(f"{up.url}/tasks", timeout=60, verify=TLS)
     assert (told.status_code, told.json()["error"]) == (401, "unauthorized")
     assert "Accept" in told.headers["vary"]
 

@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Scripted
-from tests.browser.page import LogPage
+from tests.browser.page import LogPage, forget_ways
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.contract("L14")]
 
@@ -27,10 +27,10 @@ def test_older_lines_come_by_scrolling_up_and_the_view_stays(scripted_page: LogP
     scripted_page.scroll("beginning")
     scripted_page.says("range", "Lines 501 to 2,000 of 2,000")
     scripted_page.shows("(1501)")
-    assert scripted_page.top() == 1501
+    scripted_page.stays_at(1501)
     scripted_page.scroll("beginning")
     scripted_page.says("range", "Lines 1 to 2,000 of 2,000")
-    assert scripted_page.top() == 501
+    scripted_page.stays_at(501)
 
 
 def test_a_time_is_looked_up(scripted_page: LogPage, scripted: Scripted):
@@ -38,7 +38,7 @@ def test_a_time_is_looked_up(scripted_page: LogPage, scripted: Scripted):
     scripted_page.shows("(2000)")
     scripted_page.go_to_time("2020-01-01T00:00:00")
     scripted_page.says("range", "Lines 1 to 500 of 2,000")
-    assert scripted_page.active() == 1
+    scripted_page.is_active(1)
     scripted_page.page.get_by_role("button", name="To the newest lines").click()
     scripted_page.shows("(2000)")
 
@@ -50,9 +50,10 @@ def test_connections_that_are_cut_again_and_again_lose_no_line(scripted_page: Lo
     for turn in range(4):
         scripted.control(append=1)
         scripted_page.says("range", f"Lines 1,501 to {2001 + 2 * turn:,} of {2001 + 2 * turn:,}")
+        forget_ways(scripted_page.page)
         scripted.control(cut=True)
         scripted.control(append=1)
-        scripted_page.connection("waiting")
+        scripted_page.went("waiting")
         scripted_page.page.clock.fast_forward(5_000)
         scripted_page.connection("streaming")
     scripted_page.says("range", "Lines 1,501 to 2,008 of 2,008")
@@ -63,7 +64,7 @@ def test_a_server_that_is_away_at_first_is_tried_again(scripted_page: LogPage, s
     scripted.control(page=503)
     scripted_page.open("INV-123", TOKEN)
     scripted_page.page.get_by_text("could not be loaded").wait_for()
-    scripted_page.connection("waiting")
+    scripted_page.went("waiting")
     scripted.control(page=0)
     scripted_page.page.clock.fast_forward(5_000)
     scripted_page.shows("(2000)")
@@ -161,11 +162,11 @@ def test_a_hundred_thousand_lines_are_few_rows_and_a_bounded_list(scripted_page:
     # Older lines come in at one end and push out at the other, and what is looked at stays.
     scripted_page.scroll("beginning")
     scripted_page.says("range", "Lines 1,001 to 101,000 of 102,005")
-    assert scripted_page.top() == 2001
+    scripted_page.stays_at(2001)
     assert len(scripted_page.rows()) < 100
     scripted_page.scroll("beginning")
     scripted_page.says("range", "Lines 1 to 100,000 of 102,005")
-    assert scripted_page.top() == 1001
+    scripted_page.stays_at(1001)
     scripted_page.press("f")
     scripted_page.shows("(102005)")
 

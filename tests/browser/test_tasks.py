@@ -106,7 +106,7 @@ def test_with_the_stream_blocked_events_come_by_polling_and_the_stream_comes_bac
     board.page.clock.install()
     board.page.route(STREAM, lambda route: route.abort())
     board.open(GRACE)
-    board.connection("waiting")
+    board.went("waiting")
     for _ in range(2):
         board.page.clock.fast_forward(4_000)
         board.page.wait_for_timeout(100)
@@ -188,13 +188,14 @@ def test_what_people_write_is_text_and_never_markup(board: BoardPage, tasks: Ser
     expect(board.page.locator(".history li")).to_have_count(4)
     board.begin("Reassign")
     assert board.page.locator("b, img").count() == 0
-    assert board.page.title() == f"{title} · Tasks"
+    expect(board.page).to_have_title(f"{title} · Tasks")
 
 
 def test_a_code_for_telegram_is_shown_copied_and_runs_out(board: BoardPage, tasks: Service):
     board.page.clock.install()
     board.open(MALLORY)
     board.page.get_by_role("button", name="Connect Telegram").click()
+    expect(board.page.locator("#start")).to_contain_text("/start ")
     start = board.page.locator("#start").inner_text()
     assert start.startswith("/start ")
     board.page.get_by_role("button", name="Copy").click()
@@ -216,28 +217,33 @@ def test_everything_can_be_done_with_the_keyboard_alone(board: BoardPage, tasks:
     board.open(ADA, fragment="#move=mine")
     board.connection("streaming")
     board.press("Tab", "Enter")
-    assert board.focused() == "list", "the first link skips to the tasks"
+    # The first link skips to the tasks.
+    board.focuses("list")
     assert board.evaluate("location.hash") == "#move=mine"
     board.page.get_by_label("Whose move").select_option("")
     board.press("n")
+    expect(board.page.get_by_label("What is to be done")).to_be_focused()
     board.page.keyboard.type(title)
     board.press("Tab")
     board.page.keyboard.type("a description")
     board.press("Tab", "E", "Tab", "Tab", "Space", "Enter")
     board.stands("Assigned")
-    assert board.focused() == title, "what was opened is read next"
+    # What was opened is read next.
+    board.focuses(title)
     board.shows("Supervised by")
     board.shows("lead")
 
     board.press("Tab", "Tab", "Enter")
+    expect(board.page.locator(".action-form textarea")).to_be_focused()
     board.page.keyboard.type("Not needed")
     board.press("Tab", "Tab", "Enter")
     board.stands("Cancelled")
-    assert board.focused() == "Reopen", "the focus stays with what can be done"
+    # The focus stays with what can be done.
+    board.focuses("Reopen")
 
     board.press("Escape")
-    assert board.evaluate("location.pathname") == "/tasks/board"
-    assert title in board.focused()
+    board.is_at("/tasks/board")
+    expect(board.row(title)).to_be_focused()
     board.press("m")
     board.page.get_by_role("dialog", name="How tasks move").wait_for()
     board.press("Escape", "?")
@@ -327,14 +333,14 @@ def test_older_tasks_and_earlier_events_are_asked_for(board: BoardPage, tasks: S
     board.open(340)
     board.lists("Piece 059 of many")
     board.hears("Piece 059 of many", "You created it")
-    assert board.page.locator("a.task").count() == 50
-    assert board.page.locator(".event").count() == 40
+    expect(board.page.locator("a.task")).to_have_count(50)
+    expect(board.page.locator(".event")).to_have_count(40)
     board.page.get_by_role("button", name="Older tasks").click()
     board.lists("Piece 000 of many")
     board.page.get_by_role("button", name="Earlier events").click()
     board.hears("Piece 000 of many", "You created it")
     expect(board.page.get_by_role("button", name="Earlier events")).to_be_hidden()
-    assert board.page.locator(".event").count() == 60
+    expect(board.page.locator(".event")).to_have_count(60)
 
 
 @pytest.mark.contract("T5")
@@ -405,7 +411,7 @@ def test_on_a_telephone_one_thing_is_shown_at_a_time_and_all_fits(chromium: Brow
         board.page.clock.install()
         board.page.route(STREAM, lambda route: route.abort())
         board.open(EDSGER)
-        board.connection("waiting")
+        board.went("waiting")
         board.lists(title)
         fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
         header = "document.querySelector('.top').offsetHeight"
@@ -413,7 +419,7 @@ def test_on_a_telephone_one_thing_is_shown_at_a_time_and_all_fits(chromium: Brow
         assert board.evaluate(header) < 60, "one row, while the connection has much to say"
         board.row(title).click()
         board.stands("Assigned")
-        assert board.page.locator(".list-pane").is_hidden()
+        expect(board.page.locator(".list-pane")).to_be_hidden()
         assert board.evaluate(fits)
         tasks.act(ADA, task["task_id"], "cancel", reason="the train is late")
         tasks.hears(EDSGER, "task_created", "task_cancelled", task_id=task["task_id"])
@@ -428,7 +434,7 @@ def test_on_a_telephone_one_thing_is_shown_at_a_time_and_all_fits(chromium: Brow
         board.page.locator("#to-list").click()
         board.page.locator("a.task", has_text=title).click()
         board.page.get_by_role("button", name="All tasks").click()
-        assert board.page.locator(".detail-pane").is_hidden()
+        expect(board.page.locator(".detail-pane")).to_be_hidden()
         board.page.go_back()
         board.stands("Cancelled")
 

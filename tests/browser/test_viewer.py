@@ -41,7 +41,7 @@ def test_an_empty_investigation_says_so_and_shows_its_first_line(log_page: LogPa
     investigations.write(case, line("the very first"))
 
     log_page.shows("the very first")
-    assert log_page.page.get_by_text("No lines yet").is_hidden()
+    expect(log_page.page.get_by_text("No lines yet")).to_be_hidden()
 
 
 def test_with_the_stream_blocked_lines_come_by_polling_and_the_stream_comes_back(
@@ -53,7 +53,7 @@ def test_with_the_stream_blocked_lines_come_by_polling_and_the_stream_comes_back
     log_page.page.route("**/logs/stream*", lambda route: route.abort())
     log_page.open(case, read(investigations, case))
     log_page.shows("early 9")
-    log_page.connection("waiting")
+    log_page.went("waiting")
     for _ in range(2):
         log_page.page.clock.fast_forward(4_000)
         log_page.page.wait_for_timeout(100)
@@ -142,7 +142,7 @@ def test_search_marks_and_counts_in_the_loaded_lines(log_page: LogPage, investig
     log_page.shows("needle 160")
     log_page.press("Escape")
     log_page.says("found", "")
-    assert log_page.page.locator("mark").count() == 0
+    expect(log_page.page.locator("mark")).to_have_count(0)
 
 
 def test_keys_move_open_and_copy(log_page: LogPage, investigations: Service):
@@ -155,13 +155,13 @@ def test_keys_move_open_and_copy(log_page: LogPage, investigations: Service):
     log_page.page.locator('.row.active[data-seq="99"]').wait_for()
     log_page.press("j", "j", "Enter")
     panel = log_page.page.get_by_role("complementary", name="The chosen line")
-    assert '"order": 4711' in panel.inner_text()
+    expect(panel).to_contain_text('"order": 4711')
     log_page.press("c")
     log_page.page.get_by_text("Line copied").wait_for()
     copied = log_page.evaluate("navigator.clipboard.readText()")
     assert copied.endswith("INFO backend/shop the last")
     log_page.press("Escape")
-    assert panel.is_hidden()
+    expect(panel).to_be_hidden()
     log_page.press("g")
     log_page.shows("line 0")
     log_page.press("f")
@@ -186,7 +186,7 @@ def test_a_shared_link_shows_the_same_line_and_holds_no_token(log_page: LogPage,
     log_page.page.reload()
 
     log_page.shows(f"line {shared - 1}")
-    assert log_page.active() == shared
+    log_page.is_active(shared)
     log_page.says("follow", "Paused")
     log_page.scroll("end")
     # What comes before is loaded as well, and what follows when one gets there.
@@ -202,11 +202,11 @@ def test_a_link_to_the_first_line_that_filters_let_through_shows_that_line(log_p
     log_page.shows_not("quiet")
     log_page.press("Escape", "g", "s")
     log_page.page.get_by_text("Link copied").wait_for()
-    assert log_page.active() == 2
+    log_page.is_active(2)
 
     log_page.page.reload()
     log_page.shows("loud")
-    assert log_page.active() == 2
+    log_page.is_active(2)
 
 
 def test_older_lines_come_from_the_server_by_scrolling_up_and_the_view_stays(
@@ -219,13 +219,13 @@ def test_older_lines_come_from_the_server_by_scrolling_up_and_the_view_stays(
     log_page.says("range", "Lines 1,201 to 1,700 of 1,700")
     log_page.scroll("beginning")
     log_page.says("range", "Lines 201 to 1,700 of 1,700")
-    assert log_page.top() == 1201
+    log_page.stays_at(1201)
     investigations.write(case, line("meanwhile"))
     log_page.says("range", "Lines 201 to 1,701 of 1,701")
-    assert log_page.top() == 1201
+    log_page.stays_at(1201)
     log_page.scroll("beginning")
     log_page.says("range", "Lines 1 to 1,701 of 1,701")
-    assert log_page.top() == 201
+    log_page.stays_at(201)
     back = [url for url in log_page.asked if "beforeCursor" in url]
     assert len(back) == 2, "and nothing is asked for at the beginning"
 
@@ -253,11 +253,11 @@ def test_a_time_that_is_not_loaded_is_asked_of_the_server(log_page: LogPage, inv
 
     log_page.go_to_time(f"{turn:%Y-%m-%dT%H:%M:%S}")
     log_page.shows("the turn")
-    assert log_page.active() == 701
+    log_page.is_active(701)
     log_page.says("follow", "Paused")
     # One can go on from there in both directions. What is before comes by itself, and the view stays where it is.
     log_page.says("range", "Lines 1 to 1,200 of 2,201")
-    assert log_page.top() == 701
+    log_page.stays_at(701)
     log_page.scroll("beginning")
     log_page.shows("early 0")
     log_page.page.get_by_role("button", name="To the newest lines").click()

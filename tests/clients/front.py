@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import cycle
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 
 class Front:
@@ -16,30 +16,41 @@ class Front:
         self.cut_after: int | None = None
         self.connections = 0
         self.url = ""
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     def cut(self) -> None:
         """Cut everybody off."""
-        for writer in self._open:
+        for writer in self._open.values():
             writer.transport.abort()
+
+    async def close(self) -> None:
+        """Cut everybody off, and let go of what was opened for them."""
+        self.cut()
+        await asyncio.gather(*filter(None, self._open), return_exceptions=True)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        address = urlsplit(next(self.servers))
-        self._open.add(writer)
-        with contextlib.suppress(OSError):
-            back, forth = await asyncio.open_connection(address.hostname, address.port)
-            ways = [
-                asyncio.ensure_future(carried(reader, forth)),
-                asyncio.ensure_future(carried(back, writer, self.cut_after)),
-            ]
+        self._open[asyncio.current_task()] = writer
+        try:
+            with contextlib.suppress(OSError):
+                await self._carry_on(urlsplit(next(self.servers)), reader, writer)
+        finally:
+            writer.transport.abort()
+            del self._open[asyncio.current_task()]
+
+    async def _carry_on(self, server: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection(server.hostname, server.port)
+        ways = [
+            asyncio.ensure_future(carried(reader, forth)),
+            asyncio.ensure_future(carried(back, writer, self.cut_after)),
+        ]
+        try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             for way in ways:
                 way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
             forth.transport.abort()
-        writer.transport.abort()
-        self._open.discard(writer)
+            await asyncio.gather(*ways, return_exceptions=True)
 
 
 async def carried(source: asyncio.StreamReader, target: asyncio.StreamWriter, most: int | None = None) -> None:
@@ -61,5 +72,6 @@ async def front(*servers: str) -> AsyncIterator[Front]:
         yield made
     finally:
         listening.close()
-        made.cut()
+        await made.close()
+        # So that what was cut is closed, too.
         await asyncio.sleep(0)

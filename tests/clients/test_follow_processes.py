@@ -13,7 +13,8 @@ from tests.clients.front import front
 from tests.clients.test_follow import QUICK
 from tests.investigations import ROOT, Service, serving, some
 
-PATIENCE = 90.0
+# Servers begin within it.
+PATIENCE = 240.0
 
 
 @pytest.mark.contract("L11", "L13")

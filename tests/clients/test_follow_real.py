@@ -182,7 +182,10 @@ async def test_idle_polls_are_answered_304(journal: Journal):
     async def note(answer: httpx.Response) -> None:
         statuses.put_nowait(answer.status_code)
 
-    async with journal.served() as reading, httpx.AsyncClient(event_hooks={"response": [note]}) as client:
+    async with (
+        journal.served() as reading,
+        httpx.AsyncClient(event_hooks={"response": [note]}, timeout=PATIENCE) as client,
+    ):
         follower = following(journal, reading.server.url, stream=False, pace=POLLING, client=client)
         async with asyncio.timeout(PATIENCE), aclosing(aiter(follower)) as events:
             assert (await anext(events)).number == 1

@@ -24,7 +24,7 @@ class Elsewhere:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(90)
 
     def feed(self, **script: Any) -> ScriptedFeed:
         async def made() -> tuple[AbstractAsyncContextManager[ScriptedFeed], ScriptedFeed]:

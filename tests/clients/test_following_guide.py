@@ -52,13 +52,13 @@ async def test_the_first_example_prints_events(
         here = re.sub(r'"http://127[^"]*"', json.dumps(url), example).replace('event.data["level"]', '"-"')
         await functions(here)["watch"]("token")
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         assert await run_example(work, 2, lambda: capsys.readouterr().out) == "1 - line 1\n2 - line 2\n"
     assert (tmp_path / "INV-1.cursor").exists()
 
 
 async def test_the_example_with_gaps_prints_events(capsys: pytest.CaptureFixture[str]):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         told = await run_example(functions(blocks(GUIDE, "python")[1])["copy"], 2, lambda: capsys.readouterr().out)
     assert "'message': 'line 2'" in told
 
@@ -66,7 +66,7 @@ async def test_the_example_with_gaps_prints_events(capsys: pytest.CaptureFixture
 async def test_the_example_that_reads_a_part_comes_to_an_end(journal: Journal, capsys: pytest.CaptureFixture[str]):
     await journal.write("deployed 1", "broken", "deployed 2", "fine", level="WARN")
     example = blocks(GUIDE, "python")[2].replace('["message"]', '["text"]')
-    async with asyncio.timeout(30), journal.served() as reading:
+    async with asyncio.timeout(90), journal.served() as reading:
         await functions(example)["look"](f"{reading.server.url}/books/b-1/lines", journal.token())
     *told, last = capsys.readouterr().out.splitlines()
     assert told == ["deployed 1", "broken", "deployed 2", "fine"]

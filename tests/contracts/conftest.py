@@ -16,6 +16,17 @@ def investigations(postgres_server: PostgresServerForTests) -> Iterator[Service]
         yield running
 
 
+@pytest.fixture(autouse=True)
+def readers_leave(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Who came to the investigations for one test goes after it: their connections would add up to more than a process
+    may have.
+    """
+    yield
+    if "investigations" in request.fixturenames:
+        running: Service = request.getfixturevalue("investigations")
+        running.part()
+
+
 @pytest.fixture(scope="session")
 def tasks(postgres_server: PostgresServerForTests) -> Iterator[task_system.Service]:
     """The tasks system: a relay and two server processes. Each test makes tasks of its own, and often people."""

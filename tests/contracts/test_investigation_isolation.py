@@ -92,21 +92,25 @@ def test_what_is_written_elsewhere_reaches_no_stream_and_no_poll_that_waits(inve
     waiting = {"afterCursor": cursor}
     with ThreadPoolExecutor(4) as pool:
         polls = [
-            pool.submit(
-                investigations.client(f"investigation:{mine}:read").get,
-                f"{ROOT}/{mine}/logs",
-                params={**waiting, **filters},
-                headers={"Prefer": "wait=25"},
-            )
-            for filters in ({}, {"minLevel": "ERROR"})
+            pool.submit(polled, investigations, mine, {**waiting, **filters}) for filters in ({}, {"minLevel": "ERROR"})
         ]
         told = [pool.submit(heard, investigations, mine, cursor, filters) for filters in ("", "?minLevel=ERROR")]
         investigations.write(foreign, *some(50, canary, level="ERROR", service=canary))
         investigations.write(mine, line("own", level="ERROR"))
-        ways = [poll.result(PATIENCE).text for poll in polls] + [way.result(PATIENCE) for way in told]
+        ways = [way.result(PATIENCE) for way in (*polls, *told)]
     for way in ways:
         assert "own" in way
         assert canary not in way
+
+
+def polled(investigations: Service, case: str, parameters: dict[str, str]) -> str:
+    """Everything that a poll is answered which waits, and waits again, until its first line."""
+    reader, told = investigations.client(f"investigation:{case}:read"), ""
+    while '"message"' not in told:
+        answer = reader.get(f"{ROOT}/{case}/logs", params=parameters, headers={"Prefer": "wait=25"})
+        told += answer.text
+        assert answer.status_code == 200, told
+    return told
 
 
 def heard(investigations: Service, case: str, cursor: str, filters: str) -> str:

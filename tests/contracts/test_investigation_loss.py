@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeGuard
 from uuid import uuid4
 
@@ -28,13 +27,13 @@ from aftercommit.feed.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.investigations.events import LEVELS, SOURCES, LogRecorded, outbox
 from tests.investigations import KEY_SET, PATIENCE, ROOT, eventually, prepare, serving
-from tests.programs import REPOSITORY, running
+from tests.programs import REPOSITORY, running, server_processes
 
 pytestmark = [pytest.mark.contract("L3", "L5", "L6", "L11"), pytest.mark.newest]
 
 BEGINNING = "1970-01-01T00:00:00.000Z#000"
 END = "the end"
-LONGEST = 6 * PATIENCE
+LONGEST = 3 * PATIENCE
 Line = tuple[int, str]
 
 
@@ -54,11 +53,11 @@ class Fleet:
 
     def kill_one(self) -> None:
         """One process dies as it stands; its sibling goes on, and it is replaced."""
-        os.kill(children_of(self._server.process.pid)[0], signal.SIGKILL)
+        os.kill(eventually(lambda: server_processes(self._server.process.pid) or None)[0], signal.SIGKILL)
 
     def kill(self) -> None:
         """All of them die as they stand."""
-        children = children_of(self._server.process.pid)
+        children = server_processes(self._server.process.pid)
         for process in (self._server.process.pid, *children):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -67,12 +66,6 @@ class Fleet:
     def stop(self) -> None:
         """End them."""
         self._serving.__exit__(None, None, None)
-
-
-def children_of(process: int) -> list[int]:
-    """The server processes that this one supervises."""
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 class Readers:
@@ -211,7 +204,9 @@ def test_nothing_is_lost_or_repeated_while_writers_commit_out_of_order_and_serve
     try:
         with running("relay", folder=REPOSITORY, **told):
             fleet.start()
-            opened = httpx.post(f"{fleet.url}{ROOT}", json={"title": "x"}, headers=bearer("investigation:create"))
+            opened = httpx.post(
+                f"{fleet.url}{ROOT}", json={"title": "x"}, headers=bearer("investigation:create"), timeout=PATIENCE
+            )
             case = opened.json()["investigation_id"]
             with ThreadPoolExecutor(12) as pool:
                 reading = begin_to_read(pool, Readers(fleet, case))
@@ -250,7 +245,7 @@ def go_through(pool: ThreadPoolExecutor, fleet: Fleet, case: str, disaster: Call
     """Lines are written, and in the midst of them something dies. Those who write do not stop for it."""
     before = len(truth(fleet.dsn, case))
     writers = [pool.submit(write, fleet.dsn, case, 12, 10 * seed + own) for own in range(2)]
-    eventually(lambda: len(truth(fleet.dsn, case)) > before + 5 or None)
+    eventually(lambda: len(truth(fleet.dsn, case)) > before + 5 or None, timeout=LONGEST)
     disaster()
     for writer in writers:
         writer.result(LONGEST)

@@ -46,7 +46,7 @@ def test_every_route_is_described_and_its_page_needs_nobody_else(investigations:
 @pytest.mark.sized
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "not allowed"])
 def test_no_answer_is_a_failure_or_differs_from_its_description(investigations: Service, mode: GenerationMode) -> None:
-    described = schemathesis.openapi.from_url(f"{investigations.url}/openapi.json")
+    described = schemathesis.openapi.from_url(f"{investigations.url}/openapi.json", timeout=PATIENCE)
     schema = described.include(path_regex="^/api/v1/investigations")
     case_id = investigations.open()
     investigations.write(case_id, {"source": "backend", "service": "s", "level": "INFO", "message": "m"})
@@ -73,7 +73,7 @@ def test_no_answer_is_a_failure_or_differs_from_its_description(investigations: 
             if case.operation.path.endswith("/stream"):
                 begin_and_validate(case)
             else:
-                case.call_and_validate(checks=CHECKS)
+                case.call_and_validate(checks=CHECKS, timeout=PATIENCE)
 
         ask()
     assert asked >= 100

@@ -4,14 +4,15 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from aftercommit.feed.access.token_keys import KEYS
-from tests.investigations import KEY_SET, PATIENCE, ROOT, STARTING, TLS, answers, eventually, prepare
-from tests.programs import REPOSITORY, Program, running
+from tests.investigations import KEY_SET, PATIENCE, ROOT, STARTING, TLS, answers, eventually, figures_of, prepare
+from tests.programs import REPOSITORY, Program, is_free, kept_port, running
 
 pytestmark = pytest.mark.newest
 
@@ -56,8 +57,9 @@ def test_up_has_sample_users_live_traffic_and_its_own_documentation(database: st
             answer = httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {ada}"}, timeout=PATIENCE, verify=TLS)
             return int(answer.headers.get("X-Total-Count", 0)) if answer.status_code == 200 else 0
 
-        begun = eventually(lambda: total() or None)
-        eventually(lambda: total() > begun or None)
+        # Whoever looks too often is told to wait for up to a minute.
+        begun = eventually(lambda: total() or None, timeout=STARTING)
+        eventually(lambda: total() > begun or None, timeout=STARTING)
         assert [status(url, path, each) for each in (grace, mallory)] == [200, 403]
         assert status(url, f"{ROOT}/INV-124/logs", grace) == 403
         for page, expected in (("/healthz", "ok"), ("/readyz", "ready"), ("/docs", "openapi.json")):
@@ -101,23 +103,28 @@ def allowed_origin(url: str, origin: str) -> str | None:
     return allowed
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    with kept_port() as kept:
+        yield kept
+
+
 def test_up_with_several_server_processes_ends_all_of_them_also_when_it_is_killed(
-    database: str, tmp_path: Path
+    database: str, tmp_path: Path, port: int
 ) -> None:
-    port = str(free_port())
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path / "home")}
-    arguments = ("up", "--app", APP, "--port", port, "--workers", "2", "--rate", "0")
+    arguments = ("up", "--app", APP, "--port", str(port), "--workers", "2", "--rate", "0")
     with running(*arguments, folder=REPOSITORY, **told) as up:
         url = address(up)
         assert sample(url)["users"]
         up.send(signal.SIGTERM)
         assert up.ends() == 0, up
-    assert answers(url) is None
+    assert is_free(port)
     with running(*arguments, folder=REPOSITORY, **told) as up:
         address(up)
         os.kill(up.process.pid, signal.SIGKILL)
         up.ends()
-        eventually(lambda: answers(url) is None or None)
+        eventually(lambda: is_free(port) or None)
 
 
 def test_several_server_processes_on_a_free_port_tell_the_figures_of_all_and_of_the_relay(
@@ -138,9 +145,9 @@ def test_several_server_processes_on_a_free_port_tell_the_figures_of_all_and_of_
                 page if all(f'feed_worker_answers{{worker="{each}"}} 1' in page for each in ("1", "2", "up")) else None
             )
 
-        eventually(all_tell, timeout=STARTING)
+        page = eventually(all_tell, timeout=STARTING)
         for each in ("1", "2"):
-            assert f'feed_streams_open{{worker="{each}"}} 0' in figures()
+            assert f'feed_streams_open{{worker="{each}"}} 0' in page
         relayed = 'outbox_publish_success_total{worker="up",event_type="log.recorded",outbox="investigation_events"} '
         eventually(
             lambda: any(row.startswith(relayed) and row != f"{relayed}0.0" for row in figures().splitlines()) or None
@@ -155,19 +162,11 @@ def test_every_server_process_logs_as_it_was_told_and_hears_how_long_a_drain_tak
     arguments = ("serve", "--app", APP, "--port", "0", "--workers", "2", "--drain", "0.25", "--log-format", "json")
     with running(*arguments, folder=REPOSITORY, **told) as serve:
         url = json.loads(serve.line("server_listening", serve.stderr))["url"]
-        eventually(lambda: page_of(url).count("feed_worker_answers{") == 2 or None, timeout=STARTING)
+        eventually(lambda: figures_of(url, "feed_worker_answers.*") == [1, 1] or None, timeout=STARTING)
         serve.send(signal.SIGTERM)
         assert serve.ends() == 0, serve
     logged = [json.loads(line) for line in serve.stderr]
     assert [line["seconds"] for line in logged if line["event"] == "streams_draining"] == [0.25, 0.25]
-
-
-def page_of(url: str) -> str:
-    """The figures, or nothing while nobody answers."""
-    try:
-        return httpx.get(f"{url}/metrics", timeout=5.0, verify=TLS).text
-    except httpx.TransportError:
-        return ""
 
 
 @pytest.mark.contract("L11")
@@ -193,13 +192,6 @@ def test_an_address_with_a_slash_too_many_leads_to_the_one_without(database: str
             assert (moved.status_code, moved.headers["Location"]) == (308, f"{path}?at=4")
         posted = httpx.post(f"{url}/healthz", timeout=PATIENCE, verify=TLS)
         assert (posted.status_code, posted.headers["Allow"]) == (405, "GET, HEAD")
-
-
-def free_port() -> int:
-    """One that nobody uses at the moment."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 def test_what_cannot_be_served_is_said_in_a_line(database: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from aftercommit.errors import Unauthorized
 from aftercommit.feed.access import service_tokens
 from aftercommit.postgres.shape import Shape
-from tests.investigations import PATIENCE, TLS, eventually, serving
+from tests.investigations import PATIENCE, TLS, serving
 from tests.tasks import ADA, EDSGER, EVENTS, MALLORY, ROOT, Service, problem_of, signed
 
 pytestmark = [pytest.mark.contract("T7"), pytest.mark.newest]
@@ -48,7 +48,7 @@ def credential(tasks: Service) -> Iterator[str]:
     token = tasks.credential()
     yield token
     tasks.revoke(token)
-    eventually(lambda: all(not refused(tasks, LOCAL) for _ in range(8)) or None)
+    tasks.trusts_neighbours()
 
 
 def test_without_a_credential_a_neighbour_is_believed_and_nobody_who_only_looks_like_one(tasks: Service):
@@ -166,7 +166,7 @@ def test_a_credential_that_is_revoked_ends_what_it_opened_and_one_that_is_made_e
     assert '"unauthorized"' in ends(LOCAL, lambda: made.append(tasks.credential()))
     acting = {"Authorization": f"Bearer {made[0]}", **LOCAL}
     assert '"unauthorized"' in ends(acting, lambda: tasks.revoke(made[0]))
-    eventually(lambda: all(not refused(tasks, LOCAL) for _ in range(8)) or None)
+    tasks.trusts_neighbours()
 
 
 def test_from_another_machine_nobody_is_believed_without_a_credential(tasks: Service):

@@ -8,6 +8,7 @@ import pytest
 
 from systems.tasks.asking import STEPS
 from tests.contracts.test_tasks_machine import BODIES
+from tests.investigations import PATIENCE
 from tests.tasks import ADA, EDSGER, ENGINEERS, EVENTS, MALLORY, ROOT, Service, signed
 
 pytestmark = [pytest.mark.contract("T5"), pytest.mark.newest]
@@ -62,7 +63,7 @@ def test_no_route_shows_a_foreign_task_to_anybody(tasks: Service):
         assert (status, canary in told) == (201 if who == MALLORY else 403, False)
         # Whom one names beside one's own token does not count.
         own = {"Authorization": f"Bearer {signed(who)}", "X-User-Id": str(ADA)}
-        with httpx.Client(base_url=tasks.url, timeout=30) as other:
+        with httpx.Client(base_url=tasks.url, timeout=PATIENCE) as other:
             for path in (EVENTS, f"{EVENTS}/stream", f"{ROOT}/{foreign}", f"{ROOT}/me"):
                 assert received(other, "GET", path, own)[0] == 401
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import GenerationMode
 
 from tests.contracts.test_investigation_openapi import CHECKS, begin_and_validate
+from tests.investigations import PATIENCE
 from tests.tasks import ADA, EDSGER, LEADS, STRANGER, Service, signed
 
 pytestmark = [pytest.mark.contract("T1", "T2", "T6"), pytest.mark.newest]
@@ -17,7 +18,7 @@ OPERATIONS = 21
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "not allowed"])
 def test_no_answer_is_a_failure_or_differs_from_its_description(tasks: Service, mode: GenerationMode):
-    schema = schemathesis.openapi.from_url(f"{tasks.url}/openapi.json").include(path_regex="^/tasks")
+    schema = schemathesis.openapi.from_url(f"{tasks.url}/openapi.json", timeout=PATIENCE).include(path_regex="^/tasks")
     number = tasks.create(ADA, assignee_user_id=EDSGER, supervisor_role_ids=[LEADS])["task_id"]
     operations = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
     assert len(operations) == OPERATIONS
@@ -38,7 +39,7 @@ def test_no_answer_is_a_failure_or_differs_from_its_description(tasks: Service, 
             if case.operation.path.endswith("/stream"):
                 begin_and_validate(case)
             else:
-                statuses.add(case.call_and_validate(checks=CHECKS).status_code)
+                statuses.add(case.call_and_validate(checks=CHECKS, timeout=PATIENCE).status_code)
 
         ask()
     assert {200, 400, 403, 404} <= statuses if mode is GenerationMode.POSITIVE else {400, 404} <= statuses

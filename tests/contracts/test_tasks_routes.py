@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.investigations import eventually
+from tests.investigations import PATIENCE, eventually
 from tests.tasks import ADA, BARBARA, EDSGER, GRACE, LEADS, MALLORY, ROOT, STRANGER, Service, problem_of, service
 
 pytestmark = pytest.mark.newest
@@ -221,7 +221,9 @@ def test_a_request_with_a_key_makes_one_task_however_often_and_by_however_many_i
     body = {"title": "once", "supervisor_role_ids": [LEADS], "assignee_user_id": EDSGER}
 
     def send() -> httpx.Response:
-        return httpx.post(f"{tasks.url}{ROOT}", json=body, headers={**tasks.as_user(ADA).headers, **key}, timeout=30)
+        return httpx.post(
+            f"{tasks.url}{ROOT}", json=body, headers={**tasks.as_user(ADA).headers, **key}, timeout=PATIENCE
+        )
 
     with ThreadPoolExecutor(6) as pool:
         answers = [each.result() for each in [pool.submit(send) for _ in range(6)]]
@@ -292,7 +294,10 @@ def test_only_an_administrator_says_who_has_which_role_and_one_stays(tasks: Serv
 def test_connections_that_the_database_has_ended_cost_one_request_and_not_one_each(
     postgres_server: PostgresServerForTests,
 ):
-    waiting = "select count(*) from pg_stat_activity where application_name = 'tasks' and wait_event_type = 'Lock'"
+    waiting = """
+        select count(*) from pg_stat_activity
+        where application_name = 'tasks' and wait_event_type = 'Lock' and datname = current_database()
+    """
     # A server of its own: others would meet what is left of its connections.
     with service(postgres_server, workers=1) as tasks, ThreadPoolExecutor(6) as many:
         ask = tasks.as_user(ADA).get

@@ -38,10 +38,10 @@ from tests.programs import Program
 from tests.tasks import ADA, EVENTS, ROOT, Service, prepared, relaying, signed
 
 # Servers and relays begin several times in it, beside twenty threads.
-pytestmark = [pytest.mark.contract("T3", "T4", "T5"), pytest.mark.newest, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.contract("T3", "T4", "T5"), pytest.mark.newest, pytest.mark.timeout(400)]
 
 END = "the end of the day"
-LONGEST = 6 * PATIENCE
+LONGEST = 3 * PATIENCE
 Seen = list[tuple[int, str, int]]
 SIZES = dict(zip(USERS, (1, 2, 3, 5, 7, 10, 25, 50, 100, 1000), strict=True))
 
@@ -208,8 +208,7 @@ def a_day(pool: ThreadPoolExecutor, tasks: Service, fleet: Fleet, relays: Relays
     tasks.url = fleet.url
     boundary = tasks.settled()
     [team] = [team for team, members in TEAMS.items() if 105 in members]
-    answer = eventually(lambda: dismiss(tasks, team, 105))
-    assert answer.status_code == 200, answer.text
+    eventually(lambda: dismiss(tasks, team, 105))
     go_through(pool, tasks, fleet, fleet.kill, seed=3)
     tasks.url = fleet.url
     tasks.close()
@@ -218,9 +217,12 @@ def a_day(pool: ThreadPoolExecutor, tasks: Service, fleet: Fleet, relays: Relays
     return {(team, 105): boundary}
 
 
-def dismiss(tasks: Service, team: int, user: int) -> httpx.Response | None:
+def dismiss(tasks: Service, team: int, user: int) -> bool | None:
+    """Somebody loses a role. A process that has just begun may not know yet whom to believe."""
     with suppress(httpx.TransportError):
-        return tasks.as_user(ADA).delete(f"{ROOT}/roles/{team}/members/{user}")
+        answer = tasks.as_user(ADA).delete(f"{ROOT}/roles/{team}/members/{user}")
+        assert answer.status_code in (200, 503), answer.text
+        return answer.status_code == 200 or None
     return None
 
 
@@ -236,7 +238,7 @@ def go_through(pool: ThreadPoolExecutor, tasks: Service, fleet: Fleet, disaster:
     before = position(tasks)
     workers: list[Future[None]] = [pool.submit(Worker(tasks.dsn, 10 * seed + own).work, 20) for own in range(4)]
     workers.append(pool.submit(work_over_http, lambda: fleet.url, seed, 10))
-    eventually(lambda: position(tasks) > before + 10 or None)
+    eventually(lambda: position(tasks) > before + 10 or None, timeout=LONGEST)
     disaster()
     for worker in workers:
         worker.result(LONGEST)

@@ -14,7 +14,7 @@ import pytest
 from systems.companions import LINKED
 from systems.tasks.story import ADA, BARBARA, EDSGER
 from tests.investigations import PATIENCE, STARTING, TLS, answers, eventually
-from tests.programs import REPOSITORY, Program, running
+from tests.programs import REPOSITORY, Program, is_free, kept_port, running
 
 pytestmark = pytest.mark.newest
 
@@ -71,23 +71,16 @@ def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
-def two_free_ports() -> int:
-    """The first of two ports that nobody uses."""
-    while True:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-            try:
-                other.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One whose next is free, too."""
+    with kept_port(neighbours=1) as kept:
+        yield kept
 
 
 @pytest.mark.contract("T9", "T12")
-@pytest.mark.timeout(240)
-def test_a_task_becomes_a_message_and_a_kill_loses_and_doubles_nothing(database: str, tmp_path: Path):
-    port = two_free_ports()
+@pytest.mark.timeout(400)
+def test_a_task_becomes_a_message_and_a_kill_loses_and_doubles_nothing(database: str, tmp_path: Path, port: int):
     home = tmp_path / "home"
     with up(database, home, "--port", str(port), "--workers", "2") as first:
         assert port_of(first.chats) == port + 1
@@ -95,7 +88,7 @@ def test_a_task_becomes_a_message_and_a_kill_loses_and_doubles_nothing(database:
         assert after(first.program, "figures:") == f"{first.url}/metrics"
         for outbox in ("investigation_events", "tasks_events"):
             first.program.line(f"status --schema {outbox} --watch", first.program.stderr)
-        assert httpx.get(f"{first.url}/sample.json", verify=TLS).json()["chats"] == first.chats
+        assert httpx.get(f"{first.url}/sample.json", timeout=PATIENCE, verify=TLS).json()["chats"] == first.chats
         task = first.ask("POST", "/tasks", ADA, title="Count <the> chairs & tables", assignee_user_id=EDSGER)
         told = first.gets(LINKED[ADA], "Count <the> chairs & tables")
         page = f"{first.url}/tasks/board/{task['task_id']}"
@@ -105,7 +98,7 @@ def test_a_task_becomes_a_message_and_a_kill_loses_and_doubles_nothing(database:
         first.program.process.kill()
         first.program.process.wait()
         # Its server processes notice by themselves, and leave the port.
-        eventually(lambda: answers(first.url) is None or None)
+        eventually(lambda: (is_free(port) and is_free(port + 1)) or None)
     # What listens there now is not ours: the chats are found elsewhere.
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

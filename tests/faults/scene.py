@@ -17,8 +17,8 @@ from tests.faults.overseer import Overseer, Recoveries
 from tests.faults.stage import Stage
 from tests.faults.weather import Weather
 
-BEGIN_PATIENCE = 60.0
-EXIT_PATIENCE = 30.0
+BEGIN_PATIENCE = 90.0
+EXIT_PATIENCE = 90.0
 
 
 @dataclass

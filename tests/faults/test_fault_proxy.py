@@ -21,7 +21,7 @@ async def proxy(database: str) -> AsyncIterator[FaultProxy]:
 
 
 async def connect(proxy: FaultProxy) -> Connection:
-    return await psycopg.AsyncConnection.connect(proxy.dsn, prepare_threshold=None)
+    return await psycopg.AsyncConnection.connect(proxy.dsn, prepare_threshold=None, connect_timeout=60)
 
 
 async def value(connection: Connection) -> object:
@@ -65,7 +65,7 @@ async def test_a_reset_is_an_error_at_once(proxy: FaultProxy):
     proxy.reset()
 
     with pytest.raises(psycopg.OperationalError):
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, 60)
     assert connection.broken
 
 
@@ -78,7 +78,7 @@ async def test_a_black_hole_keeps_what_it_swallowed_until_it_is_healed(proxy: Fa
 
         proxy.heal()
 
-        assert await asyncio.wait_for(waiting, 20) == 42
+        assert await asyncio.wait_for(waiting, 60) == 42
 
 
 async def test_a_commit_whose_answer_is_cut_has_happened(proxy: FaultProxy, database: str):

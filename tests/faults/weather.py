@@ -18,7 +18,7 @@ from tests.faults.overseer import Overseer
 from tests.faults.questions import APPLICATION
 from tests.faults.stage import Stage
 
-FLOW_PATIENCE: Final = 30.0
+FLOW_PATIENCE: Final = 90.0
 
 
 class Weather:

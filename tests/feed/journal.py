@@ -215,11 +215,12 @@ class Followed:
     async def texts(self, count: int) -> list[str]:
         return [event["item"]["text"] for event in await self.events(count)]
 
-    async def named(self, name: str) -> dict[str, Any]:
-        """The next event of this name."""
-        while (block := await self.block()) is not None:
-            if block.get("event") == name:
-                return {**block, "item": json.loads(block["data"])}
+    async def named(self, name: str, timeout: float = 90.0) -> dict[str, Any]:
+        """The next event of this name; heartbeats alone are not waited for without end."""
+        async with asyncio.timeout(timeout):
+            while (block := await self.block()) is not None:
+                if block.get("event") == name:
+                    return {**block, "item": json.loads(block["data"])}
         raise AssertionError(f"the stream ended without {name!r}")
 
 

@@ -16,16 +16,16 @@ from aftercommit.feed.http.asgi import Asgi
 from aftercommit.feed.server.http_server import listen, url_of
 from tests.feed.journal import Journal, Reading, until
 from tests.forked import REPOSITORY, Forked
+from tests.programs import server_processes
 
-SECONDS = 20.0
+SECONDS = 60.0
 # What is asked here is plain HTTP; by default httpx reads all certificate authorities there are for every client.
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def workers_of(process: Forked) -> set[int]:
     """The processes that serve, by their ids."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return {int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()}
+    return set(server_processes(process.pid))
 
 
 async def all_workers(process: Forked) -> set[int]:

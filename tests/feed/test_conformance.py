@@ -96,7 +96,7 @@ async def stage(postgres_server: PostgresServerForTests) -> AsyncIterator[Stage]
         await stack.enter_async_context(Relay(outbox, Database(dsn), LogTransport(), probe=signals))
         server = await stack.enter_async_context(HttpServer(app, drain=1.0, on_stop=app.drain))
         await server.answers()
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=20))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=60))
         yield Stage(dsn, app, client, signals, keys=keys)
     postgres_server.drop(dsn)
 

@@ -38,7 +38,7 @@ async def test_small_answers_do_not_wait_for_each_other_on_asyncios_own_loop():
             delayed.append(bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             await answer(send, 204, [])
 
-    async with HttpServer(application, port=0) as server, httpx.AsyncClient() as client:
+    async with HttpServer(application, port=0) as server, httpx.AsyncClient(timeout=60) as client:
         await client.get(server.url)
 
     assert delayed == [1]

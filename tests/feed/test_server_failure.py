@@ -70,7 +70,7 @@ async def test_a_service_that_has_failed_beside_the_feeds_is_not_ready(journal: 
 
     app.services.append(Broken())
     async with in_another_server(service(app)) as url, client(journal, url) as reader:
-        await until(lambda: app.hub.is_following)
+        await until(lambda: app.hub.is_following and app.failed is not None)
         ready = await reader.get("/readyz")
         assert (ready.status_code, ready.json()["message"].partition(",")[0]) == (503, "figures failed")
 

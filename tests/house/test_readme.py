@@ -26,7 +26,7 @@ def run(program: Path, **environment: str) -> str:
         env={**inherited, **environment},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

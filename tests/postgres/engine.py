@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from aftercommit.event.identity import uuid7
@@ -66,8 +68,23 @@ def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
 def waits_for_a_lock(dsn: str, application_name: str) -> bool:
     """Whether a session of this name stands in a queue for a lock."""
     with connected(dsn) as connection:
-        query = "select from pg_stat_activity where application_name = %s and wait_event_type = 'Lock'"
+        query = (
+            "select from pg_stat_activity "
+            "where datname = current_database() and application_name = %s and wait_event_type = 'Lock'"
+        )
         return connection.execute(query, [application_name]).fetchone() is not None
+
+
+def begin_detaching(dsn: str, table: str, partition: str) -> None:
+    """A detach that has begun, waits for somebody who reads the table, and is given up there."""
+    begun = f"select inhdetachpending from pg_inherits where inhrelid = '{partition}'::regclass"
+    detach = f"alter table {table} detach partition {partition} concurrently"
+    with connected(dsn) as connection, connected(dsn) as eyes, ThreadPoolExecutor(1) as operator:
+        detaching = operator.submit(connection.execute, detach.encode())
+        wait_until(lambda: detaching.done() or value(eyes, begun))
+        connection.cancel_safe()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            detaching.result(timeout=60)
 
 
 class Engine:

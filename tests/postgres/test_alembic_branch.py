@@ -136,7 +136,7 @@ class Project:
             env=self.environment({}),
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=200,
             check=False,
         )
 

@@ -1,6 +1,7 @@
 """Feeds by audience: each reader hears of what it should, of all of it, in order and once, and of nothing else."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
@@ -124,10 +125,13 @@ async def test_readers_who_poll_miss_nothing_while_writers_commit_out_of_order_a
 async def _relays_in_turns(tasks: Tasks, finished: asyncio.Event) -> None:
     """Two relays at a time, which lose their lanes to somebody who dies, leave, and are followed by others."""
     steal = Statements(tasks.outbox.shape)["kit_steal_lanes"].decode()
-    while not finished.is_set():
+    for turn in itertools.count(1):
         async with tasks.relay(signals=Signals()), tasks.relay(signals=Signals()):
             for _ in range(3):
-                await asyncio.wait([asyncio.create_task(finished.wait())], timeout=0.1)
+                # A little longer in each turn: on a slow machine too they have time for their work in the end.
+                await asyncio.wait([asyncio.create_task(finished.wait())], timeout=0.1 * turn)
+                if finished.is_set():
+                    return
                 await asyncio.to_thread(tasks.rows, steal)
 
 

@@ -1,6 +1,7 @@
 """The command line, command by command: what goes to stdout, what to stderr, and the exit status."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +187,8 @@ class TestStatus:
         shop.place("o-1")
         shop.rows("update outbox set created_at = created_at - interval '90 seconds'")
 
-        assert "has waited 90 s, more than 60 s" in run("status", "--dsn", shop.dsn).stderr
-        assert "has waited" not in run("status", "--dsn", shop.dsn, "--max-age", "120").stderr
+        assert re.search(r"has waited \d+ s, more than 60 s", run("status", "--dsn", shop.dsn).stderr)
+        assert "has waited" not in run("status", "--dsn", shop.dsn, "--max-age", "3600").stderr
 
     def test_a_consumer_that_is_behind_without_a_worker_is_a_problem_unless_it_is_paused(self, shop: Shop) -> None:
         place_in_log(shop, *numbered(5))

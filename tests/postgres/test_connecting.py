@@ -7,6 +7,10 @@ import psycopg
 import pytest
 
 from aftercommit.postgres import database as database_module
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.statements import Statements
+from aftercommit.relay import Relay
+from aftercommit.transports import LogTransport
 from tests.shop import Shop
 
 
@@ -28,3 +32,38 @@ async def test_whoever_is_cancelled_while_connecting_leaves_no_connection_behind
     with pytest.raises(asyncio.CancelledError):
         await connecting
     assert connection.closed
+
+
+class Remembering(Database):
+    """Keeps in mind what it has handed out."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(dsn)
+        self.handed_out: list[psycopg.AsyncConnection[Any]] = []
+
+    async def connect(self, *, autocommit: bool = True, listen: bool = False) -> psycopg.AsyncConnection[Any]:
+        connection = await super().connect(autocommit=autocommit, listen=listen)
+        self.handed_out.append(connection)
+        return connection
+
+
+class HeldUp(Statements):
+    """The first statement of a carrier takes its time."""
+
+    def __getitem__(self, name: str) -> bytes:
+        return b"select pg_sleep(60)" if name == "plan_by_index" else super().__getitem__(name)
+
+
+async def test_a_relay_that_ends_while_a_carrier_makes_itself_ready_leaves_no_connection_behind(shop: Shop) -> None:
+    database = Remembering(shop.dsn)
+    relay = Relay(shop.outbox, database, LogTransport())
+    relay._statements = HeldUp(shop.outbox.shape)
+    running = asyncio.create_task(relay.run())
+    await shop.value_becomes(
+        "select count(*)::int from pg_stat_activity "
+        "where datname = current_database() and state = 'active' and query = 'select pg_sleep(60)'",
+        1,
+    )
+    running.cancel()
+    await asyncio.wait({running})
+    assert [connection for connection in database.handed_out if not connection.closed] == []

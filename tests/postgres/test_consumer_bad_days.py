@@ -346,5 +346,5 @@ async def test_a_worker_can_be_stopped_while_the_database_is_down(own_server: Em
     async with worker_on(own_shop, consumer) as worker:
         await asyncio.to_thread(own_server.stop)
         await own_shop.signals.wait("database.lost", 2)
-        await asyncio.wait_for(worker.stop(), 5)
+        await asyncio.wait_for(worker.stop(), 60)
     await asyncio.to_thread(own_server.start)

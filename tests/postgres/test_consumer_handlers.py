@@ -33,6 +33,8 @@ from tests.shop import OrderPaid, OrderPlaced, Shop
 pytestmark = pytest.mark.newest
 
 BAD = 3
+# Seconds that no handler takes which does not hang, though the machine may stand still for a while.
+ENOUGH = 3.0
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -372,7 +374,7 @@ async def test_a_deferred_constraint_violated_at_commit_fails_its_event_alone(sh
 
 async def test_an_async_handler_that_takes_too_long_is_ended_and_undone(shop: Shop) -> None:
     ledger = Ledger(shop)
-    consumer = shop.outbox.consumer("index", retry_count=0, timeout=1.0)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=ENOUGH)
 
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
@@ -387,13 +389,13 @@ async def test_an_async_handler_that_takes_too_long_is_ended_and_undone(shop: Sh
     assert ledger.numbers() == [0, 3]
     rows = letters(shop, "(payload->>'number')::int, status, error_class, error")
     assert [row[:3] for row in rows] == [(1, "parked", "HandlerTimeout"), (2, "parked", "HandlerTimeout")]
-    assert "took longer than 1 s: raise the consumer's timeout or make it quicker" in rows[0][3]
+    assert f"took longer than {ENOUGH:g} s: raise the consumer's timeout or make it quicker" in rows[0][3]
 
 
 async def test_a_blocking_handler_that_hangs_is_cut_off_and_the_consumer_goes_on(shop: Shop) -> None:
     """In Python or in a statement, several times over: what each wrote is undone, and late ones can write no more."""
     ledger = Ledger(shop)
-    consumer = shop.outbox.consumer("index", retry_count=0, timeout=1.0)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=ENOUGH)
     freed = threading.Event()
     late: list[BaseException | None] = []
 
@@ -424,7 +426,7 @@ async def test_a_blocking_handler_that_hangs_is_cut_off_and_the_consumer_goes_on
         freed.set()
     for thread in threading.enumerate():
         if thread.name == "aftercommit handler":
-            await asyncio.to_thread(thread.join, 20)
+            await asyncio.to_thread(thread.join, 60)
     assert len(late) == 3
     assert ledger.numbers() == [0, 5]
 

@@ -51,8 +51,8 @@ async def test_of_two_workers_one_works_and_the_other_stands_by(shop: Shop) -> N
     consumer = writing(shop, ledger)
     other = Signals()
     async with (
-        worker_on(shop, consumer) as first,
-        worker_on(shop, consumer, signals=other, wait_for="consumer.standing_by") as second,
+        worker_on(shop, consumer, lease=LONG) as first,
+        worker_on(shop, consumer, lease=LONG, signals=other, wait_for="consumer.standing_by") as second,
     ):
         place_in_log(shop, *numbered(20))
         await settled(shop, "index")
@@ -103,10 +103,14 @@ async def test_a_standby_takes_over_from_a_killed_worker_after_its_lease(shop: S
     consumer = writing(shop, ledger)
     other = Signals()
     standby = worker_on(shop, consumer, lease=SHORT, signals=other, wait_for="consumer.standing_by")
-    async with worker_on(shop, consumer, lease=SHORT) as first, standby:
+    async with worker_on(shop, consumer, lease=LONG) as first, standby:
         place_in_log(shop, *numbered(3))
         await shop.signals.wait_total("consumer.handled", 3)
         await kill(first)
+        await other.wait("consumer.standing_by", other.counts["consumer.standing_by"] + 2)
+        assert other.counts["consumer.active"] == 0
+        # What is left of its lease; as long as it lived, it had one that no standing still could end.
+        shop.rows("update consumer set leased_until = clock_timestamp() + interval '0.2 seconds'")
         place_in_log(shop, ("o-1", 3))
         await other.wait_total("consumer.handled", 1)
         assert other.details["consumer.active"][0]["died"] is True
@@ -130,7 +134,7 @@ async def test_a_zombie_that_wakes_after_its_lease_has_no_effect(
         # The zombie's heart has stopped as well.
         shop.rows("update consumer set leased_until = now() - interval '1 second'")
         zombie._lease._seconds = -1.0
-        async with worker_on(shop, consumer, lease=5, signals=other):
+        async with worker_on(shop, consumer, lease=LONG, signals=other):
             await settled(shop, "index", other)
             hold.release()
             await shop.signals.wait("consumer.fenced")
@@ -163,7 +167,7 @@ async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(
         await hold.wait()
         zombie._lease._seconds = -1.0
         shop.rows("update consumer set leased_until = now() - interval '1 second'")
-        async with worker_on(shop, consumer, lease=5, signals=other):
+        async with worker_on(shop, consumer, lease=LONG, signals=other):
             await settled(shop, "index", other)
             hold.release()
             await shop.signals.wait("consumer.fenced")
@@ -177,19 +181,22 @@ async def test_a_slow_slice_leaves_a_fresh_lease_behind(shop: Shop) -> None:
     fresh: list[bool] = []
     other = Signals()
     consumer = shop.outbox.consumer("index")
+    # It looks after each third of its own lease, which is short so that the other one's can be long.
+    lease, hasty = 3.0, 0.3
+    looks = int(3 * lease / hasty) + 5
 
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced]) -> None:
         query = "select leased_until > clock_timestamp() from consumer"
         fresh.append(await asyncio.to_thread(shop.value, query))
         if event.payload.number == 0:
-            await other.wait("consumer.standing_by", other.counts["consumer.standing_by"] + 5)
+            await other.wait("consumer.standing_by", other.counts["consumer.standing_by"] + looks)
             fresh.append(await asyncio.to_thread(shop.value, query))
 
     place_in_log(shop, *numbered(2))
-    standby = worker_on(shop, consumer, lease=1.0, signals=other, wait_for="consumer.standing_by")
+    standby = worker_on(shop, consumer, lease=hasty, signals=other, wait_for="consumer.standing_by")
     hold = shop.signals.hold("consumer.read")
-    async with worker_on(shop, consumer, lease=1.0), standby:
+    async with worker_on(shop, consumer, lease=lease), standby:
         hold.release()
         await settled(shop, "index")
     assert fresh == [True, False, True]
@@ -226,7 +233,7 @@ async def test_a_handler_slower_than_the_lease_does_not_lose_it(shop: Shop, conc
     ledger = Ledger(shop)
     other = Signals()
     consumer = shop.outbox.consumer("index", concurrency=concurrency)
-    lease, hasty, slow = 1.2, 0.15, [0]
+    lease, hasty, slow = 3.0, 0.15, [0]
     looks = int(3 * lease / hasty) + 1
 
     @consumer.on(OrderPlaced)
@@ -361,7 +368,7 @@ async def run_poisonous(shop: Shop) -> int:
     """A process of its own; its exit status is 9 when the event killed it."""
     process = Forked("tests.postgres.poisonous", [shop.dsn], ROOT, os.environ, errors=2)
     try:
-        return await asyncio.to_thread(process.wait, 60)
+        return await asyncio.to_thread(process.wait, 100)
     finally:
         process.close()
 

@@ -28,6 +28,9 @@ from tests.postgres.consuming import (
 )
 from tests.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
 
+# Of those who are to be found alive, however long the machine stands still.
+LONG = 600.0
+
 
 @pytest.fixture
 async def control(shop: Shop) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
@@ -65,7 +68,7 @@ def test_one_name_declared_twice_in_one_program_is_refused() -> None:
 
 
 async def test_a_different_program_alive_under_the_name_is_refused(shop: Shop) -> None:
-    async with worker_on(shop, declare(shop, "index", one_program)):
+    async with worker_on(shop, declare(shop, "index", one_program), lease=LONG):
         stranger = declare(shop, "index", another_program)
         with pytest.raises(ConsumerNameTaken, match=r"takes order.placed.*takes order.paid"):
             async with worker_on(shop, stranger, signals=Signals()):
@@ -77,7 +80,7 @@ async def test_a_different_program_alive_under_the_name_is_refused(shop: Shop) -
 async def test_a_handler_renamed_by_a_rolling_deployment_stands_by_and_takes_over(shop: Shop) -> None:
     """The name is the identity: the same events under a new function are the same consumer."""
     signals = Signals()
-    async with worker_on(shop, declare(shop, "index", one_program)) as old:
+    async with worker_on(shop, declare(shop, "index", one_program), lease=LONG) as old:
         new = LogWorker(shop.outbox, declare(shop, "index", one_program_renamed), shop.database, probe=signals)
         async with new:
             await signals.wait("consumer.standing_by")
@@ -92,13 +95,13 @@ async def test_a_different_program_that_takes_the_name_over_is_found_out_by_the_
     signals = Signals()
     hold = signals.hold("consumer.standing_by")
     same = declare(shop, "index", one_program)
-    async with worker_on(shop, same) as first:
+    async with worker_on(shop, same, lease=LONG) as first:
         settings = WorkerSettings(lease=0.3)
         standby = LogWorker(shop.outbox, same, shop.database, settings=settings, probe=signals)
         await standby.start()
         await hold.wait()
         await first.stop()
-        async with worker_on(shop, declare(shop, "index", another_program), signals=Signals()):
+        async with worker_on(shop, declare(shop, "index", another_program), lease=LONG, signals=Signals()):
             hold.release()
             with pytest.raises(ConsumerNameTaken, match="choose another name"):
                 await standby.wait()
@@ -170,7 +173,7 @@ async def test_a_rename_is_refused_while_somebody_works_or_the_new_name_has_a_pa
 ) -> None:
     place_in_log(shop, *numbered(2))
     await handle_all(shop, declare(shop, "other", start="earliest"))
-    async with worker_on(shop, declare(shop, "index", start="earliest")):
+    async with worker_on(shop, declare(shop, "index", start="earliest"), lease=LONG):
         with pytest.raises(ConsumerNameTaken, match="stop that worker first"):
             await rename(control, shop.outbox.shape, "index", "search")
         with pytest.raises(ConsumerNameTaken, match="stop that worker first"):
@@ -265,7 +268,7 @@ async def test_what_the_database_knows_of_a_consumer_can_be_listed(
     shop: Shop, control: psycopg.AsyncConnection[Any]
 ) -> None:
     place_in_log(shop, *numbered(3))
-    async with worker_on(shop, declare(shop, "index")) as worker:
+    async with worker_on(shop, declare(shop, "index"), lease=LONG) as worker:
         await settled(shop, "index")
         (known,) = await known_consumers(control, shop.outbox.shape)
         assert (known.name, known.position, known.paused, known.alive) == ("index", 3, False, True)

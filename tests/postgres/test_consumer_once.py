@@ -70,7 +70,7 @@ async def test_a_letter_whose_commit_was_not_answered_is_handled_once_without_an
 
 async def test_a_handler_that_swallows_its_timeout_is_blamed_itself(shop: Shop) -> None:
     ledger = Ledger(shop)
-    consumer = shop.outbox.consumer("index", retry_count=0, timeout=1.0)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=3.0)
 
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:

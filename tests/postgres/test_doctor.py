@@ -1,12 +1,14 @@
 """`doctor`: silent about a healthy outbox; each bad state, made for real, is found and comes with its remedy."""
 
 import asyncio
+import itertools
 import json
 import os
 import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +19,7 @@ from psycopg import sql
 
 from aftercommit.cli import cli
 from aftercommit.clock import utc_now
-from aftercommit.doctor import Finding, diagnose
+from aftercommit.doctor import Finding, diagnose, server
 from aftercommit.doctor.diagnosis import CHECKS
 from aftercommit.postgres import holders, migrate
 from aftercommit.postgres.database import Database
@@ -25,7 +27,7 @@ from aftercommit.postgres.health import Limits, problems
 from aftercommit.postgres.overview import overview
 from aftercommit.postgres.shape import Shape
 from aftercommit.testing.postgres import PostgresServerForTests, with_database
-from tests.postgres.engine import wait_until
+from tests.postgres.engine import begin_detaching, wait_until
 from tests.postgres.pgbouncer import PgBouncer
 from tests.programs import CLEANED
 from tests.relays import relay_on
@@ -67,6 +69,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in CLEANED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AFTERCOMMIT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notification is late on a busy machine, and arrives all the same."""
+    monkeypatch.setattr(server, "_PROVING_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -182,9 +190,13 @@ class TestServer:
         assert "pooler" in str(finding.remedy)
 
     @pytest.mark.needs("pgbouncer")
-    def test_a_pooler_through_which_notifications_do_not_arrive(self, shop: Shop, tmp_path: Path) -> None:
+    def test_a_pooler_through_which_notifications_do_not_arrive(
+        self, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with PgBouncer(shop.dsn, tmp_path) as pooler:
-            finding = only(shop, "notifications", dsn=pooler.dsn)
+            with monkeypatch.context() as impatient:
+                impatient.setattr(server, "_PROVING_SECONDS", 0.5)
+                finding = only(shop, "notifications", dsn=pooler.dsn)
             direct = only(shop, "notifications", dsn=pooler.dsn, listen_dsn=shop.dsn)
         assert finding.level == "warning"
         assert "AFTERCOMMIT_LISTEN_URL" in str(finding.remedy)
@@ -195,7 +207,16 @@ class TestServer:
         finding = only(shop, "clocks", now=lambda: utc_now() + timedelta(minutes=minutes))
         assert finding.level == level
         if minutes:
-            assert "differ by 300" in finding.found or "differ by 299" in finding.found
+            (seconds,) = re.findall(r"differ by ([\d.]+) s", finding.found)
+            assert float(seconds) == pytest.approx(300, abs=30)
+
+    def test_a_slow_answer_is_no_wrong_clock(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It took a minute, and nobody knows whether on the way there or on the way back."""
+        minutes = itertools.count(step=60)
+        monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: next(minutes)))
+        for on_the_way_there in (0, 60):
+            then = timedelta(seconds=on_the_way_there)
+            assert only(shop, "clocks", now=lambda then=then: utc_now() - then).level == "ok"
 
 
 class TestHeldUp:
@@ -309,11 +330,9 @@ class TestTables:
         assert 'detach partition "shop"."log_rest"' in str(finding.remedy)
 
     def test_a_detach_that_was_not_finished(self, shop: Shop) -> None:
-        with psycopg.connect(shop.dsn) as reader, psycopg.connect(shop.dsn, autocommit=True) as connection:
+        with psycopg.connect(shop.dsn) as reader:
             reader.execute("select count(*) from shop.log")
-            connection.execute("set statement_timeout = '200ms'")
-            with pytest.raises(psycopg.errors.QueryCanceled):
-                connection.execute("alter table shop.log detach partition shop.log_000000 concurrently")
+            begin_detaching(shop.dsn, "shop.log", "shop.log_000000")
         assert "the detaching of log_000000 was begun and is not finished" in [
             each.found for each in found(shop, "partitions")
         ]
@@ -388,7 +407,7 @@ class TestFlow:
         shop.rows("insert into relay (id, name, seen_at) values (%s, 'relay two', now() - interval '60 s')", [uuid4()])
         finding = only(shop, "relays")
         assert finding.level == "warning"
-        assert finding.found.startswith("relay two has been silent for 6")
+        assert re.match(r"relay two has been silent for (6\d|\d{3})\b", finding.found)
 
     def test_lanes_that_nobody_takes(self, shop: Shop) -> None:
         hold_lanes(shop, count=60)
@@ -402,7 +421,7 @@ class TestFlow:
         shop.rows("update outbox set created_at = now() - interval '10 minutes'")
         finding = only(shop, "lanes")
         assert finding.level == "problem"
-        assert "of 1 pending event has waited 60" in finding.found
+        assert re.search(r"of 1 pending event has waited 6\d\d\b", finding.found)
 
     @pytest.mark.parametrize(
         ("columns", "declared", "level", "words", "remedy"),

@@ -68,7 +68,7 @@ def start_owner() -> Iterator[StartOwner]:
 
     yield start
     for owner in owners:
-        owner.communicate(timeout=30)
+        owner.communicate(timeout=90)
 
 
 def run(server: EmbeddedPostgres, statement: str) -> object:
@@ -186,7 +186,7 @@ def test_a_second_process_attaches_and_does_not_stop_what_it_does_not_own(
     assert run(server, "select 1") == 1
     server.stop()
     assert server.is_running()
-    owner.communicate(timeout=30)
+    owner.communicate(timeout=90)
     assert not server.is_running(), "an owner that ends in order stops its server"
 
 
@@ -196,7 +196,7 @@ def test_the_server_of_a_killed_owner_is_adopted(make: Make, start_owner: StartO
     attached.start()
     postmaster = attached.pid
     owner.kill()
-    owner.wait(timeout=30)
+    owner.wait(timeout=90)
     assert run(attached, "select 1") == 1
     server.start()
     assert (server.pid, server.attached) == (postmaster, False)
@@ -279,7 +279,7 @@ def test_a_stale_pid_that_now_belongs_to_another_process_confuses_nobody(
     server.stop()
     assert other.is_running()
     assert visitor.poll() is None
-    visitor.communicate(timeout=30)
+    visitor.communicate(timeout=90)
 
 
 def test_no_server_is_started_beside_a_backend_that_outlived_the_last_one(make: Make, tmp_path: Path) -> None:

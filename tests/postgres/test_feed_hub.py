@@ -329,10 +329,11 @@ async def test_strands_that_nobody_asks_for_are_dropped_and_those_who_wait_keep_
     async with logs.relay(), logs.hub(idle=0.2) as hub:
         await logs.record(*lines("i-1", range(3)), *lines("i-2", range(3)))
         waited = await hub.strand(logs.feed, "i-1")
-        idle = await hub.strand(logs.feed, "i-2")
-        waiting = asyncio.create_task(wait_for_any(20, waited.changed()))
+        # Before anything else is waited for: as soon as nobody asks for them, both could be dropped.
+        waiting = asyncio.create_task(wait_for_any(600, waited.changed()))
         held = await hub.strand(logs.feed, "i-3")
         with held.held():
+            idle = await hub.strand(logs.feed, "i-2")
             await until(lambda: not idle.current)
             assert waited.current
             assert held.current

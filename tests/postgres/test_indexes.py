@@ -40,7 +40,8 @@ def up(dsn: str, shape: Shape, application_name: str = "builder") -> list[str]:
 def end_session(dsn: str, application_name: str) -> None:
     with connected(dsn) as operator:
         operator.execute(
-            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = %s",
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
+            "where datname = current_database() and application_name = %s",
             [application_name],
         )
 
@@ -48,7 +49,7 @@ def end_session(dsn: str, application_name: str) -> None:
 def sees_it_finishing(dsn: str, application_name: str) -> bool:
     """Whether a session of this name has looked at an index, and has gone back to wait or stands at it."""
     query = """
-        select from pg_stat_activity where application_name = %s
+        select from pg_stat_activity where datname = current_database() and application_name = %s
         and (wait_event_type = 'Lock' or state = 'idle' and query ilike 'rollback%%')
     """
     with connected(dsn) as connection:

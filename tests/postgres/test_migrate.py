@@ -193,7 +193,7 @@ def test_processes_that_start_at_once_migrate_once(database):
     program = textwrap.dedent(MIGRATE_AND_WAIT)
     started = [subprocess.Popen([sys.executable, "-c", program, database]) for _ in range(4)]
 
-    assert [process.wait(timeout=60) for process in started] == [0] * 4
+    assert [process.wait(timeout=100) for process in started] == [0] * 4
     with connected(database) as connection:
         assert value(connection, "select count(*) from aftercommit.migration") == len(migrate.migrations())
 
@@ -217,8 +217,8 @@ def test_a_migration_whose_backend_is_terminated_leaves_nothing_and_completes_la
             migrating = program.submit(run)
             wait_until(lambda: waits_for_a_lock(database, "victim"))
             with connected(database) as operator:
-                query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'victim'"
-                operator.execute(query)
+                mine = "datname = current_database() and application_name = 'victim'"
+                operator.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {mine}")
             with pytest.raises(DatabaseUnavailable, match="Nothing is half done: run it again"):
                 migrating.result(timeout=60)
 
@@ -423,7 +423,7 @@ def test_a_migration_asks_briefly_for_locks_and_names_who_is_in_the_way(database
         with ThreadPoolExecutor(1) as program, connected(database, application_name="migrator") as connection:
             shape = Shape(scope={"tenant_id": str})
             migrating = program.submit(migrate.up, connection, shape, lock_timeout=0.2, patience=1)
-            wait_until(lambda: waits_for_a_lock(database, "migrator"))
+            wait_until(lambda: migrating.done() or waits_for_a_lock(database, "migrator"))
             # The writer queues up behind the migration for a moment, and then goes before it.
             writer.execute("delete from aftercommit.outbox")
             with pytest.raises(

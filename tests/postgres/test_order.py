@@ -17,6 +17,7 @@ from aftercommit.relay.carrier import Outcome
 from aftercommit.transport import Failure
 from aftercommit.transports import LogTransport
 from tests.recording import RecordingTransport
+from tests.relays import holds, listening_relay_on
 from tests.shop import OrderPlaced, Shop
 
 
@@ -97,7 +98,7 @@ async def test_late_commit_is_found_although_the_watermark_has_moved_on(shop: Sh
             await shop.signals.wait_total("relay.appended", 2000)
             await shop.signals.next("relay.idle")
             slow.commit()
-        await shop.signals.wait_total("relay.appended", 2001)
+        await shop.signals.wait_total("relay.appended", 2001, timeout=30)
     assert shop.log()[-1][1] == "slow"
     assert_gapless(shop.log())
 
@@ -156,11 +157,13 @@ async def test_two_relays_share_the_lanes_and_append_one_gapless_log_in_aggregat
     """C2: publishers side by side; nothing is taken twice, every aggregate keeps its order."""
     other = Shop(shop.dsn)
     events = [OrderPlaced(f"o-{index % 40}", index // 40) for index in range(2000)]
-    settings = RelaySettings(lease=1.0, batch_size=37)
-    async with relay_on(shop, settings=settings) as first, relay_on(other, settings=settings) as second:
-        await shop.signals.until(
-            lambda: len(first.lanes.held) == 32, "the first relay did not give up half of its lanes"
-        )
+    settings = RelaySettings(lease=600.0, batch_size=37)
+    async with (
+        listening_relay_on(shop, settings=settings) as first,
+        listening_relay_on(other, settings=settings) as second,
+    ):
+        for relay in (first, second):
+            await holds(relay.lanes, 32)
         for start in range(0, 2000, 100):
             await asyncio.to_thread(shop.publish, *events[start : start + 100])
         await shop.value_becomes("select count(*) from log", 2000)

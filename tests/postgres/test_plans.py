@@ -30,7 +30,7 @@ VOLUME = """
            'order.placed', 'because', json_build_object('n', n), 'tenant-' || n % 50,
            case when n % 3 = 1 then 'failed' else 'pending' end, (n % 3 > 0)::int,
            case when n % 3 > 0 then 'broken' end,
-           case when n % 3 = 2 then now() + make_interval(secs => n / 10 - 200) end
+           case when n % 3 = 2 then now() + make_interval(secs => n - 2000) end
     from generate_series(1, 60000) n;
 
     insert into log (position, ts, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
@@ -50,7 +50,7 @@ VOLUME = """
     select gen_random_uuid(), 'consumer-' || n % 3 + 1,
            (array['retrying', 'parked', 'resolved', 'discarded'])[n % 4 + 1], 'order.placed', 1, 'order', n % 7000,
            now(), 'because', '{}', n, n, now(), 'broken', 'Error', 1,
-           case when n % 4 = 0 then now() + make_interval(secs => n / 10 - 200) end, 'tenant-' || n % 50
+           case when n % 4 = 0 then now() + make_interval(secs => n - 2000) end, 'tenant-' || n % 50
     from generate_series(1, 20000) n;
 """
 

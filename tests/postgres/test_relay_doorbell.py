@@ -352,17 +352,29 @@ async def test_a_listener_that_hears_nothing_says_so_once_and_tries_again_later(
     assert "listen_dsn" in deaf[0].__dict__["remedy"]
 
 
+async def test_a_listener_that_was_kept_from_hearing_for_a_moment_is_not_deaf_for_a_minute(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that stood still while it was proved looks like a pooler; soon after it proves to be none."""
+    monkeypatch.setattr(listen, "PROVING_SECONDS", 0.05)
+    database = Database(shop.dsn, listen_dsn=with_database(shop.dsn, "postgres"))
+    async with Listener(database, shop.signals):
+        await shop.signals.wait("listener.deaf")
+        monkeypatch.setattr(listen, "PROVING_SECONDS", 60.0)
+        database.listen_dsn = shop.dsn
+        await shop.signals.wait("listener.working", timeout=listen.PROVE_AGAIN_SECONDS / 2)
+
+
 async def test_an_idle_relay_with_a_listener_asks_the_database_little(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Asleep means asleep: the carrier looks once more, and then not until somebody rings."""
     caplog.set_level(logging.INFO)
-    async with listening_relay_on(shop, settings=RelaySettings(lease=600.0, gauge_seconds=0.2)), asyncio.timeout(60):
+    async with listening_relay_on(shop, settings=RelaySettings(lease=600.0, gauge_seconds=0.2)), asyncio.timeout(100):
         await falls_asleep(shop)
         looks = -1
         while shop.signals.counts["relay.idle"] != looks:
             looks = shop.signals.counts["relay.idle"]
-            await shop.signals.next("relay.measured")
             await shop.signals.next("relay.measured")
 
 

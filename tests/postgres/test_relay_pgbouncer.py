@@ -19,7 +19,7 @@ from aftercommit.relay import loop as relay_loop
 from aftercommit.transports import LogTransport
 from tests.postgres.pgbouncer import PgBouncer
 from tests.recording import RecordingTransport
-from tests.relays import listening_relay_on, relay_on
+from tests.relays import holds, listening_relay_on, relay_on
 from tests.shop import OrderPlaced, Shop
 
 pytestmark = pytest.mark.needs("pgbouncer")
@@ -64,14 +64,20 @@ def publish_in_turns(shop: Shop, dsn: str) -> int:
 async def test_publish_and_relay_work_through_a_transaction_pooler(shop: Shop, pooled: Database) -> None:
     """All statements of publish, two relays with leases and retries, on pooled connections alone."""
     shop.outbox.backoff = Constant(0.05)
-    count = publish_in_turns(shop, pooled.dsn)
     stumbling = RecordingTransport(lambda r: RuntimeError("once") if r.retry_count == 0 else None)
-    other, settings = Shop(shop.dsn), RelaySettings(lease=1.0, batch_size=7, carriers=2)
+    # So long that no lease runs out while the machine stands still: what is taken over is tried differently.
+    other, settings = Shop(shop.dsn), RelaySettings(lease=600.0, batch_size=7, carriers=2)
     other.outbox.backoff = Constant(0.05)
     async with (
-        relay_on(shop, database=pooled, transport=stumbling, settings=settings),
-        relay_on(other, database=pooled, transport=stumbling, settings=settings),
+        relay_on(shop, database=pooled, transport=stumbling, settings=settings) as first,
+        relay_on(other, database=pooled, transport=stumbling, settings=settings) as second,
     ):
+        # Nobody tells them of each other here, so each has to be told to look round.
+        first.lanes.tick_now.set()
+        await shop.value_becomes("select count(*) from lane where relay is null", 32)
+        second.lanes.tick_now.set()
+        await holds(second.lanes, 32)
+        count = publish_in_turns(shop, pooled.dsn)
         await shop.value_becomes("select count(*) from log", count)
     log = shop.log()
     assert [position for position, _, _ in log] == list(range(1, count + 1))

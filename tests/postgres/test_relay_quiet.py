@@ -39,7 +39,8 @@ async def test_a_row_that_somebody_changes_during_the_sweep_is_found_by_the_next
             operator.execute("update shop.outbox set correlation_id = 'by hand' where id = %s", (first,))
             sweeping = carrier.sweep(connection, relay.lanes.held)
             task = asyncio.create_task(sweeping)
-            await shop.value_becomes("select count(*) from pg_locks where not granted", 1)
+            waiting = "datname = current_database() and wait_event_type = 'Lock'"
+            await shop.value_becomes(f"select count(*) from pg_stat_activity where {waiting}", 1)
             operator.commit()
         assert await task == 1
         assert await carrier.sweep(connection, relay.lanes.held) == 1

@@ -205,7 +205,7 @@ async def change(shop: Shop, work: Any, *names: str) -> None:
     """Rename or forget."""
     connection = await shop.database.connect()
     try:
-        await work(connection, shop.outbox.shape, *names)
+        await work(connection, shop.outbox.shape, *names, patience=60.0)
     finally:
         await connection.close()
 
@@ -360,7 +360,7 @@ async def test_a_retry_says_who_is_missing(shop: Shop) -> None:
     paused = await desk(shop).retry(chosen)
     shop.rows(rest)
     shop.rows("update consumer set paused = false")
-    async with worker_on(shop, fragile.consumer):
+    async with worker_on(shop, fragile.consumer, lease=600.0):
         await shop.signals.wait("consumer.idle")
         attended = await desk(shop).retry(chosen)
     assert list(alone.missing) == ["nobody works for consumer 'index': start `aftercommit worker index`"]

@@ -137,7 +137,7 @@ class TestWhatIsHandledThen:
 class TestWorkers:
     async def test_a_consumer_at_work_is_not_moved(self, shop: Shop) -> None:
         fragile = await five_handled(shop)
-        async with worker_on(shop, fragile.consumer):
+        async with worker_on(shop, fragile.consumer, lease=600.0):
             with pytest.raises(ConsumerNameTaken, match=r"is at work .*: stop that worker first, or say force=True"):
                 await desk(shop).seek("index", "start")
             assert (await desk(shop).seek("index", "start", dry_run=True)).worker is not None
@@ -158,7 +158,10 @@ class TestWorkers:
         assert fragile.ledger.numbers() == [0, 1, 2, 3, 4, 2, 3, 4, 5]
 
     @pytest.mark.parametrize("concurrency", [1, 4])
-    async def test_by_force_what_is_in_hand_is_waited_for(self, shop: Shop, concurrency: int) -> None:
+    async def test_by_force_what_is_in_hand_is_waited_for(
+        self, shop: Shop, concurrency: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(seeking, "PATIENCE", 60.0)
         held = Held(shop, concurrency=concurrency)
         held.held = True
         place_in_log(shop, *numbered(2))

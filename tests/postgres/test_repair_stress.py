@@ -125,7 +125,7 @@ class Stage:
     async def calm(self) -> None:
         """From now on everything is taken, and what is parked is retried until nothing is."""
         self.stormy = False
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while self.shop.value(UNSETTLED):
                 await desk(self.shop).retry(PARKED)
                 await asyncio.sleep(0.1)

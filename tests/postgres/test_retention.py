@@ -65,6 +65,13 @@ def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no reason to leave anything to the next round."""
+    monkeypatch.setattr(retention, "PATIENCE", 60.0)
+    monkeypatch.setattr(sweeper, "ROUND_SECONDS", 60.0)
+
+
 def handle(connection: psycopg.Connection[Any], *events: UUID, days: float = 40, consumer: str = "index") -> None:
     """Inbox rows as if these events had been handled some days ago."""
     for event in events:
@@ -96,7 +103,7 @@ def operate(connection: psycopg.Connection[Any], status: str, events: int = 0, p
 def sweep(connection: psycopg.Connection[Any], keeping: Retention | None = None, **options: Any) -> dict[str, Swept]:
     """A round by hand; what became of each kind of thing."""
     options.setdefault("whole", True)
-    a_round = Round(connection, SHAPE, keeping or Retention(), options.pop("seconds", 30.0), **options)
+    a_round = Round(connection, SHAPE, keeping or Retention(), options.pop("seconds", 100.0), **options)
     return {each.task: each for each in a_round.run()}
 
 
@@ -533,8 +540,8 @@ class TestLog:
         assert "somebody is in the way" in swept["log"].kept_back[0]
 
     def test_a_reader_is_waited_for_briefly_and_named_as_the_reason(self, database, log, monkeypatch) -> None:
-        monkeypatch.setattr(retention, "PATIENCE", 0.2)
-        with connected(database, autocommit=False) as reader:
+        with connected(database, autocommit=False) as reader, monkeypatch.context() as impatient:
+            impatient.setattr(retention, "PATIENCE", 0.2)
             reader.execute("select count(*) from aftercommit.log")
             swept = sweep(log, Retention(log=DAY))["log"]
             assert (swept.removed, len(swept.kept_back)) == (0, 1)

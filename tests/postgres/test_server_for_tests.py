@@ -164,13 +164,37 @@ def test_the_server_of_a_killed_test_run_is_removed_by_the_next_run(
     """
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, timeout=100)
     assert killed.returncode == -signal.SIGKILL
     (abandoned,) = tmp_path.glob("aftercommit-test-*")
     with PostgresServerForTests(), PostgresServerForTests():
         assert not abandoned.exists()
         assert len(list(tmp_path.glob("aftercommit-test-*"))) == 2, "those of living runs stay"
     assert not list(tmp_path.glob("aftercommit-test-*"))
+
+
+def test_a_server_that_a_test_has_stopped_is_not_taken_for_one_of_a_killed_run() -> None:
+    with PostgresServerForTests() as server:
+        dsn = server.clone(server.template("kept", lambda dsn: None))
+        run(dsn, "create table kept as select 1 as one")
+        assert server.embedded is not None
+        server.embedded.stop("immediate")
+        with PostgresServerForTests():
+            assert server.embedded.cluster.data.exists()
+        server.embedded.start()
+        assert run(dsn, "select one from kept") == [(1,)]
+
+
+def test_a_folder_that_is_just_being_made_is_left_to_its_maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has opened its lock and does not hold it yet."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "aftercommit-test-new"
+    folder.mkdir()
+    (folder / "lock").touch()
+    with PostgresServerForTests():
+        assert [each.name for each in folder.iterdir()] == ["lock"]
+        assert (folder / "lock").read_text() == ""
 
 
 def test_a_server_lies_in_memory_where_there_is_room_unless_a_place_is_said(

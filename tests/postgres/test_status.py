@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,11 @@ def fill_log(shop: Shop, count: int, apart: float) -> None:
     shop.rows("update head set position = %s, ts = now()", [count])
 
 
+def seconds_since(shop: Shop) -> float:
+    """How much time has passed since the last event was appended: so much older is all that was seen."""
+    return float(shop.value("select extract(epoch from clock_timestamp() - ts) from head"))
+
+
 def retry_letters(shop: Shop, due: str) -> None:
     """Every event of the log is a dead letter of the consumer, to be tried again at this distance from now."""
     shop.rows(
@@ -105,8 +111,11 @@ class TestFigures:
 
         seen = look(shop)
 
-        assert seen.delivered_rate == pytest.approx(2.0, abs=0.2)
-        assert seen.published_rate == pytest.approx(3.0, abs=0.3)
+        since = seconds_since(shop)
+        assert seen.delivered_rate is not None
+        assert seen.published_rate is not None
+        assert 2.0 * (1 - since / 60) - 0.2 <= seen.delivered_rate <= 2.2
+        assert 3.0 - 2.0 * since / 60 - 0.3 <= seen.published_rate <= 3.3
         assert seen.drain_seconds is None, "more comes in than goes out"
 
     def test_the_time_to_drain_follows_from_both_rates(self, shop: Shop) -> None:
@@ -118,8 +127,9 @@ class TestFigures:
         seen = look(shop)
 
         assert seen.published_rate == 0.0
-        assert seen.delivered_rate == pytest.approx(10.0, abs=0.2)
-        assert seen.drain_seconds == pytest.approx(5.0, abs=0.2)
+        assert seen.delivered_rate is not None
+        assert 10.0 * (1 - seconds_since(shop) / 60) - 0.2 <= seen.delivered_rate <= 10.2
+        assert seen.drain_seconds == pytest.approx(50 / seen.delivered_rate, abs=0.2)
 
     @pytest.mark.parametrize("count", [0, 1])
     def test_a_young_log_has_rates_too(self, shop: Shop, count: int) -> None:
@@ -134,7 +144,7 @@ class TestFigures:
         behind, through = look(shop).consumers
 
         assert (behind.lag, through.lag, through.lag_seconds) == (30, 0, 0.0)
-        assert behind.lag_seconds == pytest.approx(58, abs=5)
+        assert 57 <= behind.lag_seconds <= 59 + seconds_since(shop)
 
     def test_lanes_without_a_holder_are_counted(self, shop: Shop) -> None:
         hold = (
@@ -192,7 +202,7 @@ class TestHolders:
         assert result.exit_code == 3
         (problem,) = result.stderr.splitlines()
         assert problem.startswith(f"problem: process {pid} of user ")
-        assert "(somebody), idle in transaction for 0 s holds up" in problem
+        assert re.search(r"\(somebody\), idle in transaction for \d+ s holds up", problem)
         assert what in problem
         assert problem.endswith(f"select pg_terminate_backend({pid})")
 
@@ -295,7 +305,7 @@ class TestLimits:
         ("limits", "words"),
         [
             ((), None),
-            (("--max-lag", "29"), "30 events behind (5"),
+            (("--max-lag", "29"), "30 events behind ("),
             (("--max-lag", "30"), None),
             (("--max-lag-seconds", "10"), "more than 10 s"),
             (("--max-lag-seconds", "3600"), None),
@@ -340,7 +350,7 @@ class TestLimits:
 
         assert result.exit_code == (0 if words is None else 3)
         if words is not None:
-            assert "consumer 'index' has 60 dead letters to try again, due for 60" in result.stderr
+            assert re.search(r"consumer 'index' has 60 dead letters to try again, due for 6\d\d\b", result.stderr)
             assert words in result.stderr
         assert run(shop, "--max-age", "3600").exit_code == 0
 

@@ -25,7 +25,7 @@ from tests.shop import OrderPlaced, Shop, shop_outbox
 from tests.sizes import size
 
 # A writer that waits for a lock longer than this fails. A migration asks for one second at a time.
-WRITERS_WAIT = "10s"
+WRITERS_WAIT = "30s"
 MIGRATOR = "aftercommit migrate"
 # Every seventh moment of about 110, in turns before and after a statement; all of them in a campaign.
 STRIDE = size("7", "1")

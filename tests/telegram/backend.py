@@ -11,10 +11,12 @@ import re
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
+
+from tests.programs import kept_port
 
 PATIENCE = 60.0
 
@@ -67,6 +69,7 @@ class Backend:
     position: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _server: asyncio.Server | None = None
+    _kept: ExitStack = field(default_factory=ExitStack)
     _port: int = 0
     _open: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -115,8 +118,8 @@ class Backend:
 
     async def start(self) -> None:
         """Listen; again at the same address when it was stopped."""
+        self._port = self._port or self._kept.enter_context(kept_port())
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
@@ -126,6 +129,11 @@ class Backend:
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Be gone for good."""
+        await self.stop()
+        self._kept.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -163,7 +171,7 @@ async def backend(script: Iterable[Act] = ()) -> AsyncIterator[Backend]:
     try:
         yield made
     finally:
-        await made.stop()
+        await made.close()
 
 
 async def answer_well(reply: Reply) -> None:

@@ -88,9 +88,8 @@ async def nursery(scene: Stage) -> AsyncIterator[Nursery]:
     try:
         yield Nursery(process, scene)
     finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        await asyncio.wait_for(process.wait(), PATIENCE)
+        # Nothing more to do; and to the end of what it says, so that its pipes are closed before the loop is.
+        await asyncio.wait_for(process.communicate(b""), PATIENCE)
 
 
 async def campaign(scene: Stage, kills: int, seed: int) -> Campaign:

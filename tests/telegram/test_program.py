@@ -194,7 +194,9 @@ def test_without_a_file_the_state_is_found_where_up_runs_a_bot(
     assert "17" in found.stdout
     assert "the bot's state is found in" in found.stderr
     # The file comes first: `aftercommit bot` by itself remembers there.
-    open_store(str(tmp_path / "bot.sqlite")).prepare()
+    file = open_store(str(tmp_path / "bot.sqlite"))
+    file.prepare()
+    file.close()
     assert "no chat is linked" in CliRunner().invoke(cli, ["bot", "links"]).output
 
 

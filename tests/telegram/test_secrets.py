@@ -82,7 +82,7 @@ async def test_other_lines_of_httpx_stay_as_they_are_and_nothing_is_left_behind(
         await telegram.answers()
         api = BotApi(SECRET, telegram.url)
         await api.get_me()
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             await client.get(f"{telegram.url}/control/state")
         await api.close()
     assert "/control/state" in caplog.text

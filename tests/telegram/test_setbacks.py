@@ -16,6 +16,7 @@ from aftercommit.telegram.states.sql import SqlStore
 from aftercommit.testing.bot_api import Blocked
 from tests.telegram.backend import Act, Reply, refuse, say
 from tests.telegram.bots import quick_pacing, said, stage
+from tests.telegram.test_state import END_BOTS
 
 GAP = "⚠️ Events are missing here"
 
@@ -130,9 +131,7 @@ async def test_a_bot_whose_state_another_took_ends_without_sending(database: str
 
 def end_connections(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'aftercommit bot'"
-        )
+        connection.execute(END_BOTS)
 
 
 @pytest.mark.contract("T11")
@@ -178,7 +177,7 @@ async def test_while_nobody_is_answered_everybody_is_told_so_and_strangers_no_de
         ada, bob, stranger = (scene.telegram.open_chat(name) for name in ("Ada", "Bob", "Stranger"))
         scene.link(ada, 17)
         scene.link(bob, 18)
-        async with scene.bot(), asyncio.timeout(40):
+        async with scene.bot(), asyncio.timeout(240):
             scene.backend.for_users.update({"17": refuse(503), "18": refuse(503)})
             # Three in a row mean everybody.
             while "🟡" not in (status := await scene.says(stranger, "/status")):

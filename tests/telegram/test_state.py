@@ -33,6 +33,11 @@ store.lock()
 print("locked", flush=True)
 time.sleep(600)
 """
+# Of this database alone: others may use the same server.
+END_BOTS = """
+    select pg_terminate_backend(pid, 10000) from pg_stat_activity
+    where application_name = 'aftercommit bot' and datname = current_database()
+"""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -327,9 +332,7 @@ def test_a_connection_that_broke_is_made_anew_and_keeps_the_lock(database: str):
     store.lock()
     store.prepare()
     with psycopg.connect(database, autocommit=True) as other:
-        other.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'aftercommit bot'"
-        )
+        other.execute(END_BOTS)
     store.put_link(link())
     with pytest.raises(StateTaken):
         SqlStore(PostgresDriver(database, patience=0.0)).lock()
@@ -341,9 +344,7 @@ def test_a_bot_whose_lock_another_took_meanwhile_writes_nothing(database: str):
     first.lock()
     first.prepare()
     with psycopg.connect(database, autocommit=True) as other:
-        other.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'aftercommit bot'"
-        )
+        other.execute(END_BOTS)
     second.lock()
     with pytest.raises(StateTaken):
         first.put_link(link())

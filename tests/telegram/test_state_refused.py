@@ -101,7 +101,7 @@ def test_a_refused_user_ends_who_comes_and_is_waited_for_by_the_bot_that_works(d
     working, newcomer = open_store(where), open_store(where)
     working.lock()
     beside(database, f"alter role {role} nologin")
-    beside(database, f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'")
+    beside(database, f"select pg_terminate_backend(pid, 10000) from pg_stat_activity where usename = '{role}'")
     remedy = r"check AFTERCOMMIT_BOT_STATE \(or --state\)"
     with pytest.raises(StateUnavailable, match=remedy):
         working.links()

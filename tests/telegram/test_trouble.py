@@ -62,7 +62,8 @@ async def test_a_bot_that_is_not_connected_says_which_case_it_is_in_every_langua
     async with stage(tmp_path) as scene:
         chats = [scene.telegram.open_chat(language, language=language) for language in ("en", "de", "ru")]
         scene.backend.for_users["1"] = act
-        async with scene.bot(health_seconds=0.3, credential=CREDENTIAL):
+        # How long an answer may take decides what is said, of those that come.
+        async with scene.bot(health_seconds=0.3 if act is hang else 60.0, credential=CREDENTIAL):
             for chat, sentence in zip(chats, told, strict=False):
                 status = await scene.says(chat, "/status")
                 assert sentence in status
@@ -75,7 +76,7 @@ async def test_a_bot_that_is_not_connected_says_which_case_it_is_in_every_langua
 
 @pytest.mark.contract("T10")
 async def test_a_bot_that_polls_says_why_nothing_comes_as_it_changes(tmp_path: Path):
-    async with stage(tmp_path) as scene, asyncio.timeout(40):
+    async with stage(tmp_path) as scene, asyncio.timeout(240):
         ada, stranger = scene.telegram.open_chat("Ada"), scene.telegram.open_chat("Stranger")
         scene.link(ada, 17)
         beside = scene.store()
@@ -135,7 +136,7 @@ async def test_the_log_says_what_to_do_about_a_token_that_is_revoked_while_the_b
 
 
 async def test_what_is_wrong_for_one_user_is_not_told_to_all_while_nobody_is_answered(tmp_path: Path):
-    async with stage(tmp_path) as scene, asyncio.timeout(40):
+    async with stage(tmp_path) as scene, asyncio.timeout(240):
         ada, bob, stranger = (scene.telegram.open_chat(name) for name in ("Ada", "Bob", "Stranger"))
         scene.link(ada, 17)
         scene.link(bob, 18)

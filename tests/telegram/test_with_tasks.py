@@ -6,11 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from aftercommit.feed.server.http_server import listen
 from aftercommit.testing.bot_api import BotApiServer, Chat
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.investigations import KEY_SET, STARTING, answers, eventually
-from tests.programs import REPOSITORY, Program, running
+from tests.programs import REPOSITORY, Program, kept_port, running
 from tests.tasks import ADA, EDSGER, Service, prepared, relaying
 
 SECONDS = 60.0
@@ -28,9 +27,10 @@ def database_with_tasks(postgres_server: PostgresServerForTests) -> Iterator[str
         yield dsn
 
 
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as bound:
-        return int(bound.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    with kept_port() as kept:
+        yield kept
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def backend(dsn: str, port: int) -> Iterator[Service]:
     ) as server:
         url = f"http://127.0.0.1:{port}"
         eventually(lambda: answers(url), timeout=STARTING)
-        service = Service(url, dsn, server)
+        service = Service(url, dsn, server, workers=1)
         try:
             yield service
         finally:
@@ -79,9 +79,9 @@ def told(telegram: BotApiServer, chat: Chat, *texts: str) -> None:
 
 @pytest.mark.contract("T9", "T10", "T11", "T12")
 def test_a_person_links_a_chat_and_hears_of_tasks_across_deaths_of_bot_and_backend(
-    telegram: BotApiServer, database_with_tasks: str
+    telegram: BotApiServer, database_with_tasks: str, port: int
 ):
-    port, dsn = free_port(), database_with_tasks
+    dsn = database_with_tasks
     chat = telegram.open_chat("Edsger", language="en")
     with backend(dsn, port) as tasks:
         credential = tasks.credential()

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from aftercommit.testing.bot_api import BotApiServer
+from tests.programs import PATIENCE
 
 # What is asked here is plain HTTP; by default httpx reads all certificate authorities there are for every client.
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -34,10 +35,10 @@ class Answer(NamedTuple):
 class BotClient:
     """A bot of a few lines."""
 
-    def __init__(self, telegram: BotApiServer, patience: float = 20.0) -> None:
+    def __init__(self, telegram: BotApiServer, patience: float = PATIENCE) -> None:
         """`patience` is how long it waits for an answer."""
         self.telegram = telegram
-        self.http = httpx.AsyncClient(base_url=telegram.url, timeout=httpx.Timeout(20.0, read=patience), verify=TLS)
+        self.http = httpx.AsyncClient(base_url=telegram.url, timeout=httpx.Timeout(PATIENCE, read=patience), verify=TLS)
 
     async def call(self, method: str, **arguments: Any) -> Answer:
         """A call with a JSON body."""

@@ -29,7 +29,7 @@ def telegram() -> Iterator[BotApiServer]:
 
 @pytest.fixture(scope="module")
 def people(telegram: BotApiServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=telegram.url, verify=TLS) as client:
+    with httpx.Client(base_url=telegram.url, timeout=PATIENCE, verify=TLS) as client:
         yield client
 
 
@@ -41,7 +41,12 @@ def opened(people: httpx.Client, **about: Any) -> int:
 
 def send(telegram: BotApiServer, chat: int, text: str, **more: Any) -> httpx.Response:
     asked = {"chat_id": chat, "text": text, **more}
-    return httpx.post(f"{telegram.url}/bot{telegram.token}/sendMessage", json=asked, verify=TLS)
+    return httpx.post(f"{telegram.url}/bot{telegram.token}/sendMessage", json=asked, timeout=PATIENCE, verify=TLS)
+
+
+def updates_of(telegram: BotApiServer, **asked: int) -> Any:
+    address = f"{telegram.url}/bot{telegram.token}/getUpdates"
+    return httpx.get(address, params=asked, timeout=PATIENCE, verify=TLS).json()["result"]
 
 
 def test_a_person_writes_blocks_and_deletes(telegram: BotApiServer, people: httpx.Client):
@@ -143,7 +148,7 @@ def test_a_name_that_somebody_pointed_here_is_not_answered(telegram: BotApiServe
 
 def test_changes_are_streamed_and_a_reader_goes_on_where_it_was(telegram: BotApiServer, people: httpx.Client):
     chat = opened(people)
-    with people.stream("GET", "/control/events", timeout=20) as stream:
+    with people.stream("GET", "/control/events") as stream:
         events = events_of(stream)
         kind, place, told = next(events)
         assert (kind, chat in told["there"]) == ("everything", True)
@@ -151,11 +156,11 @@ def test_changes_are_streamed_and_a_reader_goes_on_where_it_was(telegram: BotApi
         kind, place, told = next(events)
         assert (kind, [message["text"] for message in told["messages"]]) == ("news", ["first"])
     telegram.write(chat, "while away")
-    with people.stream("GET", "/control/events", headers={"Last-Event-ID": place}, timeout=20) as stream:
+    with people.stream("GET", "/control/events", headers={"Last-Event-ID": place}) as stream:
         kind, place, told = next(events_of(stream))
         assert (kind, [message["text"] for message in told["messages"]]) == ("news", ["while away"])
     for stranger in ("another-life-5", "-", "0-99999999"):
-        with people.stream("GET", "/control/events", headers={"Last-Event-ID": stranger}, timeout=20) as stream:
+        with people.stream("GET", "/control/events", headers={"Last-Event-ID": stranger}) as stream:
             assert next(events_of(stream))[0] == "everything"
 
 
@@ -196,9 +201,9 @@ def test_every_file_of_the_page_is_served(people: httpx.Client):
 
 def test_the_page_leads_back_to_what_the_bot_belongs_to():
     with BotApiServer.in_thread(limits=NO_LIMITS) as server:
-        assert httpx.get(f"{server.url}/control/state", verify=TLS).json()["ways"] == []
+        assert httpx.get(f"{server.url}/control/state", timeout=PATIENCE, verify=TLS).json()["ways"] == []
         server.lead_back({"shop": "http://127.0.0.1:8090/", "Tasks": "http://127.0.0.1:8090/tasks/board"})
-        assert httpx.get(f"{server.url}/control/state", verify=TLS).json()["ways"] == [
+        assert httpx.get(f"{server.url}/control/state", timeout=PATIENCE, verify=TLS).json()["ways"] == [
             {"label": "shop", "href": "http://127.0.0.1:8090/"},
             {"label": "Tasks", "href": "http://127.0.0.1:8090/tasks/board"},
         ]
@@ -217,10 +222,10 @@ def test_chats_and_messages_outlive_the_server(tmp_path: Path):
         first.write(ada, "/start")
         sent = send(first, ada.chat_id, "<b>Hi</b>", parse_mode="HTML").json()["result"]
         edited = {"chat_id": ada.chat_id, "message_id": sent["message_id"], "text": "Hello"}
-        httpx.post(f"{first.url}/bot{first.token}/editMessageText", json=edited, verify=TLS)
+        httpx.post(f"{first.url}/bot{first.token}/editMessageText", json=edited, timeout=PATIENCE, verify=TLS)
         first.block(grace)
         first.forget_chat(gone)
-        updates = httpx.get(f"{first.url}/bot{first.token}/getUpdates", verify=TLS).json()["result"]
+        updates = updates_of(first)
         assert len(updates) == 2
     for _ in range(2):
         with BotApiServer.in_thread(limits=NO_LIMITS, journal=journal) as second:
@@ -228,17 +233,16 @@ def test_chats_and_messages_outlive_the_server(tmp_path: Path):
             assert second.messenger.blocked == {grace.chat_id}
             assert [message.text for message in second.messenger.messages(ada.chat_id)] == ["/start", "Hello"]
             # What the bot had not confirmed is told again; what comes next has numbers above.
-            again = httpx.get(f"{second.url}/bot{second.token}/getUpdates", verify=TLS).json()["result"]
-            assert again == updates
+            assert updates_of(second) == updates
     with BotApiServer.in_thread(limits=NO_LIMITS, journal=journal) as third:
         confirm = {"offset": updates[-1]["update_id"] + 1}
-        assert httpx.get(f"{third.url}/bot{third.token}/getUpdates", params=confirm, verify=TLS).json()["result"] == []
+        assert updates_of(third, **confirm) == []
         assert third.write(ada, "next").message_id > sent["message_id"]
-        [update] = httpx.get(f"{third.url}/bot{third.token}/getUpdates", verify=TLS).json()["result"]
+        [update] = updates_of(third)
         assert update["update_id"] > updates[-1]["update_id"]
         assert third.open_chat("New").chat_id not in (ada.chat_id, grace.chat_id)
     with BotApiServer.in_thread(limits=NO_LIMITS, journal=journal) as fourth:
-        assert httpx.get(f"{fourth.url}/bot{fourth.token}/getUpdates", verify=TLS).json()["result"] == [update]
+        assert updates_of(fourth) == [update]
 
 
 def test_a_message_is_kept_before_the_bot_is_answered(tmp_path: Path):

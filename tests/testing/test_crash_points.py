@@ -135,7 +135,7 @@ def test_a_program_that_asks_dies_where_its_environment_says(aftercommit_world: 
     aftercommit_world.publish(OrderPlaced("o-1"), tenant_id="acme")
     environment = {**os.environ, **crash_environment("relay.appended")}
     command = [sys.executable, "-c", PROGRAM, aftercommit_world.dsn]
-    died = subprocess.run(command, env=environment, cwd=REPOSITORY, timeout=60, check=False)
+    died = subprocess.run(command, env=environment, cwd=REPOSITORY, timeout=100, check=False)
     assert died.returncode == -signal.SIGKILL
     assert aftercommit_world.published()[0].position == 1
     assert aftercommit_world.drain().appended == 0

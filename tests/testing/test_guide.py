@@ -22,7 +22,7 @@ WITH_ANYIO = "test_anyio.py"
 SERVERS_OF_THEIR_OWN = ("test_my_transport.py", "test_my_connection.py", "test_without_fixtures.py", "test_network.py")
 
 # Each of these tests is a whole run of pytest or mypy.
-PATIENCE = 300
+PATIENCE = 600
 pytestmark = pytest.mark.timeout(PATIENCE)
 
 
