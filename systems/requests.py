@@ -19,7 +19,7 @@ from aftercommit.errors import DatabaseUnavailable, Unauthorized
 from aftercommit.feed.access.reader import Reader
 from aftercommit.feed.http.asgi import headers_of, peer_of
 from aftercommit.feed.http.errors import Problem, bad_request, unauthorized, unavailable
-from aftercommit.postgres.database import Database
+from aftercommit.postgres.database import SPEAK_ISO, Database, speaks_iso
 
 PATIENCE_SECONDS: Final = 5.0
 MOST_CONNECTIONS: Final = 10
@@ -76,8 +76,8 @@ def pool_of(database: Database, name: str) -> Pool:
 
 async def _speak_iso(connection: Connection) -> None:
     """Times in other forms, which a database may be set to, cannot be read."""
-    if not (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
-        await connection.execute("set datestyle to iso")
+    if not speaks_iso(connection):
+        await connection.execute(SPEAK_ISO)
         await connection.commit()
 
 

@@ -63,13 +63,14 @@ async def _is_direct(connection: psycopg.AsyncConnection[Any]) -> bool:
     return row is not None and row[0] == connection.info.backend_pid
 
 
-def _speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
+def speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
+    """Whether times come in the form that we read; otherwise the session is told to SPEAK_ISO."""
     return (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO")
 
 
 # Other ways to write a time cannot be read. A session's setting is all right here, also behind a pooler: this is one of
 # those that servers report and poolers keep for each of their clients, where they may refuse `options` in a DSN.
-_SPEAK_ISO: Final = "set datestyle to iso"
+SPEAK_ISO: Final = "set datestyle to iso"
 
 
 class RawJson(Loader):
@@ -100,8 +101,8 @@ class Database:
         try:
             connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **self._parameters(dsn))
             with _closed_unless_ready(connection):
-                if not _speaks_iso(connection):
-                    await connection.execute(_SPEAK_ISO)
+                if not speaks_iso(connection):
+                    await connection.execute(SPEAK_ISO)
                 if not listen and await _is_direct(connection):
                     connection.prepare_threshold = WHEN_TOLD
                 await connection.set_autocommit(autocommit)
@@ -115,8 +116,8 @@ class Database:
         try:
             connection = psycopg.Connection.connect(self.dsn, autocommit=True, **self._parameters(self.dsn))
             with _closed_unless_ready(connection):
-                if not _speaks_iso(connection):
-                    connection.execute(_SPEAK_ISO)
+                if not speaks_iso(connection):
+                    connection.execute(SPEAK_ISO)
                 connection.autocommit = autocommit
         except _FAILED as problem:
             raise not_connected(self.dsn, problem) from problem
