@@ -3,6 +3,8 @@
 Reading feeds is not done here: `aftercommit.feed` does it, by the same rules.
 """
 
+import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,20 +17,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aftercommit.dead_peers import options_for
-from aftercommit.errors import DatabaseUnavailable, Unauthorized
+from aftercommit.errors import DatabaseSilent, DatabaseUnavailable, Unauthorized
 from aftercommit.feed.access.reader import Reader
 from aftercommit.feed.http.asgi import headers_of, peer_of
-from aftercommit.feed.http.errors import Problem, bad_request, unauthorized, unavailable
-from aftercommit.postgres.database import SPEAK_ISO, Database, speaks_iso
+from aftercommit.feed.http.errors import Problem, bad_request, silent, unauthorized, unavailable
+from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered_within
+from aftercommit.postgres.database import SPEAK_ISO, Database, connect_timeout, speaks_iso
 
 PATIENCE_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 0.25
 MOST_CONNECTIONS: Final = 10
 _BRIEFLY: Final = "set local lock_timeout = '3s'"
 LARGEST: Final = 2**63 - 1
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Connection = psycopg.AsyncConnection[Any]
-Pool = AsyncConnectionPool[Connection]
+Pool = AsyncConnectionPool[BoundedConnection]
 Handler = Callable[[Request, Reader], Awaitable[Response]]
 Asks = Callable[[str | None, Mapping[str, str], str | None], Awaitable[Reader]]
 _encode: Final = msgspec.json.Encoder().encode
@@ -63,38 +67,99 @@ def guarded(asks: Asks, handler: Handler, *parameters: str) -> Callable[[Request
 
 def pool_of(database: Database, name: str) -> Pool:
     """Connections for the routes of one system; none is open yet."""
+    # It would say at each request what the services beside it say once: that the database is away.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    patience = {"connect_timeout": connect_timeout(database.answers_within)}
+
+    async def configure(connection: BoundedConnection) -> None:
+        connection.answers_within = database.answers_within
+        # Times in other forms, which a database may be set to, cannot be read.
+        if not speaks_iso(connection):
+            await connection.execute(SPEAK_ISO)
+            await connection.commit()
+
     return AsyncConnectionPool(
         database.dsn,
+        connection_class=BoundedConnection,
         min_size=1,
         max_size=MOST_CONNECTIONS,
         open=False,
         # Server-side prepared statements do not survive transaction pooling.
-        kwargs={"prepare_threshold": None, **options_for(database.dsn, application_name=name)},
-        configure=_speak_iso,
+        kwargs={"prepare_threshold": None, **options_for(database.dsn, application_name=name, **patience)},
+        configure=configure,
     )
 
 
-async def _speak_iso(connection: Connection) -> None:
-    """Times in other forms, which a database may be set to, cannot be read."""
-    if not speaks_iso(connection):
-        await connection.execute(SPEAK_ISO)
-        await connection.commit()
+class Lender:
+    """Lends the connections of one system's routes, each for one request; none is open before the lifespan begins.
 
+    A request that the database keeps waiting is answered 503. `again` says how one that was to change something is sent
+    once more without harm: what became of it nobody knows.
+    """
 
-@asynccontextmanager
-async def lent(pool: Pool, advice: str) -> AsyncIterator[Connection]:
-    """A connection for one request; 503 with this advice when the database is lost. What was under way may be done."""
-    try:
-        async with pool.connection(timeout=PATIENCE_SECONDS) as connection:
+    def __init__(self, database: Database, name: str, again: str) -> None:
+        """Nothing is connected."""
+        self._pool = pool_of(database, name)
+        self._within = database.answers_within
+        self._again = again
+        self._checks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Connections are open."""
+        await self._pool.open()
+        try:
+            yield
+        finally:
+            # What is being connected to a server that hangs is not waited for.
+            await self._pool.close(CLOSE_SECONDS)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        """A connection for a request that changes nothing."""
+        async with self._lent("try again", None) as connection:
             yield connection
-    except psycopg.errors.LockNotAvailable as problem:
-        raise unavailable("Somebody else is at work on the same and does not come to an end; try again") from problem
-    except PoolTimeout as problem:
-        raise unavailable(f"The database is busy, or cannot be reached; {advice}") from problem
-    except (psycopg.OperationalError, psycopg.InterfaceError) as problem:
-        # A server that was started again has left more than this one behind; whoever comes next gets none of them.
-        await pool.check()
-        raise unavailable(f"The database cannot be reached; {advice}") from problem
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[Connection]:
+        """A connection for a request that changes something, and may have done so although it is answered 503."""
+        async with self._lent(self._again, "unknown") as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _lent(self, remedy: str, outcome: str | None) -> AsyncIterator[Connection]:
+        try:
+            async with (
+                self._pool.connection(timeout=min(PATIENCE_SECONDS, self._within)) as connection,
+                answered_within(self._within),
+            ):
+                yield connection
+        except psycopg.errors.LockNotAvailable as problem:
+            raise unavailable(
+                "Somebody else is at work on the same and does not come to an end; try again"
+            ) from problem
+        except PoolTimeout as problem:
+            raise unavailable("The database is busy, or cannot be reached: nothing was done; try again") from problem
+        except (DatabaseSilent, Unanswered) as problem:
+            # What hangs is the server, or the way to it: nobody else is to wait on a connection of the same.
+            await self._pool.drain()
+            raise silent(self._within, remedy, outcome) from problem
+        except (psycopg.OperationalError, psycopg.InterfaceError) as problem:
+            await self._look_over()
+            raise _lost(remedy, outcome) from problem
+
+    async def _look_over(self) -> None:
+        """A server that was started again has left more than one behind; whoever comes next gets none of them."""
+        check = asyncio.create_task(self._pool.check())
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+        # Not cancelled when it takes long: it holds connections that have to come back.
+        await asyncio.wait({check}, timeout=self._within)
+
+
+def _lost(remedy: str, outcome: str | None) -> Problem:
+    details = {"outcome": outcome} if outcome is not None else None
+    return Problem(503, f"The database cannot be reached: {remedy}", details=details, retry_after=1)
 
 
 @asynccontextmanager

@@ -31,6 +31,7 @@ from systems.visitors import PagesForPeople
 
 SYSTEMS: Final[Sequence[System]] = (investigations, tasks)
 ORIGINS: Final = "AFTERCOMMIT_CORS_ORIGINS"
+ANSWERS_WITHIN: Final = "AFTERCOMMIT_ANSWERS_WITHIN"
 TITLE: Final = "aftercommit"
 ABOUT: Final = "Systems that run on aftercommit: what was committed is what everyone hears about."
 
@@ -40,7 +41,7 @@ class Site:
 
     def __init__(self, serving: Serving) -> None:
         """Nothing is connected before the lifespan begins."""
-        database, keys = serving.database, _keys(serving)
+        database, keys = _patient(serving.database, os.environ), _keys(serving)
         self._development = serving.development
         listener = Listener(database)
         verifier = TokenVerifier(keys)
@@ -118,6 +119,17 @@ def _keys(serving: Serving) -> TokenKeys:
             f"there are no keys to check tokens with: set {KEYS_FILE} (path of a JWK set) or {KEYS} (the set itself)"
         )
     return keys
+
+
+def _patient(database: Database, environment: Mapping[str, str]) -> Database:
+    """The database, with the limit on its answers that is configured."""
+    said = environment.get(ANSWERS_WITHIN, "").strip()
+    if not said:
+        return database
+    try:
+        return database.answering_within(float(said))
+    except (ValueError, DeclarationError):
+        raise DeclarationError(f"{ANSWERS_WITHIN}={said!r:.40} is no limit: give seconds above 0, 10 for one") from None
 
 
 def _cors(environment: Mapping[str, str]) -> Cors | None:

@@ -19,7 +19,7 @@ import psycopg
 from aftercommit.feed.access.token_keys import KEYS, TokenKeys
 from aftercommit.feed.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
-from systems.site import SYSTEMS
+from systems.site import ANSWERS_WITHIN, SYSTEMS
 from tests.programs import REPOSITORY, Program, running
 
 Found = TypeVar("Found")
@@ -148,7 +148,7 @@ def serving(
     """Server processes on a database, and their address."""
     place = ("--host", host, "--port", "0", "--workers", str(workers))
     arguments = ("serve", "--app", "systems.site:application", *place)
-    told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", **environment}
+    told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", ANSWERS_WITHIN: "60", **environment}
     with running(*arguments, folder=REPOSITORY, **told) as server:
         url = json.loads(server.line("server_listening", server.stderr))["url"]
         # All of them: who asks a process that has just begun may be sent away.

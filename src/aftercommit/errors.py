@@ -17,6 +17,7 @@
     │   └── NewerSchemaVersion
     ├── DatabaseError
     │   ├── DatabaseUnavailable
+    │   │   └── DatabaseSilent     it is there, and does not answer
     │   ├── DatabaseRefused
     │   ├── MissingPrivilege
     │   ├── SchemaNotMigrated
@@ -131,6 +132,15 @@ class DatabaseError(AftercommitError):
 
 class DatabaseUnavailable(DatabaseError):
     """No connection could be made; it may be possible later."""
+
+
+class DatabaseSilent(DatabaseUnavailable):
+    """The database did not answer within so many `seconds`. What it was asked to do may be done all the same."""
+
+    def __init__(self, seconds: float) -> None:
+        """How long it was waited for."""
+        super().__init__(f"the database did not answer within {seconds:g} s: try again")
+        self.seconds = seconds
 
 
 class DatabaseRefused(DatabaseError):

@@ -21,14 +21,13 @@ from systems.investigations.errors import NotThere
 from systems.investigations.feeds import redactor
 from systems.investigations.ingest import store
 from systems.investigations.producing import read_logs
-from systems.requests import LARGEST, Connection, Handler, answer, guarded, lent, pool_of, read_body, whole_number
+from systems.requests import LARGEST, Handler, Lender, answer, guarded, read_body, whole_number
 
 ROOT: Final = "/api/v1/investigations"
 CREATE: Final = "investigation:create"
 LISTED: Final = 50
 MOST_LISTED: Final = 200
-# What was under way may have been committed: that is what a producer's event_id is for.
-ADVICE: Final = "send the same request again"
+AGAIN: Final = "it may have been done; send it again, what has an event_id or an investigation_id is stored once"
 
 
 class NewInvestigation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +51,7 @@ class InvestigationsApi:
         """Nothing is connected before the lifespan begins."""
         self.access = access
         self.services: Sequence[Service] = ()
-        self._pool = pool_of(database, "investigations")
+        self._lender = Lender(database, "investigations", AGAIN)
         self.routes: Sequence[BaseRoute] = [
             Route(ROOT, self._guarded(self.list, "before", "limit"), methods=["GET"]),
             Route(ROOT, self._guarded(self.create), methods=["POST"]),
@@ -63,13 +62,13 @@ class InvestigationsApi:
 
     def lifespan(self) -> AbstractAsyncContextManager[object]:
         """Connections are open."""
-        return self._pool
+        return self._lender.lifespan()
 
     async def exists(self, feed: Feed, investigation_id: str) -> bool:
         """Whether there is such an investigation."""
         if INVESTIGATION_ID.fullmatch(investigation_id) is None:
             return False
-        async with self._connection() as connection:
+        async with self._lender.reading() as connection:
             try:
                 await find_case(connection, investigation_id)
             except NotThere:
@@ -80,7 +79,7 @@ class InvestigationsApi:
         """Those that the caller may read, newest first."""
         before = whole_number(request, "before", 1, LARGEST)
         limit = whole_number(request, "limit", 1, MOST_LISTED) or LISTED
-        async with self._connection() as connection:
+        async with self._lender.reading() as connection:
             found = await list_cases(
                 connection, lambda case: reader.may(permission(case, "read")), before=before, limit=limit
             )
@@ -91,7 +90,7 @@ class InvestigationsApi:
         _require(reader, CREATE)
         new = read_body(NewInvestigation, await request.body())
         _check(new)
-        async with self._connection() as connection:
+        async with self._lender.changing() as connection:
             case = await open_case(connection, new.title, reader.user, new.investigation_id)
         return answer(201, _shown(case), {"Location": f"{ROOT}/{case.investigation_id}"})
 
@@ -99,14 +98,14 @@ class InvestigationsApi:
         """One investigation."""
         investigation_id = _id_of(request)
         _require(reader, permission(investigation_id, "read"))
-        async with self._connection() as connection:
+        async with self._lender.reading() as connection:
             return answer(200, _shown(await find_case(connection, investigation_id)))
 
     async def close(self, request: Request, reader: Reader) -> Response:
         """Take no more logs."""
         investigation_id = _id_of(request)
         _require(reader, permission(investigation_id, "write"))
-        async with self._connection() as connection:
+        async with self._lender.changing() as connection:
             return answer(200, _shown(await close_case(connection, investigation_id, reader.user)))
 
     async def ingest(self, request: Request, reader: Reader) -> Response:
@@ -114,15 +113,12 @@ class InvestigationsApi:
         investigation_id = _id_of(request)
         _require(reader, permission(investigation_id, "write"))
         logs = read_logs(await request.body(), investigation_id)
-        async with self._connection() as connection:
+        async with self._lender.changing() as connection:
             stored = await store(connection, investigation_id, logs)
         return answer(201 if stored.stored else 200, stored)
 
     def _guarded(self, handler: Handler, *parameters: str) -> Callable[[Request], Awaitable[Response]]:
         return guarded(self.access.reader, handler, *parameters)
-
-    def _connection(self) -> AbstractAsyncContextManager[Connection]:
-        return lent(self._pool, ADVICE)
 
 
 def permission(investigation_id: str, verb: str) -> str:

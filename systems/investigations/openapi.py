@@ -20,7 +20,8 @@ _MEANINGS: Final = {
     404: "There is no such investigation.",
     409: "The investigation is closed, or, when one is opened, its name is taken.",
     413: "More than can be stored at once.",
-    503: "The database cannot be reached; the same request can be sent again.",
+    503: "The database cannot be reached, or does not answer; the same request can be sent again. Where "
+    "`details.outcome` is `unknown`, it may have been done.",
 }
 
 

@@ -28,7 +28,7 @@ _MEANINGS: Final = {
     409: "It is this user's to do, but not now; `details` say how the task is, and when it could be done.",
     413: "More than a request may carry.",
     429: "Too many; try again after `retry_after` seconds.",
-    503: "The database cannot be reached.",
+    503: "The database cannot be reached, or does not answer; where `details.outcome` is `unknown`, it may be done.",
 }
 USER_HEADER: Final[Json] = {
     "name": "X-User-Id",

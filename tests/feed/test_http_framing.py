@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aftercommit.feed.app.service import service
+from aftercommit.feed.http.asgi import Receive, Scope, Send, answer
 from aftercommit.feed.server.protocol import Guards
 from tests.feed.journal import Journal, until
 from tests.feed.servers import connected, rest_of
@@ -71,3 +72,68 @@ async def test_a_request_is_answered_although_what_follows_it_is_no_http(journal
 
 async def echo(request: Request) -> Response:
     return Response(await request.body())
+
+
+async def test_who_speaks_http_1_0_gets_a_stream_without_chunks(journal: Journal):
+    """It does not know them: the stream is as it is, and ends with the connection."""
+    await journal.write("one")
+    async with journal.served() as reading, connected(reading) as (reader, writer):
+        token = journal.bearer()["Authorization"].encode()
+        writer.write(b"GET /books/b-1/lines/stream HTTP/1.0\r\nAuthorization: %b\r\n\r\n" % token)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"transfer-encoding" not in head.lower()
+        assert b"connection: close\r\n" in head.lower()
+        first = await reader.readuntil(b"\n\n")
+        assert first.startswith(b"retry:")
+        assert b'"text":"one"' in await reader.readuntil(b"\n\n")
+        await journal.write("two")
+        assert b'"text":"two"' in await reader.readuntil(b"\n\n")
+        reading.app.drain()
+        assert (await rest_of(reader)).startswith(b"event: bye\n")
+
+
+@pytest.mark.parametrize("path", [b"/books/b-1/lines", b"/metrics", b"/nowhere", b"/books/b-1/lines/stream"])
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_who_speaks_http_1_0_reads_to_the_end_of_the_connection(journal: Journal, path: bytes, method: bytes):
+    app = journal.app()
+    async with journal.served(app, service(app)) as reading, connected(reading) as (reader, writer):
+        token = journal.bearer()["Authorization"].encode()
+        writer.write(b"%b %b HTTP/1.0\r\nAuthorization: %b\r\nConnection: keep-alive\r\n\r\n" % (method, path, token))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        app.drain()
+        body = await rest_of(reader)
+        announced = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: ")]
+        if announced and method == b"GET":
+            assert len(body) == int(announced[0].partition(b": ")[2])
+        assert method == b"GET" or body == b""
+
+
+@pytest.mark.parametrize("blanks", [b" ", b"\t", b"  \t "])
+async def test_blanks_around_a_value_do_not_belong_to_it(journal: Journal, blanks: bytes):
+    async with journal.served(outer=heard) as reading, connected(reading) as (reader, writer):
+        writer.write(
+            b"GET / HTTP/1.1\r\nHost: x\r\nIdempotency-Key:%ba b%b\r\nConnection: close\r\n\r\n" % (blanks, blanks)
+        )
+        assert (await rest_of(reader)).endswith(b"\r\n\r\n[a b]")
+
+
+async def test_a_last_event_id_with_a_blank_behind_it_is_the_same_place(journal: Journal):
+    await journal.write("one", "two")
+    async with journal.served() as reading:
+        cursor = (await reading.poll(limit=1, fromTime="2001-01-01T00:00:00Z")).json()["pagination"]["nextCursor"]
+        async with connected(reading) as (reader, writer):
+            token = journal.bearer()["Authorization"].encode()
+            writer.write(
+                b"GET /books/b-1/lines/stream HTTP/1.1\r\nHost: x\r\nAuthorization: %b\r\nLast-Event-ID: %b \r\n\r\n"
+                % (token, cursor.encode())
+            )
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+async def heard(scope: Scope, receive: Receive, send: Send) -> None:
+    """Says what it was told."""
+    if scope["type"] == "http":
+        said = dict(scope["headers"])[b"idempotency-key"]
+        await answer(send, 200, [(b"content-length", b"%d" % (len(said) + 2))], b"[%b]" % said)

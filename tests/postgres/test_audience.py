@@ -361,3 +361,23 @@ def test_an_outbox_without_an_audience_has_nothing_of_it(database: str):
             "select proname from pg_proc where proname like 'keep_%audience'"
         )
         assert found.fetchall() == []
+
+
+WITHOUT_ONE = DeclaredView("public_tasks", {"id": "id", "kind": "event_type", "body": "payload"}, writable=True)
+
+
+@pytest.mark.parametrize("views", [(), (WITHOUT_ONE,)], ids=["canonical", "declared"])
+@pytest.mark.parametrize("first", [True, False], ids=["with it first", "without it first"])
+def test_a_version_that_knows_of_no_audience_leaves_it_in_the_views(
+    database: str, first: bool, views: tuple[DeclaredView, ...]
+):
+    """It is started again while a deployment is under way, and migrates as it always did."""
+    declared = [Shape(SCHEMA, audience=audience, views=views) for audience in (first, not first)]
+    with psycopg.connect(database, autocommit=True) as connection:
+        for shape in (*declared, *declared):
+            migrate.up(connection, shape)
+        for shape in declared:
+            migrate.check(connection, shape)
+            assert migrate.up(connection, shape) == []
+        for view in ("event_outbox", "event_log"):
+            connection.execute(f"select audience from {SCHEMA}.{view}".encode())

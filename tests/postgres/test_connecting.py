@@ -41,8 +41,10 @@ class Remembering(Database):
         super().__init__(dsn)
         self.handed_out: list[psycopg.AsyncConnection[Any]] = []
 
-    async def connect(self, *, autocommit: bool = True, listen: bool = False) -> psycopg.AsyncConnection[Any]:
-        connection = await super().connect(autocommit=autocommit, listen=listen)
+    async def connect(
+        self, *, autocommit: bool = True, listen: bool = False, bounded: bool = False
+    ) -> psycopg.AsyncConnection[Any]:
+        connection = await super().connect(autocommit=autocommit, listen=listen, bounded=bounded)
         self.handed_out.append(connection)
         return connection
 

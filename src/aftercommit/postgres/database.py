@@ -3,6 +3,7 @@
 No session state is used except by the optional LISTEN connection, so PgBouncer in transaction mode is fine.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +19,13 @@ from aftercommit.errors import (
     DatabaseError,
     DatabaseRefused,
     DatabaseUnavailable,
+    DeclarationError,
     MissingPrivilege,
     SchemaDrift,
     SchemaNotMigrated,
     SchemaTooNew,
 )
+from aftercommit.postgres.bounded import BoundedConnection
 from aftercommit.postgres.catalog import Column
 from aftercommit.postgres.declared import OUTBOX_COLUMNS
 from aftercommit.postgres.numbered import migrations
@@ -45,6 +48,10 @@ _FAILED = (psycopg.OperationalError, psycopg.ProgrammingError)
 # Statements are prepared where `execute(…, prepare=True)` says so, and by themselves never: a plan that was made while
 # the outbox was empty can be a bad one when it is full.
 WHEN_TOLD: Final = 1 << 30
+# Longer than any statement of a reader takes, and shorter than people wait.
+ANSWERS_WITHIN: Final = 10.0
+# libpq takes less for this much.
+_LEAST_TO_CONNECT: Final = 2
 
 
 @contextmanager
@@ -82,24 +89,49 @@ class RawJson(Loader):
 
 
 class Database:
-    """A DSN and the ways we connect with it. `listen_dsn` bypasses a transaction pooler for LISTEN."""
+    """A DSN and the ways we connect with it. `listen_dsn` bypasses a transaction pooler for LISTEN.
 
-    def __init__(self, dsn: str, *, listen_dsn: str | None = None, application_name: str = "aftercommit") -> None:
+    `answers_within` is how many seconds those wait who serve somebody: feeds, and whatever stands before them. Then the
+    database counts as one that hangs. Relays and consumers have no such limit.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        listen_dsn: str | None = None,
+        application_name: str = "aftercommit",
+        answers_within: float = ANSWERS_WITHIN,
+    ) -> None:
         """Check the DSN's form; nothing is connected."""
+        if not 0 < answers_within < math.inf:
+            raise DeclarationError(f"answers_within={answers_within} would answer nobody: give seconds above 0")
         self.dsn = _checked(dsn)
         self.listen_dsn = _checked(listen_dsn) if listen_dsn is not None else self.dsn
+        self.answers_within = answers_within
         self._application_name = application_name
+
+    def answering_within(self, seconds: float) -> "Database":
+        """The same, with another limit."""
+        return Database(
+            self.dsn, listen_dsn=self.listen_dsn, application_name=self._application_name, answers_within=seconds
+        )
 
     @property
     def safe_dsn(self) -> str:
         """The DSN without its password, for messages."""
         return safe(self.dsn)
 
-    async def connect(self, *, autocommit: bool = True, listen: bool = False) -> psycopg.AsyncConnection[Any]:
-        """A new asyncio connection; DatabaseUnavailable when waiting may help, otherwise DatabaseRefused."""
+    async def connect(
+        self, *, autocommit: bool = True, listen: bool = False, bounded: bool = False
+    ) -> psycopg.AsyncConnection[Any]:
+        """A new asyncio connection; DatabaseUnavailable when waiting may help, otherwise DatabaseRefused.
+
+        A `bounded` one is closed when a statement is not answered within the limit, or its asker is cancelled.
+        """
         dsn = self.listen_dsn if listen else self.dsn
         try:
-            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **self._parameters(dsn))
+            connection = await self._connected(dsn, bounded)
             with _closed_unless_ready(connection):
                 if not speaks_iso(connection):
                     await connection.execute(SPEAK_ISO)
@@ -123,9 +155,22 @@ class Database:
             raise not_connected(self.dsn, problem) from problem
         return connection
 
-    def _parameters(self, dsn: str) -> dict[str, Any]:
+    async def _connected(self, dsn: str, bounded: bool) -> psycopg.AsyncConnection[Any]:
+        if not bounded:
+            return await psycopg.AsyncConnection.connect(dsn, autocommit=True, **self._parameters(dsn))
+        patience = {"connect_timeout": connect_timeout(self.answers_within)}
+        connection = await BoundedConnection.connect(dsn, autocommit=True, **self._parameters(dsn, **patience))
+        connection.answers_within = self.answers_within
+        return connection
+
+    def _parameters(self, dsn: str, **others: Any) -> dict[str, Any]:
         # Server-side prepared statements do not survive transaction pooling.
-        return {"prepare_threshold": None, **options_for(dsn, application_name=self._application_name)}
+        return {"prepare_threshold": None, **options_for(dsn, application_name=self._application_name, **others)}
+
+
+def connect_timeout(answers_within: float) -> int:
+    """For how many seconds one who waits so long for an answer tries to connect."""
+    return min(max(_LEAST_TO_CONNECT, math.ceil(answers_within)), int(ANSWERS_WITHIN))
 
 
 async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape) -> None:

@@ -6,7 +6,7 @@ in a transaction.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -53,14 +53,14 @@ class Piece:
     index: Index | None = None
 
 
-def pieces(shape: Shape) -> Iterator[Piece]:
-    """Everything that this declaration adds, in the order in which it can be added."""
+def pieces(shape: Shape, catalog: Catalog | None = None) -> Iterator[Piece]:
+    """Everything that this declaration adds to what is there, in the order in which it can be added."""
     yield from (_scope_piece(shape, name) for name in shape.scope)
     if shape.audience:
         yield _audience_column_piece(shape)
         yield _keep_audience_piece(shape)
     yield from (_index_piece(shape, index) for index in _indexes(shape))
-    yield from (_view_piece(view) for view in views(shape))
+    yield from (_view_piece(view) for view in views(shape if catalog is None else _as_it_is(shape, catalog)))
     stamp, statement = partitions.definition(shape)
     yield Piece(
         "function make_partitions",
@@ -75,12 +75,12 @@ def pieces(shape: Shape) -> Iterator[Piece]:
 
 def missing(shape: Shape, catalog: Catalog) -> list[Piece]:
     """The pieces that are not there, or not as declared."""
-    return [piece for piece in pieces(shape) if not piece.is_in(catalog)]
+    return [piece for piece in pieces(shape, catalog) if not piece.is_in(catalog)]
 
 
 def absent(shape: Shape, catalog: Catalog) -> list[Piece]:
     """The pieces that are not there in any form: what code that is behind the tables has to do without."""
-    return [piece for piece in pieces(shape) if not piece.stands_in(catalog)]
+    return [piece for piece in pieces(shape, catalog) if not piece.stands_in(catalog)]
 
 
 def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
@@ -228,6 +228,16 @@ def _audience_table_piece(shape: Shape) -> Piece:
         return AUDIENCE in catalog.kinds
 
     return Piece("table audience", (audience.table(shape),), is_in, is_in)
+
+
+def _as_it_is(shape: Shape, catalog: Catalog) -> Shape:
+    """The shape that views show: an audience that another program declares stays in them.
+
+    While a deployment is under way the version before, which knows of none, is started again and migrates as well.
+    """
+    found = [catalog.columns.get((table, AUDIENCE)) for table in SCOPED_TABLES]
+    is_there = all(column is not None and column.type == audience.COLUMN_TYPE for column in found)
+    return replace(shape, audience=True) if is_there else shape
 
 
 def _view_piece(view: View) -> Piece:

@@ -27,6 +27,7 @@ class Listener(DatabaseService):
     """Wakes asyncio events when their channel is notified; `working` says whether notifications really arrive."""
 
     name = "listener"
+    may_be_cut = True
 
     def __init__(self, database: Database, probe: Probe | None = None) -> None:
         """Not connected; channels are added with `subscribe` before the start."""
@@ -55,7 +56,7 @@ class Listener(DatabaseService):
 
     async def session(self) -> None:
         """Listen until stopped; where a pooler swallows notifications, ask again now and then."""
-        connection = await self._database.connect(listen=True)
+        connection = await self._database.connect(listen=True, bounded=True)
         try:
             for channel in [*self._events, self._proof]:
                 await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
@@ -76,7 +77,7 @@ class Listener(DatabaseService):
 
     async def _proved(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         # Through a transaction pooler LISTEN succeeds and nothing ever arrives: so we send ourselves something.
-        sender = await self._database.connect()
+        sender = await self._database.connect(bounded=True)
         try:
             await sender.execute("select pg_notify(%s, '')", (self._proof,))
         finally:

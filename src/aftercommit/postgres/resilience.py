@@ -35,11 +35,16 @@ def is_lost(error: BaseException) -> bool:
 class DatabaseService(Service):
     """Runs `session` again and again; an outage is said once and retried with backoff."""
 
+    # Whether nothing is lost when it is cancelled instead of stopped.
+    may_be_cut = False
+
     def __init__(self, probe: Probe | None = None, *, backoff: Exponential | None = None) -> None:
         """Not started."""
         super().__init__(probe)
         self._reconnect = backoff or Exponential(base=0.1, maximum=5.0)
         self._failures = 0
+        # What the outage began with that is under way.
+        self.outage: BaseException | None = None
 
     @abstractmethod
     async def session(self) -> None:
@@ -50,6 +55,18 @@ class DatabaseService(Service):
         if self._failures:
             say(logger, logging.INFO, "database_is_back", service=self.name, attempts=self._failures)
         self._failures = 0
+        self.outage = None
+
+    async def stop_within(self, seconds: float) -> None:
+        """Stop; what has not ended by then is cancelled. A database that hangs holds up nobody's end."""
+        self.stopping.set()
+        task = self._task
+        if task is not None:
+            await asyncio.wait({task}, timeout=seconds)
+            if task.cancel():
+                await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
 
     async def run(self) -> None:
         """Sessions until stopped; only what cannot mend itself is raised."""
@@ -73,6 +90,7 @@ class DatabaseService(Service):
             raise asyncio.CancelledError from problem
         self._failures += 1
         if self._failures == 1:
+            self.outage = problem
             error = " ".join(str(problem).split())
             say(logger, logging.WARNING, "database_is_unavailable", service=self.name, error=error)
         await self.reach("database.lost", error=problem)

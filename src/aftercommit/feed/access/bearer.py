@@ -40,6 +40,7 @@ class BearerAccess(DatabaseService):
     """
 
     name = "access"
+    may_be_cut = True
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class BearerAccess(DatabaseService):
     async def session(self) -> None:
         """Read everything once, then what changed; write down which service tokens were used."""
         assert self._database is not None
-        connection = await self._database.connect()
+        connection = await self._database.connect(bounded=True)
         try:
             await require_schema(connection, self._shape)
             self.service_tokens.begin_anew()

@@ -105,6 +105,8 @@ class RateLimiter(DatabaseService):
     """The limits of one process. Without a database, or while it is away, they hold within this process alone."""
 
     name = "rate limiter"
+    # What it has not told yet the others do not count; when a process ends, that is little.
+    may_be_cut = True
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class RateLimiter(DatabaseService):
     async def session(self) -> None:
         """One connection, and an exchange on it now and then."""
         assert self._database is not None
-        connection = await self._database.connect()
+        connection = await self._database.connect(bounded=True)
         try:
             await require_schema(connection, self._statements.shape)
             await self._set_clock(connection)

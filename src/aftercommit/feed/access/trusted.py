@@ -24,6 +24,8 @@ from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.access")
 
+# How long its end may take, should the database not answer.
+END_SECONDS: Final = 0.5
 LARGEST_USER: Final = 2**63 - 1
 _NOBODY: Final = Permissions()
 _USER: Final = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
@@ -97,7 +99,7 @@ class TrustedUsers(Service):
         try:
             await until_one_ends(self.stopping.wait(), self._bearer.wait())
         finally:
-            await self._bearer.stop()
+            await self._bearer.stop_within(END_SECONDS)
 
     async def _neighbour(self, headers: Mapping[str, str], peer: str | None) -> Reader:
         """A program of this machine. Asked before the database is: a stranger's request costs nothing."""

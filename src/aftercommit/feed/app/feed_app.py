@@ -14,10 +14,11 @@ import logging
 import re
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aftercommit.errors import DeclarationError
 from aftercommit.feed.access.rate_limit import RateLimiter
@@ -37,6 +38,7 @@ from aftercommit.feed.server.failure import tell
 from aftercommit.feed.strands.hub import FeedHub, HubSettings
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
+from aftercommit.postgres.resilience import DatabaseService
 from aftercommit.service import Probe, Service
 from aftercommit.telemetry import say
 
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("aftercommit.feed")
 
+# What is asked of a database that hangs when the lifespan ends has so long, and each service at least a moment.
+END_SECONDS: Final = 1.0
+LEAST_END_SECONDS: Final = 0.1
 _TEMPLATE = re.compile(r"(?:/[A-Za-z0-9._~-]+|/\{[A-Za-z_][A-Za-z0-9_]*\})+")
 
 
@@ -85,6 +90,7 @@ class FeedApp:
         if not feeds:
             raise DeclarationError("no feed is given: there would be nothing to read")
         self.feeds = dict(feeds)
+        self._patience = database.answers_within
         self.title = title
         self.listener = listener or Listener(database, probe)
         self.hub = FeedHub(database, list(self.feeds.values()), listener=self.listener, settings=hub, probe=probe)
@@ -114,13 +120,14 @@ class FeedApp:
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """Run what the feeds need while the block runs; FastAPI, Starlette and Litestar take it as it is."""
         async with AsyncExitStack() as stack:
+            end = _End()
             if self._runs_listener:
                 # Started after everybody has subscribed and ended after everybody who is woken by it.
                 await self.listener.start()
-                stack.push_async_callback(_stop, self.listener)
+                stack.push_async_callback(end.of, self.listener)
             for service in self.services:
                 await service.start()
-                stack.push_async_callback(_stop, service)
+                stack.push_async_callback(end.of, service)
                 watch = asyncio.create_task(self._watch(service))
                 stack.callback(watch.cancel)
             with self._drained_by_signals():
@@ -180,7 +187,7 @@ class FeedApp:
             )
         parameter = path_parameter(path)
         access = self._access[path]
-        gate = Gate(feed, access, self.limiter, exists)
+        gate = Gate(feed, access, self.limiter, exists, self._patience)
         polling = Polling(feed, parameter, self.hub, gate, self.streams)
         streaming = Streaming(feed, parameter, self.hub, gate, self.streams, access)
         yield self._address(path, polling)
@@ -246,8 +253,19 @@ async def run_lifespan(lifespan: Callable[[], Any], receive: Receive, send: Send
     await send({"type": "lifespan.shutdown.complete"})
 
 
-async def _stop(service: Service) -> None:
-    try:
-        await service.stop()
-    except Exception as problem:  # noqa: BLE001 - it was said when it failed; the others are to be stopped all the same
-        say(logger, logging.DEBUG, "service_had_failed", service=service.name, error=repr(problem)[:300])
+class _End:
+    """Stops services one after the other. Those that a database keeps waiting have a moment, all of them together."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+
+    async def of(self, service: Service) -> None:
+        now = time.monotonic()
+        self._until = self._until or now + END_SECONDS
+        try:
+            if isinstance(service, DatabaseService) and service.may_be_cut:
+                await service.stop_within(max(LEAST_END_SECONDS, self._until - now))
+            else:
+                await service.stop()
+        except Exception as problem:  # noqa: BLE001 - it was said when it failed; the others are to end all the same
+            say(logger, logging.DEBUG, "service_had_failed", service=service.name, error=repr(problem)[:300])

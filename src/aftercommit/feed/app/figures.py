@@ -20,6 +20,7 @@ def exposition(app: FeedApp) -> str:
         (f'{{feed="{feed}",status="{status}"}}', count) for (feed, status), count in sorted(streams.answers.items())
     ]
     positions = [(f'{{outbox="{outbox}"}}', position) for outbox, position in hub.positions.items()]
+    read_at = [(f'{{outbox="{outbox}"}}', moment.timestamp()) for outbox, moment in hub.read_at.items()]
     withheld = [(f'{{feed="{feed.name}"}}', hub.withheld[feed.name]) for feed in app.feeds.values()]
     families = (
         _family("feed_streams_open", "gauge", "Streams that are open.", [("", len(streams))]),
@@ -31,7 +32,9 @@ def exposition(app: FeedApp) -> str:
         _family("feed_strands", "gauge", "Strands that are kept in memory.", [("", hub.strands)]),
         _family("feed_ring_bytes", "gauge", "Bytes of entries in memory.", [("", hub.ring_bytes)]),
         _family("feed_questions_total", "counter", "Questions that readers cost the database.", [("", hub.questions)]),
+        _family("feed_unanswered_total", "counter", "Readers the database did not answer.", [("", hub.unanswered)]),
         _family("feed_following", "gauge", "1 while the log is being read.", [("", float(hub.is_following))]),
+        _family("feed_read_timestamp_seconds", "gauge", "When the log was last read.", read_at),
         _family("feed_position", "gauge", "Up to where the log was read.", positions),
     )
     return "".join(line for family in families for line in family)

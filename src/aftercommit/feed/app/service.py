@@ -5,6 +5,7 @@ and a limit on what a request may carry.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from aftercommit.errors import FeedError, MissingExtra
 from aftercommit.feed.app.feed_app import FeedApp
 from aftercommit.feed.app.figures import CONTENT_TYPE, exposition
 from aftercommit.feed.app.routes import docs_routes, looked_at
+from aftercommit.feed.declaration.cursor import timestamp
 from aftercommit.feed.http.asgi import JSON, NO_STORE, Asgi, BodyLimit, Receive, Scope, Send, answer, answer_problem
 from aftercommit.feed.http.cors import Cors
 from aftercommit.feed.http.error_handlers import exception_handlers
@@ -112,10 +114,16 @@ class _Ready:
             await answer_problem(send, unavailable("The server is shutting down"), scope["method"])
         elif self._feeds.failed is not None:
             await answer_problem(send, _failed(self._feeds.failed), scope["method"])
-        elif not self._feeds.hub.is_following:
-            await answer_problem(send, unavailable("The log is not being read: the database is away"), scope["method"])
+        elif unread := self._feeds.hub.unread:
+            await answer_problem(send, _unread(*unread[0]), scope["method"])
         else:
             await answer(send, 200, [JSON, NO_STORE, (b"content-length", b"18")], b'{"status":"ready"}')
+
+
+def _unread(outbox: str, since: datetime | None, hangs: bool) -> Problem:
+    why = "does not answer" if hangs else "is away"
+    details = {"outbox": outbox, "since": timestamp(since) if since is not None else None}
+    return Problem(503, f"The log is not being read: the database {why}", details=details, retry_after=1)
 
 
 def _failed(what: str) -> Problem:

@@ -17,6 +17,7 @@ from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.selection import ByScope, ByStream, Everything
 from aftercommit.feed.http.asgi import Header, encoded
 from aftercommit.feed.http.errors import Problem, forbidden, not_found, too_many, unauthorized
+from aftercommit.postgres.bounded import answered_within
 
 Exists = Callable[[Feed, str], Awaitable[bool]]
 
@@ -39,12 +40,15 @@ class Admission(NamedTuple):
 class Gate:
     """Checks one feed's readers."""
 
-    def __init__(self, feed: Feed, access: Access, limiter: RateLimiter, exists: Exists | None) -> None:
+    def __init__(
+        self, feed: Feed, access: Access, limiter: RateLimiter, exists: Exists | None, exists_within: float
+    ) -> None:
         """Without `exists` every key counts as existing, and one without events is an empty strand."""
         self._feed = feed
         self._access = access
         self._limiter = limiter
         self._exists = exists
+        self._exists_within = exists_within
         self._believed: OrderedDict[str, float] = OrderedDict()
         self._policy = policy_of(feed.rates)
         self._rates = [(rate, b'"%b";r=%%d;t=%%d' % rate.of.encode()) for rate in feed.rates]
@@ -123,7 +127,9 @@ class Gate:
         now = time.monotonic()
         if self._believed.get(key, 0.0) > now:
             return True
-        if not await self._exists(self._feed, key):
+        async with answered_within(self._exists_within):
+            is_there = await self._exists(self._feed, key)
+        if not is_there:
             return False
         self._believed[key] = now + BELIEVED_SECONDS
         self._believed.move_to_end(key)

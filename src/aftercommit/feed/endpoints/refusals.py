@@ -4,6 +4,7 @@ from aftercommit.errors import (
     BadParameter,
     CursorGone,
     DatabaseError,
+    DatabaseSilent,
     FeedError,
     FeedsFailed,
     InvalidCursor,
@@ -11,7 +12,7 @@ from aftercommit.errors import (
 )
 from aftercommit.feed.declaration.cursor import text_of
 from aftercommit.feed.declaration.feed import Feed
-from aftercommit.feed.http.errors import Problem, bad_request, not_found, unavailable
+from aftercommit.feed.http.errors import Problem, bad_request, not_found, silent, unavailable
 from aftercommit.postgres.resilience import is_lost
 
 
@@ -33,6 +34,8 @@ def problem_of(feed: Feed, error: Exception) -> Problem | None:
             return bad_request(str(error))
         case FeedsFailed():
             return unavailable(str(error), retry_after=5)
+        case DatabaseSilent():
+            return silent(error.seconds)
         case DatabaseError():
             return unavailable("The database cannot be used at the moment: try again")
         case _ if is_lost(error):

@@ -110,6 +110,15 @@ def unavailable(message: str, retry_after: int = 1) -> Problem:
     return Problem(503, message, retry_after=retry_after)
 
 
+def silent(seconds: float, remedy: str = "try again", outcome: str | None = None) -> Problem:
+    """The database is there and has not answered. `outcome` says what became of a request that was to change something.
+
+    Whoever waited that long need not come back at once: a server that hangs is seldom well within a second.
+    """
+    said = f"The database did not answer within {seconds:g} seconds: {remedy}"
+    return Problem(503, said, details={"outcome": outcome} if outcome is not None else None, retry_after=5)
+
+
 def internal_error() -> Problem:
     """Our mistake. What it was is in the server's log and nowhere else."""
     return Problem(500, "The server failed to answer this request; its log says why")

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import msgspec
 
 from aftercommit.errors import MissingExtra
-from aftercommit.feed.http.asgi import CONNECTION, Receive, Scope, Send, answer_problem
+from aftercommit.feed.http.asgi import CONNECTION, Asgi, Message, Receive, Scope, Send, answer_problem
 from aftercommit.feed.http.errors import Problem, bad_request, unavailable
 
 try:
     from uvicorn import Config
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
 except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "uvicorn") from problem
@@ -127,9 +127,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         self._phase = "headers"
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. Blanks around a value are no part of it (RFC 9110, 5.5), and the parser leaves those behind it."""
+        super().on_header(name, value.strip(b" \t"))
+
     def on_headers_complete(self) -> None:
         """A request has its headers: hand it over, or to an application that refuses it."""
-        self.app = self._refusal() or self.config.loaded_app
+        app: Asgi = self._refusal() or self.config.loaded_app
+        self.app = _LastWord(_UntilTheEnd(app) if self.parser.get_http_version() == "1.0" else app)
         self._unparsed = 0
         super().on_headers_complete()
         # Not before: an address that cannot be read is refused as its headers are.
@@ -213,6 +218,58 @@ class _Refusal:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer_problem(send, self._problem, scope["method"], [(b"connection", b"close")])
+
+
+class _LastWord:
+    """An application that answers also those whom an ending server cannot wait for any longer."""
+
+    def __init__(self, app: Asgi) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if _cycle_of(send).response_started:
+                raise
+            await answer_problem(send, _ending(scope["method"]), scope["method"], [(b"connection", b"close")])
+
+
+class _UntilTheEnd:
+    """An application for those who speak HTTP/1.0, which has no chunks (RFC 9112, 6.1): an answer whose length is not
+    told ends with the connection, as uvicorn ends each of theirs.
+    """
+
+    def __init__(self, app: Asgi) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = _cycle_of(send)
+        is_open = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.start":
+                is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if is_open:
+                # Each piece is as long as it is.
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+
+def _cycle_of(send: Send) -> RequestResponseCycle:
+    """What writes an answer, for applications between which and the server nobody stands."""
+    cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
+    return cycle
+
+
+def _ending(method: str) -> Problem:
+    # Whoever was to change something may have done so.
+    outcome = {"outcome": "unknown"} if method not in ("GET", "HEAD", "OPTIONS") else None
+    return Problem(503, "The server ends and cannot wait any longer: try again", details=outcome, retry_after=1)
 
 
 def _headers_too_large(most: int) -> Problem:

@@ -8,7 +8,8 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from aftercommit.errors import DatabaseUnavailable
+from aftercommit.errors import DatabaseSilent, DatabaseUnavailable
+from aftercommit.postgres.bounded import Unanswered, answered_within
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import close_quietly, is_lost
 from aftercommit.postgres.shape import Shape
@@ -24,6 +25,22 @@ class Connections:
         self._free = asyncio.Semaphore(most)
         self._idle: list[psycopg.AsyncConnection[Any]] = []
         self.questions = 0
+        self.unanswered = 0
+
+    @asynccontextmanager
+    async def answered(self) -> AsyncIterator[None]:
+        """Whatever is asked in the block for one reader; DatabaseSilent when it takes longer than a reader waits.
+
+        Waiting for a connection, or for one to be made, counts too.
+        """
+        try:
+            async with answered_within(self._database.answers_within):
+                yield
+        except DatabaseSilent:
+            self.unanswered += 1
+            # What hangs is the server, or the way to it: those that lie idle would hang as well.
+            await self.close()
+            raise
 
     async def ask(self, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         """The rows of one question; DatabaseUnavailable when there is nobody to answer it.
@@ -35,9 +52,12 @@ class Connections:
             try:
                 return await self._ask(statement, parameters)
             except (psycopg.Error, DatabaseUnavailable) as problem:
-                if not is_lost(problem):
+                if not is_lost(problem) or isinstance(problem, Unanswered):
                     raise
                 return await self._ask(statement, parameters)
+        except Unanswered:
+            # `answered` tells it.
+            raise
         except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as problem:
             if not is_lost(problem):
                 raise
@@ -73,7 +93,7 @@ class Connections:
 
 async def reading_connection(database: Database) -> psycopg.AsyncConnection[Any]:
     """A connection for the statements of feeds. Behind a pooler they are planned each time, and nothing is set."""
-    connection = await database.connect()
+    connection = await database.connect(bounded=True)
     if connection.prepare_threshold is not None:
         try:
             await connection.execute(Statements(Shape())["feed_plan"])

@@ -19,17 +19,20 @@ from aftercommit.feed.declaration.entry import Stored
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen
 from aftercommit.feed.declaration.page import Page
+from aftercommit.feed.strands import ring
 from aftercommit.feed.strands.connections import Connections
 from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.feed.strands.history import Found, History
 from aftercommit.feed.strands.strand import Budget, Strand
-from aftercommit.feed.strands.tailer import Following, Tailer
+from aftercommit.feed.strands.tailer import Following, Tailer, Unread
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.service import Probe, Service, finish_all, until_one_ends
 
 BEGIN_SECONDS: Final = 5.0
+# What is under way when the hub ends has so long, should the database not answer it.
+END_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,16 @@ class FeedHub(Service):
         return all(tailer.is_following for tailer in self._tailers.values())
 
     @property
+    def unread(self) -> list[Unread]:
+        """The logs that are not being read right now, and since when."""
+        return [unread for tailer in self._tailers.values() if (unread := tailer.unread) is not None]
+
+    @property
+    def read_at(self) -> dict[str, datetime]:
+        """When the log of each outbox was last read; those that never were are not among them."""
+        return {outbox.schema: tailer.read_at for outbox, tailer in self._tailers.items() if tailer.read_at is not None}
+
+    @property
     def positions(self) -> dict[str, int]:
         """Up to where the log of each outbox was read."""
         return {outbox.schema: tailer.position for outbox, tailer in self._tailers.items()}
@@ -99,6 +112,11 @@ class FeedHub(Service):
     def questions(self) -> int:
         """How many questions readers have cost the database so far."""
         return self._connections.questions
+
+    @property
+    def unanswered(self) -> int:
+        """How many readers the database has kept waiting for longer than they wait."""
+        return self._connections.unanswered
 
     @property
     def withheld(self) -> Mapping[str, int]:
@@ -133,11 +151,13 @@ class FeedHub(Service):
         finally:
             self._has_ended = True
             try:
-                await finish_all(tailer.stop() for tailer in tailers)
+                await finish_all(tailer.stop_within(END_SECONDS) for tailer in tailers)
             finally:
                 self._give_up(self._strands.values())
                 if self._loads:
-                    await asyncio.wait(self._loads)
+                    _, left = await asyncio.wait(self._loads, timeout=END_SECONDS)
+                    for load in left:
+                        load.cancel()
                 await self._connections.close()
 
     async def strand(self, feed: Feed, key: str) -> Strand:
@@ -169,7 +189,8 @@ class FeedHub(Service):
             end = end or Cursor(strand.head, strand.head_ts)
             found = self._from_ring(strand, after, end, limit, chosen)
             if found is None:
-                found = await self._from_history(strand, after, end, limit, chosen)
+                async with self._connections.answered():
+                    found = await self._from_history(strand, after, end, limit, chosen)
                 if found.epoch != strand.epoch:
                     # Restored while it was being read: nothing of it is served.
                     self._forget(strand)
@@ -187,9 +208,10 @@ class FeedHub(Service):
         while True:
             if not strand.current:
                 strand = await self.strand(strand.feed, strand.key)
-            found = self._before_in_ring(strand, before, limit, chosen)
+            found = ring.before(strand, before, limit, chosen) if self._is_known(strand, before) else None
             if found is None:
-                found = await self._history.before(strand.feed, strand.key, before, limit, chosen)
+                async with self._connections.answered():
+                    found = await self._history.before(strand.feed, strand.key, before, limit, chosen)
                 if found.epoch != strand.epoch:
                     self._forget(strand)
                     continue
@@ -205,37 +227,16 @@ class FeedHub(Service):
             place = strand.before_moment(moment)
             if place is not None:
                 return place
-            place, epoch = await self._history.before_moment(strand.feed, strand.key, moment)
+            async with self._connections.answered():
+                place, epoch = await self._history.before_moment(strand.feed, strand.key, moment)
             if epoch == strand.epoch:
                 return place
             self._forget(strand)
 
-    def _before_in_ring(self, strand: Strand, before: Cursor, limit: int, chosen: Chosen) -> Found | None:
-        if not self._is_known(strand, before):
-            return None
-        window = strand.before(before.number, limit, chosen)
-        if window is None:
-            return None
-        looked = Cursor(window.entries[0].number, window.entries[0].ts) if window.more else Cursor(0)
-        return Found(list(window.entries), looked, window.more, strand.epoch)
-
     def _from_ring(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Found | None:
         if after is None:
-            newest = strand.latest(limit, chosen, end.number)
-            return Found(list(newest.entries), end, False, strand.epoch) if newest is not None else None
-        if not self._is_known(strand, after):
-            return None
-        window = strand.after(after.number, limit, chosen, end.number)
-        if window is None:
-            return None
-        full = len(window.entries) == limit
-        looked = Cursor(window.looked_upto, window.ts)
-        if full and looked.number < end.number:
-            behind = strand.after(looked.number, 1, chosen, end.number)
-            if behind is not None and behind.entries:
-                return Found(list(window.entries), looked, True, strand.epoch)
-            looked = end
-        return Found(list(window.entries), looked, False, strand.epoch)
+            return ring.newest(strand, end, limit, chosen)
+        return ring.behind(strand, after, end, limit, chosen) if self._is_known(strand, after) else None
 
     async def _from_history(
         self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen
@@ -292,8 +293,13 @@ class FeedHub(Service):
     async def _load(self, strand: Strand) -> None:
         try:
             await self.reach("feed.loading", feed=strand.feed.name, key=strand.key)
-            loaded = await self._history.load(strand.feed, strand.key)
+            async with self._connections.answered():
+                loaded = await self._history.load(strand.feed, strand.key)
             await self.reach("feed.loaded", feed=strand.feed.name, key=strand.key)
+        except asyncio.CancelledError:
+            # The hub has ended. Those who wait for the strand are not the ones who are cancelled.
+            self._forget(strand)
+            raise DatabaseUnavailable("the feeds have ended while this one was loaded: try again") from None
         except BaseException:
             self._forget(strand)
             raise

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from aftercommit.feed.strands.history import stored_of
 from aftercommit.feed.strands.turns import Turns
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.blocks import name_literal
+from aftercommit.postgres.bounded import Unanswered
 from aftercommit.postgres.database import Database, privilege, require_schema
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.records import BYTES_AT_ONCE
@@ -48,6 +49,14 @@ class Following:
     give_up: Callable[[str], None]
 
 
+class Unread(NamedTuple):
+    """A log that is not being read: of which outbox, when it last was, and whether the database hangs or is away."""
+
+    outbox: str
+    since: datetime | None
+    hangs: bool
+
+
 class _Tip(NamedTuple):
     """Where the log stands: the columns of `feed_tail` before its event."""
 
@@ -60,6 +69,8 @@ class _Tip(NamedTuple):
 
 class Tailer(DatabaseService):
     """Reads the log of one outbox from its end onwards. `position` is how far it has come."""
+
+    may_be_cut = True
 
     def __init__(
         self,
@@ -80,6 +91,8 @@ class Tailer(DatabaseService):
         self.heard = 0
         self.epoch: UUID | None = None
         self.is_following = False
+        # When the log was last read, whether there was something new or not.
+        self.read_at: datetime | None = None
         self.has_begun = asyncio.Event()
         self.news = listener.subscribe(outbox.shape.log_channel) if listener is not None else Waker()
         self._outbox = outbox
@@ -92,6 +105,12 @@ class Tailer(DatabaseService):
         self._ts: datetime | None = None
         self._statement = _statement(Statements(outbox.shape))
 
+    @property
+    def unread(self) -> Unread | None:
+        """What is wrong with this log; None while it is being read."""
+        hangs = isinstance(self.outage, Unanswered)
+        return None if self.is_following else Unread(self._outbox.schema, self.read_at, hangs)
+
     async def session(self) -> None:
         """One life of the connection."""
         connection = await reading_connection(self._database)
@@ -102,7 +121,7 @@ class Tailer(DatabaseService):
             self.session_is_up()
             while not self.stopping.is_set():
                 behind = await self._read(connection)
-                self.is_following = True
+                self.is_following, self.read_at = True, datetime.now(UTC)
                 if not behind:
                     await self.reach("feed.idle", position=self.position)
                     listening = self._listener is not None and self._listener.working
