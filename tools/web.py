@@ -22,6 +22,8 @@ import yaml
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 WEB: Final = REPOSITORY / "web"
+# Read by the pages, and part of the package.
+TOKENS: Final = REPOSITORY / "src" / "aftercommit" / "feed" / "app" / "pages" / "tokens.css"
 OUT: Final = REPOSITORY / "build" / "web"
 SITE: Final = OUT / "site"
 TESTS: Final = OUT / "tests"
@@ -60,7 +62,7 @@ def build_tests() -> Path:
 def test() -> None:
     """Run the tests of client and pages in Node."""
     files = sorted(str(path) for path in build_tests().rglob("*.test.mjs"))
-    _run([*node(), "--test", *files], CONFORMANCE=str(CONFORMANCE), WEB=str(WEB))
+    _run([*node(), "--test", *files], CONFORMANCE=str(CONFORMANCE), TOKENS=str(TOKENS))
 
 
 def _made(place: Path, *arguments: str) -> bool:
@@ -86,7 +88,7 @@ def _install() -> None:
 
 def _state() -> str:
     """A digest of everything that a build reads."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(TOKENS.read_bytes())
     for path in sorted(WEB.rglob("*")):
         inner = path.relative_to(WEB)
         if path.is_file() and not _FOREIGN.intersection(inner.parts):

@@ -1,46 +1,32 @@
-"""Colours and measures are written down once, in `web/ui/tokens.css`. Pages of the package, which is installed without
-`web/`, have copies: all of it, or what they use. Every copy stays as it is there."""
+"""Colours and measures are written down once, in a file of the package, which is installed without `web/`."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.programs import REPOSITORY
 
-SOURCE = REPOSITORY / "web" / "ui" / "tokens.css"
-PACKAGE = REPOSITORY / "src" / "aftercommit"
+SOURCE = REPOSITORY / "src" / "aftercommit" / "feed" / "app" / "pages" / "tokens.css"
+FOLDERS = (REPOSITORY / "src", REPOSITORY / "web" / "ui", REPOSITORY / "web" / "pages")
 
 
-def blocks(css: str) -> list[Mapping[str, str]]:
-    """The custom properties of each block that has some, in order: light, dark by the system, dark by choice."""
-    found = [dict(re.findall(r"(--[\w-]+):\s*([^;]+);", block)) for block in re.findall(r"\{([^{}]*)\}", css)]
-    return [each for each in found if each]
+def sheets() -> list[Path]:
+    """Every style sheet, those of the package first."""
+    return [path for folder in FOLDERS for path in sorted(folder.rglob("*.css"))]
 
 
-def copies() -> list[Path]:
-    """Every style sheet of the package that says what a colour is."""
-    return [path for path in sorted(PACKAGE.rglob("*.css")) if blocks(path.read_text("utf-8"))]
+def said_in(sheet: Path) -> set[str]:
+    """The custom properties that get a value there."""
+    return set(re.findall(r"(--[\w-]+):", sheet.read_text("utf-8")))
 
 
-def test_the_pages_of_the_package_are_found():
-    assert [path.name for path in copies()] == ["docs.css", "tokens.css"]
+def test_a_colour_or_measure_is_said_in_one_file():
+    assert len(said_in(SOURCE)) > 20
+    assert [path for path in sheets() if said_in(path) & said_in(SOURCE)] == [SOURCE]
 
 
-@pytest.mark.parametrize("copy", copies(), ids=lambda path: path.name)
-def test_the_colours_and_measures_of_a_page_are_those_of_all_pages(copy: Path):
-    ours, theirs = (blocks(path.read_text("utf-8")) for path in (copy, SOURCE))
-    assert len(ours[0]) > 20
-    assert ours[1] == ours[2], "dark by the system and dark by choice"
-    for own, common in zip(ours, theirs, strict=True):
-        assert own == {name: common[name] for name in own}
-
-
-@pytest.mark.parametrize("copy", copies(), ids=lambda path: path.name)
-def test_a_copy_is_the_whole_or_what_its_page_uses(copy: Path):
-    sheets = [path.read_text("utf-8") for path in copy.parent.glob("*.css")]
-    used = {name for sheet in sheets for name in re.findall(r"var\((--[\w-]+)\)", sheet)}
-    there = set(blocks(copy.read_text("utf-8"))[0])
-    assert used <= there
-    assert used == there or copy.read_text("utf-8") == SOURCE.read_text("utf-8")
+@pytest.mark.parametrize("sheet", sheets(), ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_a_sheet_uses_what_is_said_there_or_in_its_own_folder(sheet: Path):
+    used = set(re.findall(r"var\((--[\w-]+)\)", sheet.read_text("utf-8")))
+    assert used <= said_in(SOURCE).union(*(said_in(path) for path in sheet.parent.glob("*.css")))

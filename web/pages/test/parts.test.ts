@@ -117,7 +117,7 @@ describe("an address", () => {
 });
 
 describe("the colours", () => {
-  const style = readFileSync(`${process.env["WEB"] ?? "."}/ui/tokens.css`, "utf-8");
+  const style = readFileSync(process.env["TOKENS"] ?? "../src/aftercommit/feed/app/pages/tokens.css", "utf-8");
   const themes = [...style.matchAll(/color-scheme: (light|dark);([^}]*)/g)].map((found) => ({
     name: found[1] as string,
     values: new Map(

@@ -1,11 +1,12 @@
-"""The page that shows the chats, and one for people who are led to nothing. Their files lie beside this one and need
-nothing from elsewhere.
+"""The page that shows the chats, and one for people who are led to nothing. Their files lie beside this one, except for
+the colours and measures, which are those of all pages.
 """
 
 from importlib.resources import files
 from typing import Final
 
 from aftercommit.errors import MissingExtra
+from aftercommit.feed.app import pages
 from aftercommit.feed.http.accept import prefers_page
 from aftercommit.feed.http.asgi import Asgi, Receive, Scope, Send, header_of
 
@@ -19,8 +20,9 @@ except ModuleNotFoundError as problem:
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _PAGE: Final = "chats.html"
 _MISSING: Final = "missing.html"
+_TOKENS: Final = "tokens.css"
 _PARTS: Final = (
-    "tokens.css",
+    _TOKENS,
     "chats.css",
     "theme.js",
     "chats.js",
@@ -70,5 +72,6 @@ def _route(path: str, name: str) -> Route:
 
 
 def _response(name: str, status: int = 200) -> Response:
-    content = files(__package__).joinpath("files", name).read_bytes()
+    folder = files(pages) if name == _TOKENS else files(__package__).joinpath("files")
+    content = folder.joinpath(name).read_bytes()
     return Response(content, status, _HEADERS, media_type=_TYPES[name.rpartition(".")[2]])

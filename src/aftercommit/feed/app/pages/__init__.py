@@ -52,11 +52,16 @@ def docs_pages(openapi: Callable[[], Mapping[str, Any]]) -> dict[str, Asgi]:
     return {
         "/docs": _file("docs.html"),
         "/docs.js": _file("docs.js"),
-        "/docs.css": _file("docs.css"),
+        "/docs.css": _file("tokens.css", "docs.css"),
         "/openapi.json": Constant(lambda: msgspec.json.encode(openapi()), [JSON, (b"cache-control", b"no-cache")]),
     }
 
 
-def _file(name: str) -> Constant:
-    kind = _TYPES[name.rpartition(".")[2]]
-    return Constant(files(__package__).joinpath(name).read_bytes, [(b"content-type", kind), *_PAGE_HEADERS])
+def _file(*names: str) -> Constant:
+    """Files of one kind, one after the other."""
+    kind = _TYPES[names[0].rpartition(".")[2]]
+    folder = files(__package__)
+    return Constant(
+        lambda: b"".join(folder.joinpath(name).read_bytes() for name in names),
+        [(b"content-type", kind), *_PAGE_HEADERS],
+    )
