@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize, expect
 
-from tests.browser.page import PATIENCE, context_of, went
+from tests.browser.page import PATIENCE, context_of, said, went
 from tests.investigations import eventually
 from tests.tasks import signed
 
@@ -80,6 +80,10 @@ class BoardPage:
     def went(self, name: str) -> None:
         """Until events have come this way, for however short a time."""
         went(self.page, name)
+
+    def said(self, text: str) -> None:
+        """Until the page has said this in passing."""
+        said(self.page, text)
 
     def offers(self, *actions: str) -> None:
         """Until exactly these actions can be chosen."""

@@ -12,6 +12,8 @@ import pytest
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 from aftercommit.testing.postgres import PostgresServerForTests
+from tests import tasks as task_system
+from tests.browser.board import BoardPage, tab
 from tests.browser.page import LogPage, context_of
 from tests.conftest import require_program
 from tests.contracts.conftest import readers_leave
@@ -53,6 +55,27 @@ def investigations(postgres_server: PostgresServerForTests, site: None) -> Itera
 def log_page(chromium: Browser, investigations: Service) -> Iterator[LogPage]:
     """A tab on the real system. A page that complains on the console fails its test."""
     yield from _tab(chromium, investigations.url)
+
+
+@pytest.fixture(scope="package")
+def tasks(postgres_server: PostgresServerForTests, site: None) -> Iterator[task_system.Service]:
+    """The task system; each test makes tasks of its own."""
+    with task_system.service(postgres_server, workers=1) as running:
+        yield running
+
+
+@pytest.fixture
+def board(chromium: Browser, tasks: task_system.Service) -> Iterator[BoardPage]:
+    """A tab on the task board."""
+    with tab(chromium, tasks.url) as shown:
+        yield shown
+
+
+@pytest.fixture
+def other(chromium: Browser, tasks: task_system.Service) -> Iterator[BoardPage]:
+    """Another tab, of somebody else."""
+    with tab(chromium, tasks.url) as shown:
+        yield shown
 
 
 @dataclass

@@ -1,22 +1,28 @@
 """The log viewer as its readers meet it: in a browser, by what it shows."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, ViewportSize, expect
 
 from tests.investigations import eventually
 
 PATIENCE = 60_000
 KEY = "aftercommit.reading"
-# Which ways a page's events came, one after the other: one of them may be over before anybody has looked.
-WAYS = """
-    new MutationObserver(() => {
+# Which ways a page's events came, and what it said in passing, one after the other: either may be over before anybody
+# has looked.
+NOTES = """
+    new MutationObserver((changes) => {
         const way = document.getElementById("connection")?.dataset.state;
         const page = document.documentElement.dataset;
         if (way && way !== (page.ways ?? "").split(" ").at(-1)) page.ways = `${page.ways ?? ""} ${way}`;
+        for (const added of changes.flatMap((change) => [...change.addedNodes])) {
+            if (added.classList?.contains("toast")) page.said = `${page.said ?? ""}${added.textContent}\\n`;
+        }
     }).observe(document, { attributeFilter: ["data-state"], childList: true, subtree: true });
 """
 
@@ -28,7 +34,7 @@ def context_of(browser: Browser, url: str, viewport: ViewportSize) -> BrowserCon
     context = browser.new_context(viewport=viewport, timezone_id="UTC", locale="en-GB")
     context.set_default_timeout(PATIENCE)
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
-    context.add_init_script(WAYS)
+    context.add_init_script(NOTES)
     return context
 
 
@@ -40,6 +46,51 @@ def forget_ways(page: Page) -> None:
 def went(page: Page, name: str) -> None:
     """Until events have come this way, for however short a time."""
     expect(page.locator("html")).to_have_attribute("data-ways", re.compile(rf"\b{name}\b"))
+
+
+def said(page: Page, text: str) -> None:
+    """Until the page has said this in passing, for however short a time."""
+    expect(page.locator("html")).to_have_attribute("data-said", re.compile(re.escape(text)))
+
+
+def cut_waits_short(page: Page, name: str) -> None:
+    """Until events come this way, with the waits before that cut short. The page's clock must have been installed."""
+    badge = page.locator("#connection")
+
+    def arrived() -> bool | None:
+        now = badge.get_attribute("data-state")
+        # While something is under way it may take its time: a clock that jumps would cut it off.
+        if now == "waiting":
+            page.clock.fast_forward(5_000)
+        return now == name or None
+
+    eventually(arrived)
+
+
+def holds(page: Page, condition: str) -> None:
+    """Until this is so in the page; what is said of sizes is so as soon as it is laid out."""
+    eventually(lambda: page.evaluate(condition) or None)
+
+
+@contextmanager
+def held(page: Page, pattern: str) -> Iterator[None]:
+    """Requests to these addresses are answered when the block is over, and not before."""
+    kept: list[Route] = []
+    holding = True
+
+    def hold(route: Route) -> None:
+        if holding:
+            kept.append(route)
+        else:
+            route.continue_()
+
+    page.route(pattern, hold)
+    yield
+    # From here on nothing is kept, also of what is asked for while these are let go.
+    holding = False
+    for route in kept:
+        route.continue_()
+    page.unroute(pattern)
 
 
 @dataclass
@@ -91,6 +142,10 @@ class LogPage:
         """Until lines have come this way, for however short a time."""
         went(self.page, name)
 
+    def said(self, text: str) -> None:
+        """Until the page has said this in passing."""
+        said(self.page, text)
+
     def says(self, part: str, text: str) -> None:
         """Until a part of the page says exactly this."""
         expect(self.page.locator(f"#{part}")).to_have_text(text, timeout=PATIENCE)
@@ -117,9 +172,10 @@ class LogPage:
         """Until keys act on the line of this number."""
         expect(self.page.locator(".row.active")).to_have_attribute("data-seq", str(number))
 
-    def active(self) -> int:
-        """The number of the line that keys act on."""
-        return int(self.page.locator(".row.active").get_attribute("data-seq") or 0)
+    def copied(self) -> str:
+        """What is in the clipboard."""
+        text: str = self.evaluate("navigator.clipboard.readText()")
+        return text
 
     def evaluate(self, script: str) -> Any:
         """Ask the page itself."""
@@ -142,6 +198,11 @@ class LogPage:
         """To the beginning or to the end of what is loaded, or by so many pixels."""
         top = {"beginning": "0", "end": "list.scrollHeight"}.get(where, f"list.scrollTop + {where}")
         self.evaluate(f"(() => {{ const list = document.getElementById('list'); list.scrollTop = {top}; }})()")
+
+
+def line_in(link: str) -> int:
+    """The number of the line that a link leads to."""
+    return int(parse_qs(urlsplit(link).fragment)["line"][0])
 
 
 def addresses_with(asked: Sequence[str], secret: str) -> Sequence[str]:

@@ -13,7 +13,7 @@ from aftercommit.testing.bot_api import BotApiServer
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.companions import LINKED
 from tests.browser.board import NARROW, BoardPage, tab
-from tests.browser.page import PATIENCE
+from tests.browser.page import PATIENCE, held, holds
 from tests.investigations import STARTING, TLS, answers, eventually
 from tests.programs import REPOSITORY, Program, kept_port, running
 from tests.tasks import ADA, BARBARA, EDSGER, GRACE, prepared
@@ -110,7 +110,7 @@ def test_the_sample_user_is_remembered_for_the_tab_and_can_be_changed(board: Boa
     expect(board.page.locator("#reader-name")).to_have_text("Grace")
     board.page.reload()
     expect(board.page.locator("#reader-name")).to_have_text("Grace")
-    assert board.page.get_by_role("dialog").is_hidden()
+    expect(board.page.get_by_role("dialog")).to_be_hidden()
     board.press("u")
     dialog = board.page.get_by_role("dialog", name="Who are you?")
     expect(dialog.get_by_role("button", name="Grace")).to_have_attribute("aria-pressed", "true")
@@ -181,6 +181,47 @@ def test_a_page_that_stayed_open_over_a_restart_leads_to_where_the_site_is_now(c
             expect(way).to_have_attribute("href", then, timeout=PATIENCE)
 
 
+def test_what_is_written_quickly_is_sent_once_and_in_order(chromium: Browser):
+    with BotApiServer.in_thread() as telegram, tab(chromium, telegram.url) as shown:
+        page = shown.page
+        page.goto(telegram.url)
+        with held(page, "**/control/chats"):
+            page.get_by_role("button", name="New chat").click()
+            page.get_by_label("First name").fill("Ada")
+            page.get_by_role("button", name="Begin").click()
+            page.get_by_label("First name").press("Enter")
+        text = page.get_by_label("Message as the person")
+        expect(text).to_be_focused()
+        with held(page, "**/messages"):
+            for message in ("one", "two", "three"):
+                page.keyboard.type(message)
+                page.keyboard.press("Enter")
+            expect(text).to_have_value("")
+            page.keyboard.type("not yet sent")
+        expect(page.locator(".bubble.person .text")).to_have_text(["one", "two", "three"])
+        expect(text).to_have_value("not yet sent")
+        expect(page.locator("#chats [data-chat]")).to_have_count(1)
+
+
+def test_a_click_on_a_chat_counts_though_news_comes_before_the_button_is_let_go(chromium: Browser):
+    with BotApiServer.in_thread() as telegram, tab(chromium, telegram.url) as shown:
+        first, second = (
+            httpx.post(f"{telegram.url}/control/chats", json={"first_name": name}, timeout=60, verify=TLS).json()["id"]
+            for name in ("Ada", "Grace")
+        )
+        page = shown.page
+        page.goto(telegram.url)
+        chat = page.locator(f"[data-chat='{second}']")
+        chat.hover()
+        page.mouse.down()
+        for number in (first, second):
+            words = {"text": f"news of {number}"}
+            httpx.post(f"{telegram.url}/control/chats/{number}/messages", json=words, timeout=60, verify=TLS)
+            expect(page.locator(f"[data-chat='{number}']")).to_contain_text(f"news of {number}")
+        page.mouse.up()
+        expect(chat).to_have_attribute("aria-current", "true")
+
+
 def test_who_types_an_address_of_programs_gets_to_a_page(board: BoardPage, up: Up):
     page = board.page
     for typed, shown in (
@@ -225,7 +266,7 @@ def test_who_mistypes_an_address_of_the_chats_gets_a_page_that_leads_to_them(chr
             assert answer is not None
             assert answer.status == 404
             expect(page.get_by_role("heading", name="There is nothing at this address")).to_be_visible()
-            assert page.evaluate(FITS)
+            holds(page, FITS)
         page.get_by_role("link", name="The chats of the bot").click()
         expect(page.get_by_role("heading", name="Tasks bot")).to_be_visible()
 
@@ -236,13 +277,13 @@ def test_the_chats_fit_on_a_telephone(chromium: Browser, up: Up):
         page.goto(up.chats)
         chat_of(page, GRACE).click()
         page.get_by_label("Message as the person").wait_for()
-        assert page.evaluate(FITS)
+        holds(page, FITS)
         page.get_by_role("button", name="Back to the chats").click()
-        assert page.evaluate(FITS)
+        holds(page, FITS)
         page.get_by_role("link", name="Tasks", exact=True).click()
         expect(page).to_have_url(f"{up.url}/tasks/board")
         page.get_by_role("dialog", name="Who are you?").get_by_role("button", name="Grace").click()
         page.get_by_role("link", name="All systems").click()
         expect(page).to_have_url(f"{up.url}/")
         page.get_by_role("heading", name="Sample users").wait_for()
-        assert page.evaluate(FITS)
+        holds(page, FITS)

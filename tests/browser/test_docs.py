@@ -7,11 +7,12 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.board import NARROW, BoardPage, tab
+from tests.browser.page import holds
 from tests.investigations import Service
 
 pytestmark = pytest.mark.needs("chromium")
 
-GROUND = "getComputedStyle(document.body).backgroundColor"
+DARK = "rgb(18, 22, 28)"
 
 
 @pytest.fixture
@@ -26,13 +27,14 @@ def test_it_leads_back_to_the_site_and_keeps_the_colours_that_were_chosen_there(
     expect(docs.page.get_by_role("heading", level=1)).to_have_text("API")
     docs.page.get_by_role("button", name="Colours").click()
     docs.page.get_by_role("button", name="Colours: Light").click()
-    dark = docs.evaluate(GROUND)
+    ground = docs.page.locator("body")
+    expect(ground).to_have_css("background-color", DARK)
     docs.page.get_by_role("link", name="aftercommit").click()
     docs.page.get_by_role("heading", name="Running here").wait_for()
-    assert docs.evaluate(GROUND) == dark == "rgb(18, 22, 28)"
+    expect(ground).to_have_css("background-color", DARK)
     docs.page.get_by_role("link", name="API").click()
     docs.page.get_by_role("button", name="Colours: Dark").wait_for()
-    assert docs.evaluate(GROUND) == dark
+    expect(ground).to_have_css("background-color", DARK)
 
 
 def test_a_request_begins_with_an_example_that_can_be_sent(docs: BoardPage, investigations: Service):
@@ -83,4 +85,4 @@ def test_it_fits_on_a_telephone_with_everything_open(docs: BoardPage):
     docs.page.set_viewport_size(NARROW)
     docs.page.locator("details").first.wait_for()
     docs.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-    assert docs.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    holds(docs.page, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")

@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Scripted
-from tests.browser.page import LogPage, forget_ways
+from tests.browser.page import LogPage, forget_ways, holds
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.contract("L14")]
 
@@ -17,7 +17,7 @@ def test_a_sample_user_is_chosen_and_kept_for_the_tab(scripted_page: LogPage):
     scripted_page.shows("(2000)")
     scripted_page.page.reload()
     scripted_page.shows("(2000)")
-    assert scripted_page.page.get_by_role("dialog").is_hidden()
+    expect(scripted_page.page.get_by_role("dialog")).to_be_hidden()
     scripted_page.says("reader-name", "ines")
 
 
@@ -82,12 +82,12 @@ def test_the_tools_stand_in_one_row_or_their_buttons_go_to_another_together(scri
     expect(page.locator("#found")).to_contain_text("/83")
     for width in (1000, 1024, 1200, 1280, 1500):
         page.set_viewport_size({"width": width, "height": 800})
-        assert page.evaluate(ROWS, ".tools .field, .tools .button") == 1, width
-        assert page.evaluate("document.querySelector('#follow').getBoundingClientRect().right") <= width
+        holds(page, f"({ROWS})('.tools .field, .tools .button') === 1")
+        holds(page, f"document.querySelector('#follow').getBoundingClientRect().right <= {width}")
     for width in (700, 900):
         page.set_viewport_size({"width": width, "height": 800})
-        assert page.evaluate(ROWS, ".tools .field, .tools .button") == 2, width
-        assert page.evaluate(ROWS, "#beginning, #jump, #follow") == 1, width
+        holds(page, f"({ROWS})('.tools .field, .tools .button') === 2")
+        holds(page, f"({ROWS})('#beginning, #jump, #follow') === 1")
 
 
 def test_a_wide_page_and_a_narrow_one_both_hold_their_lines(scripted_page: LogPage):
@@ -95,25 +95,23 @@ def test_a_wide_page_and_a_narrow_one_both_hold_their_lines(scripted_page: LogPa
     scripted_page.shows("(2000)")
     scripted_page.page.set_viewport_size({"width": 390, "height": 800})
     scripted_page.shows("(2000)")
-    wider = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-    assert scripted_page.evaluate(wider) is False
-    scripted_page.page.locator(".row").last.click()
+    holds(scripted_page.page, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    scripted_page.page.locator(".row[data-seq='2000']").click()
     scripted_page.page.get_by_role("complementary", name="The chosen line").wait_for()
-    assert scripted_page.page.locator(".row.active").is_visible()
+    expect(scripted_page.page.locator(".row.active")).to_be_in_viewport()
 
 
 def test_colours_follow_the_system_until_the_reader_chooses(scripted_page: LogPage):
-    ground = "getComputedStyle(document.body).backgroundColor"
+    ground = scripted_page.page.locator("body")
     scripted_page.page.emulate_media(color_scheme="dark")
     scripted_page.open("INV-123", TOKEN)
     scripted_page.shows("(2000)")
-    dark = scripted_page.evaluate(ground)
+    expect(ground).to_have_css("background-color", "rgb(18, 22, 28)")
     scripted_page.page.get_by_role("button", name="Colours").click()
-    light = scripted_page.evaluate(ground)
-    assert (dark, light) == ("rgb(18, 22, 28)", "rgb(255, 255, 255)")
+    expect(ground).to_have_css("background-color", "rgb(255, 255, 255)")
     scripted_page.page.reload()
     scripted_page.shows("(2000)")
-    assert scripted_page.evaluate(ground) == light
+    expect(ground).to_have_css("background-color", "rgb(255, 255, 255)")
 
 
 def test_everything_that_can_be_pressed_has_a_name(scripted_page: LogPage):
@@ -124,9 +122,8 @@ def test_everything_that_can_be_pressed_has_a_name(scripted_page: LogPage):
         !(each.textContent.trim() || each.getAttribute('aria-label') || each.labels?.length)).map((each) => each.id)"""
     assert [name for name in scripted_page.evaluate(nameless) if name != "fresh"] == []
     grid = scripted_page.page.get_by_role("grid", name="Log lines, oldest first")
-    active = grid.get_attribute("aria-activedescendant")
-    assert active is not None
-    assert scripted_page.page.locator(f"#{active}").get_attribute("aria-selected") == "true"
+    expect(grid).to_have_attribute("aria-activedescendant", "line-2000")
+    expect(scripted_page.page.locator("#line-2000")).to_have_attribute("aria-selected", "true")
 
 
 def test_the_first_page_explains_what_runs_and_links_to_it(scripted_page: LogPage):
@@ -212,7 +209,7 @@ def test_lines_that_could_not_be_loaded_are_asked_for_again_by_themselves(
         scripted_page.page.locator(".row.active").wait_for()
     scripted.control(page=503)
     scripted_page.scroll(edge)
-    scripted_page.page.locator(".toast").wait_for(state="attached")
+    scripted_page.said("The script says no.")
     scripted.control(page=0)
     scripted_page.page.clock.fast_forward(5_000)
     scripted_page.says("range", loaded)

@@ -1,14 +1,13 @@
 """The task board in a real browser against the real system: a relay and a server process."""
 
-from collections.abc import Iterator
+import re
 from itertools import count
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from aftercommit.testing.postgres import PostgresServerForTests
-from tests import tasks as task_system
 from tests.browser.board import NARROW, STREAM, BoardPage, tab
+from tests.browser.page import cut_waits_short, holds
 from tests.tasks import ADA, EDSGER, ENGINEERS, GRACE, LEADS, MALLORY, STRANGER, Service, signed
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.contract("T6")]
@@ -19,27 +18,6 @@ _numbers = count(1)
 def titled(words: str) -> str:
     """A title that no other test has."""
     return f"{words} ({next(_numbers)})"
-
-
-@pytest.fixture(scope="module")
-def tasks(postgres_server: PostgresServerForTests, site: None) -> Iterator[Service]:
-    """The system; each test makes tasks of its own."""
-    with task_system.service(postgres_server, workers=1) as running:
-        yield running
-
-
-@pytest.fixture
-def board(chromium: Browser, tasks: Service) -> Iterator[BoardPage]:
-    """A tab."""
-    with tab(chromium, tasks.url) as shown:
-        yield shown
-
-
-@pytest.fixture
-def other(chromium: Browser, tasks: Service) -> Iterator[BoardPage]:
-    """Another tab, of somebody else."""
-    with tab(chromium, tasks.url) as shown:
-        yield shown
 
 
 @pytest.mark.contract("T5")
@@ -86,7 +64,7 @@ def test_two_people_hand_a_task_to_and_fro_and_each_sees_the_others_steps_arrive
         each.hears(title, "approved the report")
         expect(each.page.locator(".history li")).to_have_count(5)
     board.offers("Reopen")
-    assert "Ada (you)" in board.page.locator(".people-list").inner_text()
+    expect(board.page.locator(".people-list")).to_contain_text("Ada (you)")
 
 
 def test_a_task_is_assigned_and_handed_over_by_name(board: BoardPage, tasks: Service):
@@ -106,11 +84,7 @@ def test_with_the_stream_blocked_events_come_by_polling_and_the_stream_comes_bac
     board.page.clock.install()
     board.page.route(STREAM, lambda route: route.abort())
     board.open(GRACE)
-    board.went("waiting")
-    for _ in range(2):
-        board.page.clock.fast_forward(4_000)
-        board.page.wait_for_timeout(100)
-    board.connection("polling")
+    cut_waits_short(board.page, "polling")
 
     made = tasks.create(ADA, first, supervisor_role_ids=[LEADS])
     tasks.hears(GRACE, "task_created", task_id=made["task_id"])
@@ -153,7 +127,7 @@ def test_what_is_being_written_stays_when_others_are_faster(board: BoardPage, ta
 
     board.stands("Cancelled")
     board.alert("“Submit report” is no longer possible: the task is cancelled now.")
-    assert board.page.locator(".action-form textarea").input_value() == "half of a long report"
+    expect(board.page.locator(".action-form textarea")).to_have_value("half of a long report")
     board.page.get_by_role("button", name="Close").click()
     board.shows("There is nothing for you to do here now.")
 
@@ -187,7 +161,7 @@ def test_what_people_write_is_text_and_never_markup(board: BoardPage, tasks: Ser
     expect(board.page.locator("#reader-name")).to_have_text(f"Eve {bomb}")
     expect(board.page.locator(".history li")).to_have_count(4)
     board.begin("Reassign")
-    assert board.page.locator("b, img").count() == 0
+    expect(board.page.locator("b, img")).to_have_count(0)
     expect(board.page).to_have_title(f"{title} · Tasks")
 
 
@@ -199,6 +173,7 @@ def test_a_code_for_telegram_is_shown_copied_and_runs_out(board: BoardPage, task
     start = board.page.locator("#start").inner_text()
     assert start.startswith("/start ")
     board.page.get_by_role("button", name="Copy").click()
+    board.said("Copied")
     assert board.evaluate("navigator.clipboard.readText()") == start
     expect(board.page.get_by_role("timer")).to_contain_text("for another")
 
@@ -207,7 +182,7 @@ def test_a_code_for_telegram_is_shown_copied_and_runs_out(board: BoardPage, task
     board.page.get_by_role("button", name="Get a new code").click()
     # The browser is ahead of the server by now, and takes its word for how long the new one works.
     expect(board.page.get_by_role("timer")).to_contain_text("for another")
-    assert board.page.locator("#start").inner_text() != start
+    expect(board.page.locator("#start")).not_to_have_text(start)
     with tasks.client(X_User_Id=str(MALLORY)) as client:
         assert client.post("/tasks/link-codes/redeem", json={"code": start.removeprefix("/start ")}).status_code == 404
 
@@ -245,10 +220,15 @@ def test_everything_can_be_done_with_the_keyboard_alone(board: BoardPage, tasks:
     board.is_at("/tasks/board")
     expect(board.row(title)).to_be_focused()
     board.press("m")
-    board.page.get_by_role("dialog", name="How tasks move").wait_for()
-    board.press("Escape", "?")
-    board.page.get_by_role("dialog", name="Keys").wait_for()
-    board.press("Escape", "Enter")
+    moves, keys = (board.page.get_by_role("dialog", name=name) for name in ("How tasks move", "Keys"))
+    moves.wait_for()
+    board.press("Escape")
+    expect(moves).to_be_hidden()
+    board.press("?")
+    keys.wait_for()
+    board.press("Escape")
+    expect(board.row(title)).to_be_focused()
+    board.press("Enter")
     board.stands("Cancelled")
 
 
@@ -258,9 +238,9 @@ def test_a_field_that_needs_words_says_so_and_nothing_is_sent(board: BoardPage, 
     board.act("Cancel task", "   ")
     board.page.get_by_text("Write a few words").wait_for()
     field = board.page.locator(".action-form textarea")
-    assert field.get_attribute("aria-invalid") == "true"
+    expect(field).to_have_attribute("aria-invalid", "true")
     field.fill("Nobody wants it")
-    assert field.get_attribute("aria-invalid") is None
+    expect(field).not_to_have_attribute("aria-invalid", "true")
     board.page.locator(".action-form").get_by_role("button", name="Cancel task", exact=True).click()
     board.stands("Cancelled")
 
@@ -317,7 +297,7 @@ def test_the_list_is_narrowed_by_state_and_by_whose_move_it_is_and_the_address_k
     board.page.go_back()
     board.page.get_by_role("heading", name="No task is open").wait_for()
     board.lists_not(theirs)
-    assert board.page.get_by_label("Whose move").input_value() == "mine"
+    expect(board.page.get_by_label("Whose move")).to_have_value("mine")
     board.page.get_by_label("Whose move").select_option("")
     board.page.get_by_label("State", exact=True).select_option("cancelled")
     board.lists_not(mine)
@@ -367,7 +347,7 @@ def test_who_is_not_known_is_told_and_may_be_somebody_else(board: BoardPage, tas
     board.page.get_by_role("button", name="Choose who you are").click()
     board.page.get_by_label("Token").fill("not-a-token")
     board.page.get_by_role("button", name="Begin").click()
-    board.page.get_by_text("Missing or invalid authentication token").wait_for()
+    board.page.get_by_text("Missing or invalid authentication token").first.wait_for()
     board.page.get_by_label("Token").fill(signed(GRACE))
     board.page.get_by_role("button", name="Begin").click()
     expect(board.page.locator("#reader-name")).to_have_text("Grace")
@@ -397,9 +377,8 @@ def test_how_tasks_move_is_told_as_the_server_has_it(board: BoardPage, tasks: Se
     board.page.get_by_role("button", name="How tasks move").click()
     table = board.page.get_by_role("dialog", name="How tasks move").locator("tbody")
     expect(table.locator("tr")).to_have_count(len(rules))
-    assert [head.lower().replace(" ", "_") for head in table.locator("th").all_inner_texts()] == [
-        rule["action"] for rule in rules
-    ]
+    said = [re.compile(f"^{rule['action'].replace('_', ' ')}$", re.IGNORECASE) for rule in rules]
+    expect(table.locator("th")).to_have_text(said)
     approve = table.locator("tr", has=board.page.get_by_role("rowheader", name="Approve"))
     expect(approve).to_contain_text("creator or supervisor, never the assignee")
 
@@ -414,13 +393,13 @@ def test_on_a_telephone_one_thing_is_shown_at_a_time_and_all_fits(chromium: Brow
         board.went("waiting")
         board.lists(title)
         fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-        header = "document.querySelector('.top').offsetHeight"
-        assert board.evaluate(fits)
-        assert board.evaluate(header) < 60, "one row, while the connection has much to say"
+        holds(board.page, fits)
+        # One row, while the connection has much to say.
+        holds(board.page, "document.querySelector('.top').offsetHeight < 60")
         board.row(title).click()
         board.stands("Assigned")
         expect(board.page.locator(".list-pane")).to_be_hidden()
-        assert board.evaluate(fits)
+        holds(board.page, fits)
         tasks.act(ADA, task["task_id"], "cancel", reason="the train is late")
         tasks.hears(EDSGER, "task_created", "task_cancelled", task_id=task["task_id"])
         board.page.unroute(STREAM)
@@ -430,7 +409,7 @@ def test_on_a_telephone_one_thing_is_shown_at_a_time_and_all_fits(chromium: Brow
         board.page.locator("#to-events").click()
         board.hears(title, "Ada cancelled it")
         expect(board.page.locator("#to-events")).to_have_text("Events")
-        assert board.evaluate(fits)
+        holds(board.page, fits)
         board.page.locator("#to-list").click()
         board.page.locator("a.task", has_text=title).click()
         board.page.get_by_role("button", name="All tasks").click()

@@ -1,12 +1,13 @@
 """The log viewer in a real browser against the real system: a relay and two server processes."""
 
+import re
 import time
 from datetime import UTC, datetime
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.page import LogPage, addresses_with
+from tests.browser.page import LogPage, addresses_with, cut_waits_short, line_in
 from tests.investigations import Service, line, some
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.contract("L14")]
@@ -53,12 +54,8 @@ def test_with_the_stream_blocked_lines_come_by_polling_and_the_stream_comes_back
     log_page.page.route("**/logs/stream*", lambda route: route.abort())
     log_page.open(case, read(investigations, case))
     log_page.shows("early 9")
-    log_page.went("waiting")
-    for _ in range(2):
-        log_page.page.clock.fast_forward(4_000)
-        log_page.page.wait_for_timeout(100)
-    log_page.connection("polling")
-    assert "stream does not work" in (log_page.page.locator("#connection").get_attribute("title") or "")
+    cut_waits_short(log_page.page, "polling")
+    expect(log_page.page.locator("#connection")).to_have_attribute("title", re.compile("stream does not work"))
 
     investigations.write(case, line("heard by polling"))
     log_page.page.clock.fast_forward(10_000)
@@ -96,7 +93,7 @@ def test_filters_are_the_servers_and_stay_in_the_address(log_page: LogPage, inve
     log_page.page.reload()
     log_page.shows("from the page")
     log_page.shows_not("loud")
-    assert log_page.page.get_by_label("Level").input_value() == "ERROR"
+    expect(log_page.page.get_by_label("Level")).to_have_value("ERROR")
 
     log_page.page.get_by_label("Service").fill("nobody")
     log_page.press("Tab")
@@ -136,7 +133,7 @@ def test_search_marks_and_counts_in_the_loaded_lines(log_page: LogPage, investig
     log_page.press("Enter")
     log_page.says("found", "1/5")
     log_page.shows("needle 0")
-    assert log_page.page.locator(".row.match mark").first.inner_text() == "needle"
+    expect(log_page.page.locator(".row.match mark").first).to_have_text("needle")
     log_page.press("Shift+Enter")
     log_page.says("found", "5/5")
     log_page.shows("needle 160")
@@ -157,9 +154,8 @@ def test_keys_move_open_and_copy(log_page: LogPage, investigations: Service):
     panel = log_page.page.get_by_role("complementary", name="The chosen line")
     expect(panel).to_contain_text('"order": 4711')
     log_page.press("c")
-    log_page.page.get_by_text("Line copied").wait_for()
-    copied = log_page.evaluate("navigator.clipboard.readText()")
-    assert copied.endswith("INFO backend/shop the last")
+    log_page.said("Line copied")
+    assert log_page.copied().endswith("INFO backend/shop the last")
     log_page.press("Escape")
     expect(panel).to_be_hidden()
     log_page.press("g")
@@ -176,13 +172,14 @@ def test_a_shared_link_shows_the_same_line_and_holds_no_token(log_page: LogPage,
     log_page.open(case, token)
     log_page.shows("line 1499")
     log_page.press("k", "PageUp", "s")
-    log_page.page.get_by_text("Link copied").wait_for()
-    shared = log_page.active()
-    link = log_page.evaluate("navigator.clipboard.readText()")
+    log_page.said("Link copied")
+    link = log_page.copied()
     assert token not in link
+    shared = line_in(link)
+    log_page.is_active(shared)
 
     investigations.write(case, *some(1200, "later"))
-    assert log_page.page.url == link
+    expect(log_page.page).to_have_url(link)
     log_page.page.reload()
 
     log_page.shows(f"line {shared - 1}")
@@ -201,7 +198,7 @@ def test_a_link_to_the_first_line_that_filters_let_through_shows_that_line(log_p
     log_page.page.get_by_label("Level").select_option("ERROR")
     log_page.shows_not("quiet")
     log_page.press("Escape", "g", "s")
-    log_page.page.get_by_text("Link copied").wait_for()
+    log_page.said("Link copied")
     log_page.is_active(2)
 
     log_page.page.reload()
@@ -300,7 +297,7 @@ def test_who_may_not_read_is_told_and_may_choose_another_reader(log_page: LogPag
     investigations.write(case, line("secret of the case"))
     log_page.open(case, None)
     log_page.paste(read(investigations, other))
-    log_page.page.get_by_text("Not allowed").wait_for()
+    log_page.page.get_by_role("heading", name="Not allowed").wait_for()
     assert "secret of the case" not in log_page.page.content()
 
     log_page.page.get_by_role("button", name="Choose another reader").click()
@@ -323,7 +320,8 @@ def test_an_investigation_that_is_not_there_is_named(log_page: LogPage, investig
     log_page.page.get_by_role("heading", name="Not found").wait_for()
     log_page.says("follow", "Not following")
     follow = log_page.page.get_by_role("button", name="Not following")
-    assert (follow.get_attribute("aria-pressed"), follow.is_disabled()) == ("false", True)
+    expect(follow).to_have_attribute("aria-pressed", "false")
+    expect(follow).to_be_disabled()
     log_page.page.get_by_role("link", name="See those that exist").click()
     log_page.page.get_by_role("heading", name="Running here").wait_for()
 

@@ -75,11 +75,8 @@ function view(reading: Reading): void {
   toolbar.connect(viewer);
   const keys = keysFor(viewer, toolbar);
   describeKeys(find("keys-list", HTMLElement), keys, "Close the panel, clear the search");
-  listenToKeys(keys, () => {
-    if (viewer.details.open) viewer.closeDetails();
-    else toolbar.clearSearch();
-  });
-  void viewer.start();
+  listenToKeys(keys, () => viewer.leave(() => toolbar.clearSearch()));
+  viewer.start();
 }
 
 function remember(filters: Filters): void {
@@ -90,10 +87,10 @@ function keysFor(viewer: Viewer, toolbar: Toolbar): readonly Key[] {
   return [
     { keys: ["j", "ArrowDown"], means: "Next line", act: () => viewer.move(1) },
     { keys: ["k", "ArrowUp"], means: "Line before", act: () => viewer.move(-1) },
-    { keys: ["PageDown"], means: "A screen on", act: () => viewer.move(viewer.pageOfRows) },
-    { keys: ["PageUp"], means: "A screen back", act: () => viewer.move(-viewer.pageOfRows) },
-    { keys: ["g", "Home"], means: "The very first line", act: () => void viewer.toBeginning() },
-    { keys: ["G", "End"], means: "Follow the newest lines", act: () => void viewer.follow() },
+    { keys: ["PageDown"], means: "A screen on", act: () => viewer.turn(1) },
+    { keys: ["PageUp"], means: "A screen back", act: () => viewer.turn(-1) },
+    { keys: ["g", "Home"], means: "The very first line", act: () => viewer.toBeginning() },
+    { keys: ["G", "End"], means: "Follow the newest lines", act: () => viewer.follow() },
     { keys: ["Enter"], means: "All about the line", act: () => viewer.openDetails() },
     { keys: ["f"], means: "Follow or pause", act: () => viewer.toggleFollow() },
     { keys: ["/"], means: "Search in the loaded lines", act: () => toolbar.focusSearch() },

@@ -63,8 +63,11 @@ export class Reader {
   #filters: Filters | undefined;
   #follower: Follower<Log> | undefined;
   #turn = new AbortController();
+  /** The time that is being looked up; whoever goes elsewhere wants to hear of it no more. */
+  #lookUp = new AbortController();
   #rest: ReturnType<typeof setTimeout> | undefined;
   #nextRest = REST;
+  #loads: Promise<unknown> = Promise.resolve();
   /** The last page on ended before a line that is known already. */
   #behind = false;
   #previous: string | null = null;
@@ -76,10 +79,10 @@ export class Reader {
     readonly events: ReaderEvents,
   ) {}
 
-  /** Begin anew: at the newest lines, or at a place. */
-  async start(filters: Filters, place: Place | null): Promise<void> {
+  /** Begin anew: at the newest lines, or at a place. False when it did not get there: refused, or overtaken. */
+  async start(filters: Filters, place: Place | null): Promise<boolean> {
     const turn = this.#begin(filters);
-    await this.#guarded(turn, async () => {
+    return this.#guarded(turn, async () => {
       if (place) await this.#startAt(turn, { after: place.after ?? BEGINNING });
       else await this.#startAtEnd(turn);
       if (place?.after === null) this.older = "beginning";
@@ -89,6 +92,7 @@ export class Reader {
   /** Stop reading; `start` begins again. */
   stop(): void {
     this.#turn.abort();
+    this.#lookUp.abort();
     this.#follower?.stop();
     clearTimeout(this.#rest);
     this.#rest = undefined;
@@ -96,6 +100,7 @@ export class Reader {
 
   /** Stick to the newest line again. */
   async follow(): Promise<void> {
+    this.#lookUp.abort();
     if (this.attached) {
       this.following = true;
       this.fresh = 0;
@@ -107,6 +112,7 @@ export class Reader {
 
   /** The very first line that is kept. False when it is not here: it could not be had, or another beginning overtook. */
   async toBeginning(): Promise<boolean> {
+    this.#lookUp.abort();
     if (this.older !== "beginning" && this.#filters) await this.start(this.#filters, { after: null, line: 1 });
     return this.older === "beginning";
   }
@@ -116,17 +122,25 @@ export class Reader {
     this.events.stood();
   }
 
-  /** Lines from a moment on. True when the server was asked and the lines are others now. */
-  async goTo(time: number): Promise<boolean> {
+  /** Lines from a moment on: they are here already, or were fetched; or none could be had, or another move overtook. */
+  async goTo(time: number): Promise<"here" | "fetched" | "nowhere"> {
+    this.#lookUp.abort();
     const first = this.lines.first;
     const last = this.lines.last;
     const begun = first && (first.time <= time || this.older === "beginning");
-    if ((begun && last && time <= last.time) || !this.#filters) return false;
-    const page = await this.#lookUp(time);
-    if (!page) return false;
+    if (!this.#filters) return "nowhere";
+    // While other lines are being fetched, those that are still here are no answer.
+    if (begun && last && time <= last.time && this.busy !== "first") return "here";
+    this.#lookUp = new AbortController();
+    const page = await this.#pageOf(time, this.#lookUp.signal);
+    if (!page) return "nowhere";
     const turn = this.#begin(this.#filters);
-    await this.#guarded(turn, () => this.#show(turn, page));
-    return true;
+    return (await this.#guarded(turn, () => this.#show(turn, page))) ? "fetched" : "nowhere";
+  }
+
+  /** Resolves when what is being loaded at either end is there. */
+  get settled(): Promise<unknown> {
+    return this.#loads;
   }
 
   async loadOlder(): Promise<void> {
@@ -189,12 +203,12 @@ export class Reader {
   }
 
   /** The page of a moment; null, and a word to the reader, when it cannot be had. */
-  async #lookUp(time: number): Promise<LogPage | null> {
-    const turn = this.#turn.signal;
+  async #pageOf(time: number, asked: AbortSignal): Promise<LogPage | null> {
     try {
-      return await this.#page(turn, { fromTime: new Date(time) }, FIRST_PAGE);
+      const page = await this.#page(asked, { fromTime: new Date(time) }, FIRST_PAGE);
+      return asked.aborted ? null : page;
     } catch (error) {
-      if (turn.aborted) return null;
+      if (asked.aborted) return null;
       if (!(error instanceof FeedError)) throw error;
       this.events.notice(error.message);
       return null;
@@ -298,21 +312,24 @@ export class Reader {
     const turn = this.#turn.signal;
     this.busy = what;
     this.events.stood();
-    await this.#guarded(turn, () => load(turn));
+    await (this.#loads = this.#guarded(turn, () => load(turn)));
   }
 
-  /** Run a load; one that was overtaken by another beginning says nothing any more. */
-  async #guarded(turn: AbortSignal, load: () => Promise<void>): Promise<void> {
+  /** Run a load; one that was overtaken by another beginning says nothing any more. False when it came to nothing. */
+  async #guarded(turn: AbortSignal, load: () => Promise<void>): Promise<boolean> {
+    let done = true;
     try {
       await load();
     } catch (error) {
-      if (turn.aborted) return;
+      if (turn.aborted) return false;
       if (!(error instanceof FeedError)) throw error;
+      done = false;
       await this.#failed(error);
     }
-    if (turn.aborted) return;
+    if (turn.aborted) return false;
     this.busy = "none";
     this.events.stood();
+    return done;
   }
 
   /** Once is a line that overtook the page; twice is a server process that has not heard of it, and gets time to. */

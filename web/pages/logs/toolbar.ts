@@ -35,7 +35,7 @@ export class Toolbar {
     find("times-cancel", HTMLButtonElement).addEventListener("click", () => this.#times.close());
     find("times-form", HTMLFormElement).addEventListener("submit", () => {
       const time = new Date(this.#moment.value).getTime();
-      if (Number.isFinite(time)) void viewer.goToTime(time);
+      if (Number.isFinite(time)) viewer.goToTime(time);
     });
   }
 
@@ -60,7 +60,7 @@ export class Toolbar {
   }
 
   #connectFilters(viewer: Viewer): void {
-    const apply = (): void => void viewer.filter(this.#filters());
+    const apply = (): void => viewer.filter(this.#filters());
     this.#level.addEventListener("change", apply);
     this.#source.addEventListener("change", apply);
     this.#service.addEventListener("change", apply);
@@ -76,8 +76,7 @@ export class Toolbar {
     this.#search.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       clearTimeout(typing);
-      if (this.#search.value.toLowerCase() === viewer.search.wanted) viewer.step(event.shiftKey ? -1 : 1);
-      else viewer.look(this.#search.value);
+      viewer.look(this.#search.value, event.shiftKey ? -1 : 1);
     });
     find("next", HTMLButtonElement).addEventListener("click", () => viewer.step(1));
     find("previous", HTMLButtonElement).addEventListener("click", () => viewer.step(-1));

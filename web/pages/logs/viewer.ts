@@ -4,11 +4,13 @@ import { type Feed, type FeedError } from "@aftercommit/client";
 import { element, find, toast } from "@aftercommit/ui";
 
 import { rootOfSite } from "../shared/root.js";
+import { Turns } from "../shared/turns.js";
 import { copied, Details } from "./details.js";
+import { Instead } from "./instead.js";
 import { asText, cursorOf, dayOf, type Line, type Log } from "./line.js";
 import { Lines } from "./lines.js";
 import { List } from "./list.js";
-import { formatAddress, queryOf, type Address, type Filters } from "./place.js";
+import { formatAddress, queryOf, type Address, type Filters, type Place } from "./place.js";
 import { Reader } from "./reader.js";
 import { Search } from "./search.js";
 import { Status } from "./status.js";
@@ -31,15 +33,14 @@ export class Viewer {
   readonly search = new Search();
   readonly reader: Reader;
   readonly details: Details;
+  readonly #turns = new Turns();
   readonly #list: List;
   readonly #status: Status;
-  readonly #empty = find("empty", HTMLElement);
+  readonly #instead = new Instead();
   #filters: Filters;
   #active: number | undefined;
   #retry = RETRY_FIRST;
   #nextTry: ReturnType<typeof setTimeout> | undefined;
-  /** What the page says instead of lines is a refusal, and stays until there are lines again. */
-  #saidNo = false;
   /** Nothing more comes by itself: who reads has to do something first. */
   #stopped = false;
   #begun = false;
@@ -62,7 +63,7 @@ export class Viewer {
       notice: toast,
       refused: (error) => this.#refused(error),
     });
-    this.#list = new List(find("list", HTMLElement), find("canvas", HTMLElement), this.lines, () => this.#look(), {
+    this.#list = new List(find("list", HTMLElement), find("canvas", HTMLElement), this.lines, () => this.#marks(), {
       scrolled: () => this.#scrolled(),
       resized: () => this.#resized(),
       chosen: (line) => this.choose(line),
@@ -70,62 +71,63 @@ export class Viewer {
     });
     this.#status = new Status();
     this.details = new Details(find("details", HTMLElement), {
-      share: (line) => void this.share(line),
+      share: (line) => this.share(line),
       close: () => this.closeDetails(),
     });
-    find("fresh", HTMLButtonElement).addEventListener("click", () => void this.follow());
-    find("beginning", HTMLButtonElement).addEventListener("click", () => void this.toBeginning());
+    find("fresh", HTMLButtonElement).addEventListener("click", () => this.follow());
+    find("beginning", HTMLButtonElement).addEventListener("click", () => this.toBeginning());
   }
 
-  async start(): Promise<void> {
-    const { place } = this.address;
-    await this.reader.start(this.#filters, place);
-    if (place && !this.reader.following) this.#goToSeq(place.line);
+  start(): void {
+    this.#turns.move(() => this.#startAt(this.address.place));
   }
 
-  // --- what the reader does
+  // --- what the reader does: moves begin at once, and what is done with a line waits until the last move has arrived
 
-  async filter(filters: Filters): Promise<void> {
-    const place = this.reader.following ? null : this.#placeOf(this.#list.top);
-    this.#filters = filters;
-    this.events.filtered(filters);
-    await this.reader.start(filters, place);
-    if (place && !this.reader.following) this.#goToSeq(place.line);
+  filter(filters: Filters): void {
+    this.#turns.move(() => {
+      const place = this.reader.following ? null : this.#placeOf(this.#list.top);
+      this.#filters = filters;
+      this.events.filtered(filters);
+      return this.#startAt(place);
+    });
   }
 
-  async follow(): Promise<void> {
-    this.#active = undefined;
-    await this.reader.follow();
-    this.#settle();
+  follow(): void {
+    this.#turns.move(() => this.#follow());
   }
 
   toggleFollow(): void {
-    if (this.reader.following) this.reader.pause();
-    else void this.follow();
+    this.#turns.act(() => (this.reader.following ? this.reader.pause() : this.#follow()));
   }
 
-  async goToTime(time: number): Promise<void> {
-    const elsewhere = await this.reader.goTo(time);
-    if (this.reader.following && elsewhere) return;
-    this.#goTo(Math.min(this.lines.indexOfTime(time), this.lines.length - 1));
+  goToTime(time: number): void {
+    this.#turns.move(async () => {
+      const found = await this.reader.goTo(time);
+      if (found === "nowhere" || (found === "fetched" && this.reader.following)) return;
+      this.#goTo(Math.min(this.lines.indexOfTime(time), this.lines.length - 1));
+    });
+  }
+
+  toBeginning(): void {
+    this.#turns.move(async () => {
+      if (await this.reader.toBeginning()) this.#goTo(0);
+    });
   }
 
   /** The line so many on or back from the active one. */
   move(by: number): void {
-    const last = this.lines.length - 1;
-    if (last < 0) return;
-    const from = this.#active === undefined ? undefined : this.lines.indexOfSeq(this.#active);
-    const first = this.reader.following ? last : this.#list.top;
-    const next = from === undefined ? first : from + by;
-    this.#goTo(Math.max(0, Math.min(last, next)), "nearest");
+    this.#turns.act(() => {
+      const from = this.activeLine;
+      if (!from) return void this.#lineToActOn();
+      const next = this.lines.indexOfSeq(from.log.seq) + by;
+      this.#goTo(Math.max(0, Math.min(this.lines.length - 1, next)));
+    });
   }
 
-  async toBeginning(): Promise<void> {
-    if (await this.reader.toBeginning()) this.#goTo(0);
-  }
-
-  get pageOfRows(): number {
-    return this.#list.rowsInView - 1;
+  /** A screen on or back. */
+  turn(by: 1 | -1): void {
+    this.move(by * (this.#list.rowsInView - 1));
   }
 
   choose(line: Line): void {
@@ -140,8 +142,12 @@ export class Viewer {
   }
 
   openDetails(): void {
-    const line = this.activeLine;
-    if (line) this.details.show(line);
+    this.#withLine((line) => this.details.show(line));
+  }
+
+  /** One step out: of the panel, or else of what `otherwise` leaves. */
+  leave(otherwise: () => void): void {
+    this.#turns.move(() => (this.details.open ? this.closeDetails() : otherwise()));
   }
 
   closeDetails(): void {
@@ -150,46 +156,92 @@ export class Viewer {
     if (inside) this.#list.viewport.focus();
   }
 
-  look(wanted: string): void {
+  /** Search for this; when that is what is searched for already, the next match, or the one before. */
+  look(wanted: string, by: 1 | -1 | 0 = 0): void {
+    this.#turns.act(() => {
+      if (by !== 0 && wanted.toLowerCase() === this.search.wanted) this.#step(by);
+      else this.#look(wanted);
+    });
+  }
+
+  step(by: 1 | -1): void {
+    this.#turns.act(() => this.#step(by));
+  }
+
+  copyActive(): void {
+    this.#withLine((line) => void copied("Line", asText(line)));
+  }
+
+  shareActive(): void {
+    this.#withLine((line) => this.#share(line));
+  }
+
+  share(line: Line): void {
+    this.#turns.act(() => this.#share(line));
+  }
+
+  get activeLine(): Line | undefined {
+    return this.#active === undefined ? undefined : this.lines.at(this.lines.indexOfSeq(this.#active));
+  }
+
+  // --- how it is done
+
+  async #startAt(place: Place | null): Promise<void> {
+    const arrived = await this.reader.start(this.#filters, place);
+    if (arrived && place && !this.reader.following) this.#goToSeq(place.line);
+  }
+
+  async #follow(): Promise<void> {
+    this.#active = undefined;
+    await this.reader.follow();
+    this.#settle();
+  }
+
+  #withLine(act: (line: Line) => void | Promise<void>): void {
+    this.#turns.act(() => {
+      const line = this.#lineToActOn();
+      return line && act(line);
+    });
+  }
+
+  /** The active line; where there is none, the newest while following, else the one at the top becomes it. */
+  #lineToActOn(): Line | undefined {
+    if (!this.activeLine) this.#goTo(this.reader.following ? this.lines.length - 1 : this.#list.top);
+    if (!this.activeLine) toast("There is no line here");
+    return this.activeLine;
+  }
+
+  #look(wanted: string): void {
     const near = this.#active ?? this.lines.at(this.#list.top)?.log.seq ?? 0;
     this.search.start(wanted, this.lines, near);
     if (this.search.current !== undefined) this.#goToSeq(this.search.current);
     this.#list.draw();
   }
 
-  step(by: 1 | -1): void {
+  #step(by: 1 | -1): void {
     const seq = this.search.step(by);
     if (seq !== undefined) this.#goToSeq(seq);
-  }
-
-  copyActive(): void {
-    const line = this.activeLine;
-    if (line) void copied("Line", asText(line));
-  }
-
-  shareActive(): void {
-    const line = this.activeLine;
-    if (line) void this.share(line);
+    else toast(this.search.wanted === "" ? "Nothing is being searched for" : "No loaded line matches the search");
   }
 
   /** The address of a line, in the clipboard and in the address bar. */
-  async share(line: Line): Promise<void> {
+  async #share(line: Line): Promise<void> {
     // A place is told by the line before it.
+    await this.reader.settled;
     if (line === this.lines.first) await this.reader.loadOlder();
     const index = this.lines.indexOfSeq(line.log.seq);
+    const isHere = this.lines.at(index)?.log.seq === line.log.seq;
     // With these filters there is none before the very first.
     const isFirst = index === 0 && this.reader.older === "beginning";
-    const place = isFirst ? { after: null, line: line.log.seq } : this.#placeOf(index);
+    const alone = { after: isFirst ? null : cursorOf(line.log), line: line.log.seq };
+    const place = isHere && !isFirst ? this.#placeOf(index) : alone;
     history.replaceState(
       null,
       "",
       `${location.pathname}${location.search}${formatAddress({ filters: this.#filters, place })}`,
     );
-    await copied("Link", location.href);
-  }
-
-  get activeLine(): Line | undefined {
-    return this.#active === undefined ? undefined : this.lines.at(this.lines.indexOfSeq(this.#active));
+    // The browser may ask its user first, and nothing waits for that.
+    void copied("Link", location.href);
   }
 
   // --- what comes of it
@@ -216,8 +268,12 @@ export class Viewer {
     return { after: before ? cursorOf(before.log) : null, line: line.log.seq };
   }
 
-  #look(): { wanted: string; match: number | undefined; active: number | undefined } {
+  #marks(): { wanted: string; match: number | undefined; active: number | undefined } {
     return { wanted: this.search.wanted, match: this.search.current, active: this.#active };
+  }
+
+  get #isFiltered(): boolean {
+    return Object.keys(queryOf(this.#filters)).length > 0;
   }
 
   #changed(shift: number | null): void {
@@ -225,7 +281,7 @@ export class Viewer {
       this.#active = undefined;
       this.#retry = RETRY_FIRST;
       clearTimeout(this.#nextTry);
-      this.#saidNo = false;
+      this.#instead.allow();
       this.#stopped = false;
       if (!this.#begun) this.events.begun();
       this.#begun = true;
@@ -263,14 +319,15 @@ export class Viewer {
     const top = this.lines.at(this.#list.top);
     find("day", HTMLElement).textContent = top ? dayOf(top.time) : "Time";
     this.#status.edge(this.reader, this.#list.atBeginning);
-    this.#status.range(this.reader, Object.keys(queryOf(this.#filters)).length > 0);
+    this.#status.range(this.reader, this.#isFiltered);
     this.#status.found(this.search);
     this.#fill();
   }
 
   #stood(): void {
     this.#status.following(this.reader, this.#stopped);
-    this.#showEmpty();
+    const looking = this.reader.busy === "first" || this.reader.busy === "older";
+    this.#instead.none(this.lines.length === 0 && !looking, this.#isFiltered);
     this.#list.draw();
   }
 
@@ -280,26 +337,8 @@ export class Viewer {
     if (this.#list.atEnd) void this.reader.loadNewer();
   }
 
-  #showEmpty(): void {
-    if (this.#saidNo) return;
-    const looking = this.reader.busy === "first" || this.reader.busy === "older";
-    const empty = this.lines.length === 0 && !looking;
-    this.#empty.hidden = !empty;
-    if (!empty) return;
-    const filtered = Object.keys(queryOf(this.#filters)).length > 0;
-    this.#say(
-      filtered ? "No line matches these filters" : "No lines yet",
-      "New ones appear here by themselves, the moment they are written.",
-    );
-  }
-
-  #say(title: string, text: string, ...more: Node[]): void {
-    this.#empty.hidden = false;
-    this.#empty.replaceChildren(element("h2", {}, title), element("p", {}, text), ...more);
-  }
-
   #refused(error: FeedError): void {
-    this.#saidNo = true;
+    this.#instead.refuse();
     this.#stopped = error.status >= 400 && error.status < 500 && error.status !== 429;
     this.#status.following(this.reader, this.#stopped);
     this.#status.connection({ name: "stopped", wait: null, error });
@@ -308,12 +347,12 @@ export class Viewer {
     } else if (error.status === 403) {
       const other = element("button", { class: "button main", type: "button" }, "Choose another reader");
       other.addEventListener("click", () => this.events.unauthorised(error));
-      this.#say("Not allowed", error.message, other);
+      this.#instead.refuse({ title: "Not allowed", text: error.message, more: other });
     } else if (error.status === 404) {
       const others = element("a", { href: rootOfSite().href }, "See those that exist");
-      this.#say("Not found", error.message, element("p", {}, others));
+      this.#instead.refuse({ title: "Not found", text: error.message, more: element("p", {}, others) });
     } else if (this.#stopped) {
-      this.#say("This cannot be read", error.message);
+      this.#instead.refuse({ title: "This cannot be read", text: error.message });
     } else {
       this.#tryAgain(error);
     }
@@ -323,10 +362,10 @@ export class Viewer {
     const wait = Math.max(this.#retry, error.retryAfter ?? 0);
     this.#retry = Math.min(this.#retry * 2, RETRY_LONGEST);
     this.#status.connection({ name: "waiting", wait, error });
-    if (this.lines.length === 0)
-      this.#say("The lines could not be loaded", `${error.message} The page tries again by itself.`);
+    const text = `${error.message} The page tries again by itself.`;
+    if (this.lines.length === 0) this.#instead.refuse({ title: "The lines could not be loaded", text });
     clearTimeout(this.#nextTry);
-    this.#nextTry = setTimeout(() => void this.start(), wait * 1000);
+    this.#nextTry = setTimeout(() => this.start(), wait * 1000);
   }
 
   /** Say out loud how many lines came, now and then. */

@@ -18,11 +18,15 @@ export function listenToKeys(keys: readonly Key[], escape: () => void): void {
     }
     if (isTyping(event.target)) return;
     const found = keys.find(({ keys: names }) => names.includes(event.key));
-    // Enter and the blank press the button that has the focus.
-    if (!found || (event.key === "Enter" && event.target instanceof HTMLButtonElement)) return;
+    // Enter presses the button or the link that has the focus.
+    if (!found || (event.key === "Enter" && isPressable(event.target))) return;
     event.preventDefault();
     found.act();
   });
+}
+
+function isPressable(target: EventTarget | null): boolean {
+  return target instanceof HTMLButtonElement || target instanceof HTMLAnchorElement;
 }
 
 function isTyping(target: EventTarget | null): boolean {

@@ -1,6 +1,6 @@
 /** What the caller may do with a task now: a button each, and a form for what it needs. */
 
-import { element } from "@aftercommit/ui";
+import { element, toast } from "@aftercommit/ui";
 
 import { ApiError, type Fields } from "./api.js";
 import { type Directory } from "./directory.js";
@@ -134,8 +134,12 @@ export class ActionPanel {
     }
   }
 
-  /** Refused for good or for now: what was written stays in the form. */
+  /** Refused for good or for now: what was written stays in the form. Who has left it is told all the same. */
   #failed(open: Open, error: ApiError): void {
+    if (this.#open !== open || !this.whole.isConnected) {
+      toast(`${deed(open.action)}: not done. ${error.message}`);
+      return;
+    }
     open.send.disabled = false;
     open.send.textContent = deed(open.action);
     if (error.status === 400 || error.status === 422) {

@@ -4,6 +4,7 @@ import { FeedError, type FollowState } from "@aftercommit/client";
 import { find, toast } from "@aftercommit/ui";
 
 import { Connection } from "../shared/connection.js";
+import { Turns } from "../shared/turns.js";
 import { ApiError, type Api, type Fields, type TokenSource } from "./api.js";
 import { CreateDialog } from "./create.js";
 import { Detail } from "./detail.js";
@@ -53,6 +54,9 @@ export class Board {
   readonly #heard = new Set<number>();
   /** Which question for the list is the last one: the answer to an earlier one counts no more. */
   #asked = 0;
+  /** What is said of the list while it is on its way, or could not be had; empty when it is there. */
+  #wanting = "";
+  readonly #turns = new Turns();
 
   constructor(options: BoardOptions) {
     this.#options = options;
@@ -64,23 +68,23 @@ export class Board {
     this.#events = new EventsPanel(options.directory, hrefOf);
     this.#create = new CreateDialog(options.directory, {
       create: (task, key) => options.api.create(task, key),
-      made: (task) => this.#made(task),
+      made: (task, left) => this.#made(task, left),
     });
     this.#live = new Live(options.api.events, options.token, {
       older: (events, more) => this.#older(events, more),
       came: (events) => this.#came(events),
       state: (state) => this.#connection.show(state),
-      gap: () => void this.load(),
+      gap: () => this.load(),
       refused: (error) => this.#refused(error),
     });
     this.#more.addEventListener("click", () => void this.#loadMore());
     this.#earlier.addEventListener("click", () => void this.#earlierEvents());
   }
 
-  async start(): Promise<void> {
+  start(): void {
     void this.#live.start();
+    this.load();
     this.go(this.#place);
-    await this.load();
   }
 
   // --- where one is
@@ -96,7 +100,12 @@ export class Board {
     if (task !== before) history.pushState(null, "", this.#href(place));
     this.go(place);
     if (task !== null) this.#detail.focus();
-    else if (before !== null) this.#list.focus(before);
+    else if (before !== null) this.#turns.act(() => this.#focusInList(before));
+  }
+
+  /** Where somebody was before, unless they have gone on meanwhile. */
+  #focusInList(task: number): void {
+    if (this.#place.task === null) this.#list.focus(task);
   }
 
   /** Show what is at this place. */
@@ -116,17 +125,17 @@ export class Board {
   }
 
   /** The address has changed by itself: somebody went back or on. */
-  async follow(place: Place): Promise<void> {
+  follow(place: Place): void {
     const before = this.#place.filters;
     this.go(place);
-    if (place.filters.state !== before.state) await this.load();
+    if (place.filters.state !== before.state) this.load();
   }
 
-  async filter(filters: Filters): Promise<void> {
+  filter(filters: Filters): void {
     const before = this.#place.filters;
     this.#place = { ...this.#place, filters };
     history.replaceState(null, "", this.#href(this.#place));
-    if (filters.state !== before.state) await this.load();
+    if (filters.state !== before.state) this.load();
     else this.#drawList();
   }
 
@@ -142,8 +151,9 @@ export class Board {
     if (name === "events") this.#events.seen();
   }
 
+  /** To the next task or the one before, once there are any. */
   move(by: 1 | -1): void {
-    this.#list.move(by);
+    this.#turns.act(() => this.#list.move(by));
   }
 
   create(): void {
@@ -167,12 +177,13 @@ export class Board {
   // --- the list
 
   /** From the beginning. */
-  async load(): Promise<void> {
+  load(): void {
     const asked = (this.#asked += 1);
-    this.#tasks.clear();
+    this.#tasks.doubt();
     this.#before = null;
-    if (!find("list", HTMLElement).hasChildNodes()) this.#say("Loading …");
-    await this.#loadPage(asked);
+    this.#wanting ||= "Loading …";
+    this.#drawList();
+    this.#turns.move(() => this.#loadPage(asked));
   }
 
   async #loadMore(): Promise<void> {
@@ -186,14 +197,16 @@ export class Board {
       const page = await this.#options.api.tasks(this.#place.filters.state, this.#before);
       if (asked !== this.#asked) return;
       for (const task of page.tasks) this.#tasks.put(task);
+      if (this.#wanting !== "") this.#tasks.settle();
+      this.#wanting = "";
       this.#before = page.next_before;
       this.#drawList();
     } catch (error) {
       if (asked === this.#asked)
         this.#trouble(
           error,
-          (text) => this.#say(text),
-          () => void this.load(),
+          (text) => this.#say((this.#wanting = text)),
+          () => this.load(),
         );
     }
   }
@@ -203,7 +216,7 @@ export class Board {
     this.#list.draw(shown, this.#place.task);
     const narrowed = this.#place.filters.state !== "" || this.#place.filters.turn !== "";
     const none = narrowed ? "No task is like this." : "No tasks yet. Create one, or be given one.";
-    this.#say(shown.length > 0 ? "" : none);
+    this.#say(shown.length > 0 ? "" : this.#wanting || none);
     this.#more.hidden = this.#before === null;
   }
 
@@ -261,10 +274,11 @@ export class Board {
     }
   }
 
-  #made(task: Task): void {
+  /** Who has left the dialog is doing something else by now, and stays there. */
+  #made(task: Task, left: boolean): void {
     this.#took(task);
-    this.open(task.task_id);
-    toast("Task created");
+    if (!left) this.open(task.task_id);
+    toast(left ? `“${task.title}” was created` : "Task created");
   }
 
   // --- what is heard

@@ -1,6 +1,6 @@
 /** A new task, asked for in a dialog. */
 
-import { element, find } from "@aftercommit/ui";
+import { element, find, toast } from "@aftercommit/ui";
 
 import { ApiError } from "./api.js";
 import { type Directory } from "./directory.js";
@@ -10,8 +10,8 @@ import { type NewTask, type Task } from "./model.js";
 export interface CreateHooks {
   /** The same key makes the same task, however often it is sent. Throws an ApiError. */
   create(task: NewTask, key: string): Promise<Task>;
-  /** It is there, and the dialog is gone. */
-  made(task: Task): void;
+  /** It is there. `left`: the dialog was closed before, and perhaps is open for another one. */
+  made(task: Task, left: boolean): void;
 }
 
 export class CreateDialog {
@@ -27,6 +27,8 @@ export class CreateDialog {
   #assignee: Labelled<HTMLSelectElement>;
   #said = element("div", {});
   #send = element("button", { class: "button main" }, "Create task");
+  /** Which opening of the dialog this is: an answer may come when it is closed, or open for another task. */
+  #round = 0;
   #key = { of: "", key: "" };
 
   constructor(
@@ -45,6 +47,8 @@ export class CreateDialog {
     this.#assignee.field.value = "";
     for (const each of [this.#title, this.#description, this.#assignee]) each.wrong("");
     this.#said.replaceChildren();
+    this.#send.disabled = false;
+    this.#round += 1;
     const form = element(
       "form",
       { novalidate: true },
@@ -93,17 +97,22 @@ export class CreateDialog {
   async #submit(): Promise<void> {
     if (this.#send.disabled || !this.#title.demand("Give it a title.")) return;
     const task = this.#task();
+    const round = this.#round;
+    const isLeft = (): boolean => round !== this.#round || !this.#dialog.open;
+    const content = JSON.stringify(task);
     this.#send.disabled = true;
     try {
-      const made = await this.hooks.create(task, this.#keyFor(JSON.stringify(task)));
-      this.#key = { of: "", key: "" };
-      this.#dialog.close();
-      this.hooks.made(made);
+      const made = await this.hooks.create(task, this.#keyFor(content));
+      if (this.#key.of === content) this.#key = { of: "", key: "" };
+      const left = isLeft();
+      if (!left) this.#dialog.close();
+      this.hooks.made(made, left);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this.#said.replaceChildren(notice(`Not created. ${error.message}`));
+      if (!isLeft()) this.#said.replaceChildren(notice(`Not created. ${error.message}`));
+      else toast(`“${task.title}” was not created. ${error.message}`);
     } finally {
-      this.#send.disabled = false;
+      if (!isLeft()) this.#send.disabled = false;
     }
   }
 

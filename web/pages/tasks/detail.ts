@@ -54,9 +54,7 @@ export class Detail {
   say(title: string, ...text: Child[]): void {
     this.#shown = null;
     this.#actions = null;
-    this.#panel.replaceChildren(
-      element("div", { class: "instead" }, element("h2", { tabindex: -1 }, title), element("p", {}, ...text)),
-    );
+    this.#fill(element("div", { class: "instead" }, element("h2", { tabindex: -1 }, title), element("p", {}, ...text)));
   }
 
   /** Say something about what was tried with the task. */
@@ -83,8 +81,17 @@ export class Detail {
     this.#steps = element("section", { class: "steps" }, element("p", { class: "soft" }, "Loading the history …"));
     this.#actions = new ActionPanel(task, this.directory, (...done) => this.hooks.act(task.task_id, ...done));
     const head = element("header", {}, this.#title, this.#facts);
-    this.#panel.replaceChildren(head, this.#actions.whole, this.#about, this.#steps);
+    // What is read next begins with its title.
+    this.#title.textContent = task.title;
+    this.#fill(head, this.#actions.whole, this.#about, this.#steps);
     this.#panel.parentElement?.scrollTo({ top: 0 });
+  }
+
+  /** Show something else; who was reading here goes on with its heading. */
+  #fill(...content: HTMLElement[]): void {
+    const reading = this.#panel.contains(document.activeElement);
+    this.#panel.replaceChildren(...content);
+    if (reading) this.focus();
   }
 
   #factsOf(task: Task): readonly HTMLElement[] {

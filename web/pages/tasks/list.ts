@@ -1,6 +1,6 @@
 /** The list: a link for each task, kept where it is while others come and go. */
 
-import { arrange, element, find, markFresh } from "@aftercommit/ui";
+import { arrange, element, find, markFresh, renew } from "@aftercommit/ui";
 
 import { type Task } from "./model.js";
 import { timeOf } from "./times.js";
@@ -62,7 +62,7 @@ export class TaskList {
       // The same version may allow other things than before: whoever looks may have got a role.
       if (known.drawn !== task) {
         known.drawn = task;
-        known.link.replaceChildren(...this.#content(task));
+        renew(known.link, this.#content(task));
       }
       return known;
     }

@@ -1,14 +1,16 @@
 /** The task board: asks who works here, reads the address, and wires the page. */
 
-import { element, find, wireSkipLink, wireThemeButton } from "@aftercommit/ui";
+import { element, find, toast, wireSkipLink, wireThemeButton } from "@aftercommit/ui";
 
 import { describeKeys, listenToKeys, type Key } from "../shared/keys.js";
 import { rootOfSite } from "../shared/root.js";
 import { sampleOf } from "../shared/sample.js";
 import { Session, type Reading } from "../shared/session.js";
+import { Turns } from "../shared/turns.js";
 import { Api, ApiError, type TokenSource } from "./api.js";
 import { Board } from "./board.js";
 import { Directory } from "./directory.js";
+import { type Machine } from "./model.js";
 import { parsePlace, STATES, type Filters } from "./place.js";
 import { TelegramDialog } from "./telegram.js";
 import { label } from "./words.js";
@@ -22,6 +24,14 @@ const session = new Session({
   needed: "Paste a token whose user is the number of a person in the task tracker.",
   begin: "Begin",
 });
+interface Desk {
+  readonly board: Board;
+  readonly telegram: TelegramDialog;
+}
+
+/** There as soon as it is known who is who. */
+let desk: Desk | undefined;
+const turns = new Turns();
 const RETRY_FIRST = 2;
 const RETRY_LONGEST = 60;
 
@@ -40,28 +50,26 @@ function tokenOf(first: Reading): TokenSource {
   };
 }
 
-/** Who is who and how tasks move; asked for until there is an answer. Null when this person is not known. */
-async function known(api: Api): Promise<{ directory: Directory; machine: Awaited<ReturnType<Api["machine"]>> } | null> {
-  let wait = RETRY_FIRST;
-  for (;;) {
-    try {
-      const [me, users, roles, machine] = await Promise.all([api.me(), api.users(), api.roles(), api.machine()]);
-      return { directory: new Directory(me, users, roles), machine };
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      if (error.status === 401) {
-        void changePerson(error.message);
-        return null;
-      }
-      if (error.status === 403 || error.status === 404) {
-        sayInstead(error.message);
-        return null;
-      }
+/** Ask who is who and how tasks move, and begin; what cannot be answered now is asked again after a while. */
+async function begin(api: Api, token: TokenSource, wait = RETRY_FIRST): Promise<void> {
+  try {
+    const [me, users, roles, machine] = await Promise.all([api.me(), api.users(), api.roles(), api.machine()]);
+    desk = work(api, token, new Directory(me, users, roles), machine);
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    if (error.status === 401) void changePerson(error.message);
+    else if (error.status === 403 || error.status === 404) sayInstead(error.message);
+    else {
       find("empty", HTMLElement).textContent = `${error.message} The page tries again by itself.`;
-      await new Promise((resolve) => setTimeout(resolve, wait * 1000));
-      wait = Math.min(wait * 2, RETRY_LONGEST);
+      const next = Math.min(wait * 2, RETRY_LONGEST);
+      setTimeout(() => turns.move(() => begin(api, token, next)), wait * 1000);
     }
   }
+}
+
+/** What is asked of the board before it is there waits for it, or for the server's word that it cannot be there yet. */
+function atDesk(act: (desk: Desk) => void): void {
+  turns.act(() => (desk ? act(desk) : toast("The tasks are not there yet")));
 }
 
 function sayInstead(message: string): void {
@@ -70,13 +78,7 @@ function sayInstead(message: string): void {
   find("empty", HTMLElement).replaceChildren(element("p", { role: "alert" }, message), other);
 }
 
-async function work(reading: Reading): Promise<void> {
-  find("reader-name", HTMLElement).textContent = reading.user;
-  const token = tokenOf(reading);
-  const api = new Api(root, token);
-  const found = await known(api);
-  if (!found) return;
-  const { directory, machine } = found;
+function work(api: Api, token: TokenSource, directory: Directory, machine: Machine): Desk {
   dressFor(directory);
   const place = parsePlace(location.pathname, location.hash);
   const unauthorised = (message: string): void => void changePerson(message);
@@ -87,7 +89,8 @@ async function work(reading: Reading): Promise<void> {
     chats: async () => (await sampleOf(root))?.chats ?? null,
   });
   wire(board, telegram);
-  await board.start();
+  board.start();
+  return { board, telegram };
 }
 
 function dressFor({ me }: Directory): void {
@@ -95,7 +98,7 @@ function dressFor({ me }: Directory): void {
   find("reader-name", HTMLElement).textContent = me.name;
   find("reader", HTMLElement).title = `${me.name}${roles === "" ? "" : ` (${roles})`}: work as somebody else`;
   find("events-title", HTMLElement).textContent = `What ${me.name} hears of`;
-  for (const id of ["new", "how", "connect"]) find(id, HTMLButtonElement).disabled = false;
+  for (const part of document.querySelectorAll("main :disabled, .intro :disabled")) part.removeAttribute("disabled");
 }
 
 function wire(board: Board, telegram: TelegramDialog): void {
@@ -110,9 +113,6 @@ function wire(board: Board, telegram: TelegramDialog): void {
   for (const [id, act] of Object.entries(buttons)) find(id, HTMLButtonElement).addEventListener("click", act);
   wireFilters(board);
   document.addEventListener("click", (event) => follow(board, event));
-  const keys = keysFor(board, telegram);
-  describeKeys(find("keys-list", HTMLElement), keys, "Close the form, then the task");
-  listenToKeys(keys, () => board.leave());
 }
 
 /** A link to a task opens it here, unless it is asked for elsewhere. */
@@ -136,30 +136,35 @@ function wireFilters(board: Board): void {
   addEventListener("popstate", () => {
     const place = parsePlace(location.pathname, location.hash);
     show(place.filters);
-    void board.follow(place);
+    board.follow(place);
   });
-  const apply = (): void => void board.filter({ state: state.value, turn: turn.value as Filters["turn"] });
+  const apply = (): void => board.filter({ state: state.value, turn: turn.value as Filters["turn"] });
   state.addEventListener("change", apply);
   turn.addEventListener("change", apply);
   find("filters", HTMLFormElement).addEventListener("submit", (event) => event.preventDefault());
 }
 
-function keysFor(board: Board, telegram: TelegramDialog): readonly Key[] {
-  return [
-    { keys: ["j", "ArrowDown"], means: "Next task", act: () => board.move(1) },
-    { keys: ["k", "ArrowUp"], means: "Task before", act: () => board.move(-1) },
-    { keys: ["n"], means: "New task", act: () => board.create() },
-    { keys: ["m"], means: "How tasks move", act: () => board.showMoves() },
-    { keys: ["t"], means: "Connect Telegram", act: () => telegram.open() },
-    { keys: ["u"], means: "Work as somebody else", act: () => void changePerson("") },
-    { keys: ["?"], means: "These keys", act: () => find("keys", HTMLDialogElement).showModal() },
-  ];
-}
+const KEYS: readonly Key[] = [
+  { keys: ["j", "ArrowDown"], means: "Next task", act: () => atDesk(({ board }) => board.move(1)) },
+  { keys: ["k", "ArrowUp"], means: "Task before", act: () => atDesk(({ board }) => board.move(-1)) },
+  { keys: ["n"], means: "New task", act: () => atDesk(({ board }) => board.create()) },
+  { keys: ["m"], means: "How tasks move", act: () => atDesk(({ board }) => board.showMoves()) },
+  { keys: ["t"], means: "Connect Telegram", act: () => atDesk(({ telegram }) => telegram.open()) },
+  { keys: ["u"], means: "Work as somebody else", act: () => void changePerson("") },
+  { keys: ["?"], means: "These keys", act: () => find("keys", HTMLDialogElement).showModal() },
+];
 
 wireThemeButton();
 wireSkipLink();
 find("help", HTMLButtonElement).addEventListener("click", () => find("keys", HTMLDialogElement).showModal());
 find("reader", HTMLButtonElement).addEventListener("click", () => void changePerson(""));
+describeKeys(find("keys-list", HTMLElement), KEYS, "Close the form, then the task");
+listenToKeys(KEYS, () => desk?.board.leave());
 const kept = session.kept();
-if (kept) await work(kept);
-else await changePerson("");
+if (kept) {
+  find("reader-name", HTMLElement).textContent = kept.user;
+  const token = tokenOf(kept);
+  turns.move(() => begin(new Api(root, token), token));
+} else {
+  await changePerson("");
+}

@@ -6,6 +6,8 @@ import { turnOf } from "./words.js";
 
 export class Tasks {
   #known = new Map<number, Task>();
+  /** Known from before the list was asked for again, and not heard of since. */
+  #stale = new Set<number>();
 
   get(id: number): Task | undefined {
     return this.#known.get(id);
@@ -13,6 +15,7 @@ export class Tasks {
 
   /** False when something newer was known already: answers may overtake each other. */
   put(task: Task): boolean {
+    this.#stale.delete(task.task_id);
     const known = this.#known.get(task.task_id);
     if (known && known.version > task.version) return false;
     this.#known.set(task.task_id, task);
@@ -23,8 +26,15 @@ export class Tasks {
     this.#known.delete(id);
   }
 
-  clear(): void {
-    this.#known.clear();
+  /** All are asked for again; until they come, these are shown. */
+  doubt(): void {
+    this.#stale = new Set(this.#known.keys());
+  }
+
+  /** They came: what was not among them is no longer there. */
+  settle(): void {
+    for (const id of this.#stale) this.#known.delete(id);
+    this.#stale.clear();
   }
 
   /** Newest first. */

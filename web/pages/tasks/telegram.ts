@@ -19,6 +19,8 @@ export class TelegramDialog {
   readonly #dialog = find("telegram", HTMLDialogElement);
   readonly #body = element("div", { class: "telegram" });
   #ticking: ReturnType<typeof setInterval> | undefined;
+  /** Which question for a code is the last one: the answer to an earlier one counts no more. */
+  #asked = 0;
 
   constructor(readonly hooks: TelegramHooks) {
     const close = element("button", { class: "button", autofocus: true }, "Close");
@@ -37,13 +39,16 @@ export class TelegramDialog {
   }
 
   async #ask(): Promise<void> {
+    const asked = (this.#asked += 1);
     clearInterval(this.#ticking);
     this.#body.replaceChildren(element("p", { class: "soft" }, "Asking for a code …"));
+    const isLeft = (): boolean => asked !== this.#asked || !this.#dialog.open;
     try {
       const [code, chats] = await Promise.all([this.hooks.code(), this.hooks.chats()]);
-      this.#show(code, chats);
+      if (!isLeft()) this.#show(code, chats);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
+      if (isLeft()) return;
       this.#body.replaceChildren(notice(`There is no code now. ${error.message}`), this.#again("Try again"));
     }
   }

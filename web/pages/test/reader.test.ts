@@ -165,8 +165,8 @@ test("a time that is not loaded is looked up by the server", async (t) => {
   const { reader, seqs, lines } = desk(2000);
   t.after(() => reader.stop());
   await reader.start(NO_FILTERS, null);
-  assert.equal(await reader.goTo(Date.parse(log(1990).ts)), false);
-  assert.equal(await reader.goTo(Date.parse(log(250).ts)), true);
+  assert.equal(await reader.goTo(Date.parse(log(1990).ts)), "here");
+  assert.equal(await reader.goTo(Date.parse(log(250).ts)), "fetched");
   assert.equal(seqs()[0], 250);
   assert.equal(lines.indexOfTime(Date.parse(log(250).ts)), 0);
   await reader.loadOlder();
@@ -179,10 +179,57 @@ test("a time before everything is not asked for when the beginning is loaded", a
   t.after(() => reader.stop());
   await reader.start(NO_FILTERS, null);
   const before = strand.asked.length;
-  assert.equal(await reader.goTo(0), false);
+  assert.equal(await reader.goTo(0), "here");
   assert.equal(strand.asked.length, before);
 });
 
+test("a way to a time that was overtaken leads nowhere, also to a time among the lines that were there", async (t) => {
+  const { strand, reader, seqs } = desk(2000);
+  t.after(() => reader.stop());
+  await reader.start(NO_FILTERS, null);
+  for (const wanted of [1990, 250]) {
+    let answer = (): void => {};
+    strand.held = new Promise((resolve) => (answer = resolve));
+    const filtered = reader.start(NO_FILTERS, null);
+    const moment = reader.goTo(Date.parse(log(wanted).ts));
+    strand.held = Promise.resolve();
+    assert.equal(await reader.start(NO_FILTERS, { after: null, line: 1 }), true);
+    answer();
+    assert.deepEqual([await filtered, await moment], [false, "nowhere"]);
+    assert.deepEqual(seqs(), range(1, 500));
+    await reader.start(NO_FILTERS, null);
+  }
+});
+
+test("a way to a time is overtaken by one that asks the server nothing", async (t) => {
+  const { strand, reader, seqs } = desk(300);
+  t.after(() => reader.stop());
+  const later = Date.parse(log(900).ts);
+  for (const elsewhere of [() => reader.follow(), () => reader.toBeginning(), () => reader.goTo(0)]) {
+    await reader.start(NO_FILTERS, null);
+    let answer = (): void => {};
+    strand.held = new Promise((resolve) => (answer = resolve));
+    const moment = reader.goTo(later);
+    await elsewhere();
+    reader.pause();
+    answer();
+    assert.equal(await moment, "nowhere");
+    assert.equal(reader.following, false);
+    assert.deepEqual(seqs(), range(1, 300));
+  }
+});
+
+test("what is being loaded can be waited for", async (t) => {
+  const { strand, reader, seqs } = desk(2000);
+  t.after(() => reader.stop());
+  await reader.start(NO_FILTERS, null);
+  let answer = (): void => {};
+  strand.held = new Promise((resolve) => (answer = resolve));
+  void reader.loadOlder();
+  answer();
+  await reader.settled;
+  assert.deepEqual(seqs(), range(501, 2000));
+});
 
 test("where the newest page found nothing and says how far it looked, older lines are found from there", async (t) => {
   const { strand, reader, live, seqs } = desk(900);

@@ -206,6 +206,20 @@ describe("tasks", () => {
     assert.equal(tasks.put(task({ version: 4, state: "approved", actions: ["reopen"] })), true);
     assert.deepEqual(tasks.get(7)?.actions, ["reopen"]);
   });
+
+  test("that are asked for again are shown until they have come, and those that came meanwhile stay", () => {
+    const tasks = new Tasks();
+    const ids = (): number[] => tasks.shown({ state: "", turn: "" }).map((each) => each.task_id);
+    for (const task_id of [1, 2, 3]) tasks.put(task({ task_id, version: 5 }));
+    tasks.doubt();
+    tasks.put(task({ task_id: 4 }));
+    assert.deepEqual(ids(), [4, 3, 2, 1]);
+    // The page that was asked for is older than what is known of its task, and has it all the same.
+    tasks.put(task({ task_id: 2, version: 4 }));
+    tasks.settle();
+    assert.deepEqual(ids(), [4, 2]);
+    assert.equal(tasks.get(2)?.version, 5);
+  });
 });
 
 describe("what has changed", () => {

@@ -8,3 +8,12 @@ export function arrange(parent: Element, children: readonly Element[]): void {
     else parent.insertBefore(child, at);
   }
 }
+
+/** Put these in the place of the children; what is the same stays, so that a click that has begun on it ends on it. */
+export function renew(parent: Element, children: readonly Element[]): void {
+  const before = [...parent.children];
+  arrange(
+    parent,
+    children.map((child, place) => (before[place]?.isEqualNode(child) ? before[place] : child)),
+  );
+}

@@ -1,5 +1,5 @@
 /** Small parts that every page uses. No framework: elements are made once and told what changed. */
-export { arrange } from "./arrange.js";
+export { arrange, renew } from "./arrange.js";
 export { copyText } from "./clipboard.js";
 export { element, find, type Child } from "./element.js";
 export { markFresh } from "./fresh.js";

@@ -1,6 +1,6 @@
 // The chats of the local Bot API server: drawn from its stream of changes, acted on by its control routes.
 
-import { element, find, toServer } from "./parts.js";
+import { element, find, renew, toServer } from "./parts.js";
 import { drawAnswers, drawSwitches, initialisePanel } from "./panel.js";
 import { drawCommands, drawConversation, initialiseConversation, prefill } from "./conversation.js";
 
@@ -95,13 +95,17 @@ function drawChats() {
       ),
       unread > 0 && element("span", { class: "count", "aria-label": `${unread} new` }, String(unread)),
     );
-    button.addEventListener("click", () => select(chat.id, true));
     return element("li", {}, button);
   });
-  const focused = document.activeElement?.dataset?.chat;
-  find("chats").replaceChildren(...items);
-  if (focused) document.querySelector(`[data-chat="${focused}"]`)?.focus();
+  renew(find("chats"), items);
   find("no-chats").hidden = items.length > 0;
+}
+
+function initialiseChats() {
+  find("chats").addEventListener("click", (event) => {
+    const button = event.target.closest("[data-chat]");
+    if (button) select(Number(button.dataset.chat), true);
+  });
 }
 
 function select(id, byHand = false) {
@@ -181,10 +185,15 @@ function initialiseOpening() {
 
 async function open(dialog) {
   const language = find("language").value;
+  const begin = find("opening-begin");
+  // Pressed twice, it is one chat all the same.
+  if (begin.disabled) return;
+  begin.disabled = true;
   const chat = await toServer("POST", "control/chats", {
     first_name: find("first-name").value,
     ...(language && { language_code: language }),
   });
+  begin.disabled = false;
   if (!chat) return;
   dialog.close();
   find("opening-form").reset();
@@ -222,6 +231,7 @@ function initialiseNarrow() {
 initialiseTheme();
 initialiseNarrow();
 initialiseOpening();
+initialiseChats();
 followAddress();
 initialiseConversation(state);
 initialisePanel(state);

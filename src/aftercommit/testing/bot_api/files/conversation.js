@@ -4,6 +4,7 @@ import { link, rendered, webAddress } from "./formatting.js";
 import { clock, day, element, find, toServer } from "./parts.js";
 
 const AT_THE_END = 40;
+let writing = Promise.resolve();
 const drawn = { chat: null, nodes: new Map() };
 
 export function initialiseConversation(state) {
@@ -37,20 +38,28 @@ function fit(text) {
   text.rows = Math.min(6, text.value.split("\n").length);
 }
 
+/** The place is free for the next message at once; messages go one after the other, as they were written. */
 async function write(state) {
   const text = find("text");
-  if (!text.value.trim() || state.selected === null) return;
-  const written = await toServer("POST", `control/chats/${state.selected}/messages`, { text: text.value });
-  if (!written) return;
-  text.value = "";
+  const message = text.value;
+  const chat = state.selected;
+  if (!message.trim() || chat === null) return;
+  put(text, "");
+  writing = writing.then(() => toServer("POST", `control/chats/${chat}/messages`, { text: message }));
+  if (await writing) toEnd(find("messages"));
+  // What could not be sent can be sent again.
+  else if (text.value === "" && chat === state.selected) put(text, message);
+}
+
+function put(text, value) {
+  text.value = value;
   fit(text);
-  toEnd(find("messages"));
 }
 
 /** Put a text where the person writes; whether there is such a place now. */
 export function prefill(text) {
   if (find("chat").hidden) return false;
-  find("text").value = text;
+  put(find("text"), text);
   find("text").focus();
   return true;
 }

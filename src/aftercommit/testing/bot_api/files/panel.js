@@ -1,6 +1,6 @@
 // What goes wrong, by wish, and what the server has answered.
 
-import { clock, element, find, toServer } from "./parts.js";
+import { clock, element, find, renew, toServer } from "./parts.js";
 
 const FAULTS = {
   too_many_requests: (switched) => `429, retry after ${switched.retry_after} s`,
@@ -25,6 +25,10 @@ export function initialisePanel(state) {
   find("faults").addEventListener("submit", (event) => {
     event.preventDefault();
     void toServer("POST", "control/switches", asked(state));
+  });
+  find("switches").addEventListener("click", (event) => {
+    const off = event.target.closest("[data-switch]");
+    if (off) void toServer("DELETE", `control/switches/${off.dataset.switch}`);
   });
   find("heal").addEventListener("click", () => void toServer("DELETE", "control/switches"));
   find("with-polls").addEventListener("change", () => drawAnswers(state));
@@ -52,13 +56,12 @@ export function drawSwitches(state) {
   scope.querySelector('[value="chat"]').disabled = !isChosen;
   if (!isChosen) scope.value = "all";
   const items = state.switches.map((switched) => {
-    const off = element("button", { class: "button quiet", type: "button" }, "Off");
-    off.addEventListener("click", () => void toServer("DELETE", `control/switches/${switched.switch}`));
+    const off = element("button", { class: "button quiet", type: "button", "data-switch": switched.switch }, "Off");
     const whom = switched.chat_id === null ? "every chat" : (state.chats.get(switched.chat_id)?.first_name ?? switched.chat_id);
     const left = switched.left === null ? "until switched off" : `${switched.left} more`;
     return element("li", {}, element("span", {}, FAULTS[switched.fault](switched), element("span", { class: "soft" }, ` ${whom}, ${left}`)), off);
   });
-  find("switches").replaceChildren(...items);
+  renew(find("switches"), items);
   find("heal").hidden = items.length < 2;
   const on = find("faults-on");
   on.hidden = items.length === 0;

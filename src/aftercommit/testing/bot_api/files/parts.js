@@ -17,6 +17,29 @@ export function find(id) {
   return found;
 }
 
+/**
+ * Make what is shown in a place like these nodes, and leave alone what is so already: a click that has begun on a part
+ * ends on it, and what has the focus keeps it. Who listens to the parts listens at the place.
+ */
+export function renew(place, nodes) {
+  const shown = [...place.childNodes];
+  nodes.forEach((node, index) => {
+    const before = shown[index];
+    if (before === undefined) place.append(node);
+    else if (before.nodeName !== node.nodeName) before.replaceWith(node);
+    else if (node instanceof Element) renewElement(before, node);
+    else if (before.data !== node.data) before.data = node.data;
+  });
+  for (const left of shown.slice(nodes.length)) left.remove();
+}
+
+function renewElement(before, node) {
+  if (before.isEqualNode(node)) return;
+  for (const { name } of [...before.attributes]) if (!node.hasAttribute(name)) before.removeAttribute(name);
+  for (const { name, value } of node.attributes) before.setAttribute(name, value);
+  renew(before, [...node.childNodes]);
+}
+
 /** A short word that is read out too, and gone by itself. */
 export function toast(text) {
   const shown = element("div", { class: "toast" }, text);
