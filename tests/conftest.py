@@ -1,8 +1,9 @@
 """Fixtures for all tests: a real PostgreSQL, an empty database per test, and programs that a test needs."""
 
+import gc
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import LiteralString
 
 import psycopg
@@ -36,12 +37,26 @@ DEBIAN_PACKAGES = {
 }
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among modules and tests, which stay: neither while they are collected nor ever after.
+
+    Python would look through all of them again and again, which costs more than most tests do.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that ask for more time than others, so that nobody waits for them alone at the end.
 
     Each worker of pytest-xdist is first given a share of the list and later takes from the ends of others', so every
-    share begins with some. Who uses a system that runs for a whole session stays beside those who use it too.
+    share begins with some. Who uses a system that runs for a whole folder stays beside those who use it too.
     """
     waiting = [item for item in items if item.get_closest_marker("timeout") and "investigations" not in fixtures(item)]
     waiting.sort(key=lambda item: -item.get_closest_marker("timeout").args[0])  # type: ignore[union-attr]

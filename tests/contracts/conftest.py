@@ -1,4 +1,6 @@
-"""The systems as running processes: started once per test process, used by many tests."""
+"""The systems as running processes: started once per test process, used by many tests, and ended after the last one:
+also when nobody asks them anything, all of them together are at work for a twentieth of the time.
+"""
 
 from collections.abc import Iterator
 
@@ -9,7 +11,7 @@ from tests import tasks as task_system
 from tests.investigations import Service, service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def investigations(postgres_server: PostgresServerForTests) -> Iterator[Service]:
     """The investigations system: a relay and two server processes. Each test opens investigations of its own."""
     with service(postgres_server) as running:
@@ -27,7 +29,7 @@ def readers_leave(request: pytest.FixtureRequest) -> Iterator[None]:
         running.part()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tasks(postgres_server: PostgresServerForTests) -> Iterator[task_system.Service]:
     """The tasks system: a relay and two server processes. Each test makes tasks of its own, and often people."""
     with task_system.service(postgres_server) as running:

@@ -9,6 +9,7 @@ from schemathesis import GenerationMode
 
 from tests.contracts.test_investigation_openapi import CHECKS, begin_and_validate
 from tests.investigations import PATIENCE
+from tests.sizes import size
 from tests.tasks import ADA, EDSGER, LEADS, STRANGER, Service, signed
 
 pytestmark = [pytest.mark.contract("T1", "T2", "T6"), pytest.mark.newest]
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.contract("T1", "T2", "T6"), pytest.mark.newest]
 OPERATIONS = 21
 
 
+@pytest.mark.sized
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "not allowed"])
 def test_no_answer_is_a_failure_or_differs_from_its_description(tasks: Service, mode: GenerationMode):
     schema = schemathesis.openapi.from_url(f"{tasks.url}/openapi.json", timeout=PATIENCE).include(path_regex="^/tasks")
@@ -28,7 +30,7 @@ def test_no_answer_is_a_failure_or_differs_from_its_description(tasks: Service, 
         @seed(1)
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
-            max_examples=15,
+            max_examples=size(8, 60),
             deadline=None,
             database=None,
             phases=[Phase.generate],
@@ -47,16 +49,16 @@ def test_no_answer_is_a_failure_or_differs_from_its_description(tasks: Service, 
 
 def prepared(case: Any, number: int) -> None:
     """Asked by people around a task and by strangers; every second time about that task. Nobody loses a role by it."""
-    path, size = case.operation.path, len(str(case.body)) + len(str(case.path_parameters))
+    path, length = case.operation.path, len(str(case.body)) + len(str(case.path_parameters))
     case.headers.pop("Prefer", None)
     if path.endswith("/redeem"):
         # By a neighbour: a user is no program.
         return
-    if "X-User-Id" in case.headers and size % 4 == 0:
+    if "X-User-Id" in case.headers and length % 4 == 0:
         # On its own, as a neighbour sends it.
         return
-    if "{task_id}" in path and size % 2:
+    if "{task_id}" in path and length % 2:
         case.path_parameters["task_id"] = number
     case.headers.pop("X-User-Id", None)
-    user = EDSGER if "/members/" in path else (ADA, EDSGER, STRANGER)[size % 3]
+    user = EDSGER if "/members/" in path else (ADA, EDSGER, STRANGER)[length % 3]
     case.headers["Authorization"] = f"Bearer {signed(user)}"

@@ -52,7 +52,13 @@ class Readers:
     def __init__(self, fleet: Fleet, credential: str) -> None:
         self._fleet, self._credential = fleet, credential
         self._deadline = time.monotonic() + LONGEST
+        # One for all, because making one costs more than asking; a connection is made for each request.
+        self._client = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE, verify=TLS)
         self.received: dict[int, list[bytes]] = defaultdict(list)
+
+    def close(self) -> None:
+        """When nobody reads any more."""
+        self._client.close()
 
     def headers(self, user: int) -> dict[str, str]:
         """Every second one asks through a program that asks for others too, the rest by a token of their own."""
@@ -86,7 +92,7 @@ class Readers:
                 self._get(user, f"{EVENTS}?before_id={number}")
             self._get(user, f"{EVENTS}?from_time=2020-01-01T00:00:00Z")
             # Others have their turn.
-            done.wait(0.2)
+            done.wait(1.0)
 
     def _poll(self, user: int, *, waits: bool) -> Seen:
         seen: Seen = []
@@ -120,7 +126,7 @@ class Readers:
     def _stream(self, user: int, place: int | None) -> Iterator[Iterator[Message]]:
         headers = {**self.headers(user), **({"Last-Event-ID": str(place)} if place is not None else {})}
         url = f"{self._fleet.url}{EVENTS}/stream"
-        with httpx.stream("GET", url, headers=headers, timeout=PATIENCE, verify=TLS) as answer:
+        with self._client.stream("GET", url, headers=headers) as answer:
             if answer.status_code == 503:
                 time.sleep(0.1)
                 yield iter(())
@@ -138,7 +144,7 @@ class Readers:
     def _get(self, user: int, path: str, more: dict[str, str] | None = None) -> httpx.Response | None:
         headers = {**self.headers(user), **(more or {})}
         try:
-            answer = httpx.get(f"{self._fleet.url}{path}", headers=headers, timeout=PATIENCE, verify=TLS)
+            answer = self._client.get(f"{self._fleet.url}{path}", headers=headers)
         except httpx.TransportError:
             return None
         self.received[user].append(answer.content + str(answer.headers).encode())
@@ -187,6 +193,7 @@ def test_everybody_hears_of_everything_that_is_theirs_once_and_in_order_and_of_n
         stack.callback(tasks.close)
         tasks.url = fleet.url
         readers, done = Readers(fleet, tasks.credential()), Event()
+        stack.callback(readers.close)
         pool = stack.enter_context(ThreadPoolExecutor(20))
         stack.callback(done.set)
         walks = {user: pool.submit(readers.read, user) for user in USERS}

@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.engine import Engine, connected, wait_until, waits_for_a_lock
+from tests.postgres.engine import Engine, connected, wait_until
 from tests.postgres.old_schema import migrate_up_to
 from tests.postgres.releases import NEWEST, Release, next_release, this_release
 from tests.programs import REPOSITORY
@@ -26,13 +26,17 @@ from tests.sizes import size
 
 # A writer that waits for a lock longer than this fails. A migration asks for one second at a time.
 WRITERS_WAIT = "30s"
-MIGRATOR = "aftercommit migrate"
 # Every seventh moment of about 110, in turns before and after a statement; all of them in a campaign.
 STRIDE = size("7", "1")
 LEASE = ("--lease", "2")
-# Between two events of a writer: some hundreds a second, which leaves the programs that are watched room to start.
-PAUSE = 0.002
+# Between two events of a writer: a hundred a second or, in a campaign, some hundreds, which still leaves the programs
+# that are watched room to start.
+PAUSE = size(0.01, 0.002)
 PARKED = "where consumer_name = 'recorder' and status = 'parked'"
+MIGRATIONS_THAT_WAIT = """
+    select count(*) from pg_stat_activity
+    where datname = current_database() and application_name = 'aftercommit migrate' and wait_event_type = 'Lock'
+"""
 
 
 def with_data(dsn: str) -> None:
@@ -138,6 +142,7 @@ def alive(shop: Shop, count: int) -> None:
 
 
 @pytest.mark.newest
+@pytest.mark.sized
 @pytest.mark.timeout(300)
 def test_an_upgrade_beside_running_writers_relays_and_workers_loses_and_stops_nothing(busy_shop, newer):
     shop, dsn, old = busy_shop, busy_shop.dsn, this_release()
@@ -177,12 +182,12 @@ def migrate_beside_a_long_reader(shop: Shop, newer: Release, writers: Writers) -
         with connected(shop.dsn, autocommit=False) as reader:
             reader.execute("select count(*) from shop.outbox")
             with newer.run("migrate", "up", dsn=shop.dsn) as killed:
-                wait_until(lambda: waits_for_a_lock(shop.dsn, MIGRATOR), timeout=60)
+                wait_until(lambda: shop.value(MIGRATIONS_THAT_WAIT) > 0, timeout=60)
                 writers.go_on()
                 killed.send(signal.SIGKILL)
                 assert killed.ends() == -signal.SIGKILL
             migrating = stack.enter_context(newer.run("migrate", "up", "--patience", "120", dsn=shop.dsn))
-            wait_until(lambda: waits_for_a_lock(shop.dsn, MIGRATOR), timeout=60)
+            wait_until(lambda: shop.value(MIGRATIONS_THAT_WAIT) > 0, timeout=60)
             writers.go_on()
         assert migrating.ends(timeout=120) == 0, str(migrating)
     assert shop.value("select max(version) from migration") == NEWEST + 1

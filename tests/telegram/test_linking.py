@@ -124,7 +124,7 @@ async def test_a_code_that_cannot_be_checked_is_not_called_wrong(
 ):
     async with stage(tmp_path) as scene:
         ada = scene.telegram.open_chat("Ada")
-        async with scene.bot(health_seconds=0.3):
+        async with scene.bot(health_seconds=0.3 if act is hang else 60.0):
             scene.backend.for_users[""] = act
             assert "cannot be checked at the moment" in await scene.says(ada, "/start K7QM-3TXA")
         [line] = [record for record in caplog.records if record.getMessage() == "bot_link_failed"]
