@@ -18,7 +18,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up web test test-oldest long check verify bench planted contracts schema lock format clean reset-data faults faults-planted bot-kills
+.PHONY: help up web test test-all test-oldest long check verify bench planted contracts schema lock format clean reset-data faults faults-planted bot-kills
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,19 +34,20 @@ up: $(RUN) web ## run everything on an embedded PostgreSQL
 web: $(RUN) ## build the pages that browsers get, into build/web/site
 	@$(BIN)/python -m tools.web build
 
-# On the server that DATABASE_URL names, otherwise on the newest PostgreSQL of the embedded package. What depends on the
-# server is run on the oldest one by `make test-oldest`; campaigns are left to `make long`.
+# On the server that DATABASE_URL names, otherwise on the newest PostgreSQL of the embedded package. `make test` needs nothing but
+# Python and wheels and stays below five minutes on two cores; `make test-all` adds what takes longer or runs other programs.
 # Tests start Python by the hundred: what it compiles is kept, whatever the environment says (`make clean` removes it).
-test: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP) web ## run the tests, on PostgreSQL 18 or on that of DATABASE_URL
+test test-all test-oldest long: export PYTHONDONTWRITEBYTECODE :=
+test: $(STAMP) web ## run the tests that take at most five minutes, on PostgreSQL 18 or on that of DATABASE_URL
+	$(PYTEST) -m 'not long and not thorough and not needs' $(ARGS)
+
+test-all: $(STAMP) web ## run every test but the campaigns, also those that need programs of the system
 	$(PYTEST) -m 'not long' $(ARGS)
 
-test-oldest: export PYTHONDONTWRITEBYTECODE :=
 test-oldest: $(STAMP) web ## run what depends on the server again, on PostgreSQL 16
 	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts -m 'not long and not newest' $(ARGS)
 
 # The same properties with more examples, every moment to kill a migration at, the large volumes.
-long: export PYTHONDONTWRITEBYTECODE :=
 long: $(STAMP) web ## run the campaigns of the tests: many more examples and the large volumes, on PostgreSQL 18
 	AFTERCOMMIT_TEST_LONG=1 $(PYTEST) -m 'long or sized or hypothesis' --timeout 1200 $(ARGS)
 
@@ -59,7 +60,7 @@ check: $(STAMP) ## lint, formatting, types, layers, golden schema, contracts
 	$(BIN)/python -m tools.contracts
 	$(BIN)/python -m tools.web check
 
-verify: test check ## test and check
+verify: test-all check ## test-all and check
 
 # Without ARGS a whole run, which writes the page, the picture and the record anew. `make bench ARGS=--quick` only prints.
 # The feed cases ask wrk, and nginx with nchan where it is installed: apt-get install wrk nginx libnginx-mod-nchan.

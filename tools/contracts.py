@@ -16,13 +16,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 STATUSES = ("held", "partly", "planned")
 ROW = re.compile(r"^\|\s*(?P<identifier>[A-Z]\d+)\s*\|\s*(?P<status>[^|]*?)\s*\|\s*(?P<sentence>.*?)\s*\|$")
 
 # A test that is always skipped, or expected to fail, proves nothing.
 VOID_MARKS = frozenset({"skip", "xfail"})
+# Left out of `make test`: what takes long, and what runs a program that not every machine has.
+LATER_MARKS = frozenset({"thorough", "long"})
+PROGRAM_MARK = "needs"
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -35,14 +38,16 @@ class Row:
     status: str
     sentence: str
     tests: list[str] = field(default_factory=list)
+    runs: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One test that says it proves one row."""
+    """One test that says it proves one row. `runs`: in `make test`, later, or only with a program of the system."""
 
     row: str
     test: str
+    runs: Literal["quick", "later", "program"]
 
 
 @dataclass
@@ -79,6 +84,7 @@ def compare(root: Path) -> Report:
     for claim in claims:
         if row := by_identifier.get(claim.row):
             row.tests.append(claim.test)
+            row.runs.add(claim.runs)
         else:
             problems.append(f"{claim.test} names row {claim.row}, which docs/contracts.md does not have")
     problems += [
@@ -86,6 +92,11 @@ def compare(root: Path) -> Report:
         f' pytest.mark.contract("{row.identifier}"), or set the row to planned'
         for row in rows
         if row.status != "planned" and not row.tests
+    ]
+    problems += [
+        f"{row.identifier} is {row.status}, but `make test` runs none of its tests: leave one without the mark thorough"
+        for row in rows
+        if row.status != "planned" and "later" in row.runs and "quick" not in row.runs
     ]
     return Report(rows, problems)
 
@@ -161,8 +172,12 @@ class FileScan:
             return
         marks = [*inherited, *own]
         rows = self._rows(marks, name)
-        if not any(mark_name(mark) in VOID_MARKS for mark in outright(marks, node)):
-            self.claims += [Claim(row, name) for row in dict.fromkeys(rows)]
+        names = {mark_name(mark) for mark in outright(marks, node)}
+        if not names & VOID_MARKS:
+            runs: Literal["quick", "later", "program"] = (
+                "program" if PROGRAM_MARK in names else "later" if names & LATER_MARKS else "quick"
+            )
+            self.claims += [Claim(row, name, runs) for row in dict.fromkeys(rows)]
 
     def _rows(self, marks: Iterable[ast.expr], name: str) -> list[str]:
         rows: list[str] = []

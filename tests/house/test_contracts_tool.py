@@ -173,3 +173,18 @@ def test_the_command_fails_with_problems_on_stderr_and_data_alone_on_stdout(tree
         "tests": [],
     }
     assert len(data["problems"]) == 1
+
+
+def test_a_row_whose_every_test_is_left_to_the_thorough_run_is_a_problem(tree):
+    source = '@pytest.mark.thorough\n@pytest.mark.contract("T1")\ndef test_it(): ...'
+    report = contracts.compare(tree(source))
+    assert [problem for problem in report.problems if "`make test` runs none" in problem]
+
+
+@pytest.mark.parametrize(
+    "also", ['@pytest.mark.contract("T1")\ndef test_quick(): ...', ""], ids=["beside a quick one", "program alone"]
+)
+def test_a_thorough_test_or_one_that_needs_a_program_may_stand_beside_a_quick_one(tree, also):
+    mark = "thorough" if also else 'needs("chromium")'
+    source = f'@pytest.mark.{mark}\n@pytest.mark.contract("T1")\ndef test_it(): ...\n{also}'
+    assert contracts.compare(tree(source)).problems == []
