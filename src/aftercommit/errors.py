@@ -191,7 +191,10 @@ class MissingExtra(AftercommitError):
     """An optional dependency is needed and not installed."""
 
     def __init__(self, extra: str, module: str) -> None:
-        super().__init__(f"{module!r} is not installed: pip install 'aftercommit[{extra}]'")
+        super().__init__(
+            f"{module!r} is not installed. Install aftercommit with the extra {extra!r}, for example with "
+            f"`pip install -e '.[{extra}]'` in a clone"
+        )
         self.extra = extra
         self.module = module
 

