@@ -104,7 +104,10 @@ class Meter:
         self.parked: dict[str, int] = defaultdict(int)
         self.consumed: dict[tuple[str, str], int] = defaultdict(int)
         self.consumer_position: dict[str, int] = {}
-        self.head_position = 0
+        # Events in the log so far, and how many of them each consumer is through with: positions would count the gaps
+        # between two lives of the log.
+        self.log_events = 0
+        self.consumer_events: dict[str, int] = {}
 
     def on_published(self, latency: Iterable[tuple[str, int, int, float]]) -> None:
         """Events that entered the log: by type and latency bucket, how many and how many milliseconds in all."""
@@ -134,11 +137,12 @@ class Meter:
         with self._lock:
             self.consumed[consumer, outcome] += count
 
-    def on_progress(self, consumer: str, position: int, head: int) -> None:
-        """Where a consumer stands in the log."""
+    def on_progress(self, consumer: str, position: int, events: int, lag: int) -> None:
+        """Where a consumer stands in the log, of the `events` that it ever had; `lag` of them are still to come."""
         with self._lock:
             self.consumer_position[consumer] = position
-            self.head_position = max(self.head_position, head)
+            self.log_events = events
+            self.consumer_events[consumer] = events - lag
 
     def locked(self) -> threading.Lock:
         """The lock an exporter holds while it reads several figures."""

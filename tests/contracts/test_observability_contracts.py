@@ -259,7 +259,7 @@ def lint(family: Metric) -> Iterator[str]:
 def test_names_follow_the_rules_of_prometheus_but_for_the_two_that_were_agreed_before() -> None:
     outbox = shop_outbox()
     outbox.meter.on_backlog(1, 1.0)
-    outbox.meter.on_progress("index", 1, 2)
+    outbox.meter.on_progress("index", 1, 2, 1)
     families = Scrape(outbox).families
     assert families.keys() == METRICS.keys()
     assert {complaint for family in families.values() for complaint in lint(family)} == ALLOWED

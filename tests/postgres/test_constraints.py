@@ -55,6 +55,9 @@ def operation(**columns: str) -> str:
 VIOLATIONS = {
     "head_is_one_row": "insert into head (only_row) values (false)",
     "head_position_is_not_negative": "update head set position = -1",
+    "head_gaps_are_behind_it": "update head set gaps = '{[1,5]}'",
+    "life_is_numbered_from_one": "insert into life values (0, 1, 0, now(), gen_random_uuid(), '')",
+    "life_begins_above_the_one_before": "insert into life values (2, 7, 7, now(), gen_random_uuid(), '')",
     "outbox_status_is_known": outbox(status="'published'"),
     "outbox_retry_count_is_not_negative": outbox(retry_count="-1"),
     "outbox_schema_version_is_positive": outbox(schema_version="0"),

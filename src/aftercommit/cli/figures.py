@@ -106,7 +106,8 @@ class Pace:
 
     def of(self, seen: Overview, at: float) -> Overview:
         """The look with rates of the last seconds; the first one keeps those of the last minute, which it brings."""
-        if self._looks and (seen.outbox, seen.head) < (self._looks[-1][1].outbox, self._looks[-1][1].head):
+        last = self._looks[-1][1] if self._looks else seen
+        if (seen.outbox, _life(seen)) != (last.outbox, _life(last)) or seen.head < last.head:
             # Another life of the log: what was counted before says nothing about it.
             self._looks.clear()
         self._looks.append((at, seen))
@@ -119,3 +120,7 @@ class Pace:
         # What came in is what went out, and what waits more than before.
         published = delivered + (seen.pending + seen.failed) - (first.pending + first.failed)
         return replace(seen, published_rate=max(0.0, published / (at - began)), delivered_rate=delivered / (at - began))
+
+
+def _life(seen: Overview) -> int:
+    return seen.life.number if seen.life is not None else 0

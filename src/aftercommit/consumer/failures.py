@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -39,6 +39,21 @@ class Letter:
     delay: float | None
     attempts: int
     cause: BaseException | None = None
+
+
+class Look(NamedTuple):
+    """What a worker is told each turn: whether a letter is due, whether any is open, and where the log ends.
+
+    `events` were ever in the log, and `lag` of them lie before the worker: no position counts that was never given.
+    `checkpoint` is what is on record; None when the consumer is not.
+    """
+
+    any_due: bool
+    any_open: bool
+    head: int
+    events: int
+    lag: int
+    checkpoint: int | None
 
 
 class DeadLetters:
@@ -85,10 +100,11 @@ class DeadLetters:
             await self.record(connection, waiting, position)
         return [item for item in items if item.record.aggregate not in blocked]
 
-    async def look(self, connection: psycopg.AsyncConnection[Any]) -> tuple[bool, bool, int]:
-        """Whether a letter is due, whether any is open at all, and, asked in one go, the last position of the log."""
-        row = await (await connection.execute(self._statements["look_around"], self._mine)).fetchone()
-        return (row[0], row[1], int(row[2])) if row else (False, False, 0)
+    async def look(self, connection: psycopg.AsyncConnection[Any], position: int) -> Look:
+        """What there is to do for a worker at this position."""
+        asked = {**self._mine, "position": position}
+        row = await (await connection.execute(self._statements["look_around"], asked)).fetchone()
+        return Look(*row) if row else Look(False, False, 0, 0, 0, None)
 
     async def due(self, connection: psycopg.AsyncConnection[Any], limit: int) -> list[Record]:
         """Events whose next attempt is due, in order; `retry_count` of each says how many have been made."""

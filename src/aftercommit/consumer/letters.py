@@ -7,7 +7,7 @@ from uuid import UUID
 
 import psycopg
 
-from aftercommit.consumer.failures import DeadLetters
+from aftercommit.consumer.failures import DeadLetters, Look
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.runner import Manner, Runner
 from aftercommit.consumer.slices import Item, Query, SliceOutdated, prepare
@@ -44,14 +44,15 @@ class LetterRetries:
         self.any_open = True
         self._look_for_waiting_at = 0.0
 
-    async def look(self, connection: psycopg.AsyncConnection[Any], free_every: float) -> int:
-        """See whether there are letters to be tried; returns the last position of the log, which is asked along."""
+    async def look(self, connection: psycopg.AsyncConnection[Any], free_every: float, position: int) -> Look:
+        """See whether there are letters to be tried, and along with it where the log is for a worker at `position`."""
         now = time.monotonic()
         if self._strict and now >= self._look_for_waiting_at:
             self._look_for_waiting_at = now + free_every
             await self._letters.free_waiting(connection)
-        self._any_due, self.any_open, head = await self._letters.look(connection)
-        return head
+        look = await self._letters.look(connection, position)
+        self._any_due, self.any_open = look.any_due, look.any_open
+        return look
 
     async def turn(
         self,

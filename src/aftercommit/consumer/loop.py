@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 
 from aftercommit.consumer.execute import ConnectionLost
-from aftercommit.consumer.failures import DeadLetters
+from aftercommit.consumer.failures import DeadLetters, Look
 from aftercommit.consumer.lease import CONSUMER_CHANGED, Held, Lease
 from aftercommit.consumer.letters import LetterRetries
 from aftercommit.consumer.names import register, require_mine
@@ -144,12 +144,12 @@ class LogWorker(DatabaseService):
             await self.pause(self._settings.lease / 3, self._word)
             return
         async with self._heartbeat(connection):
-            head = await self._retries.look(connection, POLL)
+            look = await self._look(connection)
             worked = await self._retry_letters(connection)
             if worked:
                 # That may have taken its time, and whoever was published meanwhile is next.
-                head = await self._retries.look(connection, POLL)
-            worked = await self._follow(connection, head) or worked
+                look = await self._look(connection)
+            worked = await self._follow(connection, look) or worked
         if not worked:
             await self.reach("consumer.idle", position=self.position)
             await self._rest(connection)
@@ -218,12 +218,22 @@ class LogWorker(DatabaseService):
     def _proceeds(self) -> bool:
         return not self.stopping.is_set() and not self._paused
 
-    async def _follow(self, connection: psycopg.AsyncConnection[Any], head: int) -> bool:
+    async def _look(self, connection: psycopg.AsyncConnection[Any]) -> Look:
+        look = await self._retries.look(connection, POLL, self.position)
+        if look.checkpoint is not None and look.checkpoint < self.position:
+            # What was handled since is not handled in what was restored, and what was read ahead may not exist.
+            raise DatabaseUnavailable(
+                f"the checkpoint of consumer {self.consumer.name!r} is {look.checkpoint} and was {self.position}: the "
+                "database behind this connection was restored, or somebody moved it"
+            )
+        return look
+
+    async def _follow(self, connection: psycopg.AsyncConnection[Any], look: Look) -> bool:
         """Handle the next page of the log, which reaches to its head; False when there is nothing new."""
-        self._outbox.meter.on_progress(self.consumer.name, self.position, head)
-        if head <= self.position or not self._proceeds():
+        self._outbox.meter.on_progress(self.consumer.name, self.position, look.events, look.lag)
+        if look.head <= self.position or not self._proceeds():
             return False
-        records, upto = await self._pages.read(connection, self.position, head)
+        records, upto = await self._pages.read(connection, self.position, look.head)
         items = prepare(self.consumer, records, attempt=1)
         await self.reach("consumer.read", events=len(items), position=self.position)
         left, self.position = await self._handle(connection, items, upto)

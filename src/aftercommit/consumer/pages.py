@@ -68,23 +68,28 @@ class Pages:
         return page if first == after + 1 else await self._without_gap(connection, page, after, head)
 
     async def _without_gap(self, connection: psycopg.AsyncConnection[Any], page: Page, after: int, head: int) -> Page:
-        """The page; where retention was told to drop what had not been read, that is said, and all of it passed by."""
-        cursor = await connection.execute(self._statements["next_in_log"], {"after": after}, prepare=True)
-        row = await cursor.fetchone()
-        first = head + 1 if row is None or row[0] is None else int(row[0])
+        """The page; where retention was told to drop what had not been read, that is said, and all of it passed by.
+
+        Between two lives of the log lie positions that were never given: nothing is lost there.
+        """
+        asked = {"after": after, "head": head}
+        row = await (await connection.execute(self._statements["next_in_log"], asked, prepare=True)).fetchone()
+        first, lost = row or (None, 0)
+        first = head + 1 if first is None else int(first)
         records, upto = page
         if first <= after + 1:
             return page
-        say(
-            logger,
-            logging.WARNING,
-            "consumer_events_lost",
-            consumer=self._consumer.name,
-            position=after,
-            lost=first - after - 1,
-            remedy="they were dropped from the log before they were read: if the consumer has to handle them, restore "
-            "them from a backup and publish them again",
-        )
+        if lost:
+            say(
+                logger,
+                logging.WARNING,
+                "consumer_events_lost",
+                consumer=self._consumer.name,
+                position=after,
+                lost=lost,
+                remedy="they were dropped from the log before they were read: if the consumer has to handle them, "
+                "restore them from a backup and publish them again",
+            )
         return records, max(upto, min(first - 1, head))
 
     async def _range(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:

@@ -1,7 +1,7 @@
 """Checks of the tables: migrations, privileges, partitions, vacuum, indexes, and the log itself."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from psycopg import sql
@@ -59,8 +59,12 @@ def _privileges(case: Case) -> Iterator[Trouble]:
 def _partitions(case: Case) -> Iterator[Trouble]:
     found = partitions.existing(case.connection, case.shape)
     yield from _strays(case, found)
+    gaps = [gap for row in case.rows("doctor_log") for gap in row[4]]
     for before, after in pairwise(found):
-        if before.upper != after.lower:
+        # Between two lives of the log no position was ever given.
+        if before.upper != after.lower and not any(
+            low <= before.upper and after.lower <= high + 1 for low, high in gaps
+        ):
             yield problem(
                 f"positions {before.upper} to {after.lower - 1} have no partition (after {before.name})",
                 "attach the one that is missing again",
@@ -124,21 +128,20 @@ def _log(case: Case) -> Iterator[Trouble]:
     if not found:
         yield problem(*empty_head(case.shape))
         return
-    head, last, first = found[0]
-    if last is not None and head != last:
+    head, last, first, missing, gaps = found[0]
+    if last is not None and (head < last or missing):
         yield problem(
             f"the head is at {head} and the log ends at {last}: positions would be given twice or left out",
             "stop all relays; if a restore did this, restore head and log from the same backup",
         )
     if last is None:
         return
-    firsts = {max(first, last - SAMPLE_SIZE + 1)}
-    firsts |= {random.randint(first, max(first, last - SAMPLE_SIZE + 1)) for _ in range(SAMPLES)}
-    for start, count, backwards in case.rows("doctor_samples", firsts=sorted(firsts), size=SAMPLE_SIZE):
+    firsts = _sampled(first, last, gaps)
+    for start, count, expected, backwards in case.rows("doctor_samples", firsts=firsts, size=SAMPLE_SIZE, last=last):
         end = min(last, start + SAMPLE_SIZE - 1)
-        if count != end - start + 1:
+        if count != expected:
             yield problem(
-                f"positions {start} to {end} hold {count} events and should hold {end - start + 1}",
+                f"positions {start} to {end} hold {count} events and should hold {expected}",
                 "readers will stop there or leave events out: restore what is missing from a backup",
             )
         if backwards:
@@ -146,6 +149,16 @@ def _log(case: Case) -> Iterator[Trouble]:
                 f"between positions {start} and {end} the time of the log runs backwards",
                 "somebody changed the log by hand: restore those rows from a backup",
             )
+
+
+def _sampled(first: int, last: int, gaps: Sequence[tuple[int, int]]) -> list[int]:
+    """Where the stretches begin that are looked at: the newest, and some at random in every life of the log."""
+    begins = [first, *(high + 1 for _, high in gaps if high >= first)]
+    ends = [*(low - 1 for low, high in gaps if high >= first), last]
+    found = {max(begins[-1], last - SAMPLE_SIZE + 1)}
+    for low, high in zip(begins, ends, strict=True):
+        found |= {random.randint(low, max(low, high - SAMPLE_SIZE + 1)) for _ in range(SAMPLES) if low <= high}
+    return sorted(each for each in found if each <= last)
 
 
 MIGRATIONS = Check("migrations", "the tables are what the code needs", _migrations)

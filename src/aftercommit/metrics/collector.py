@@ -169,7 +169,9 @@ def _add_consumers(page: dict[str, Any], meter: Meter) -> None:
         page["consumer_events_total"].add_metric([outbox, consumer, outcome], count)
     for consumer, position in sorted(meter.consumer_position.items()):
         page["consumer_position"].add_metric([outbox, consumer], position)
-        page["consumer_lag_events"].add_metric([outbox, consumer], max(0, meter.head_position - position))
+        page["consumer_lag_events"].add_metric(
+            [outbox, consumer], max(0, meter.log_events - meter.consumer_events[consumer])
+        )
 
 
 def _buckets(histogram: Histogram, divisor: int) -> list[tuple[str, float]]:

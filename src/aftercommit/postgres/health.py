@@ -99,6 +99,14 @@ def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
             "it goes on after them: restore them from a backup, if it has to handle them, and publish them again",
             consumer.name,
         )
+    if consumer.is_ahead:
+        yield Problem(
+            "consumers",
+            f"{name} has read up to {consumer.position}, and the log has never been there: it was restored, and the "
+            "checkpoints were not",
+            f"`aftercommit restored`, then `aftercommit consumers seek {consumer.name} --to end`",
+            consumer.name,
+        )
     idle = consumer.paused or consumer.holder is None
     if idle and consumer.overdue_seconds > limits.max_age:
         due = f"{plural(consumer.overdue, 'dead letter')} to try again, due for {consumer.overdue_seconds:.0f} s"

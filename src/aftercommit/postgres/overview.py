@@ -29,7 +29,7 @@ class ConsumerState:
     """A consumer of the log: how far it is, who works for it (None: nobody), how long its next event has waited.
 
     `overdue` dead letters are due to be tried again, the oldest of them for `overdue_seconds`. `lost` events are next
-    for it and no longer in the log.
+    for it and no longer in the log. It `is_ahead` when the log has never been where its checkpoint is.
     """
 
     name: str
@@ -41,6 +41,18 @@ class ConsumerState:
     overdue: int = 0
     overdue_seconds: float = 0.0
     lost: int = 0
+    is_ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LifeState:
+    """The present life of the log: since when, why it began, and between which positions nothing was ever given."""
+
+    number: int
+    seconds: float
+    base: int
+    previous_last: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +125,7 @@ class Overview:
     operations: tuple[OperationState, ...] = ()
     upkeep: tuple[UpkeepState, ...] = ()
     holders: tuple[Holder, ...] = ()
+    life: LifeState | None = None
 
     def dead(self, status: str) -> int:
         """Dead letters in one status, whoever owns them."""
@@ -176,6 +189,7 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
             operations=tuple(OperationState(*row) for row in rows("overview_operations")),
             upkeep=tuple(_upkeep(*row) for row in rows("overview_upkeep")),
             holders=holders(connection, shape),
+            life=next((LifeState(*row) for row in rows("overview_life")), None),
         )
 
 

@@ -15,6 +15,7 @@ from aftercommit.postgres.views import views
 RUNTIME: Mapping[str, str] = {
     "migration": "select",
     "head": "select, update",
+    "life": "select, insert, update",
     "outbox": "select, insert, update, delete",
     "outbox_seq_seq": "select",
     "log": "select, insert",

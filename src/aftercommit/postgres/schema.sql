@@ -14,6 +14,16 @@ CREATE FUNCTION aftercommit.facet(payload json, path text[]) RETURNS text
 
 COMMENT ON FUNCTION aftercommit.facet(payload json, path text[]) IS 'The text at a place in a payload, for filters of feeds; null where there is none that text can hold.';
 
+-- Name: given(int8multirange, bigint, bigint); Type: FUNCTION; Schema: aftercommit; Owner: -
+
+CREATE FUNCTION aftercommit.given(gaps int8multirange, low bigint, high bigint) RETURNS bigint
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (((GREATEST((high - low), (0)::bigint))::numeric - COALESCE((SELECT sum((upper(gap.gap) - lower(gap.gap))) AS sum FROM unnest((given.gaps * int8multirange(int8range((given.low + 1), (GREATEST(given.low, given.high) + 1))))) gap(gap)), (0)::numeric)))::bigint;
+
+-- Name: FUNCTION given(gaps int8multirange, low bigint, high bigint); Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON FUNCTION aftercommit.given(gaps int8multirange, low bigint, high bigint) IS 'How many numbers were given behind low and up to high: all but those in the gaps between two lives.';
+
 -- Name: make_partitions(); Type: FUNCTION; Schema: aftercommit; Owner: -
 
 CREATE FUNCTION aftercommit.make_partitions() RETURNS SETOF text
@@ -253,6 +263,9 @@ CREATE TABLE aftercommit.head (
     "position" bigint DEFAULT 0 NOT NULL,
     ts timestamp with time zone DEFAULT now() NOT NULL,
     epoch uuid DEFAULT gen_random_uuid() NOT NULL,
+    gaps int8multirange DEFAULT '{}'::int8multirange NOT NULL,
+    server_started timestamp with time zone,
+    CONSTRAINT head_gaps_are_behind_it CHECK ((isempty(gaps) OR (upper(gaps) <= ("position" + 1)))),
     CONSTRAINT head_is_one_row CHECK (only_row),
     CONSTRAINT head_position_is_not_negative CHECK (("position" >= 0))
 )
@@ -261,6 +274,14 @@ WITH (fillfactor='10');
 -- Name: TABLE head; Type: COMMENT; Schema: aftercommit; Owner: -
 
 COMMENT ON TABLE aftercommit.head IS 'The tip of the log. Its row lock makes log order equal commit order. epoch changes on restore or failover.';
+
+-- Name: COLUMN head.gaps; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON COLUMN aftercommit.head.gaps IS 'Positions that were never given: one range before each life but the first.';
+
+-- Name: COLUMN head.server_started; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON COLUMN aftercommit.head.server_started IS 'When the server started that the present life is known to go on with. On any other the relay looks first.';
 
 -- Name: lane; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -277,6 +298,27 @@ WITH (fillfactor='50');
 -- Name: TABLE lane; Type: COMMENT; Schema: aftercommit; Owner: -
 
 COMMENT ON TABLE aftercommit.lane IS 'Who carries which events: aggregates hash to 64 lanes, a relay leases lanes, the token fences its writes.';
+
+-- Name: life; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.life (
+    number integer NOT NULL,
+    base bigint NOT NULL,
+    previous_last bigint NOT NULL,
+    began_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    epoch uuid NOT NULL,
+    reason text NOT NULL,
+    system_identifier bigint,
+    timeline integer,
+    database_oid oid,
+    head_oid oid,
+    CONSTRAINT life_begins_above_the_one_before CHECK (((number = 1) OR (base > previous_last))),
+    CONSTRAINT life_is_numbered_from_one CHECK ((number >= 1))
+);
+
+-- Name: TABLE life; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.life IS 'Lives of the log. One begins with the first migration, and another after each restore, promotion or recovery: its first event has the position base + 1, above all that any life before can have given.';
 
 -- Name: log_000000; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -526,6 +568,7 @@ CREATE TABLE aftercommit.stream (
     aggregate_id character varying(255) NOT NULL,
     seq bigint NOT NULL,
     ts timestamp with time zone NOT NULL,
+    gaps int8multirange DEFAULT '{}'::int8multirange NOT NULL,
     CONSTRAINT stream_seq_is_positive CHECK ((seq > 0))
 )
 WITH (fillfactor='50');
@@ -533,6 +576,10 @@ WITH (fillfactor='50');
 -- Name: TABLE stream; Type: COMMENT; Schema: aftercommit; Owner: -
 
 COMMENT ON TABLE aftercommit.stream IS 'The last stream_seq of each aggregate whose type is declared numbered.';
+
+-- Name: COLUMN stream.gaps; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON COLUMN aftercommit.stream.gaps IS 'Numbers of this stream that were never given: one range before each life but the first.';
 
 -- Name: upkeep; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -587,6 +634,11 @@ ALTER TABLE ONLY aftercommit.head
 
 ALTER TABLE ONLY aftercommit.lane
     ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);
+
+-- Name: life life_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.life
+    ADD CONSTRAINT life_pkey PRIMARY KEY (number);
 
 -- Name: log log_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 

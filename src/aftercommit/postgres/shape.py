@@ -20,7 +20,7 @@ MAX_IDENTIFIER = 63
 MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
 SCOPE_TYPES: Mapping[type[Any], str] = {str: "varchar(255)", int: "bigint", UUID: "uuid"}
 ENGINE_TABLES = frozenset(
-    "migration head outbox log stream relay lane published_key consumer processed_events dead_letter_events "
+    "migration head life outbox log stream relay lane published_key consumer processed_events dead_letter_events "
     "operation operation_event upkeep service_token revoked_token rate_window".split()
 )
 # Where an audience is declared: the column that says who hears of an event, and the table by which readers find theirs.

@@ -119,6 +119,7 @@ class Relay(DatabaseService):
         self._carriers.clear()
         try:
             await require_schema(control, self.outbox.shape)
+            await self._settlement.recognise_server(control)
             await self._take_up_newer(control)
             await self.lanes.tick(control)
             self.session_is_up()

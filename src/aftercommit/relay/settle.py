@@ -9,8 +9,9 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from aftercommit.errors import DatabaseError, LeaseLost
+from aftercommit.errors import DatabaseError, DatabaseUnavailable, LeaseLost
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres import lives
 from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
@@ -40,6 +41,8 @@ class Settlement:
         self._token = token
         self._numbered = list(outbox.numbered)
         self._channel = outbox.shape.log_channel
+        # How far this relay has seen the log come: one that ends before it was restored.
+        self._seen = 0
         part = self._statements.part
         self._append_given = self._append_statement(
             which=part("which_given"), chosen=sql.SQL(""), chosen_count=sql.SQL("cardinality(%(ids)s::uuid[])")
@@ -82,14 +85,31 @@ class Settlement:
             async with connection.transaction():
                 return await write()
 
-        return await self._with_partitions(connection, write_together if retried else write)
+        return await self._prepared(connection, write_together if retried else write)
 
     async def append_due(
         self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], watermark: int, limit: int
     ) -> Appended:
         """Move what is due into the log, in one statement: for a transport that has nothing to carry."""
         which = {"watermark": watermark, "limit": limit}
-        return await self._with_partitions(connection, lambda: self._append(connection, self._append_due, lanes, which))
+        return await self._prepared(connection, lambda: self._append(connection, self._append_due, lanes, which))
+
+    async def recognise_server(self, connection: psycopg.AsyncConnection[Any]) -> lives.Life | None:
+        """Make sure that the log may go on on this server; where it was restored, a new life begins and is returned."""
+        life, self._seen = await lives.recognise(connection, self._statements.shape, seen=self._seen)
+        return life
+
+    async def _prepared(
+        self, connection: psycopg.AsyncConnection[Any], write: Callable[[], Awaitable[Appended]]
+    ) -> Appended:
+        """Write, after what has to be there first was made: a life of the log on this server, and partitions for it."""
+        try:
+            return await self._with_partitions(connection, write)
+        except _UnknownServer:
+            if await self.recognise_server(connection) is not None:
+                # What this relay remembers of the outbox is of the life before.
+                raise DatabaseUnavailable("the database was restored or replaced by another: begin anew") from None
+        return await self._with_partitions(connection, write)
 
     async def _with_partitions(
         self, connection: psycopg.AsyncConnection[Any], write: Callable[[], Awaitable[Appended]]
@@ -117,12 +137,16 @@ class Settlement:
             "channel": self._channel,
             "bounds": list(LATENCY_BUCKETS_MS),
             "named": logger.isEnabledFor(logging.INFO),
+            "seen": self._seen,
         }
         row = await (await connection.execute(statement, parameters, prepare=True)).fetchone()
         if row is None:
             raise DatabaseError("the append had no answer: the schema is damaged, restore it from a backup")
-        held, count, position, _, last_seq, latency, ids, chosen = row[:8]
+        held, count, position, _, last_seq, latency, ids, chosen, known = row[:9]
         self._refuse_stale(held, lanes)
+        if not known:
+            raise _UnknownServer
+        self._seen = max(self._seen, position or 0)
         return Appended(count, chosen, position, last_seq, latency, ids or ())
 
     async def record_failures(
@@ -156,6 +180,10 @@ class Settlement:
             raise LeaseLost(
                 f"{len(lanes) - held} of {len(lanes)} lanes were taken over by another relay: nothing was written"
             )
+
+
+class _UnknownServer(Exception):
+    """Nothing was written: the server is not the one with which the log went on last, or the log was restored."""
 
 
 def _columns(verdicts: Sequence[Verdict]) -> dict[str, Any]:

@@ -11,11 +11,13 @@ where position > %(after)s and position <= %(upto)s
   and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
 
 -- name: next_in_log
--- The first position behind this one that is still in the log: positions have no gaps, so before it everything was dropped.
-select min(position) from {schema}.log where position > %(after)s
+-- The first position behind this one that is still in the log, and how many events before it were dropped.
+select next.position, {schema}.given(head.gaps, %(after)s, coalesce(next.position - 1, %(head)s))
+from {schema}.head
+cross join (select min(position) as position from {schema}.log where position > %(after)s) next
 
 -- name: read_log
--- A page of the log by position. The log is gapless, so a page is a range; types narrow it.
+-- A page of the log by position. A life of the log has no gaps, so a page is a range; types narrow it.
 select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
        created_at, seq, position {scope_names}
 from {schema}.log

@@ -369,8 +369,13 @@ alter table {schema}.{table} detach partition {schema}.{partition} finalize
 drop table {schema}.{partition}
 
 -- name: last_of_partition
--- The newest row of a partition, or nothing. Asked through the log, which is what roles are granted.
-select position, ts from {schema}.log where position >= %(lower)s and position < %(upper)s order by position desc limit 1
+-- Whether the log has gone past a partition, and its newest row, where it has one. Asked through the log, which is what roles are
+-- granted.
+select head.position >= %(upper)s::bigint - 1, newest.position, newest.ts
+from {schema}.head
+left join lateral (
+    select position, ts from {schema}.log where position >= %(lower)s and position < %(upper)s order by position desc limit 1
+) newest on true
 
 -- name: grant_on_schema
 -- Names inside the schema can be used.

@@ -72,17 +72,24 @@ from pg_inherits link join pg_class child on child.oid = link.inhrelid
 where link.inhparent = %(log)s::regclass and pg_get_expr(child.relpartbound, child.oid) = 'DEFAULT'
 
 -- name: doctor_log
--- The head of the log beside what the log holds.
-select head.position, (select max(position) from {schema}.log), (select min(position) from {schema}.log) from {schema}.head
+-- The head of the log beside what the log holds; how many events lie between the last one and the head (none should); and the
+-- ends of each range of positions that was never given.
+select head.position, last.position, (select min(position) from {schema}.log),
+       {schema}.given(head.gaps, last.position, head.position),
+       array(select array[lower(gap), upper(gap) - 1] from unnest(head.gaps) gap order by 1)
+from {schema}.head
+cross join (select max(position) as position from {schema}.log) last
 
 -- name: doctor_samples
--- Stretches of the log: how many events each holds, and how often time runs backwards in it.
-select sample.first, count(event.position), count(*) filter (where event.ts < event.ts_before)
-from unnest(%(firsts)s::bigint[]) as sample (first)
+-- Stretches of the log: how many events each holds and should hold, and how often time runs backwards in it.
+select sample.first, count(event.position), {schema}.given(head.gaps, sample.first - 1, least(sample.first + %(size)s - 1, %(last)s)),
+       count(*) filter (where event.ts < event.ts_before)
+from {schema}.head
+cross join unnest(%(firsts)s::bigint[]) as sample (first)
 left join lateral (
     select position, ts, lag(ts) over (order by position) as ts_before
     from {schema}.log
     where position >= sample.first and position < sample.first + %(size)s
 ) event on true
-group by sample.first
+group by sample.first, head.gaps
 order by sample.first

@@ -41,7 +41,8 @@ select (select count(*) from fence), (select count(*) from letters)
 
 -- name: look_around
 -- Asked every turn, so it is two steps into an index: is a dead letter of this consumer due, and is any open? And how far is
--- the log? Letters without a position belong to a relay: their event is in the outbox, and is delivered again from there.
+-- the log, in positions and in events, how many of them lie before us, and what checkpoint is on record? Letters without a position
+-- belong to a relay: their event is in the outbox, and is delivered again from there.
 select exists (
            select from {schema}.dead_letter_events
            where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
@@ -50,7 +51,8 @@ select exists (
            select from {schema}.dead_letter_events
            where consumer_name = %(consumer)s and status in ('retrying', 'waiting', 'parked') and position is not null
        ),
-       head.position
+       head.position, {schema}.given(head.gaps, 0, head.position), {schema}.given(head.gaps, %(position)s, head.position),
+       (select consumer.position from {schema}.consumer where consumer.name = %(consumer)s)
 from {schema}.head
 
 -- name: within_bytes

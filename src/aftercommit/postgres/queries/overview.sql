@@ -31,45 +31,54 @@ from fresh, retries, failed, {schema}.head
 
 -- name: fill_head
 -- The remedy for a head without its row, for its owner to run: the log goes on where it ends.
-insert into {schema}.{table} (position) select coalesce(max(position), 0) from {schema}.log
+insert into {schema}.{table} (position, gaps)
+select greatest((select coalesce(max(position), 0) from {schema}.log), (select max(base) from {schema}.life)),
+       (select coalesce(range_agg(int8range(previous_last + 1, base + 1)), '{{}}') from {schema}.life where number > 1)
 
 -- name: overview_minute
 -- Events appended, and of those written, in the last minute. The log has no index by time and needs none: ts never runs
--- backwards and positions have no gaps, so the first position of the minute is found by halving; likewise, nearly, by created_at.
+-- backwards, so the first position of the minute is found by halving; likewise, nearly, by created_at. Each step looks at the first
+-- event from the middle on: between two lives of the log there is none.
 with recursive bounds as materialized (
-    select coalesce((select min(position) from {schema}.log), head.position + 1) as first, head.position as last from {schema}.head
+    select coalesce((select min(position) from {schema}.log), head.position + 1) as first, head.position as last, head.gaps from {schema}.head
 ),
 appended as (
     select first as low, last + 1 as high from bounds
     union all
-    select case when probe.is_before then middle.position + 1 else low end, case when probe.is_before then high else middle.position end
-    from appended,
-         lateral (select (low + high) / 2 as position) middle,
-         lateral (select log.ts < statement_timestamp() - interval '60 seconds' as is_before
-                  from {schema}.log where log.position = middle.position) probe
+    select case when probe.is_before then probe.position + 1 else low end, case when probe.is_before then high else middle.position end
+    from appended
+    cross join lateral (select (low + high) / 2 as position) middle
+    left join lateral (
+        select log.position, log.ts < statement_timestamp() - interval '60 seconds' as is_before
+        from {schema}.log where log.position >= middle.position and log.position < high order by log.position limit 1
+    ) probe on true
     where low < high
 ),
 written as (
     select first as low, last + 1 as high from bounds
     union all
-    select case when probe.is_before then middle.position + 1 else low end, case when probe.is_before then high else middle.position end
-    from written,
-         lateral (select (low + high) / 2 as position) middle,
-         lateral (select log.created_at < statement_timestamp() - interval '60 seconds' as is_before
-                  from {schema}.log where log.position = middle.position) probe
+    select case when probe.is_before then probe.position + 1 else low end, case when probe.is_before then high else middle.position end
+    from written
+    cross join lateral (select (low + high) / 2 as position) middle
+    left join lateral (
+        select log.position, log.created_at < statement_timestamp() - interval '60 seconds' as is_before
+        from {schema}.log where log.position >= middle.position and log.position < high order by log.position limit 1
+    ) probe on true
     where low < high
 )
-select bounds.last + 1 - (select low from appended where low = high), bounds.last + 1 - (select low from written where low = high)
+select {schema}.given(bounds.gaps, (select low - 1 from appended where low = high), bounds.last),
+       {schema}.given(bounds.gaps, (select low - 1 from written where low = high), bounds.last)
 from bounds
 
 -- name: overview_consumers
 -- Every consumer: its checkpoint, how far it is behind in events, who works for it, since when its next event waits for it, how
--- many of its dead letters are due to be tried again, since when, and how many events that it has yet to read are gone.
-select consumer.name::text, consumer.position, head.position - consumer.position, consumer.paused,
+-- many of its dead letters are due to be tried again, since when, how many events that it has yet to read are gone, and whether
+-- its checkpoint is where the log has never been.
+select consumer.name::text, consumer.position, {schema}.given(head.gaps, consumer.position, head.position), consumer.paused,
        case when consumer.leased_until > clock_timestamp() then consumer.worker end,
        coalesce(extract(epoch from clock_timestamp() - next.ts), 0)::float8,
        due.letters, coalesce(extract(epoch from statement_timestamp() - due.since), 0)::float8,
-       greatest(coalesce(next.position, head.position + 1) - consumer.position - 1, 0)
+       {schema}.given(head.gaps, consumer.position, coalesce(next.position - 1, head.position)), consumer.position > head.position
 from {schema}.head
 cross join {schema}.consumer
 left join lateral (
@@ -82,6 +91,11 @@ cross join lateral (
       and letter.position is not null
 ) due
 order by consumer.name
+
+-- name: overview_life
+-- The present life of the log: its number, when it began, where and why.
+select number, extract(epoch from clock_timestamp() - began_at)::float8, base, previous_last, reason
+from {schema}.life order by number desc limit 1
 
 -- name: overview_relays
 -- Every relay on record: when it was last heard of, and the lanes whose lease has not run out.

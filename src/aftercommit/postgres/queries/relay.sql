@@ -98,23 +98,28 @@ fence as (
 -- name: append
 -- The heart: delivered events leave the outbox and enter the log, if and only if this relay still holds their lanes.
 -- fence   counts the lanes that are still ours
+-- known   says whether this is the server that the present life of the log goes on with, and the log is where we have seen it
 -- chosen  says which rows are meant
 -- moved   takes them out of the outbox
 -- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
 -- heard   (where an audience is declared) lets readers find what they hear of
 -- latency counts the moved rows by type and by the time since they were written, for the metrics
 with {fence},
+known as (
+    select count(*) as yes from {schema}.head
+    where server_started = pg_catalog.pg_postmaster_start_time() and position >= %(seen)s
+),
 {chosen}
 moved as (
     delete from {schema}.outbox using fence
-    where {which} and fence.held = %(lane_count)s
+    where {which} and fence.held = %(lane_count)s and (select yes from known) = 1
     returning outbox.*
 ),
 tip as (
     update {schema}.head
     set position = position + (select count(*) from moved), ts = greatest(ts, clock_timestamp())
     where exists (select from moved)
-    returning position, ts
+    returning position, ts, coalesce(upper(gaps) - 1, 0) as base
 ), {streams}
 appended as (
     insert into {schema}.log (
@@ -140,7 +145,7 @@ select fence.held, (select count(*) from appended) as appended, tip.position, ti
        (select max(seq) from moved) as last_seq,
        (select coalesce(jsonb_agg(jsonb_build_array(event_type, bucket, events, total)), '[]') from latency) as latency,
        case when %(named)s then (select array_agg(id) from (select id from moved order by seq limit 20) first) end as ids,
-       {chosen_count} as chosen,
+       {chosen_count} as chosen, (select yes from known) = 1 as known,
        case when tip.position is not null then pg_notify(%(channel)s, tip.position::text) end
 from fence left join tip on true
 
@@ -159,14 +164,17 @@ chosen as materialized (
 outbox.ctid = any(array(select place from chosen))
 
 -- name: streams
--- Aggregates of the declared types get a gapless number of their own (stream_seq).
+-- Aggregates of the declared types get a gapless number of their own (stream_seq). In a new life of the log a stream goes on at
+-- the base of that life, as the log does: no number that a reader may hold is given again.
 streams as (
-    insert into {schema}.stream as stream (aggregate_type, aggregate_id, seq, ts)
-    select moved.aggregate_type, moved.aggregate_id, count(*), tip.ts
+    insert into {schema}.stream as stream (aggregate_type, aggregate_id, seq, ts, gaps)
+    select moved.aggregate_type, moved.aggregate_id, tip.base + count(*), tip.ts, int8multirange(int8range(1, tip.base + 1))
     from moved, tip
     where moved.aggregate_type = any(%(numbered)s)
-    group by moved.aggregate_type, moved.aggregate_id, tip.ts
-    on conflict (aggregate_type, aggregate_id) do update set seq = stream.seq + excluded.seq, ts = excluded.ts
+    group by moved.aggregate_type, moved.aggregate_id, tip.ts, tip.base
+    on conflict (aggregate_type, aggregate_id) do update
+    set seq = excluded.seq + greatest(0, stream.seq - (select base from tip)), ts = excluded.ts,
+        gaps = stream.gaps + excluded.gaps * int8multirange(int8range(stream.seq + 1, greatest(stream.seq, (select base from tip)) + 1))
     returning aggregate_type, aggregate_id, seq
 ),
 

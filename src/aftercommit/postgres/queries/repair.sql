@@ -255,7 +255,8 @@ select case
 end
 from {schema}.dead_letter_events letter
 cross join (
-    select case when head.position = 0 or first.position = 1 then '-infinity' else coalesce(first.ts, head.ts) end as until
+    select case when {schema}.given(head.gaps, 0, coalesce(first.position - 1, head.position)) = 0 then '-infinity'
+                else coalesce(first.ts, head.ts) end as until
     from {schema}.head
     left join lateral (select log.position, log.ts from {schema}.log order by log.position limit 1) first on true
 ) dropped
@@ -307,16 +308,21 @@ for update
 select coalesce((select min(log.position) - 1 from {schema}.log), head.position), head.position from {schema}.head
 
 -- name: position_before
--- The checkpoint behind which everything was published at this moment or later. The log is gapless and its time never runs back,
--- so that halving finds the place with few looks, however long it is.
+-- The checkpoint behind which everything was published at this moment or later. The time of the log never runs back, so that
+-- halving finds the place with few looks, however long it is; each looks at the first event from the middle on, because between two
+-- lives there is none.
 with recursive search as (
     select coalesce((select min(log.position) from {schema}.log), head.position + 1) as low, head.position + 1 as high
     from {schema}.head
     union all
-    select case when log.ts < %(moment)s then log.position + 1 else search.low end,
-           case when log.ts < %(moment)s then search.high else log.position end
+    select case when probe.ts < %(moment)s then probe.position + 1 else search.low end,
+           case when probe.ts < %(moment)s then search.high else middle.position end
     from search
-    join {schema}.log on log.position = (search.low + search.high) / 2
+    cross join lateral (select (search.low + search.high) / 2 as position) middle
+    left join lateral (
+        select log.position, log.ts from {schema}.log
+        where log.position >= middle.position and log.position < search.high order by log.position limit 1
+    ) probe on true
     where search.low < search.high
 )
 select low - 1 from search where low = high
