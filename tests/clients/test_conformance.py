@@ -104,6 +104,8 @@ def test_the_trail_tells_repeats_and_gaps_as_everybody_does(case: dict[str, Any]
             trail.move(arrived["place"])
         elif "reset" in arrived:
             trail.reset(arrived["reset"])
+        elif "never_given" in arrived:
+            trail.never_given(*arrived["never_given"])
         else:
             gap = arrived.get("gap")
             expected = Arrival(arrived["expect"] == "repeat", Jump(**gap) if gap else None)

@@ -10,6 +10,7 @@ import pytest
 from aftercommit.consumer import LogWorker, WorkerSettings
 from aftercommit.postgres import lives, migrate
 from aftercommit.relay import Relay
+from tests.feed.journal import until
 from tests.relays import relay_on
 from tests.restoring import Restorable, restorable
 from tests.shop import OrderPlaced, Shop, shop_outbox
@@ -24,14 +25,14 @@ def running() -> Iterator[Restorable]:
 
 
 @pytest.fixture
-def place(running: Restorable) -> Iterator[Shop]:
+def place(running: Restorable) -> Shop:
     """A shop on a server that can be restored."""
     running.rows("drop database if exists shop (force)")
     running.rows("create database shop")
     shop = Shop(running.dsn("shop"), shop_outbox(numbered=["order"]))
     with psycopg.connect(shop.dsn, autocommit=True) as connection:
         migrate.up(connection, shop.outbox.shape)
-    yield shop
+    return shop
 
 
 @asynccontextmanager
@@ -47,9 +48,8 @@ async def publish(shop: Shop, *numbers: int) -> None:
 
 
 async def until_logged(shop: Shop, number: int) -> None:
-    async with asyncio.timeout(60):
-        while not shop.value("select exists (select from log where (payload ->> 'number')::int = %s)", [number]):
-            await asyncio.sleep(0.02)
+    query = "select exists (select from log where (payload ->> 'number')::int = %s)"
+    await until(lambda: bool(shop.value(query, [number])))
 
 
 def positions(shop: Shop) -> list[int]:
@@ -168,9 +168,7 @@ async def test_consumers_handle_what_was_restored_and_what_is_new_once_and_count
         return [row[0] for row in place.rows("select number from handled order by 1")]
 
     async def until_handled(numbers: list[int]) -> None:
-        async with asyncio.timeout(90):
-            while handled() != numbers:
-                await asyncio.sleep(0.05)
+        await until(lambda: handled() == numbers)
 
     async with relaying(place), worker:
         await publish(place, 1, 2, 3)
@@ -185,9 +183,7 @@ async def test_consumers_handle_what_was_restored_and_what_is_new_once_and_count
         await until_handled([1, 2, 3, 4, 5, 8, 9])
         meter = place.outbox.meter
         assert meter.log_events == 7
-        async with asyncio.timeout(60):
-            while meter.consumer_events["counting"] != 7:
-                await asyncio.sleep(0.02)
+        await until(lambda: meter.consumer_events["counting"] == 7)
     assert not [record for record in caplog.records if "consumer_events_lost" in record.getMessage()]
 
 

@@ -198,7 +198,14 @@ def test_the_sweep_goes_along_the_index_of_fresh_events_and_straight_to_their_pl
         returned=sql.SQL("1"),
         heard=nothing,
     )
-    chosen = {"watermark": 0, "limit": LIMIT, "bounds": [1.0, 10.0], "named": True, "channel": SHAPE.log_channel, "seen": 0}
+    chosen = {
+        "watermark": 0,
+        "limit": LIMIT,
+        "bounds": [1.0, 10.0],
+        "named": True,
+        "channel": SHAPE.log_channel,
+        "seen": 0,
+    }
 
     plan = explain(engine, statement.encode(), **{**fence(engine), **chosen})
 

@@ -163,7 +163,7 @@ def test_a_strand_is_held_while_somebody_says_so(feed: Feed):
 def test_an_idle_strand_is_small(feed: Feed):
     budget = Budget(1 << 20)
     strand = strand_with(feed, budget=budget)
-    shared = (feed, budget, Strand)
+    shared = (feed, budget, Strand, ())
     parts = [each for each in gc.get_referents(strand) if not any(each is other for other in shared)]
 
     assert sys.getsizeof(strand) + sum(map(sys.getsizeof, parts)) < 700

@@ -33,7 +33,7 @@ from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.client")
 
-Arrived: TypeAlias = FeedEvent | Place | Reset
+Arrived: TypeAlias = FeedEvent | Place | Reset | Page
 
 
 def follow(url: str, **options: Unpack[Options]) -> "Follower":
@@ -154,6 +154,10 @@ class Follower:
         if isinstance(arrived, Place):
             trail.move(arrived.id)
             return []
+        if isinstance(arrived, Page):
+            for low, high in arrived.never_given:
+                trail.never_given(low, high)
+            return []
         if isinstance(arrived, Reset):
             trail.reset(arrived.restart)
             return [Gap(arrived.reason, before, arrived.restart, arrived.message)]
@@ -266,6 +270,9 @@ class Follower:
         return self._machine.page(time.monotonic(), len(page.events), page.more)
 
     def _receive(self, page: Page) -> None:
+        if page.never_given:
+            # Before its events.
+            self._arrived.append(page)
         self._arrived.extend(page.events)
         if page.next is not None:
             self._arrived.append(Place(page.next))

@@ -7,6 +7,8 @@ from typing import Final
 import msgspec
 
 WINDOW: Final = 10_000
+# A log is restored now and then, and a page tells of what lies before its own events.
+_RANGES: Final = 100
 _NUMBER: Final = re.compile(r"(?:.*#)?([0-9]{1,19})")
 
 
@@ -34,6 +36,11 @@ class Trail:
         self._window = window
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._last = number_in(cursor)
+        self._never_given: list[tuple[int, int]] = []
+
+    def never_given(self, low: int, high: int) -> None:
+        """The server says that these numbers belong to no event: the log was restored between the two beside them."""
+        self._never_given = [*self._never_given[1 - _RANGES :], (low, high)]
 
     def arrive(self, event_id: str, number: int | None, cursor: str | None) -> Arrival:
         """An event is here. It is remembered, and the reader goes on after `cursor` where one is known.
@@ -69,9 +76,13 @@ class Trail:
         return known
 
     def _jump(self, number: int | None) -> Jump | None:
-        if not self._sequence or number is None or self._last is None or number == self._last + 1:
+        if not self._sequence or number is None or self._last is None:
             return None
-        return Jump(self._last + 1, number)
+        expected = self._last + 1
+        for low, high in self._never_given:
+            if low <= expected <= high:
+                expected = high + 1
+        return None if number == expected else Jump(expected, number)
 
 
 def number_in(cursor: str | None) -> int | None:

@@ -1,6 +1,7 @@
 """How a feed looks over HTTP: addresses to ask, and what the answers say. Pure; when to ask is decided elsewhere."""
 
 import email.utils
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -13,6 +14,7 @@ from aftercommit.client.trail import number_in
 from aftercommit.errors import DeclarationError, FeedRefused
 
 _SCHEMES: Final = ("http", "https")
+_RANGE: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 # Of what is not understood so much is kept: whoever takes secrets out before it is shown has to find them whole.
 _MOST_KEPT: Final = 16 << 10
 _QUOTED: Final = 80
@@ -51,13 +53,15 @@ class Page(msgspec.Struct, frozen=True):
     """What a poll brought. `next` is the cursor to go on with; None means: keep your own.
 
     One that was read back has no next; `previous` is the cursor to go further back with, None at the beginning. The
-    newest page has one as well where the server did not look at all that there is.
+    newest page has one as well where the server did not look at all that there is. `never_given` are ranges of numbers
+    before its events that belong to no event.
     """
 
     events: tuple[FeedEvent, ...]
     next: str | None
     more: bool
     previous: str | None = None
+    never_given: tuple[tuple[int, int], ...] = ()
 
 
 class Wire(msgspec.Struct, frozen=True):
@@ -175,7 +179,7 @@ def _paged(decoded: Any, headers: Mapping[str, str], after: str | None) -> Page:
     events = tuple(_event(item, _cursor_of(item)) for item in lists[0])
     # A server that promises more and stays where it is would be asked for ever.
     more = pagination.get("hasMore") is True and following not in (None, after)
-    return Page(events, following, more, _text(pagination.get("previousCursor")))
+    return Page(events, following, more, _text(pagination.get("previousCursor")), _never_given(headers))
 
 
 def _array(decoded: Any, headers: Mapping[str, str], after: str | None) -> Page:
@@ -184,7 +188,13 @@ def _array(decoded: Any, headers: Mapping[str, str], after: str | None) -> Page:
     events = tuple(_event(item, _identity(item)) for item in decoded)
     following = headers.get("x-next-cursor") or (events[-1].cursor if events else None)
     more = following not in (None, after) and headers.get("x-has-more", "").lower() == "true"
-    return Page(events, following, more, headers.get("x-previous-cursor"))
+    return Page(events, following, more, headers.get("x-previous-cursor"), _never_given(headers))
+
+
+def _never_given(headers: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
+    """The ranges that a page's header names."""
+    found = _RANGE.findall(headers.get("x-never-given", ""))
+    return tuple((int(low), int(high)) for low, high in found)
 
 
 def _event(item: Any, cursor: str | None) -> FeedEvent:

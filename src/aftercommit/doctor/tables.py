@@ -62,9 +62,8 @@ def _partitions(case: Case) -> Iterator[Trouble]:
     gaps = [gap for row in case.rows("doctor_log") for gap in row[4]]
     for before, after in pairwise(found):
         # Between two lives of the log no position was ever given.
-        if before.upper != after.lower and not any(
-            low <= before.upper and after.lower <= high + 1 for low, high in gaps
-        ):
+        is_between = any(low <= before.upper and after.lower <= high + 1 for low, high in gaps)
+        if before.upper != after.lower and not is_between:
             yield problem(
                 f"positions {before.upper} to {after.lower - 1} have no partition (after {before.name})",
                 "attach the one that is missing again",

@@ -7,6 +7,7 @@ docs/decisions/0020-lives-of-the-log.md
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.log")
+
+Ask = Callable[[bytes, dict[str, Any]], Awaitable[list[tuple[Any, ...]]]]
 
 # Managed services keep some of these functions to themselves, or have no write-ahead log of this kind.
 _NOT_TOLD = (
@@ -72,11 +75,10 @@ async def begin(connection: psycopg.AsyncConnection[Any], shape: Shape, reason: 
     return life
 
 
-async def is_due(connection: psycopg.AsyncConnection[Any], shape: Shape) -> bool:
+async def is_due(ask: Ask, shape: Shape) -> bool:
     """Whether the log was restored for certain, and its next life has not begun. Changes nothing."""
-    async with connection.transaction():
-        _, known, present = await _compared(connection, Statements(shape))
-    return known.system_identifier is not None and _difference(known, present) is not None
+    _, known, present = await _compared(ask, Statements(shape))
+    return _difference(known, present) is not None
 
 
 async def _look(
@@ -87,7 +89,7 @@ async def _look(
         row = await (await connection.execute(statements["lock_head"])).fetchone()
         if row is None:
             raise SchemaDrift(f"table head of outbox {shape.schema!r} is empty: see `aftercommit doctor`")
-        number, known, present = await _compared(connection, statements)
+        number, known, present = await _compared(_asking(connection), statements)
         reason = reason or _difference(known, present)
         if row[0] < seen:
             reason = reason or f"the log ended at {row[0]} and had come to {seen}: it was restored from a copy"
@@ -106,25 +108,33 @@ async def _look(
     return life, life.base
 
 
-async def _compared(connection: psycopg.AsyncConnection[Any], statements: Statements) -> tuple[int, _Server, _Server]:
+def _asking(connection: psycopg.AsyncConnection[Any]) -> Ask:
+    """Questions in a transaction that goes on when one is refused."""
+
+    async def ask(question: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        async with connection.transaction():
+            return await (await connection.execute(question, parameters)).fetchall()
+
+    return ask
+
+
+async def _compared(ask: Ask, statements: Statements) -> tuple[int, _Server, _Server]:
     """The number of the present life, the server that it began on, and the server that there is."""
-    row = await (await connection.execute(statements["present_life"])).fetchone()
+    row = next(iter(await ask(statements["present_life"], {})), None)
     if row is None:
         raise SchemaDrift(f"table life of outbox {statements.shape.schema!r} is empty: restore it from a backup")
     number, *rest = row
     known = _Server(*rest[:4])
-    identifier = await _told(connection, statements["server_identifier"])
-    timeline = await _told(connection, statements["server_timeline"])
+    identifier = await _told(ask, statements["server_identifier"])
+    timeline = await _told(ask, statements["server_timeline"])
     return number, known, _Server(identifier, timeline, *rest[4:])
 
 
-async def _told(connection: psycopg.AsyncConnection[Any], question: bytes) -> int | None:
+async def _told(ask: Ask, question: bytes) -> int | None:
     """What the server says about itself; None when it does not, and only who remembers notices a restore."""
     for _ in range(_TRIES):
         try:
-            async with connection.transaction():
-                row = await (await connection.execute(question)).fetchone()
-                return int(row[0]) if row is not None else None
+            return next((int(row[0]) for row in await ask(question, {})), None)
         except _NOT_TOLD:
             return None
         except psycopg.errors.InternalError_:

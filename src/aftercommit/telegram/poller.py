@@ -18,7 +18,7 @@ import msgspec
 from aftercommit.client.machine import GONE, UNAUTHORIZED, Do, Machine, Step, is_passing
 from aftercommit.client.wire import Page
 from aftercommit.clock import utc_now
-from aftercommit.errors import StateError, StateUnavailable, TelegramRefused
+from aftercommit.errors import FollowError, StateError, StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, wait_for_any
 from aftercommit.telegram.delivery import Delivery
 from aftercommit.telegram.memory import Memory
@@ -175,7 +175,17 @@ class Poller(Service):
         assert_never(polled)
 
     async def _gap(self, link: Link, seat: Seat, gone: Gone) -> float:
-        """Events are missing: told once, and not again until there was a page."""
+        """Events are missing: told once, and not again until there was a page.
+
+        After a restore a server may have no other place to offer than the beginning. Nobody is told everything again:
+        the chat goes on with what is new.
+        """
+        if gone.reason == "epoch" and gone.restart in (None, self._settings.names.wire.beginning):
+            try:
+                newest = await self._reader.newest(link.user_id)
+            except FollowError as problem:
+                return self._not_answered(link, seat, Failed(self._reader.trouble_of(problem)))
+            gone = msgspec.structs.replace(gone, restart=newest)
         wait = await self._delivery.gap(link, gone, seat.failures, tell=not seat.gap_was_told)
         if wait is not None:
             return self._after_failure(seat, wait)

@@ -1,5 +1,7 @@
 /** What an answer to a poll means. `conformance/answers.yaml` fixes it. */
 
+import type { Range } from "./trail.js";
+
 /** How a feed writes its pages: an object with `pagination`, or a bare array whose `event_id` is the cursor. */
 export type BodyKind = "paged" | "array";
 
@@ -26,6 +28,8 @@ export interface Page<Item> {
   readonly etag: string | null;
   /** How many events the strand holds, where the server says so. */
   readonly total: number | null;
+  /** Numbers before its events that belong to no event. */
+  readonly neverGiven: readonly Range[];
 }
 
 /** The server said no, or nothing that can be understood. */
@@ -77,6 +81,7 @@ export function readAnswer<Item>(
     next,
     more: page.more && next !== null && next !== after,
     etag: headers.get("etag"),
+    neverGiven: ranges(headers.get("x-never-given") ?? ""),
     total: Number.isSafeInteger(total) ? total : null,
   };
 }
@@ -109,7 +114,11 @@ export function unreachable(cause: unknown): FeedError {
   return new FeedError(0, "unreachable", `The server could not be reached: ${reason}`);
 }
 
-type Bare<Item> = Omit<Page<Item>, "etag" | "total">;
+type Bare<Item> = Omit<Page<Item>, "etag" | "total" | "neverGiven">;
+
+function ranges(text: string): Range[] {
+  return [...text.matchAll(/(\d{1,16})-(\d{1,16})/g)].map(([, low, high]) => [Number(low), Number(high)]);
+}
 
 function pagedPage<Item>(body: unknown, headers: Headers): Bare<Item> {
   const pagination = isObject(body) ? body["pagination"] : undefined;

@@ -204,6 +204,7 @@ export class Follower<Item> {
   }
 
   async #take(page: Page<Item>): Promise<number> {
+    for (const range of page.neverGiven) this.#trail.neverGiven(range);
     const delivered = await this.#deliver(page.events);
     if (page.next !== null && page.next !== this.#trail.cursor) this.#place(page.next);
     return delivered;

@@ -19,12 +19,17 @@ export interface Verdict {
 }
 
 const REPEAT: Verdict = { deliver: false, gap: null };
-const NUMBER = /^(?:.*#)?([0-9]{1,15})$/s;
+/** Positions are below 2^53: every number of 16 digits that a log gives is one that JavaScript can hold. */
+const NUMBER = /^(?:.*#)?([0-9]{1,16})$/s;
+
+/** A range of numbers that belong to no event, both ends included. */
+export type Range = readonly [low: number, high: number];
 
 export class Trail {
   cursor: string | null;
   #seen = new Set<string>();
   #number: number | null;
+  #neverGiven: Range[] = [];
 
   constructor(
     start: string | null,
@@ -41,7 +46,7 @@ export class Trail {
   arrived({ id, number: told, cursor }: Arrival): Verdict {
     const number = told ?? this.#numberOf(cursor);
     if (this.sequence && number !== undefined && this.#number !== null && number <= this.#number) return REPEAT;
-    const expected = this.#number === null ? null : this.#number + 1;
+    const expected = this.#number === null ? null : this.#after(this.#number);
     // Also for one that was seen before: after a reset further back, the numbers begin anew with repeats.
     if (cursor !== null) this.cursor = cursor;
     if (number !== undefined) this.#number = number;
@@ -50,6 +55,11 @@ export class Trail {
       return { deliver: true, gap: null };
     }
     return { deliver: true, gap: { expected, got: number } };
+  }
+
+  /** The server says that these numbers belong to no event: the log was restored between the two beside them. */
+  neverGiven(range: Range): void {
+    this.#neverGiven = [...this.#neverGiven.slice(-99), range];
   }
 
   /** The place moved without an event: all up to it is accounted for. */
@@ -62,6 +72,11 @@ export class Trail {
   reset(cursor: string | null): void {
     this.cursor = cursor;
     this.#number = numberIn(cursor);
+  }
+
+  /** The number that comes next. */
+  #after(number: number): number {
+    return this.#neverGiven.reduce((next, [low, high]) => (low <= next && next <= high ? high + 1 : next), number + 1);
   }
 
   /** An event that the server withholds tells no number: its cursor does, or else it is the next. */
@@ -86,5 +101,6 @@ export class Trail {
 
 function numberIn(cursor: string | null): number | null {
   const found = cursor === null ? null : NUMBER.exec(cursor);
-  return found ? Number(found[1]) : null;
+  const number = found ? Number(found[1]) : null;
+  return number !== null && Number.isSafeInteger(number) ? number : null;
 }

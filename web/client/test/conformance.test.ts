@@ -8,7 +8,7 @@ import { FeedError, readAnswer } from "../src/answers.js";
 import { Machine, type Input } from "../src/machine.js";
 import { pageAddress, streamAddress } from "../src/requests.js";
 import { SseDecoder, type SseSignal } from "../src/sse.js";
-import { Trail } from "../src/trail.js";
+import { Trail, type Range } from "../src/trail.js";
 
 interface File {
   readonly about: string;
@@ -123,9 +123,15 @@ interface Arrived {
 
 cases("trail", (given) => {
   const trail = new Trail(get(given, "start", null), get(given, "sequence", false), get(given, "window", 10_000));
-  for (const arrival of given["arrivals"] as readonly (Arrived | { place: string } | { reset: string | null })[]) {
+  for (const arrival of given["arrivals"] as readonly (
+    | Arrived
+    | { place: string }
+    | { reset: string | null }
+    | { never_given: Range }
+  )[]) {
     if ("place" in arrival) trail.place(arrival.place);
     else if ("reset" in arrival) trail.reset(arrival.reset);
+    else if ("never_given" in arrival) trail.neverGiven(arrival.never_given);
     else {
       const { event_id: id, number, cursor } = arrival;
       const verdict = trail.arrived({ id, number: number ?? undefined, cursor });

@@ -240,6 +240,9 @@ def _page_headers(feed: Feed) -> Json:
         "X-Total-Count": _header("How many items there are in all, where that is known.", {"type": "integer"}),
         "X-Next-Cursor": _header("Where to go on, where the body does not say it."),
         "X-Previous-Cursor": _header("Where to go further back, where the body does not say it."),
+        "X-Never-Given": _header(
+            "Numbers before items of this page that were never given, as in `21-1790000000000000`."
+        ),
         "Preference-Applied": _header("That the wish to wait was heard."),
     }
     if feed.rates:

@@ -124,6 +124,8 @@ class Polling(Endpoint):
             *admission.headers,
             *_applied(wait),
         ]
+        if page.never_given:
+            headers.append((b"x-never-given", page.never_given.encode()))
         if page.total is not None:
             headers.append((b"x-total-count", b"%d" % page.total))
         if page.next is not None:

@@ -26,6 +26,7 @@ class Ready(msgspec.Struct, frozen=True):
     previous: str | None
     is_empty: bool
     is_closed: bool
+    never_given: str = ""
 
 
 def ready_page(strand: Strand, page: Page, *, is_closed: bool) -> Ready:
@@ -45,7 +46,16 @@ def ready_page(strand: Strand, page: Page, *, is_closed: bool) -> Ready:
         feed.cursor.format(previous) if previous is not None else None,
         not page.entries,
         is_closed,
+        _never_given(strand, page),
     )
+
+
+def _never_given(strand: Strand, page: Page) -> str:
+    """Ranges of numbers before entries of this page that were never given: nothing is missing there."""
+    if not strand.gaps:
+        return ""
+    numbers = {entry.number for entry in page.entries}
+    return ", ".join(f"{low}-{high}" for low, high in strand.gaps if high + 1 in numbers)
 
 
 class ReadyPages:

@@ -12,6 +12,7 @@ EXPOSED = (
     "X-Has-More",
     "X-Next-Cursor",
     "X-Previous-Cursor",
+    "X-Never-Given",
     "RateLimit",
     "RateLimit-Policy",
     "Retry-After",

@@ -7,7 +7,6 @@ import msgspec
 
 from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.declaration.entry import Entry
-from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.http import sse
 from aftercommit.feed.strands.strand import Strand
@@ -51,15 +50,21 @@ class Blocks:
             if window is None:
                 return None
             place = Cursor(window.looked_upto, window.ts)
-            block = self._made[number] = next(blocks_of(self.strand.feed, window.entries, place))
+            block = self._made[number] = next(blocks_of(self.strand, window.entries, place))
         return block
 
 
-def blocks_of(feed: Feed, entries: Sequence[Entry], looked: Cursor) -> Iterator[Block]:
-    """Entries in as many blocks as it takes, one at least; the last ends where was looked."""
+def blocks_of(strand: Strand, entries: Sequence[Entry], looked: Cursor) -> Iterator[Block]:
+    """Entries in as many blocks as it takes, one at least; the last ends where was looked.
+
+    Before the first event of a life of the log its reader's place moves: nothing is missing between the two lives.
+    """
+    feed, ends = strand.feed, {high for _, high in strand.gaps}
     frames: list[bytes] = []
     size = 0
     for place, entry in enumerate(entries, 1):
+        if ends and entry.number - 1 in ends:
+            frames.append(sse.progress(feed.cursor.format(Cursor(entry.number - 1, entry.ts))))
         frame = sse.event(entry.body, name=feed.wire.event_name, identity=feed.cursor.format(entry))
         frames.append(frame)
         size += len(frame)

@@ -267,7 +267,7 @@ class Stream:
 
     async def _write_page(self, strand: Strand, page: Page) -> None:
         looked = page.next or page.after or Cursor(page.head, strand.head_ts)
-        for block in blocks_of(strand.feed, page.entries, looked):
+        for block in blocks_of(strand, page.entries, looked):
             await self._write_block(block)
 
     async def _write_block(self, block: Block) -> None:

@@ -6,20 +6,22 @@ compared here. That can take several rounds, which are bounded, and the answer s
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from aftercommit.errors import CursorGone
+from aftercommit.errors import CursorGone, DatabaseUnavailable
 from aftercommit.feed.declaration.cursor import Cursor, same_moment
 from aftercommit.feed.declaration.entry import Entry, Stored
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
+from aftercommit.feed.declaration.selection import Everything
 from aftercommit.feed.strands.connections import Connections
 from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.feed.strands.queries import Direction, FeedQueries, allowed_name
 from aftercommit.feed.strands.strand import Loaded
 from aftercommit.feed.strands.turns import Turns
+from aftercommit.postgres import lives
 from aftercommit.postgres.records import BYTES_AT_ONCE, feed_rows
 from aftercommit.postgres.shape import Shape
 
@@ -90,6 +92,9 @@ class _State(NamedTuple):
     first_ts: datetime | None
     known: int | None
     epoch: UUID
+    known_ts: datetime | None
+    base: int
+    dropped: int | None
 
     @property
     def oldest(self) -> int:
@@ -101,22 +106,29 @@ class _State(NamedTuple):
         if after.number == 0:
             return
         self.require_known(after)
-        if self.place_ts is None and after.number + 1 < self.oldest:
+        if self.place_ts is None and self.dropped:
             said = f"events after {after.number} are no longer kept: the oldest is {self.oldest}"
-            raise CursorGone("retention", said, self._restart)
+            raise CursorGone("retention", said, Cursor(self.oldest - 1, self.first_ts))
 
     def require_known(self, place: Cursor) -> None:
-        """CursorGone, if it is of another life of the log. Whether its event is kept does not matter."""
+        """_OtherHistory, if it is of a life that this log has not had. Whether its event is kept does not matter.
+
+        Between the end of one life and the base of the next there is no event, and a cursor that lies there is good.
+        """
         known = self.known or 0
-        if place.number > known:
-            said = f"the cursor is at {place.number}, and the newest event is {known}"
-            raise CursorGone("epoch", said, self._restart)
+        if place.number > max(known, self.base):
+            raise _OtherHistory(f"the cursor is at {place.number}, and the newest event is {known}")
         if self.place_ts is not None and place.ts is not None and not same_moment(self.place_ts, place.ts):
-            raise CursorGone("epoch", f"event {place.number} is not of the time that the cursor says", self._restart)
+            raise _OtherHistory(f"event {place.number} is not of the time that the cursor says")
 
     @property
-    def _restart(self) -> Cursor:
-        return Cursor(self.oldest - 1, self.first_ts)
+    def end(self) -> Cursor:
+        """Behind everything there is."""
+        return Cursor(max(self.known or 0, self.base), self.known_ts)
+
+
+class _OtherHistory(Exception):
+    """A cursor names an event that this log does not have, and never had."""
 
 
 class History:
@@ -141,15 +153,18 @@ class History:
             "max_bytes": _LOAD_BYTES,
         }
         rows = await self._connections.ask(self._queries[feed].load, parameters)
-        total, kept, _, known, epoch, known_ts = rows[0][:6]
+        total, kept, _, known, epoch, known_ts, gaps = rows[0][:7]
         first = kept if kept is not None else (known or 0) + 1
-        entries, more = await self._entries(feed, [row[6:] for row in rows], "desc")
+        entries, more = await self._entries(feed, [row[7:] for row in rows], "desc")
         # Where nothing is kept, the last number of a stream is known all the same.
         nothing = Cursor(known or 0, known_ts) if feed.select.by_stream else Cursor(0)
         head = Cursor(entries[-1].number, entries[-1].ts) if entries else nothing
         has_all = not more and len(entries) < limit
         floor = first - 1 if has_all else entries[0].number - 1
-        return Loaded(epoch, head.number, head.ts, first, total, entries, floor)
+        # Where a strand is a part of the log, its numbers say nothing about what is missing.
+        is_whole = feed.select.by_stream or isinstance(feed.select, Everything)
+        never_given = tuple((low, high) for low, high in gaps) if is_whole else ()
+        return Loaded(epoch, head.number, head.ts, first, total, entries, floor, never_given)
 
     async def forward(self, feed: Feed, key: str, after: Cursor, end: Cursor, limit: int, chosen: Chosen) -> Found:
         """The entries behind a cursor up to an end; CursorGone when it no longer says where to go on."""
@@ -158,8 +173,11 @@ class History:
         looked, epoch = after, None
         for _ in range(ROUNDS):
             batch = await self._round(walk, limit + 1 - len(found))
-            # Also in later rounds: retention may have overtaken us.
-            batch.state.require(looked)
+            try:
+                # Also in later rounds: retention may have overtaken us.
+                batch.state.require(looked)
+            except _OtherHistory as other:
+                raise await self._gone(feed, key, looked, batch.state, other) from None
             found += batch.entries
             looked, epoch = batch.looked, batch.state.epoch
             if len(found) > limit:
@@ -185,7 +203,10 @@ class History:
         number = before.number
         walk = _Walk(feed, feed.select.parameter(feed.outbox, key), "desc", number - 1, Cursor(1), chosen, number)
         found, walk, batch = await self._back(walk, limit + 1)
-        batch.state.require_known(before)
+        try:
+            batch.state.require_known(before)
+        except _OtherHistory as other:
+            raise await self._gone(feed, key, before, batch.state, other) from None
         if len(found) > limit:
             last = found[limit - 1]
             return Found(found[:limit][::-1], Cursor(last.number, last.ts), True, batch.state.epoch)
@@ -197,6 +218,20 @@ class History:
         rows = await self._connections.ask(self._queries[feed].moment, parameters)
         number, ts, epoch = rows[0]
         return Cursor(number, ts) if ts is not None else Cursor(0), epoch
+
+    async def _gone(self, feed: Feed, key: str, place: Cursor, state: _State, other: Exception) -> Exception:
+        """What to tell a reader who has seen what this log does not have.
+
+        Whoever tells the time of what it has seen last has seen everything up to then, and nothing that came later.
+        Whoever tells a number above all others has seen everything there is.
+        """
+        schema = feed.outbox.schema
+        if await lives.is_due(self._connections.ask, feed.outbox.shape):
+            return DatabaseUnavailable(f"the log of {schema!r} was restored and has not gone on yet: try again")
+        restart = state.end
+        if place.ts is not None and place.ts.timestamp() > 0:
+            restart, _ = await self.before_moment(feed, key, place.ts + timedelta(milliseconds=1))
+        return CursorGone("epoch", str(other), restart)
 
     async def _back(self, walk: _Walk, wanted: int) -> tuple[list[Entry], _Walk, _Batch]:
         """The entries of a walk backwards, newest first, what is left of it, and its last round."""
@@ -233,13 +268,13 @@ class History:
             "max_bytes": BYTES_AT_ONCE,
         }
         rows = await self._connections.ask(queries.page(walk.direction, driver, tuple(rest)), parameters)
-        entries, more = await self._entries(walk.feed, [row[5:] for row in rows], walk.direction)
+        entries, more = await self._entries(walk.feed, [row[8:] for row in rows], walk.direction)
         if walk.direction == "desc":
             entries.reverse()
         looked = walk.end
         if entries and (more or len(entries) >= wanted):
             looked = Cursor(entries[-1].number, entries[-1].ts)
-        return _Batch([entry for entry in entries if walk.chosen.matches(entry)], looked, _State(*rows[0][:5]))
+        return _Batch([entry for entry in entries if walk.chosen.matches(entry)], looked, _State(*rows[0][:8]))
 
     async def _heard(self, walk: _Walk) -> _Walk:
         """As far as one looks in one round among what a reader hears of, where not all of it is wanted.

@@ -47,6 +47,7 @@ class FeedQueries:
             kept=self._part(f"feed_kept_{self._kind}"),
             known=self._part(f"feed_known_{self._kind}"),
             known_ts=self._part(f"feed_known_ts_{self._kind}"),
+            gaps=self._part(f"feed_gaps_{self._kind}"),
             page=self._cut("desc", None, ()),
         )
 
@@ -70,6 +71,8 @@ class FeedQueries:
                 place=self._part(f"feed_place_{self._kind}"),
                 kept=self._part(f"feed_kept_{self._kind}"),
                 known=self._part(f"feed_known_{self._kind}"),
+                known_ts=self._part(f"feed_known_ts_{self._kind}"),
+                gaps=self._part(f"feed_gaps_{self._kind}"),
                 page=self._cut(direction, driver, rest),
             )
         return self._pages[which]
@@ -117,8 +120,10 @@ class FeedQueries:
     def _total(self) -> sql.Composable:
         feed = self._feed
         if feed.types is None and (feed.select.by_stream or isinstance(feed.select, Everything)):
-            # Without gaps: what lies between the first that is kept and the last that was given.
-            return sql.SQL("({}) - coalesce(kept.first, 1) + 1").format(self._part(f"feed_known_{self._kind}"))
+            # What was given from the first that is kept on to the last.
+            return self._part(
+                "feed_total", gaps=self._part(f"feed_gaps_{self._kind}"), known=self._part(f"feed_known_{self._kind}")
+            )
         return self._part("feed_count") if feed.select.by_stream else sql.SQL("null")
 
     def _value(self, facet: int) -> sql.Composable:

@@ -50,6 +50,7 @@ class Loaded(msgspec.Struct, frozen=True):
     """What the database says about a strand at one moment: the newest entries in order, and what lies around them.
 
     `first` is the lowest number that is still kept, `floor` the number behind which the entries are all there are.
+    `gaps` are ranges of numbers that were never given, where all others are in the strand.
     """
 
     epoch: UUID
@@ -59,6 +60,7 @@ class Loaded(msgspec.Struct, frozen=True):
     total: int | None
     entries: Sequence[Entry]
     floor: int
+    gaps: tuple[tuple[int, int], ...] = ()
 
 
 class Bell(Waker):
@@ -122,6 +124,7 @@ class Strand:
         "epoch",
         "feed",
         "first",
+        "gaps",
         "head",
         "head_ts",
         "key",
@@ -139,6 +142,7 @@ class Strand:
         self.first = 1
         self.total: int | None = None
         self.epoch = UUID(int=0)
+        self.gaps: tuple[tuple[int, int], ...] = ()
         self.current = True
         self.used_at = 0.0
         self.loading: asyncio.Task[None] | None = None
@@ -271,6 +275,7 @@ class Strand:
         pending, self._pending = self._pending or [], None
         self.epoch, self.first, self.total = loaded.epoch, loaded.first, loaded.total
         self.head, self.head_ts, self._floor = loaded.head, loaded.head_ts, loaded.floor
+        self.gaps = loaded.gaps
         for entry in loaded.entries:
             self._keep(entry)
         for entry in pending:
@@ -322,7 +327,7 @@ class Strand:
         """The place in the list behind the entry of this number, or where it would be."""
         entries, start = self._entries, self._start
         if start < len(entries):
-            # The numbers of a stream have no gaps, so that the place can be told.
+            # The numbers of a stream have no gaps within a life of the log, so that the place can mostly be told.
             place = start + number - entries[start].number
             if start <= place < len(entries) and entries[place].number == number:
                 return place + 1

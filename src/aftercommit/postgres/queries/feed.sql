@@ -40,7 +40,7 @@ left join lateral (
 order by page.position
 
 -- name: feed_tail_candidates
--- The next positions of the log; a range, because it has no gaps.
+-- The next positions of the log; a range, because a life of the log has no gaps.
 select {columns}, {bytes} as _bytes
 from {schema}.log
 where position > %(after)s and position <= %(after)s::bigint + %(size)s
@@ -51,8 +51,10 @@ order by position
 -- A page of a strand between two numbers, and what tells whether a cursor still means what it meant.
 -- place  the time of the event that the cursor names
 -- kept   the first event that is still there, of this stream or (by position) of the log
--- known  the highest number that was ever given
-select place.ts, kept.first, kept.ts, ({known})::bigint, head.epoch, page.*
+-- known  the highest number that was ever given, and when
+-- Then where the present life of the log begins, how many events behind the cursor are no longer kept, and the page.
+select place.ts, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz, coalesce(upper(head.gaps) - 1, 0),
+       {schema}.given({gaps}, least(%(place)s::bigint, 9223372036854775806), coalesce(kept.first - 1, ({known})::bigint)), page.*
 from {schema}.head
 left join (
     {place}
@@ -66,8 +68,9 @@ left join lateral (
 order by page.{number}
 
 -- name: feed_load
--- A strand as it is now: the newest events, what is kept, and how many there are.
-select ({total})::bigint, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz, page.*
+-- A strand as it is now: the newest events, what is kept, how many there are, and the numbers that were never given.
+select ({total})::bigint, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz,
+       array(select array[lower(gap), upper(gap) - 1] from unnest({gaps}) gap order by 1), page.*
 from {schema}.head
 left join (
     {kept}
@@ -204,6 +207,14 @@ select stream.seq from {schema}.stream where stream.aggregate_type = {aggregate_
 -- When it was given.
 select stream.ts from {schema}.stream where stream.aggregate_type = {aggregate_type} and stream.aggregate_id = %(key)s
 
+-- name: feed_gaps_stream
+-- The numbers of a stream that were never given.
+(select stream.gaps from {schema}.stream where stream.aggregate_type = {aggregate_type} and stream.aggregate_id = %(key)s)
+
+-- name: feed_gaps_position
+-- The positions that were never given.
+head.gaps
+
 -- name: feed_known_position
 -- The last position.
 head.position
@@ -211,6 +222,10 @@ head.position
 -- name: feed_known_ts_position
 -- When it was given.
 head.ts
+
+-- name: feed_total
+-- How many events there are from the first that is kept to the last: numbers have no gaps but those between two lives.
+{schema}.given({gaps}, coalesce(kept.first, 1) - 1, ({known})::bigint)
 
 -- name: feed_count
 -- How many events of a stream there are of certain types. The index has the types, so no event is read.
