@@ -49,7 +49,9 @@ class Site:
         bearers = {
             system.name: BearerAccess(verifier, database, system.outbox, listener=listener) for system in SYSTEMS
         }
-        self._parts = {system.name: system.part(database, bearers[system.name]) for system in SYSTEMS}
+        self._parts = {
+            system.name: system.part(database, bearers[system.name], serving.local_users) for system in SYSTEMS
+        }
         self._homes = {feed: self._parts[system.name] for system in SYSTEMS for feed in system.feeds.values()}
         self._feeds = FeedApp(
             database,
@@ -66,7 +68,15 @@ class Site:
         figures = exposition(*(system.outbox for system in SYSTEMS))
         cors = _cors(os.environ)
         self._app = PagesForPeople(
-            service(self._feeds, [*own, *pages], openapi=self.openapi, metrics=figures, cors=cors),
+            service(
+                self._feeds,
+                [*own, *pages],
+                openapi=self.openapi,
+                docs=serving.docs,
+                metrics=figures,
+                metrics_for=() if serving.open_metrics else tuple(bearers.values()),
+                cors=cors,
+            ),
             {path: page for system in SYSTEMS for path, page in system.doors.items()},
         )
 
@@ -161,4 +171,5 @@ application: Final = Application(
     asgi=Site,
     traffic=_traffic,
     companions=_companions,
+    users_by_header=tuple(system.outbox for system in SYSTEMS if system.users_by_header),
 )

@@ -61,7 +61,8 @@ class System:
 
     `feeds` are read at these paths; `paths` and `schemas` describe the other routes as OpenAPI does. `pages` says
     at which path which file of the web build is shown. `doors` are addresses without a page that people type, most
-    of them those of programs, as routes write them, each with the page that they mean.
+    of them those of programs, as routes write them, each with the page that they mean. `part` is also told whether
+    programs of this machine may name their user by a header alone; `users_by_header`: users are named by one at all.
     """
 
     name: str
@@ -71,10 +72,11 @@ class System:
     outbox: Outbox
     create_tables: Callable[[psycopg.Connection[Any]], object]
     feeds: Mapping[str, Feed]
-    part: Callable[[Database, BearerAccess], Part]
+    part: Callable[[Database, BearerAccess, bool], Part]
     paths: Callable[[], dict[str, Any]]
     schemas: Callable[[], dict[str, Any]]
     pages: Mapping[str, str]
     doors: Mapping[str, str]
     traffic: Callable[[Database, float], Service]
     users: Sequence[SampleUser]
+    users_by_header: bool = False

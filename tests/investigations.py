@@ -16,10 +16,11 @@ from uuid import uuid4
 import httpx
 import psycopg
 
+from aftercommit.feed.access import service_tokens
 from aftercommit.feed.access.token_keys import KEYS, TokenKeys
 from aftercommit.feed.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
-from systems.site import ANSWERS_WITHIN, SYSTEMS
+from systems.site import ANSWERS_WITHIN, SYSTEMS, tasks
 from tests.programs import REPOSITORY, Program, running
 
 Found = TypeVar("Found")
@@ -143,11 +144,16 @@ class Service:
 
 @contextmanager
 def serving(
-    dsn: str, *, workers: int = WORKERS, host: str = "127.0.0.1", **environment: str
+    dsn: str, *, workers: int = WORKERS, host: str = "127.0.0.1", development: bool = False, **environment: str
 ) -> Iterator[tuple[Program, str]]:
-    """Server processes on a database, and their address."""
+    """Server processes on a database, and their address. `development` believes users by their header alone."""
     place = ("--host", host, "--port", "0", "--workers", str(workers))
-    arguments = ("serve", "--app", "systems.site:application", *place)
+    kind = "--development" if development else "--open-metrics"
+    arguments = ("serve", "--app", "systems.site:application", kind, *place)
+    if not development:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            # Without one it would not start.
+            service_tokens.create(connection, tasks.outbox.shape, "tests", ["act-as-user"])
     told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", ANSWERS_WITHIN: "60", **environment}
     with running(*arguments, folder=REPOSITORY, **told) as server:
         url = json.loads(server.line("server_listening", server.stderr))["url"]
@@ -195,26 +201,6 @@ def pages_given(url: str, workers: int) -> dict[str, int] | None:
     series = re.findall(r'^feed_pages_total{(?:worker="(\w+)",)?.*status="200"} (\d+)$', page, re.MULTILINE)
     given = {each: sum(int(pages) for worker, pages in series if worker == each) for each in told}
     return given if len(given) == workers else None
-
-
-def within_a_minute(rows: Callable[[str], list[tuple[Any, ...]]], trial: Callable[[], None]) -> None:
-    """Try, each time with somebody new, until all of it lay within one window of the limits. What then fails, fails."""
-
-    def minute() -> Any:
-        # Windows are told by the database's clock.
-        return rows("select date_trunc('minute', clock_timestamp())")[0][0]
-
-    for _ in range(5):
-        began = minute()
-        try:
-            trial()
-        except AssertionError:
-            if minute() == began:
-                raise
-        else:
-            if minute() == began:
-                return
-    raise AssertionError("five times a minute was over before the trial was")
 
 
 @contextmanager

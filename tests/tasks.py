@@ -97,7 +97,7 @@ class Service:
             service_tokens.revoke(connection, outbox.shape, service_tokens.id_of(token) or "")
 
     def trusts_neighbours(self) -> None:
-        """Until no server process knows of a service token any more, and all believe who asks on this machine."""
+        """Until no server process of a development server knows of a service token any more."""
         is_let_in_everywhere(self.url, EVENTS, {"X-User-Id": str(ADA)}, self.workers)
 
     def create(self, user: int, title: str = "a task", **fields: Any) -> dict[str, Any]:
@@ -211,12 +211,14 @@ def prepared(postgres: PostgresServerForTests) -> Iterator[str]:
 
 
 @contextmanager
-def service(postgres: PostgresServerForTests, *, workers: int = 2, **environment: str) -> Iterator[Service]:
-    """The whole system on a database of its own, without traffic."""
+def service(
+    postgres: PostgresServerForTests, *, workers: int = 2, development: bool = False, **environment: str
+) -> Iterator[Service]:
+    """The whole system on a database of its own, without traffic. In `development` a header alone names a user."""
     with (
         prepared(postgres) as dsn,
         relaying(dsn) as relay,
-        serving(dsn, workers=workers, **environment) as (server, url),
+        serving(dsn, workers=workers, development=development, **environment) as (server, url),
     ):
         found = Service(url, dsn, server, relay, workers)
         try:

@@ -19,15 +19,20 @@ from aftercommit.service import Service
 class Serving:
     """What a server process is told.
 
-    In `development` it may hand out sample users' tokens, to this machine alone. `drain` is how many seconds its
-    streams have to end when it is stopped: the `StreamTimes.drain` of its feeds. `companions` are the addresses of what
-    runs beside it, by name.
+    In `development` it may hand out sample users' tokens, to this machine alone. With `local_users` it believes the
+    header `X-User-Id` of programs on this machine: only a development server that listens on loopback does. `drain` is
+    how many seconds its streams have to end when it is stopped: the `StreamTimes.drain` of its feeds. `companions` are
+    the addresses of what runs beside it, by name. `open_metrics` answers `/metrics` without a token; `docs` serves
+    `/docs` and `/openapi.json`.
     """
 
     database: Database
     development: bool = False
     drain: float = DRAIN_SECONDS
     companions: Mapping[str, str] = field(default_factory=dict)
+    local_users: bool = False
+    open_metrics: bool = False
+    docs: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,9 @@ class Application:
     `create_tables` makes the service's own tables and must be harmless to repeat. `asgi` makes the HTTP application,
     once in each server process; where it has a `drain`, that is called when the process is to end. `traffic` makes
     services that let something happen, each so many times a second; `companions`, given the port that is asked for,
-    what else runs beside the server. `aftercommit up` alone runs both.
+    what else runs beside the server. `aftercommit up` alone runs both. `users_by_header` are the outboxes whose readers
+    are named by `X-User-Id` (`TrustedUsers`): `aftercommit serve` does not start before each has a service token with
+    the permission `act-as-user`.
     """
 
     about: str
@@ -61,3 +68,4 @@ class Application:
     asgi: Callable[[Serving], Asgi] | None = None
     traffic: Callable[[Database, float], Sequence[Service]] | None = None
     companions: Callable[[Database, int], Companions] | None = None
+    users_by_header: tuple[Outbox, ...] = ()

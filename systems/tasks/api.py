@@ -66,9 +66,9 @@ register_url_convertor("number", _Number())
 class TasksApi:
     """The routes, on connections of their own."""
 
-    def __init__(self, database: Database, bearer: BearerAccess) -> None:
-        """Nothing is connected before the lifespan begins."""
-        self.access = TrustedUsers(bearer)
+    def __init__(self, database: Database, bearer: BearerAccess, *, local_users: bool = False) -> None:
+        """Nothing is connected before the lifespan begins. `local_users` is for development alone."""
+        self.access = TrustedUsers(bearer, development=local_users)
         self._lender = Lender(database, "tasks", AGAIN)
         self._limiter = RateLimiter(database, outbox)
         self.services: Sequence[Service] = [self._limiter]
@@ -176,7 +176,7 @@ class TasksApi:
         """Whose code it is, to a program alone."""
         if not is_program(caller):
             raise Problem(403, "Codes are redeemed by programs: show a service token with the permission act-as-user")
-        allowance = self._limiter.take("tasks:redeem", caller.service or "this machine", REDEMPTIONS)
+        allowance = await self._limiter.take("tasks:redeem", caller.service or "this machine", REDEMPTIONS)
         if not allowance.allowed:
             raise too_many(f"Too many codes. Limit: {REDEMPTIONS.requests} per minute", allowance.retry_after)
         code = read_body(Redemption, await request.body()).code

@@ -19,11 +19,12 @@ tasks: Final = System(
     outbox=outbox,
     create_tables=create_tables,
     feeds={EVENTS_PATH: events},
-    part=TasksApi,
+    part=lambda database, bearer, local_users: TasksApi(database, bearer, local_users=local_users),
     paths=openapi.paths,
     schemas=openapi.schemas,
     pages={BOARD: "tasks.html", f"{BOARD}/{{task_id}}": "task.html"},
     doors={ROOT: BOARD, f"{ROOT}/{{task_id:number}}": f"{BOARD}/{{task_id}}"},
     traffic=lambda database, rate: Traffic(database, rate=rate),
     users=USERS,
+    users_by_header=True,
 )

@@ -183,7 +183,7 @@ def test_a_code_for_telegram_is_shown_copied_and_runs_out(board: BoardPage, task
     # The browser is ahead of the server by now, and takes its word for how long the new one works.
     expect(board.page.get_by_role("timer")).to_contain_text("for another")
     expect(board.page.locator("#start")).not_to_have_text(start)
-    with tasks.client(X_User_Id=str(MALLORY)) as client:
+    with tasks.client(Authorization=f"Bearer {tasks.credential()}") as client:
         assert client.post("/tasks/link-codes/redeem", json={"code": start.removeprefix("/start ")}).status_code == 404
 
 

@@ -34,3 +34,10 @@ def tasks(postgres_server: PostgresServerForTests) -> Iterator[task_system.Servi
     """The tasks system: a relay and two server processes. Each test makes tasks of its own, and often people."""
     with task_system.service(postgres_server) as running:
         yield running
+
+
+@pytest.fixture(scope="package")
+def development_tasks(postgres_server: PostgresServerForTests) -> Iterator[task_system.Service]:
+    """The same, served for development: programs of this machine are believed until a service token is made."""
+    with task_system.service(postgres_server, development=True) as running:
+        yield running

@@ -91,7 +91,7 @@ def test_scenario_06_rate_limiting(investigations: Service) -> None:
     case = investigations.open()
     reader = investigations.client(f"investigation:{case}:read")
     answers = [reader.get(f"{ROOT}/{case}/logs") for _ in range(101)]
-    # Who is slow gets some more, as time goes on.
+    # Who is slow gets some more, as time goes on; and one is the share of the second server process.
     while answers[-1].status_code != 429 and len(answers) < 1000:
         answers.append(reader.get(f"{ROOT}/{case}/logs"))
     refused = next(answer for answer in answers if answer.status_code == 429)
@@ -100,8 +100,8 @@ def test_scenario_06_rate_limiting(investigations: Service) -> None:
     assert set(body) == {"error", "message", "retry_after"}
     assert body["error"] == "rate_limit_exceeded"
     assert body["message"] == "Too many requests. Limit: 100 per minute per user"
-    # The rest of this minute, and in the next one until there is room for a hundredth of what was asked for.
-    assert 0 < body["retry_after"] <= 61
+    # Until a minute has passed since the first two.
+    assert 0 < body["retry_after"] <= 60
     assert refused.headers["Retry-After"] == str(body["retry_after"])
 
 

@@ -88,13 +88,13 @@ def test_what_is_no_number_is_400_and_names_itself(tasks: Service):
                 assert refused.json()["details"], (name, value)
     twice = tasks.as_user(ADA).get(f"{EVENTS}?limit=1&limit=2")
     assert problem_of(twice) == (400, "bad_request")
-    with tasks.client(X_User_Id="1") as neighbour:
+    with tasks.client(X_User_Id="1", Authorization=f"Bearer {tasks.credential()}") as program:
         for value in ("x", "-1", "0", "1.5", "", "00", "01", "1 2", "9" * 20, str(2**63), "0x1", "1e1", "true", "1,2"):
             for path in (EVENTS, f"{EVENTS}/stream", ROOT, f"{ROOT}/me"):
-                refused = neighbour.get(path, headers={"X-User-Id": value})
+                refused = program.get(path, headers={"X-User-Id": value})
                 assert problem_of(refused) == (400, "bad_request"), (value, path)
                 assert "X-User-Id" in refused.json()["details"], value
-        repeated = neighbour.get(EVENTS, headers=[("X-User-Id", "1"), ("X-User-Id", "2")])
+        repeated = program.get(EVENTS, headers=[("X-User-Id", "1"), ("X-User-Id", "2")])
         assert problem_of(repeated) == (400, "bad_request")
     with tasks.client() as nobody:
         for path in (EVENTS, f"{EVENTS}/stream", ROOT, f"{ROOT}/me", f"{ROOT}/1"):
@@ -103,9 +103,9 @@ def test_what_is_no_number_is_400_and_names_itself(tasks: Service):
 
 @pytest.mark.contract("T1", "T5")
 def test_every_integer_has_a_feed_of_its_own_which_may_be_empty(tasks: Service):
-    with tasks.client() as neighbour:
+    with tasks.client(Authorization=f"Bearer {tasks.credential()}") as program:
         for user in (999_999, 2**63 - 1):
-            answer = neighbour.get(EVENTS, headers={"X-User-Id": str(user)})
+            answer = program.get(EVENTS, headers={"X-User-Id": str(user)})
             assert (answer.status_code, answer.json()) == (200, [])
 
 

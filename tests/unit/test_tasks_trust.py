@@ -47,8 +47,16 @@ def test_anything_else_is_400_and_named(text: str):
     assert refused.value.details == {"X-User-Id": text[:60]}
 
 
-async def test_without_a_database_no_credential_can_be_made_and_neighbours_stay_believed():
+async def test_outside_development_a_neighbour_is_nobody_whatever_it_says():
     users = TrustedUsers(BearerAccess(None))
+    for peer in ("127.0.0.1", "::1", None):
+        with pytest.raises(Unauthorized):
+            await users.reader(None, {**HOST, "x-user-id": "17"}, peer)
+    assert not users.still_valid(Reader("17", Permissions(), None, None, ""))
+
+
+async def test_without_a_database_no_credential_can_be_made_and_neighbours_stay_believed():
+    users = TrustedUsers(BearerAccess(None), development=True)
     reader = await users.reader(None, {**HOST, "x-user-id": "17"}, "127.0.0.1")
     assert (reader.user, reader.token_id, reader.service) == ("17", None, None)
     assert users.still_valid(reader)

@@ -12,7 +12,7 @@ import click
 
 from aftercommit.cli.exits import NOT_AS_IT_SHOULD_BE
 from aftercommit.cli.limits import limit_options, limits_of
-from aftercommit.cli.loading import find_shape, load_database, load_outbox
+from aftercommit.cli.loading import find_shape, load_application, load_database, load_outbox
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, printable
 from aftercommit.cli.remedies import pasteable
@@ -47,7 +47,13 @@ def doctor(ctx: click.Context, /, settings: Settings, as_json: bool, **options: 
     except AftercommitError as error:
         found.append(Finding("connection", "problem", str(error), "say which database is meant"))
     else:
-        found += diagnose(database, lambda connection: find_shape(told, connection), declared=declared, limits=limits)
+        found += diagnose(
+            database,
+            lambda connection: find_shape(told, connection),
+            declared=declared,
+            limits=limits,
+            users_by_header=outbox is not None and outbox in load_application(settings).users_by_header,
+        )
     found = [_with_commands(each) for each in found]
     unhealthy = any(each.level == "problem" for each in found)
     if as_json:

@@ -22,11 +22,24 @@ from aftercommit.settings import APP, DATABASE_URL, SCHEMA, Settings
 def load_outbox(settings: Settings) -> Outbox:
     """The Outbox that --app names."""
     found = load_named(settings, "Outbox")
+    if isinstance(found, Application):
+        found = _one_of(found, settings)
     if not isinstance(found, Outbox):
         raise DeclarationError(
             f"--app {settings.app!r} is {found!r:.80} and not an Outbox: name the one that your service publishes with"
         )
     return found
+
+
+def _one_of(application: Application, settings: Settings) -> Outbox:
+    """The outbox of an application: the only one, or the one that --schema names."""
+    known = {outbox.schema: outbox for outbox in application.outboxes}
+    wanted = settings.schema or (next(iter(known)) if len(known) == 1 else None)
+    if wanted not in known:
+        raise DeclarationError(
+            f"--app {settings.app!r} has the outboxes {', '.join(known) or 'of nobody'}: choose one with --schema"
+        )
+    return known[wanted]
 
 
 def load_application(settings: Settings) -> Application:

@@ -11,27 +11,32 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 import msgspec
+import psycopg
 
 from aftercommit.application import Application, Serving
 from aftercommit.cli.loading import load_database, load_named
 from aftercommit.cli.logs import logging_to_stderr
 from aftercommit.cli.numbers import Count, Seconds
 from aftercommit.cli.options import pass_settings
-from aftercommit.errors import DeclarationError
-from aftercommit.feed.http.asgi import DRAIN_SECONDS, Asgi
+from aftercommit.errors import DatabaseUnavailable, DeclarationError
+from aftercommit.feed.access import service_tokens
+from aftercommit.feed.http.asgi import DRAIN_SECONDS, Asgi, is_loopback
 from aftercommit.feed.server.shared_figures import remove_shared_folder
+from aftercommit.postgres.database import Database
 from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, LOG_FORMAT, Settings
 
 PORT = 8090
 LOOPBACK = "127.0.0.1"
+# What server processes are told, by the environment that they inherit. Whatever was there before is written over.
+_SERVING = "AFTERCOMMIT_SERVING"
 _COMPANIONS = "AFTERCOMMIT_COMPANIONS"
-_DEVELOPMENT = "AFTERCOMMIT_DEVELOPMENT"
-_DRAIN = "AFTERCOMMIT_DRAIN"
 _VERBOSE = "AFTERCOMMIT_VERBOSE"
+
+_HANDED_OVER = ("development", "drain", "local_users", "open_metrics", "docs")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
 # What a server process keeps until it ends.
@@ -44,6 +49,11 @@ class Address(NamedTuple):
     host: str
     port: int
     workers: int
+
+
+def is_for_this_machine(host: str) -> bool:
+    """Whether what is served on this address can be reached from this machine alone."""
+    return host == "localhost" or is_loopback(host)
 
 
 def server_options(command: Decorated) -> Decorated:
@@ -69,14 +79,18 @@ def server_options(command: Decorated) -> Decorated:
     metavar="SECONDS",
     help="How long open streams have to end when the server is stopped.",
 )
-@click.option("--development", is_flag=True, hidden=True, help="For `aftercommit up`: sample users; ends with stdin.")
+@click.option("--open-metrics", is_flag=True, help="Answer /metrics to everybody, without a token.")
+@click.option("--no-docs", is_flag=True, help="Do not serve /docs and /openapi.json.")
+@click.option(
+    "--development",
+    is_flag=True,
+    help="For your own machine: sample users, open /metrics; on loopback, X-User-Id counts without a service token.",
+)
 @click.option(
     "--socket", "descriptor", type=Count(0, 65_535), hidden=True, help="For `aftercommit up`: it listens already."
 )
 @pass_settings
-def serve(
-    settings: Settings, host: str, port: int, workers: int, drain: float, development: bool, descriptor: int | None
-) -> None:
+def serve(settings: Settings, host: str, port: int, descriptor: int | None, **options: Any) -> None:
     """Serve the Application, or any ASGI application, that --app names, until stopped.
 
     Migrations and relays are not run here. SIGTERM or Ctrl-C lets answers and streams end, within --drain; SIGHUP
@@ -84,39 +98,68 @@ def serve(
     """
     from aftercommit.feed.server import http_server
 
-    serving = Serving(load_database(settings, "serve"), development, drain, _companions(development))
-    hand_over(settings, serving)
+    bound = socket.socket(fileno=descriptor) if descriptor is not None else None
+    development: bool = options["development"]
+    serving = Serving(
+        load_database(settings, "serve"),
+        development,
+        options["drain"],
+        _companions() if bound is not None else {},
+        local_users=development and is_for_this_machine(host if bound is None else str(bound.getsockname()[0])),
+        open_metrics=development or options["open_metrics"],
+        docs=not options["no_docs"],
+    )
+    # Beneath `up` somebody looks at a screen, and wants to see what went wrong alone.
+    hand_over(settings, serving, quiet=bound is not None)
     # Made here for nothing else: what is wrong with it is said once, and not by every process that dies of it.
     servable(settings)(serving)
-    if development:
+    if not serving.local_users:
+        _require_service_tokens(settings, serving.database)
+    if bound is not None:
         _end_with_stdin()
-    with logging_to_stderr(settings, _level(development)):
-        bound = http_server.listen(host, port) if descriptor is None else socket.socket(fileno=descriptor)
+    with logging_to_stderr(settings, _level(quiet=bound is not None)):
+        bound = bound or http_server.listen(host, port)
+        workers, drain = options["workers"], serving.drain
         http_server.serve(f"{__name__}:asgi", bound=bound, workers=workers, drain=drain, options={"factory": True})
 
 
 def asgi() -> Asgi:
     """The application of a server process, from the environment."""
     settings = Settings.from_environment().told(verbose=_VERBOSE in os.environ)
-    development = _DEVELOPMENT in os.environ
+    told = msgspec.json.decode(os.environ[_SERVING])
+    level = _level(quiet=told.pop("quiet"))
     if multiprocessing.parent_process() is not None:
         # In the process of the command itself logging is set up already.
-        _to_the_end.enter_context(logging_to_stderr(settings, _level(development)))
-    serving = Serving(
-        load_database(settings, "serve"), development, float(os.environ[_DRAIN]), _companions(development)
-    )
-    return servable(settings)(serving)
+        _to_the_end.enter_context(logging_to_stderr(settings, level))
+    return servable(settings)(Serving(load_database(settings, "serve"), companions=_companions(), **told))
 
 
-def _companions(development: bool) -> Mapping[str, str]:
+def _companions() -> Mapping[str, str]:
     """What runs beside the server, where `aftercommit up` has said so."""
-    told = os.environ.get(_COMPANIONS, "") if development else ""
+    told = os.environ.get(_COMPANIONS, "")
     return msgspec.json.decode(told, type=dict[str, str]) if told else {}
 
 
-def _level(development: bool) -> int:
-    """In development somebody looks at the terminal, and wants to see what went wrong."""
-    return logging.WARNING if development else logging.INFO
+def _require_service_tokens(settings: Settings, database: Database) -> None:
+    """Where users are named by a header, somebody must be able to prove that it may name them."""
+    found = load_named(settings, "Application or ASGI application")
+    for outbox in found.users_by_header if isinstance(found, Application) else ():
+        try:
+            with database.connect_sync() as connection:
+                tokens = service_tokens.list_all(connection, outbox.shape)
+        except (DatabaseUnavailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            # The server says so itself, and answers nobody by a header meanwhile.
+            continue
+        if not any(service_tokens.ACT_AS_USER in each.permissions and each.state != "revoked" for each in tokens):
+            raise DeclarationError(
+                f"the readers of {outbox.schema!r} are named by the header X-User-Id, and no service token may name "
+                f"them yet. Make one with `aftercommit token create bot --may {service_tokens.ACT_AS_USER} --schema "
+                f"{outbox.schema}` and give it to the program that sends the header"
+            )
+
+
+def _level(*, quiet: bool) -> int:
+    return logging.WARNING if quiet else logging.INFO
 
 
 def servable(settings: Settings) -> Callable[[Serving], Asgi]:
@@ -133,16 +176,16 @@ def servable(settings: Settings) -> Callable[[Serving], Asgi]:
     return lambda serving: found
 
 
-def hand_over(settings: Settings, serving: Serving) -> None:
+def hand_over(settings: Settings, serving: Serving, *, quiet: bool = True) -> None:
     """Write to the environment what server processes are to know."""
+    about = {name: getattr(serving, name) for name in _HANDED_OVER} | {"quiet": quiet}
     told = {
         APP: settings.app,
         DATABASE_URL: serving.database.dsn,
         LISTEN_URL: settings.listen_dsn,
         LOG_FORMAT: settings.log_format,
         _VERBOSE: "1" if settings.verbose else None,
-        _DEVELOPMENT: "1" if serving.development else None,
-        _DRAIN: repr(serving.drain),
+        _SERVING: msgspec.json.encode(about).decode(),
         _COMPANIONS: msgspec.json.encode(serving.companions).decode() if serving.companions else None,
     }
     for name, value in told.items():

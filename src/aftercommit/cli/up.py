@@ -24,7 +24,7 @@ from aftercommit.cli.recent import RecentLines, ends_are_heard
 from aftercommit.cli.remedies import program
 from aftercommit.cli.retention import retention_of, retention_options
 from aftercommit.cli.running import Stopper
-from aftercommit.cli.serve import Address, hand_over, server_options
+from aftercommit.cli.serve import Address, hand_over, is_for_this_machine, server_options
 from aftercommit.cli.server_process import ServerProcess
 from aftercommit.demo import orders
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
@@ -96,7 +96,9 @@ def up(
         with ExitStack() as stack:
             companions = _companions(application, database, port)
             told = companions.addresses if companions is not None else {}
-            serving = Serving(database, development=True, companions=told)
+            serving = Serving(
+                database, development=True, companions=told, local_users=is_for_this_machine(host), open_metrics=True
+            )
             served = _server(settings, application, serving, Address(host, port, workers))
             if isinstance(served, ServerProcess):
                 # The relays are here and not in its processes: their figures are to be at `/metrics` too.

@@ -10,6 +10,7 @@ from aftercommit.clock import utc_now
 from aftercommit.doctor.findings import Case, Check, Finding, Level
 from aftercommit.doctor.flow import FLOW
 from aftercommit.doctor.server import HELD_UP, SERVER
+from aftercommit.doctor.service_tokens import SERVICE_TOKENS
 from aftercommit.doctor.tables import MIGRATIONS, TABLES
 from aftercommit.errors import AftercommitError
 from aftercommit.postgres.database import Database
@@ -20,7 +21,7 @@ from aftercommit.postgres.shape import Shape
 _GRAVE = (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
 _AGAIN = "mend that, and ask again"
 
-CHECKS = (*SERVER, MIGRATIONS, *TABLES, *HELD_UP, *FLOW)
+CHECKS = (*SERVER, MIGRATIONS, *TABLES, *HELD_UP, *FLOW, SERVICE_TOKENS)
 
 ChooseShape = Callable[[psycopg.Connection[Any]], Shape]
 
@@ -31,12 +32,14 @@ def diagnose(
     *,
     declared: Collection[str] | None = None,
     limits: Limits | None = None,
+    users_by_header: bool = False,
     now: Callable[[], datetime] = utc_now,
 ) -> list[Finding]:
     """Everything that the checks find; where there is no connection, that alone.
 
     `choose_shape` names the outbox once connected; `declared` are the consumers of the application, where it is known.
-    `limits` say what of the flow is a problem, as for `status`.
+    `limits` say what of the flow is a problem, as for `status`; `users_by_header`, that readers are named by
+    `X-User-Id`.
     """
     try:
         connection = database.connect_sync()
@@ -46,7 +49,8 @@ def diagnose(
         at = f"{database.safe_dsn}, as user {connection.info.user!r}"
         found = [Finding("connection", "ok", f"PostgreSQL {_version(connection)} at {at}")]
         try:
-            case = Case(connection, database, choose_shape(connection), declared, now, limits or Limits())
+            shape = choose_shape(connection)
+            case = Case(connection, database, shape, declared, now, limits or Limits(), users_by_header)
         except AftercommitError as error:
             return [*found, Finding("outbox", "problem", str(error), "say which outbox is meant")]
         except psycopg.Error as error:

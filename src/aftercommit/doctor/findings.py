@@ -59,14 +59,18 @@ class Case:
         declared: Collection[str] | None,
         now: Callable[[], datetime],
         limits: Limits,
+        users_by_header: bool = False,
     ) -> None:
-        """`declared` are the consumers that the application declares, where it is known."""
+        """`declared` are the consumers that the application declares, where it is known. `users_by_header` says that
+        its readers are named by `X-User-Id`.
+        """
         self.connection = connection
         self.database = database
         self.shape = shape
         self.declared = declared
         self.now = now
         self.limits = limits
+        self.users_by_header = users_by_header
         self.statements = Statements(shape)
 
     def rows(self, query: str, **parameters: Any) -> Sequence[Sequence[Any]]:

@@ -32,6 +32,7 @@ RUNTIME: Mapping[str, str] = {
     "service_token": "select, insert, update",
     "revoked_token": "select, insert, update, delete",
     "rate_window": "select, insert, update, delete",
+    "rate_log": "select, insert, update, delete",
 }
 
 

@@ -494,6 +494,23 @@ CREATE TABLE aftercommit.published_key (
 
 COMMENT ON TABLE aftercommit.published_key IS 'Idempotency keys given at publish, each within its scope: the same key again publishes nothing and returns the first ids.';
 
+-- Name: rate_log; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE UNLOGGED TABLE aftercommit.rate_log (
+    name character varying(100) NOT NULL,
+    key character varying(255) NOT NULL,
+    seconds integer NOT NULL,
+    granted bigint NOT NULL,
+    moments bigint[] NOT NULL,
+    taken bigint[] NOT NULL,
+    CONSTRAINT rate_log_counts_each_moment CHECK (((cardinality(moments) = cardinality(taken)) AND (seconds > 0) AND (granted >= 0)))
+)
+WITH (fillfactor='50');
+
+-- Name: TABLE rate_log; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.rate_log IS 'Requests that server processes have let through in the last seconds, by limit and key: so many (taken) at each moment, in microseconds since 1970. Granted is what the last exchange was allowed beyond what it told.';
+
 -- Name: rate_window; Type: TABLE; Schema: aftercommit; Owner: -
 
 CREATE UNLOGGED TABLE aftercommit.rate_window (
@@ -508,7 +525,7 @@ WITH (fillfactor='50');
 
 -- Name: TABLE rate_window; Type: COMMENT; Schema: aftercommit; Owner: -
 
-COMMENT ON TABLE aftercommit.rate_window IS 'Requests that server processes have let through, by limit, key and window; window n begins n times seconds after 1970.';
+COMMENT ON TABLE aftercommit.rate_window IS 'What releases before 0009 count by: requests that server processes have let through, by limit, key and window. Newer ones use rate_log.';
 
 -- Name: relay; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -689,6 +706,11 @@ ALTER TABLE ONLY aftercommit.processed_events
 
 ALTER TABLE ONLY aftercommit.published_key
     ADD CONSTRAINT published_key_pkey PRIMARY KEY (key, scope);
+
+-- Name: rate_log rate_log_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.rate_log
+    ADD CONSTRAINT rate_log_pkey PRIMARY KEY (name, key, seconds);
 
 -- Name: rate_window rate_window_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 

@@ -1,30 +1,31 @@
-"""Rate limits that hold across processes, and cost a request no round trip.
+"""Rate limits that hold for any stretch of time, across processes, and cost most requests no round trip.
 
-Each process counts in memory and decides at once. About twice a second, and sooner for a key that is used hard, it adds
-what it let through to a table and takes back the sum of all processes, in one statement for all keys that were active.
+**Any stretch of time.** A limit of 100 in 60 seconds lets no more than 100 through in any 60 seconds, and refuses
+nobody who stays within that: each request that passed is remembered with its moment (`sliding_log`).
 
-**Windows slide.** What counts is what was let through in this window, and of the window before the share that is still
-within the last `seconds`: `before * (1 - elapsed / seconds) + now`. So nobody gets twice the limit at the turn of a
-minute. Windows are told by the database's clock.
+**Across processes.** All processes share one log for each key, in a table. A process may let through a small share of
+the limit (a hundredth, at least one request) on what it knows by itself. It then tells the others, twice a second, and
+hears what they let through: one statement for all keys that were active. Whatever comes beyond that share before the
+answer is there waits for it, and the database decides: it lets no more through than the limit. So with P processes at
+most `limit + (P - 1) * share` pass. A request that finds the log full is refused from memory.
 
-**Overshoot.** A process sees what the others let through when it hears of their exchanges. With P processes at most
-`limit + (P - 1) * a` requests pass in a window, where `a` is the most that one process lets through from the moment it
-sends an exchange until the answer to its next one is there: what reaches it within `interval` and two round trips, and
-never more than the limit. A key that has used a tenth of its limit since the last exchange asks for one at once: then
-`a` is `limit / 10` and what arrives within 50 ms and two round trips.
-Without the database each process keeps the limit by itself, and the bound is `P * limit`.
+**Without the database** each process keeps the limit by itself, and the bound is `P * limit`. Requests that were
+waiting are decided by then, within `ASK_SECONDS`.
+
+Moments are those of the database's clock, which a process estimates to within a round trip.
 """
 
+import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 import psycopg
 
 from aftercommit.errors import DeclarationError
+from aftercommit.feed.access.sliding_log import SECOND, SlidingLog, added_up, stamp
 from aftercommit.postgres.database import Database, require_schema
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.postgres.shape import HasShape, Shape, shape_of
@@ -32,10 +33,14 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.service import Probe, Waker
 
 INTERVAL = 0.5
-# Two exchanges are never closer than this, however hard a key is used.
-SHORTEST = 0.05
-# The share of a limit after which a key does not wait for the next exchange.
-HASTE = 10
+# Two exchanges are never closer than this: those who wait meanwhile are asked for together.
+SHORTEST = 0.005
+# A process lets through this part of a limit, and at least one request, before it has to ask.
+SHARE = 100
+# Who waits for the database waits so long; then this process decides alone, until the database answers again.
+ASK_SECONDS = 0.5
+# A clock that moves by more than this between two exchanges was set.
+STEP_SECONDS = 1.0
 MOST_KEYS = 100_000
 FORGET_SECONDS = 60.0
 # What the table has room for.
@@ -44,7 +49,7 @@ LONGEST_KEY = 255
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """So many requests in so many seconds, of each user or of each resource."""
+    """So many requests in any so many seconds, of each user or of each resource."""
 
     of: Literal["user", "resource"]
     requests: int
@@ -60,11 +65,21 @@ class Rate(msgspec.Struct, frozen=True):
                 "within a second to a day"
             )
 
+    @property
+    def share(self) -> int:
+        """What one process may let through before the others have heard of it."""
+        return max(1, self.requests // SHARE)
+
+    @property
+    def enough(self) -> int:
+        """How much is free when somebody who was refused is told to come back: for that request and the next ones."""
+        return min(self.requests, max(2, self.requests // 50))
+
 
 class Allowance(msgspec.Struct, frozen=True, gc=False):
-    """Whether a request may pass, and what is left: `reset` seconds to the end of the window.
+    """Whether a request may pass, and what is left: in `reset` seconds everything is free again, if nobody asks.
 
-    `retry_after` is 0 for a request that passed, otherwise whole seconds after which one would pass.
+    `retry_after` is 0 for a request that passed, otherwise whole seconds after which it and the next one would pass.
     """
 
     allowed: bool
@@ -74,31 +89,45 @@ class Allowance(msgspec.Struct, frozen=True, gc=False):
     retry_after: int
 
 
-class _Counter:
-    """What is known of one key: this window and the one before, of all processes as far as they were heard."""
-
-    __slots__ = ("before", "now", "number", "seconds", "sent")
-
-    def __init__(self, number: int, seconds: int) -> None:
-        self.number, self.seconds = number, seconds
-        self.now = self.before = 0
-        # What of `now` the others can know: it was in the last exchange.
-        self.sent = 0
-
-    def turn(self, number: int) -> int:
-        """Go on to another window; the number of the one that counts.
-
-        Clocks are compared at every exchange and may step back a little, also over the turn of a window: that does
-        not bring the former one back, in which nothing would be counted any more.
-        """
-        if number != self.number - 1:
-            self.before = self.now if number == self.number + 1 else 0
-            self.number, self.now, self.sent = number, 0, 0
-        return self.number
-
-
 _Key = tuple[str, str, int]
-_Window = tuple[str, str, int, int]
+
+
+class _Count:
+    """What is known of one key: the log of all processes as far as they were heard, and who waits for more."""
+
+    __slots__ = ("log", "pending", "rate", "remembers_until", "unsent", "waiting")
+
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
+        self.log = SlidingLog()
+        # By moment, what the others cannot know yet; below zero what was given back.
+        self.unsent: dict[int, int] = {}
+        # What was let through without asking since the last exchange that was answered had been sent.
+        self.pending = 0
+        # Until then the table may know less than we do.
+        self.remembers_until = 0
+        self.waiting: list[asyncio.Future[bool | None]] = []
+
+    def slide(self, now: int) -> None:
+        since = now - self.rate.seconds * SECOND
+        self.log.slide(since)
+        if len(self.unsent) > 2 * len(self.log.moments) + 100:
+            # The database has been away for long: others need not hear of what is over.
+            self.unsent = {moment: count for moment, count in self.unsent.items() if moment > since}
+
+    def note(self, moment: int, count: int) -> None:
+        """The others are to hear of this."""
+        total = self.unsent.pop(moment, 0) + count
+        if total:
+            self.unsent[moment] = total
+
+    def allowance(self, now: int, *, allowed: bool) -> Allowance:
+        limit, width, log = self.rate.requests, self.rate.seconds * SECOND, self.log
+        reset = _seconds(log.moments[-1] + width - now, self.rate.seconds) if log.total else self.rate.seconds
+        if allowed:
+            return Allowance(True, limit, max(0, limit - log.total), reset, 0)
+        free = log.has_room_from(limit - self.rate.enough) + width - now if log.total else SECOND
+        return Allowance(False, limit, 0, reset, _seconds(free, self.rate.seconds))
 
 
 class RateLimiter(DatabaseService):
@@ -124,56 +153,51 @@ class RateLimiter(DatabaseService):
         self._database = database
         self._statements = Statements(shape_of(outbox) if outbox is not None else Shape())
         self._interval, self._most_keys = interval, most_keys
-        self._counters: dict[_Key, _Counter] = {}
-        self._unsent: dict[_Window, int] = {}
+        self._counts: dict[_Key, _Count] = {}
+        # Those of whom the next exchange has something to tell or to ask.
+        self._active: dict[_Key, _Count] = {}
+        self._is_away = False
         self._hurry = Waker()
         self._offset = time.time() - time.monotonic()
         self._forgot_at = time.monotonic()
 
-    def take(self, name: str, key: str, rate: Rate) -> Allowance:
-        """Ask for one request; it is counted if it may pass. In memory, never waits."""
-        seconds, limit = rate.seconds, rate.requests
-        moment = time.monotonic() + self._offset
-        number = int(moment // seconds)
-        counter = self._counters.get((name, key, seconds)) or self._begin((name, key, seconds), number)
-        if number != counter.number:
-            number = counter.turn(number)
-        elapsed = max(0.0, moment - number * seconds)
-        used = counter.before * (1 - elapsed / seconds) + counter.now
-        reset = math.ceil(seconds - elapsed)
-        if used + 1 > limit:
-            return Allowance(False, limit, 0, reset, _retry_after(counter, limit, elapsed))
-        counter.now += 1
-        window = (name, key, seconds, number)
-        self._unsent[window] = self._unsent.get(window, 0) + 1
-        if len(self._unsent) > self._most_keys:
-            # The database has been away for long: others will not hear of what is over.
-            self._unsent.clear()
-        if (counter.now - counter.sent) * HASTE >= limit:
-            self._hurry.set()
-        return Allowance(True, limit, int(limit - used - 1), reset, 0)
+    async def take(self, name: str, key: str, rate: Rate) -> Allowance:
+        """Ask for one request; it is counted if it may pass. In memory, unless this process has used up its share."""
+        count = self._counts.get((name, key, rate.seconds)) or self._begin((name, key, rate.seconds), rate)
+        count.rate = rate
+        now = self._now()
+        count.slide(now)
+        if count.log.total >= rate.requests:
+            return count.allowance(now, allowed=False)
+        if count.pending >= rate.share and not self._decides_alone():
+            is_granted = await self._asked((name, key, rate.seconds), count)
+            now = self._now()
+            count.slide(now)
+            if is_granted is not None:
+                return count.allowance(now, allowed=is_granted)
+            if count.log.total >= rate.requests:
+                return count.allowance(now, allowed=False)
+        count.note(count.log.add(stamp(now, rate.requests, rate.seconds)), 1)
+        count.pending += 1
+        self._active[name, key, rate.seconds] = count
+        return count.allowance(now, allowed=True)
 
     def give_back(self, name: str, key: str, rate: Rate) -> Allowance:
         """One that has just passed is not to count: another limit has refused the request. What is left now."""
-        seconds, limit = rate.seconds, rate.requests
-        counter = self._counters.get((name, key, seconds))
-        if counter is None:
+        count = self._counts.get((name, key, rate.seconds))
+        if count is None:
             # Dropped to make room: it begins anew.
-            return Allowance(True, limit, limit, seconds, 0)
-        window = (name, key, seconds, counter.number)
-        if (unsent := self._unsent.pop(window, 0)) > 0:
-            counter.now -= 1
-        if unsent > 1:
-            self._unsent[window] = unsent - 1
-        elapsed = min(max(0.0, time.monotonic() + self._offset - counter.number * seconds), seconds)
-        used = counter.before * (1 - elapsed / seconds) + counter.now
-        return Allowance(True, limit, max(0, int(limit - used)), math.ceil(seconds - elapsed), 0)
+            return Allowance(True, rate.requests, rate.requests, rate.seconds, 0)
+        moment = count.log.take_back()
+        if moment is not None:
+            count.note(moment, -1)
+            self._active[name, key, rate.seconds] = count
+        return count.allowance(self._now(), allowed=True)
 
     async def run(self) -> None:
-        """Exchange counts with other processes until stopped."""
+        """Exchange logs with other processes until stopped."""
         if self._database is None:
             while not self.stopping.is_set():
-                self._unsent.clear()
                 self._drop_old()
                 await self.pause(FORGET_SECONDS)
         else:
@@ -186,6 +210,7 @@ class RateLimiter(DatabaseService):
         try:
             await require_schema(connection, self._statements.shape)
             await self._set_clock(connection)
+            self._is_away = False
             while not self.stopping.is_set():
                 await self._exchange(connection)
                 self.session_is_up()
@@ -194,7 +219,29 @@ class RateLimiter(DatabaseService):
                 await self.pause(self._interval - SHORTEST, self._hurry)
             await self._exchange(connection)
         finally:
+            self._is_away = True
+            for count in self._active.values():
+                _answer(count.waiting, None)
             await close_quietly(connection)
+
+    def _now(self) -> int:
+        return int((time.monotonic() + self._offset) * SECOND)
+
+    def _decides_alone(self) -> bool:
+        return self._is_away or self._database is None or self._task is None or self._task.done()
+
+    async def _asked(self, key: _Key, count: _Count) -> bool | None:
+        """Whether the database lets one more through; None where it does not say."""
+        answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        count.waiting.append(answer)
+        self._active[key] = count
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                return await answer
+        except TimeoutError:
+            self._is_away = True
+            return None
 
     async def _set_clock(self, connection: psycopg.AsyncConnection[Any]) -> None:
         asked_at = time.monotonic()
@@ -203,99 +250,138 @@ class RateLimiter(DatabaseService):
         self._hear_clock(row[0], asked_at)
 
     def _hear_clock(self, moment: float, asked_at: float) -> None:
-        self._offset = moment - (asked_at + time.monotonic()) / 2
+        """The database has read its clock between these two moments of ours: what contradicts that is corrected."""
+        least, most = moment - time.monotonic(), moment - asked_at
+        before = self._offset
+        self._offset = min(max(before, least), most)
+        if abs(self._offset - before) > STEP_SECONDS:
+            for count in self._counts.values():
+                count.log.shift(int((self._offset - before) * SECOND))
 
     async def _exchange(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        sent, self._unsent = self._unsent, {}
-        if not sent:
+        active, self._active = self._active, {}
+        if not active:
             return
-        for window in sent:
-            self._note_sent(window)
-        by_text = {_storable(window): window for window in sent}
+        sent = {key: _Sent(count) for key, count in active.items()}
+        by_text = {_storable(key): key for key in sent}
         asked_at = time.monotonic()
         try:
-            cursor = await connection.execute(self._statements["exchange_rates"], _columns(by_text, sent))
+            cursor = await connection.execute(self._statements["exchange_rates"], _columns(by_text, sent), binary=True)
             rows = await cursor.fetchall()
         except BaseException:
             # Whether it was counted nobody knows: once too often is better than not at all.
-            for window, taken in sent.items():
-                self._unsent[window] = self._unsent.get(window, 0) + taken
+            for key, each in sent.items():
+                each.take_back()
+                self._active[key] = each.count
             raise
-        self._hear_clock(rows[0][6], asked_at)
-        for name, key, seconds, number, taken, before, _ in sorted(rows, key=lambda row: row[3]):
-            self._hear(by_text[name, key, seconds, number], taken, before)
-        await self.reach("rates.exchanged", count=sum(sent.values()))
-
-    def _note_sent(self, window: _Window) -> None:
-        counter = self._counters.get(window[:3])
-        if counter is not None and counter.number == window[3]:
-            counter.sent = counter.now
-
-    def _hear(self, window: _Window, taken: int, before: int) -> None:
-        """The sum of all processes; what was let through here meanwhile comes on top.
-
-        Never less than was known: after a crash of the server its table is empty.
-        """
-        counter = self._counters.get(window[:3])
-        if counter is None:
-            return
-        total = taken + self._unsent.get(window, 0)
-        if counter.number == window[3]:
-            counter.now = max(counter.now, total)
-            counter.before = max(counter.before, before)
-            counter.sent = counter.now - self._unsent.get(window, 0)
-        elif counter.number == window[3] + 1:
-            counter.before = max(counter.before, total)
+        self._is_away = False
+        self._hear_clock(rows[0][7], asked_at)
+        for name, key, seconds, moments, taken, granted, is_new, _ in rows:
+            known = by_text[name, key, seconds]
+            told = sent[known]
+            told.hear(dict(zip(moments, taken, strict=True)), granted, self._now(), is_new=is_new)
+            if told.count.unsent:
+                self._active[known] = told.count
+        await self.reach("rates.exchanged", count=sum(sum(each.taken.values()) for each in sent.values()))
 
     async def _forget(self, connection: psycopg.AsyncConnection[Any]) -> None:
         if time.monotonic() - self._forgot_at < FORGET_SECONDS:
             return
         self._drop_old()
-        await connection.execute(self._statements["forget_windows"])
+        await connection.execute(self._statements["forget_rates"])
 
     def _drop_old(self) -> None:
         self._forgot_at = time.monotonic()
-        moment = self._forgot_at + self._offset
-        old = [key for key, counter in self._counters.items() if (counter.number + 2) * counter.seconds <= moment]
-        for key in old:
-            del self._counters[key]
+        now = self._now()
+        for key, count in list(self._counts.items()):
+            count.slide(now)
+            if not count.log.total and not count.waiting:
+                del self._counts[key]
 
-    def _begin(self, key: _Key, number: int) -> _Counter:
-        if len(self._counters) >= self._most_keys:
-            del self._counters[next(iter(self._counters))]
-        counter = self._counters[key] = _Counter(number, key[2])
-        return counter
-
-
-def _retry_after(counter: _Counter, limit: int, elapsed: float) -> int:
-    """Seconds until one more would pass if nobody else came: in this window, or in the next."""
-    seconds = counter.seconds
-    room = limit - 1 - counter.now
-    if room >= 0:
-        # Only so much of the window before may still count.
-        wait = seconds * (1 - room / counter.before) - elapsed
-    else:
-        wait = seconds - elapsed + seconds * (1 - (limit - 1) / counter.now)
-    return max(1, math.ceil(wait))
+    def _begin(self, key: _Key, rate: Rate) -> _Count:
+        if len(self._counts) >= self._most_keys:
+            oldest = next(iter(self._counts))
+            del self._counts[oldest]
+            self._active.pop(oldest, None)
+        count = self._counts[key] = _Count(rate)
+        return count
 
 
-def _columns(by_text: dict[_Window, _Window], sent: dict[_Window, int]) -> dict[str, list[Any]]:
-    names: Iterable[Any]
-    names, keys, seconds, numbers = zip(*by_text, strict=True)
-    taken = [sent[window] for window in by_text.values()]
+class _Sent:
+    """What one exchange tells of a key, and who waits for its answer."""
+
+    def __init__(self, count: _Count) -> None:
+        self.count = count
+        self.taken, count.unsent = count.unsent, {}
+        self.waiting, count.waiting = [each for each in count.waiting if not each.done()], []
+        self.pending = count.pending
+
+    def take_back(self) -> None:
+        """It may not have arrived. Those who wait are decided here."""
+        for moment, taken in self.taken.items():
+            self.count.note(moment, taken)
+        _answer(self.waiting, None)
+
+    def hear(self, entries: dict[int, int], granted: int, now: int, *, is_new: bool) -> None:
+        """The log of all processes; what was let through here meanwhile comes on top.
+
+        A table that has lost what it knew, as after a crash of the server, does not make us forget, for one window.
+        """
+        count = self.count
+        count.pending -= self.pending
+        count.slide(now)
+        heard = SlidingLog(added_up(entries.items(), count.unsent.items()))
+        if is_new:
+            count.remembers_until = now + count.rate.seconds * SECOND
+        if now < count.remembers_until and heard.total - granted < count.log.total:
+            room = max(0, min(granted, count.rate.requests - count.log.total))
+            if granted > room:
+                count.note(max(entries), room - granted)
+            if room:
+                count.log.add(max(entries), room)
+            granted = room
+        else:
+            count.log = heard
+        for answer in self.waiting:
+            if not answer.done():
+                answer.set_result(granted > 0)
+                granted -= granted > 0
+        for _ in range(granted):
+            # Who waited is gone, or was decided without.
+            moment = count.log.take_back()
+            if moment is not None:
+                count.note(moment, -1)
+
+
+def _answer(waiting: "list[asyncio.Future[bool | None]]", answer: bool | None) -> None:
+    for each in waiting:
+        if not each.done():
+            each.set_result(answer)
+
+
+def _seconds(microseconds: int, most: int) -> int:
+    return min(most, max(1, math.ceil(microseconds / SECOND)))
+
+
+def _columns(by_text: dict[_Key, _Key], sent: dict[_Key, _Sent]) -> dict[str, list[Any]]:
+    names, keys, seconds = zip(*by_text, strict=True)
+    each = [sent[key] for key in by_text.values()]
+    entries = [(place, *entry) for place, one in enumerate(each, 1) for entry in one.taken.items()]
     return {
         "names": list(names),
         "keys": list(keys),
         "seconds": list(seconds),
-        "numbers": list(numbers),
-        "taken": taken,
+        "most": [one.count.rate.requests for one in each],
+        "asked": [len(one.waiting) for one in each],
+        "places": [place for place, _, _ in entries],
+        "moments": [moment for _, moment, _ in entries],
+        "taken": [taken for _, _, taken in entries],
     }
 
 
-def _storable(window: _Window) -> _Window:
+def _storable(key: _Key) -> _Key:
     """The same as PostgreSQL can hold it: a name or key that is too long or no text is known by its hash."""
-    name, key, seconds, number = window
-    return _text(name, LONGEST_NAME), _text(key, LONGEST_KEY), seconds, number
+    return _text(key[0], LONGEST_NAME), _text(key[1], LONGEST_KEY), key[2]
 
 
 def _text(value: str, longest: int) -> str:

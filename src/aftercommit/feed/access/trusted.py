@@ -1,5 +1,5 @@
-"""Users by the header `X-User-Id`: believed from a program that shows a service token, and otherwise on this machine
-alone, until such a token is made.
+"""Users by the header `X-User-Id`: believed from a program that shows a service token. A server that was started for
+development also believes programs on the same machine, until such a token is made.
 
 For a backend whose users are integers and whose callers are programs of the same team, a bot for one. Who shows a wrong
 credential is refused, whatever the header says and wherever the request comes from.
@@ -8,7 +8,6 @@ credential is refused, whatever the header says and wherever the request comes f
 import logging
 import re
 from collections.abc import Callable, Mapping
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 import msgspec
@@ -18,6 +17,7 @@ from aftercommit.feed.access.bearer import USER_HEADER, BearerAccess
 from aftercommit.feed.access.permissions import Permissions
 from aftercommit.feed.access.reader import Reader, rights_of
 from aftercommit.feed.access.service_tokens import ACT_AS_USER
+from aftercommit.feed.http.asgi import is_loopback
 from aftercommit.feed.http.errors import bad_request
 from aftercommit.service import Service, until_one_ends
 from aftercommit.telemetry import say
@@ -44,19 +44,23 @@ class TrustedUsers(Service):
     """Who asks, where users are integers. In this order:
 
     a service token with the permission `act-as-user`, and the user that `X-User-Id` names; a JWT, and the user that it
-    speaks of, whom `X-User-Id` may repeat; no Authorization, and `X-User-Id`, from this machine and only while there is
-    no service token of that kind. Anything else is Unauthorized. A header that is no user is answered 400, once the
-    credential is known to be good.
+    speaks of, whom `X-User-Id` may repeat; in `development` alone, no Authorization, and `X-User-Id`, from this machine
+    and only while there is no service token of that kind. Anything else is Unauthorized. A header that is no user is
+    answered 400, once the credential is known to be good.
+
+    Set `development` only in a server that listens on loopback and that you start on your own machine. Where a request
+    seems to come from proves nothing: behind a proxy, everybody comes from the proxy.
 
     As a service it runs the bearer access that it asks.
     """
 
     name = "trusted users"
 
-    def __init__(self, bearer: BearerAccess) -> None:
+    def __init__(self, bearer: BearerAccess, *, development: bool = False) -> None:
         """Not started; where `bearer` is run by somebody else this need not be."""
         super().__init__()
         self._bearer = bearer
+        self._development = development
 
     async def reader(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
         """The user, otherwise Unauthorized."""
@@ -86,7 +90,7 @@ class TrustedUsers(Service):
     def still_valid(self, reader: Reader) -> bool:
         """Whether the token still stands; without one, whether there is still none that would be needed."""
         if reader.token_id is None:
-            return not self._bearer.service_tokens.grants(ACT_AS_USER)
+            return self._development and not self._bearer.service_tokens.grants(ACT_AS_USER)
         return self._bearer.still_valid(reader)
 
     def watch(self, call: Callable[[], None]) -> None:
@@ -102,7 +106,9 @@ class TrustedUsers(Service):
             await self._bearer.stop_within(END_SECONDS)
 
     async def _neighbour(self, headers: Mapping[str, str], peer: str | None) -> Reader:
-        """A program of this machine. Asked before the database is: a stranger's request costs nothing."""
+        """A program of this machine, in development. Asked before the database is: strangers cost nothing."""
+        if not self._development:
+            raise self._refused("there is no Authorization header")
         if not is_local(headers, peer):
             raise self._refused("there is no Authorization header, and the request is not from this machine")
         if await self._bearer.grants(ACT_AS_USER):
@@ -115,7 +121,7 @@ class TrustedUsers(Service):
 
 
 def is_program(caller: Reader) -> bool:
-    """Whether a caller may say on whose behalf it asks: by its service token, or as a neighbour while none is made."""
+    """Whether a caller may say on whose behalf it asks: by its service token, or as a neighbour in development."""
     return caller.token_id is None or (caller.service is not None and caller.permissions.name(ACT_AS_USER))
 
 
@@ -124,7 +130,7 @@ def is_local(headers: Mapping[str, str], peer: str | None) -> bool:
 
     A page elsewhere may have its name point here, or ask from here through a browser: then Host or Origin is another.
     """
-    if peer is None or not _is_loopback(peer) or not names_this_machine(headers.get("host", "")):
+    if peer is None or not is_loopback(peer) or not names_this_machine(headers.get("host", "")):
         return False
     origin = headers.get("origin")
     if origin is not None and _PAGE_OF_THIS_MACHINE.fullmatch(origin) is None:
@@ -146,13 +152,3 @@ def user_in(header: str) -> str:
             **{"X-User-Id": text[:60]},
         )
     return text
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ip_address(host)
-        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-        return (mapped or address).is_loopback
-    except ValueError:
-        # A server may tell a name, or the path of its socket: who connects there is told by no address.
-        return False

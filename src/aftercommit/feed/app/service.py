@@ -1,7 +1,7 @@
 """A whole service around feeds, in Starlette.
 
 `service(feeds, …)` has routes of your own, `/docs`, `/healthz`, `/readyz`, `/metrics`, one error body for everything,
-and a limit on what a request may carry.
+and a limit on what a request may carry. `/docs` can be left out, and `/metrics` can ask for a token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,15 +9,27 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
-from aftercommit.errors import FeedError, MissingExtra
+from aftercommit.errors import DatabaseUnavailable, FeedError, MissingExtra, Unauthorized
+from aftercommit.feed.access.reader import Access
 from aftercommit.feed.app.feed_app import FeedApp
 from aftercommit.feed.app.figures import CONTENT_TYPE, exposition
 from aftercommit.feed.app.routes import docs_routes, looked_at
 from aftercommit.feed.declaration.cursor import timestamp
-from aftercommit.feed.http.asgi import JSON, NO_STORE, Asgi, BodyLimit, Receive, Scope, Send, answer, answer_problem
+from aftercommit.feed.http.asgi import (
+    JSON,
+    NO_STORE,
+    Asgi,
+    BodyLimit,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    answer_problem,
+    headers_of,
+)
 from aftercommit.feed.http.cors import Cors
 from aftercommit.feed.http.error_handlers import exception_handlers
-from aftercommit.feed.http.errors import Problem, unavailable
+from aftercommit.feed.http.errors import Problem, forbidden, unauthorized, unavailable
 from aftercommit.feed.server.shared_figures import SharedFigures
 
 try:
@@ -27,6 +39,8 @@ except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "starlette") from problem
 
 MOST_BODY: Final = 8 * 1024 * 1024
+# What a JWT or service token must have to read `/metrics`, where that is not open to everybody.
+METRICS_READ: Final = "metrics:read"
 
 
 def service(
@@ -34,13 +48,20 @@ def service(
     routes: Sequence[BaseRoute] = (),
     *,
     openapi: Callable[[], Mapping[str, Any]] | None = None,
+    docs: bool = True,
     metrics: Callable[[], str] | None = None,
+    metrics_for: Sequence[Access] = (),
     cors: Cors | None = None,
     most_body: int = MOST_BODY,
 ) -> Asgi:
-    """A whole service: your routes, the feeds, documentation and health. `openapi` describes all of it."""
+    """A whole service: your routes, the feeds, documentation and health. `openapi` describes all of it.
+
+    With `docs=False` there is no `/docs` and no `/openapi.json`. With `metrics_for`, `/metrics` is answered to those
+    whom one of these lets in and who have the permission `metrics:read`; without, to everybody.
+    """
+    documentation = docs_routes(openapi or feeds.openapi) if docs else []
     app = Starlette(
-        routes=[*routes, *feeds.routes, *docs_routes(openapi or feeds.openapi), *health_routes(feeds, metrics)],
+        routes=[*routes, *feeds.routes, *documentation, *health_routes(feeds, metrics, metrics_for)],
         lifespan=feeds.lifespan,
         exception_handlers=exception_handlers(FeedError),
     )
@@ -80,17 +101,20 @@ class _Nowhere:
         return meant if any(route.matches(there)[0] is Match.FULL for route in self._routes) else None
 
 
-def health_routes(feeds: FeedApp, metrics: Callable[[], str] | None = None) -> list[BaseRoute]:
+def health_routes(
+    feeds: FeedApp, metrics: Callable[[], str] | None = None, metrics_for: Sequence[Access] = ()
+) -> list[BaseRoute]:
     """`/healthz` (no new start is needed), `/readyz` (it can serve), `/metrics` (figures, and `metrics` of yours).
 
     The figures are those of all worker processes, which hear of each other while the lifespan of the feeds runs.
+    `metrics_for` says who may read them; without, everybody may.
     """
     figures = SharedFigures(lambda: exposition(feeds) + (metrics() if metrics is not None else ""))
     feeds.services.append(figures)
     return [
         looked_at("/healthz", _Healthy(feeds)),
         looked_at("/readyz", _Ready(feeds)),
-        looked_at("/metrics", _Metrics(figures)),
+        looked_at("/metrics", _Metrics(figures, metrics_for)),
     ]
 
 
@@ -131,10 +155,26 @@ def _failed(what: str) -> Problem:
 
 
 class _Metrics:
-    def __init__(self, figures: SharedFigures) -> None:
+    def __init__(self, figures: SharedFigures, readers: Sequence[Access]) -> None:
         self._figures = figures
+        self._readers = readers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._readers:
+            await self._admit(headers_of(scope).get("authorization"))
         body = (await self._figures.page()).encode()
         headers = [(b"content-type", CONTENT_TYPE.encode()), NO_STORE, (b"content-length", b"%d" % len(body))]
         await answer(send, 200, headers, body)
+
+    async def _admit(self, authorization: str | None) -> None:
+        for access in self._readers:
+            try:
+                reader = await access.reader(authorization, {})
+            except Unauthorized:
+                continue
+            except DatabaseUnavailable as problem:
+                raise unavailable("Tokens cannot be checked at the moment") from problem
+            if reader.may(METRICS_READ):
+                return
+            raise forbidden(METRICS_READ)
+        raise unauthorized()

@@ -68,7 +68,7 @@ class Gate:
         if permission is None and self._feed.select.by_audience and asked != reader.user:
             # What one hears of is nobody else's business, unless a permission says whose.
             raise forbidden(f"what {asked:.100} hears of")
-        told = self._take(reader, asked)
+        told = await self._take(reader, asked)
         if not await self._is_there(asked):
             raise not_found(f"{self._what.capitalize()} {asked:.100} not found")
         return Admission(reader, asked, told)
@@ -84,12 +84,12 @@ class Gate:
     def _own_key(self, reader: Reader) -> str:
         return "" if isinstance(self._feed.select, Everything) else reader.user
 
-    def _take(self, reader: Reader, key: str) -> list[Header]:
+    async def _take(self, reader: Reader, key: str) -> list[Header]:
         if not self._rates:
             return []
         states: list[bytes] = []
         for rate, state in self._rates:
-            allowance = self._limiter.take(*self._counted(rate, reader, key), rate)
+            allowance = await self._limiter.take(*self._counted(rate, reader, key), rate)
             if not allowance.allowed:
                 states = [*self._given_back(len(states), reader, key), state % (allowance.remaining, allowance.reset)]
                 raise self._limited(rate, allowance, b", ".join(states))

@@ -4,6 +4,7 @@ No request or response objects stand on the way of a poll that is answered 304: 
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Protocol
 from urllib.parse import unquote_plus
 
@@ -64,6 +65,17 @@ def peer_of(scope: Scope) -> str | None:
     """The address at the other end of the connection, where the server tells one."""
     client = scope.get("client")
     return client[0] if client else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is one that only this machine itself reaches."""
+    try:
+        address = ip_address(host)
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        return (mapped or address).is_loopback
+    except ValueError:
+        # A server may tell a name, or the path of its socket: who connects there is told by no address.
+        return False
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:

@@ -66,35 +66,74 @@ where (kind, value) in (
 )
 
 -- name: exchange_rates
--- What this process has let through is added to what all have, and comes back as the sum, with that of the window before
--- and the time by which windows are counted.
--- Rows are written in one order by everybody, so that nobody waits in a circle.
-with taken as (
-    select name, key, seconds, number, taken
-    from unnest(%(names)s::text[], %(keys)s::text[], %(seconds)s::int[], %(numbers)s::bigint[], %(taken)s::bigint[])
-        as mine (name, key, seconds, number, taken)
+-- What this process has let through is added to what all have, and as much of what it asks for as the limit has room for.
+-- The log of each key comes back, with what was granted, whether the log is new, and the time by which moments are told.
+-- Rows are written in one order by everybody, so that nobody waits in a circle. The clock is read behind the lock of a row.
+with mine as (
+    select place, name, key, seconds, most, asked, case when most > 1000 then seconds * 1000 else 1 end as tick,
+           (extract(epoch from clock_timestamp()) * 1000000)::bigint as now
+    from unnest(%(names)s::text[], %(keys)s::text[], %(seconds)s::int[], %(most)s::bigint[], %(asked)s::bigint[])
+        with ordinality as mine (name, key, seconds, most, asked, place)
 ),
-summed as (
-    insert into {schema}.rate_window as total (name, key, seconds, number, taken)
-    select name, key, seconds, number, taken from taken order by name, key, seconds, number
-    on conflict (name, key, seconds, number) do update set taken = total.taken + excluded.taken
-    returning name, key, seconds, number, taken
+told as (
+    select mine.place, coalesce(array_agg(moment order by moment) filter (where moment is not null), '{{}}') as moments,
+           coalesce(array_agg(taken order by moment) filter (where moment is not null), '{{}}') as taken, coalesce(sum(taken), 0) as total
+    from mine
+    left join unnest(%(places)s::bigint[], %(moments)s::bigint[], %(taken)s::bigint[]) as entry (place, moment, taken) on entry.place = mine.place
+    group by mine.place
+),
+wanted as (
+    select mine.*, told.moments, told.taken, greatest(0, least(asked, most - told.total))::bigint as granted
+    from mine join told using (place)
+),
+written as (
+    insert into {schema}.rate_log as log (name, key, seconds, granted, moments, taken)
+    select name, key, seconds, granted, case when granted > 0 then moments || now else moments end, case when granted > 0 then taken || granted else taken end
+    from wanted order by name, key, seconds
+    on conflict (name, key, seconds) do update set (moments, taken, granted) = (
+        with clock as materialized (
+            select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now, wanted.*
+            from (select most, tick, granted as asked, moments as told_moments, taken as told_taken from wanted
+                  where wanted.name = excluded.name and wanted.key = excluded.key and wanted.seconds = excluded.seconds) wanted
+        ),
+        -- What lies ahead was written before the clock was set back: it counts from now on.
+        live as materialized (
+            select moment, sum(taken)::bigint as taken
+            from (
+                select case when moment > now + excluded.seconds * 10000::bigint + 1000000 then now else moment end as moment, taken
+                from clock, unnest(log.moments, log.taken) as entry (moment, taken)
+                union all
+                select moment, taken from clock, unnest(told_moments, told_taken) as entry (moment, taken)
+            ) entry
+            where moment > (select now from clock) - excluded.seconds * 1000000::bigint
+            group by moment having sum(taken) > 0
+        ),
+        allowed as materialized (
+            select greatest(0, least(asked, most - coalesce((select sum(taken) from live), 0)))::bigint as granted,
+                   ceil(now::numeric / tick)::bigint * tick as moment
+            from clock
+        )
+        select coalesce(array_agg(moment order by moment), '{{}}'), coalesce(array_agg(taken order by moment), '{{}}'), (select granted from allowed)
+        from (
+            select moment, sum(taken)::bigint as taken
+            from (select moment, taken from live union all select moment, granted from allowed where granted > 0) both_kinds
+            group by moment
+        ) entry
+    )
+    returning name, key, seconds, moments, taken, granted, xmax = 0 as is_new
 )
-select summed.name::text, summed.key::text, summed.seconds, summed.number, summed.taken, coalesce(former.taken, 0),
-       extract(epoch from clock_timestamp())::float8
-from summed
-left join {schema}.rate_window former
-    on former.name = summed.name and former.key = summed.key and former.seconds = summed.seconds and former.number = summed.number - 1
+select name::text, key::text, seconds, moments, taken, granted, is_new, extract(epoch from clock_timestamp())::float8
+from written
 
 -- name: guard_clock
 -- The time by which windows are counted, before anything was.
 select extract(epoch from clock_timestamp())::float8
 
--- name: forget_windows
--- Windows that no limit looks at any more.
-delete from {schema}.rate_window
-where (name, key, seconds, number) in (
-    select name, key, seconds, number from {schema}.rate_window
-    where (number + 3) * seconds < extract(epoch from statement_timestamp())
-    order by name, key, seconds, number limit 10000 for update skip locked
+-- name: forget_rates
+-- Logs in which nothing counts any more.
+delete from {schema}.rate_log
+where (name, key, seconds) in (
+    select name, key, seconds from {schema}.rate_log
+    where coalesce(moments[cardinality(moments)], 0) + seconds * 1000000::bigint < extract(epoch from statement_timestamp()) * 1000000
+    order by name, key, seconds limit 10000 for update skip locked
 )

@@ -1,0 +1,12 @@
+"""The tables of the outbox, as of migration 0009_rate_log."""
+
+from django.db import migrations
+
+from aftercommit.postgres.django import ApplyMigration
+
+
+class Migration(migrations.Migration):  # type: ignore[misc]
+    """Applied to every outbox of AFTERCOMMIT_OUTBOXES."""
+
+    dependencies = (("aftercommit", "0004_guards"),)
+    operations = (ApplyMigration(9),)
