@@ -4,6 +4,7 @@ Reading feeds is not done here: `aftercommit.feed` does it, by the same rules.
 """
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -183,13 +184,27 @@ def read_body(kind: type[Body], body: bytes) -> Body:
     if not body:
         raise bad_request("There is no body: send a JSON object")
     try:
-        return msgspec.json.decode(body, type=kind)
+        found = msgspec.json.decode(body, type=kind)
+        refuse_repeated_names(body)
+        return found
     except msgspec.ValidationError as problem:
         named = _FIELD.search(str(problem))
         details = {"field": shortened(named[1])} if named is not None else {}
         raise bad_request(f"The body cannot be read: {shortened(str(problem))}", **details) from problem
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise no_json(body, problem) from problem
+
+
+def refuse_repeated_names(body: bytes) -> None:
+    """400 where an object of this JSON has two fields of one name: readers do not agree on which of them counts."""
+    json.loads(body, object_pairs_hook=_names_once, parse_int=len, parse_float=len)
+
+
+def _names_once(pairs: list[tuple[str, Any]]) -> None:
+    names = {name for name, _ in pairs}
+    if len(names) < len(pairs):
+        twice = next(name for name in names if sum(name == each for each, _ in pairs) > 1)
+        raise bad_request(f"The field {twice!r:.100} is there more than once: send it once", field=twice[:100])
 
 
 def no_json(body: bytes, problem: Exception) -> Problem:

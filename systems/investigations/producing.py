@@ -16,7 +16,7 @@ from aftercommit.event.identity import uuid7
 from aftercommit.feed.http.errors import Problem, bad_request
 from systems.investigations.errors import BadLog
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox
-from systems.requests import no_json, shortened
+from systems.requests import no_json, refuse_repeated_names, shortened
 
 MOST_LOGS: Final = 1000
 CLIENT_TS: Final = "client_ts"
@@ -61,6 +61,7 @@ def read_logs(body: bytes, investigation_id: str) -> list[ProducedLog]:
         raise bad_request("There is no body: send a log as a JSON object, or an array of them")
     try:
         logs = _decoded(body)
+        refuse_repeated_names(body)
     except msgspec.ValidationError as problem:
         raise _misread(str(problem)) from problem
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:

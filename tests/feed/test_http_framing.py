@@ -14,6 +14,8 @@ from aftercommit.feed.server.protocol import Guards
 from tests.feed.journal import Journal, until
 from tests.feed.servers import connected, rest_of
 
+CLOSING = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+
 
 async def test_a_body_that_stalls_is_408_where_nothing_was_answered_yet(
     journal: Journal, caplog: pytest.LogCaptureFixture
@@ -58,6 +60,49 @@ async def test_what_is_no_http_has_the_common_body(journal: Journal, sent: bytes
         assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert b"content-type: application/json" in head
         assert json.loads(body)["error"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("status", "sent"),
+    [
+        (400, b"GET /echo HTTP/1.1\r\n\r\n"),
+        (400, b"GET /echo HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n"),
+        (400, b"GET /echo HTTP/1.0\r\nHost: x\r\nHost: y\r\n\r\n"),
+        (400, b"POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"),
+        (505, b"GET /echo HTTP/2.0\r\nHost: x\r\n\r\n"),
+        (505, b"GET /echo HTTP/0.9\r\nHost: x\r\n\r\n"),
+        (501, b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"),
+        (417, b"POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 200-ok\r\nContent-Length: 2\r\n\r\nhi"),
+        (415, b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi"),
+    ],
+)
+async def test_what_http_has_a_server_refuse_is_refused_with_its_status(journal: Journal, status: int, sent: bytes):
+    app = journal.app()
+    async with journal.served(app, service(app, [Route("/echo", echo, methods=["POST"])])) as reading:
+        async with connected(reading) as (reader, writer):
+            writer.write(sent)
+            head, _, body = (await rest_of(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status), head
+        assert b"connection: close" in head
+        assert set(json.loads(body)) <= {"error", "message", "details"}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /echo HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi",
+        b"POST /echo HTTP/1.1\r\nHost:\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi",
+        CLOSING + b"Transfer-Encoding: Chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+        CLOSING + b"Content-Encoding: identity\r\nContent-Length: 2\r\n\r\nhi",
+        CLOSING + b"Expect: 100-Continue\r\nContent-Length: 2\r\n\r\nhi",
+    ],
+)
+async def test_what_http_allows_is_answered(journal: Journal, sent: bytes):
+    app = journal.app()
+    outer = service(app, [Route("/echo", echo, methods=["POST"])])
+    async with journal.served(app, outer) as reading, connected(reading) as (reader, writer):
+        writer.write(sent)
+        assert (await rest_of(reader)).endswith(b"\r\n\r\nhi")
 
 
 async def test_a_request_is_answered_although_what_follows_it_is_no_http(journal: Journal):

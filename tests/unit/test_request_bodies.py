@@ -100,3 +100,20 @@ def test_logs_that_are_no_list_are_named(given: str) -> None:
 
 def test_an_unknown_field_is_named_as_a_whole() -> None:
     assert (refused_logs(json.dumps({**LINE, "a`b": 1})).details or {})["field"] == "a`b"
+
+
+@pytest.mark.contract("L12")
+def test_a_field_that_is_there_twice_is_refused_wherever_it_is() -> None:
+    line = json.dumps(LINE)
+    for body in (
+        line[:-1] + ', "level": "ERROR"}',
+        f'[{line}, {line[:-1]}, "context": {{"a": {{"level": 1, "level": 2}}}}}}]',
+        f'{{"logs": [{line[:-1]}, "level": "INFO"}}]}}',
+        f'{{"logs": [{line}], "logs": [{line}]}}',
+    ):
+        problem = refused_logs(body)
+        assert problem.message.endswith("is there more than once: send it once")
+        assert problem.details is not None
+        assert problem.details["field"] in ("level", "logs")
+    assert refused_body('{"name": "a", "name": "a"}').details == {"field": "name"}
+    assert read_body(Named, b'{"name": "a"}').name == "a"

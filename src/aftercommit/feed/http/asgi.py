@@ -162,7 +162,10 @@ async def answer_problem(send: Send, problem: Problem, method: str = "GET", more
 
 
 class BodyLimit:
-    """An application behind a limit on what a request may carry; more is answered 413 and not read."""
+    """An application behind a limit on what a request may carry; more is answered 413 and not read.
+
+    A body that is compressed, or encoded otherwise, is answered 415: nobody here would decode it.
+    """
 
     def __init__(self, app: Asgi, most: int) -> None:
         """`most` counts bytes."""
@@ -177,6 +180,15 @@ class BodyLimit:
         announced = header_of(scope, b"content-length") or "0"
         if not announced.isdecimal() or int(announced) > self._most:
             await answer_problem(send, too_large(self._most), scope["method"], [(b"connection", b"close")])
+            return
+        encoding = header_of(scope, b"content-encoding")
+        if encoding is not None and encoding.lower() not in ("", "identity"):
+            problem = Problem(
+                415,
+                f"A body with Content-Encoding {encoding!r:.60} cannot be read: send it as it is",
+                headers={"Accept-Encoding": "identity"},
+            )
+            await answer_problem(send, problem, scope["method"], [(b"connection", b"close")])
             return
         await self._counted(scope, receive, send)
 

@@ -23,11 +23,14 @@ CODES: Mapping[int, str] = {
     410: "gone",
     413: "payload_too_large",
     415: "unsupported_media_type",
+    417: "expectation_failed",
     422: "bad_request",
     429: "rate_limit_exceeded",
     431: "headers_too_large",
     500: "internal_error",
+    501: "not_implemented",
     503: "unavailable",
+    505: "http_version_not_supported",
 }
 _encode = msgspec.json.Encoder().encode
 

@@ -5,7 +5,7 @@ For a uvicorn of your own: `uvicorn app:app --http aftercommit.feed.server.proto
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -156,7 +156,8 @@ class GuardedProtocol(HttpToolsProtocol):
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > self._guards.header_bytes:
                 return _Refusal(_headers_too_large(self._guards.header_bytes))
-        return None
+        problem = problem_of_head(self.parser.get_http_version(), self.headers)
+        return _Refusal(problem) if problem is not None else None
 
     def _keep_time(self) -> None:
         if self._timer is not None:
@@ -208,6 +209,26 @@ class GuardedProtocol(HttpToolsProtocol):
         call, self._call_when_lost = self._call_when_lost, None
         if call is not None:
             call()
+
+
+def problem_of_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
+    """What HTTP has us refuse, by version and headers, that the parser lets pass (RFC 9110 and 9112)."""
+    if version not in ("1.0", "1.1"):
+        return Problem(505, f"HTTP/{version} is not spoken here: use HTTP/1.1")
+    hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            if version == "1.0":
+                return bad_request("HTTP/1.0 has no Transfer-Encoding: send a Content-Length")
+            if value.lower() != b"chunked":
+                return Problem(501, "Of transfer encodings, chunked alone is understood")
+        elif name == b"expect" and value.lower() != b"100-continue":
+            return Problem(417, "Of expectations, 100-continue alone can be met")
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return bad_request("A request has one Host header" if hosts else "There is no Host header")
+    return None
 
 
 class _Refusal:
