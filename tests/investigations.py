@@ -142,6 +142,12 @@ class Service:
             return connection.execute(query.encode(), parameters or None).fetchall()
 
 
+def make_service_token(dsn: str) -> str:
+    """A token that may name users of the tasks: without one, the site is not served outside development."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return service_tokens.create(connection, tasks.outbox.shape, "tests", ["act-as-user"]).token
+
+
 @contextmanager
 def serving(
     dsn: str, *, workers: int = WORKERS, host: str = "127.0.0.1", development: bool = False, **environment: str
@@ -151,9 +157,7 @@ def serving(
     kind = "--development" if development else "--open-metrics"
     arguments = ("serve", "--app", "systems.site:application", kind, *place)
     if not development:
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            # Without one it would not start.
-            service_tokens.create(connection, tasks.outbox.shape, "tests", ["act-as-user"])
+        make_service_token(dsn)
     told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", ANSWERS_WITHIN: "60", **environment}
     with running(*arguments, folder=REPOSITORY, **told) as server:
         url = json.loads(server.line("server_listening", server.stderr))["url"]

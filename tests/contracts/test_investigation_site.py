@@ -11,7 +11,18 @@ import httpx
 import pytest
 
 from aftercommit.feed.access.token_keys import KEYS
-from tests.investigations import KEY_SET, PATIENCE, ROOT, STARTING, TLS, answers, eventually, figures_of, prepare
+from tests.investigations import (
+    KEY_SET,
+    PATIENCE,
+    ROOT,
+    STARTING,
+    TLS,
+    answers,
+    eventually,
+    figures_of,
+    make_service_token,
+    prepare,
+)
 from tests.programs import REPOSITORY, Program, is_free, kept_port, running
 
 pytestmark = pytest.mark.newest
@@ -83,6 +94,7 @@ def test_tokens_are_handed_to_this_machine_alone_and_only_in_development(databas
         # Another name for this machine, as a page elsewhere could give it to reach us through a browser.
         for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8090", "[::1].evil.example"):
             assert "users" not in sample(url, host)
+        make_service_token(database)
         production = {**told, KEYS: KEY_SET, "AFTERCOMMIT_CORS_ORIGINS": "https://shop.example.com"}
         with running("serve", "--app", APP, "--port", "0", folder=REPOSITORY, **production) as serve:
             listening = json.loads(serve.line("server_listening", serve.stderr))["url"]
@@ -158,8 +170,10 @@ def test_every_server_process_logs_as_it_was_told_and_hears_how_long_a_drain_tak
     database: str, tmp_path: Path
 ) -> None:
     prepare(database)
+    make_service_token(database)
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path), KEYS: KEY_SET}
-    arguments = ("serve", "--app", APP, "--port", "0", "--workers", "2", "--drain", "0.25", "--log-format", "json")
+    options = ("--port", "0", "--workers", "2", "--drain", "0.25", "--log-format", "json", "--open-metrics")
+    arguments = ("serve", "--app", APP, *options)
     with running(*arguments, folder=REPOSITORY, **told) as serve:
         url = json.loads(serve.line("server_listening", serve.stderr))["url"]
         eventually(lambda: figures_of(url, "feed_worker_answers.*") == [1, 1] or None, timeout=STARTING)
@@ -230,6 +244,7 @@ def test_a_port_that_is_taken_is_all_that_is_said_and_nothing_is_started(tmp_pat
             told = {"AFTERCOMMIT_HOME": str(home), "AFTERCOMMIT_STARTED_BY": through}
             with running("up", "--app", APP, "--port", str(port), folder=REPOSITORY, **told) as up:
                 assert up.ends() == 1, up
-            said = f"error: cannot listen on 127.0.0.1:{port}: Address already in use. Choose another --port or --host"
-            assert up.stderr == [said + remedy]
+            holder = f"{Path('/proc/self/comm').read_text().strip()} (process {os.getpid()})"
+            said = f"error: cannot listen on 127.0.0.1:{port}: Address already in use by {holder}. "
+            assert up.stderr == [f"{said}Choose another --port or --host{remedy}"]
     assert not home.exists()

@@ -2,6 +2,7 @@
 machine.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def test_without_a_service_token_a_server_does_not_start_and_says_how_to_make_on
 ):
     with prepared(postgres_server) as empty:
         told = {"DATABASE_URL": empty, KEYS: KEY_SET}
+        with running("doctor", "--app", APP, "--schema", "tasks_events", folder=REPOSITORY, **told) as doctor:
+            assert doctor.ends() == 3, doctor
+            doctor.line("no service token may name them", doctor.stdout)
         for more in ((), ("--development", "--host", "0.0.0.0")):
             with running("serve", "--app", APP, "--port", "0", *more, folder=REPOSITORY, **told) as server:
                 assert server.ends() == 1
@@ -78,6 +82,9 @@ def test_without_a_service_token_a_server_does_not_start_and_says_how_to_make_on
             assert making.ends() == 0
         with running("serve", "--app", APP, "--port", "0", folder=REPOSITORY, **told) as server:
             assert "http://127.0.0.1:" in server.line("server_listening", server.stderr)
+        everywhere = ("serve", "--app", APP, "--port", "0", "--host", "0.0.0.0")
+        with running(*everywhere, folder=REPOSITORY, **told) as server:
+            assert "http://0.0.0.0:" in server.line("server_listening", server.stderr)
 
 
 def test_figures_are_for_those_who_may_read_them_unless_the_server_was_told_otherwise(dsn: str):
@@ -87,8 +94,6 @@ def test_figures_are_for_those_who_may_read_them_unless_the_server_was_told_othe
         scraper = service_tokens.create(connection, outbox.shape, "prometheus", ["metrics:read"]).token
     arguments = ("serve", "--app", APP, "--port", "0", "--no-docs")
     with running(*arguments, folder=REPOSITORY, **told) as server:
-        import json
-
         url = json.loads(server.line("server_listening", server.stderr))["url"]
 
         def asked(path: str, token: str | None = None) -> httpx.Response:

@@ -180,6 +180,43 @@ class TestUp:
                 assert second.ends() == 0, second
         assert server_of(home) is None
 
+    def test_two_interrupts_in_a_row_end_it_at_once_and_leave_no_server_behind(self, tmp_path: Path) -> None:
+        home = tmp_path / ".aftercommit"
+        with running("up", "--interval", "0.2", folder=tmp_path) as up:
+            figures(up, "handled", 1)
+            server = server_of(home)
+            assert server is not None
+            up.send(signal.SIGINT)
+            up.line("stopping; Ctrl-C again ends at once", up.stderr)
+            up.send(signal.SIGINT)
+            assert up.ends() in (-signal.SIGINT, 0), up
+        # It may have been as good as done when the second came.
+        assert any("PostgreSQL was told to stop" in line or "PostgreSQL is stopped" in line for line in up.stderr), up
+        deadline = time.monotonic() + PATIENCE
+        while server_of(home) is not None:
+            assert time.monotonic() < deadline, "PostgreSQL stays"
+            time.sleep(0.02)
+        with running("up", "--interval", "0.2", folder=tmp_path) as again:
+            figures(again, "handled", 1)
+            again.send(signal.SIGINT)
+            assert again.ends() == 0, again
+
+    def test_each_schema_is_one_line_and_what_has_no_consumers_handles_nothing(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "my_shop.py").write_text("from aftercommit import Outbox\noutbox = Outbox('mine')\n")
+        for said in ("applied", "up to date"):
+            with running(
+                "up", "--app", "my_shop:outbox", "--dsn", database, "--interval", "0.2", folder=tmp_path
+            ) as up:
+                figures(up, "pending", 0)
+                up.send(signal.SIGTERM)
+                assert up.ends() == 0, up
+            (line,) = [line for line in up.stderr if line.startswith("schema ")]
+            assert line.startswith("schema mine: ")
+            assert line.endswith(said)
+            assert not [line for line in up.stdout if "handled" in line]
+
     def test_with_a_database_url_no_server_is_started(self, database: str, tmp_path: Path) -> None:
         with running("up", "--interval", "0.2", folder=tmp_path, DATABASE_URL=database) as up:
             figures(up, "handled", 1)

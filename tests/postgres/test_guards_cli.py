@@ -63,6 +63,13 @@ class TestMint:
 
         assert len({verifier.verify(token).token_id for token in tokens}) == 2
 
+    def test_without_permissions_it_is_a_token_for_what_needs_none_and_says_so(self, home: Path) -> None:
+        minted = good("mint", "--user", "3")
+        verifier = TokenVerifier(TokenKeys.from_file(home / "token-keys.json"))
+
+        assert verifier.verify(minted.stdout.strip()).user == "3"
+        assert "it has no permissions (--may)" in minted.stderr
+
     def test_as_json_it_is_one_document(self) -> None:
         document = json.loads(good("mint", "--user", "ann", "--may", READ, "--json").stdout)
 
@@ -84,7 +91,6 @@ class TestMint:
         ("arguments", "status", "said"),
         [
             (["--may", READ], 2, "--user"),
-            (["--user", "ann"], 2, "--may"),
             (["--user", "ann", "--may", "a:b*"], 1, "cannot be granted"),
             (["--user", "", "--may", READ], 1, "cannot be named"),
             (["--user", "ann", "--may", READ, "--for", "soon"], 2, "is not a time"),
@@ -100,15 +106,15 @@ class TestMint:
 
 
 class TestServiceTokens:
-    def test_the_first_token_that_acts_as_users_says_what_it_ends_and_how_to_undo_it(self, outbox: Shop) -> None:
+    def test_the_first_token_that_acts_as_users_says_what_it_ends(self, outbox: Shop) -> None:
         reader = good("create", "reader", "--may", READ)
         first, second = (good("create", "bot", "--may", "act-as-user") for _ in range(2))
         (token_id, second_id) = (each.stdout.split("_")[1] for each in (first, second))
 
         assert "X-User-Id" not in reader.stderr + second.stderr
         assert first.stderr.splitlines()[1] == (
-            "from now on `X-User-Id` alone is not believed: who asks for others needs this token (the bot: "
-            f"AFTERCOMMIT_BOT_CREDENTIAL). `aftercommit token revoke {token_id}` undoes it"
+            "from now on `X-User-Id` alone is not believed by development servers either: a program that names users "
+            "needs this token (the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
         )
         good("revoke", token_id, second_id)
         again = good("create", "bot", "--may", "act-as-user", "--json")

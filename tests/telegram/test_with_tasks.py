@@ -8,7 +8,7 @@ import pytest
 
 from aftercommit.testing.bot_api import BotApiServer, Chat
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.investigations import KEY_SET, STARTING, answers, eventually
+from tests.investigations import KEY_SET, STARTING, answers, eventually, make_service_token
 from tests.programs import REPOSITORY, Program, kept_port, running
 from tests.tasks import ADA, EDSGER, Service, prepared, relaying
 
@@ -37,9 +37,9 @@ def port() -> Iterator[int]:
 def backend(dsn: str, port: int) -> Iterator[Service]:
     """The tasks system at an address that stays the same when it is started again."""
     told = {"DATABASE_URL": dsn, "AFTERCOMMIT_TOKEN_KEYS": KEY_SET}
-    with running(
-        "serve", "--app", "systems.site:application", "--port", str(port), folder=REPOSITORY, **told
-    ) as server:
+    make_service_token(dsn)
+    options = ("--app", "systems.site:application", "--port", str(port), "--open-metrics")
+    with running("serve", *options, folder=REPOSITORY, **told) as server:
         url = f"http://127.0.0.1:{port}"
         eventually(lambda: answers(url), timeout=STARTING)
         service = Service(url, dsn, server, workers=1)

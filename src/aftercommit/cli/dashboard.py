@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -39,8 +39,8 @@ Show = Callable[[Sequence[Sight]], object]
 class View:
     """One outbox, looked at again and again."""
 
-    def __init__(self, name: str, look: Look, window: Window) -> None:
-        self._name, self._look, self._window = name, look, window
+    def __init__(self, outbox: Outbox, look: Look, window: Window) -> None:
+        self._outbox, self._look, self._window = outbox, look, window
 
     def now(self) -> Sight:
         """Its name, its tables, and what this process has done for it."""
@@ -48,7 +48,8 @@ class View:
             seen: Seen = self._look.now()
         except DatabaseUnavailable as problem:
             seen = problem
-        return self._name, seen, self._window.figures()
+        figures = replace(self._window.figures(), has_consumers=bool(self._outbox.consumers))
+        return self._outbox.schema, seen, figures
 
 
 class Dashboard(Service):
@@ -59,7 +60,7 @@ class Dashboard(Service):
     def __init__(self, views: Sequence[tuple[Look, Outbox]], interval: float, recent: RecentLines | None) -> None:
         """With `recent` log lines a panel for a terminal, without them plain lines."""
         super().__init__()
-        self._views = [View(outbox.schema, look, Window(outbox.meter)) for look, outbox in views]
+        self._views = [View(outbox, look, Window(outbox.meter)) for look, outbox in views]
         self._interval = interval
         self._recent = recent
 
@@ -134,7 +135,9 @@ def _wrapped(console: Console, recent: Sequence[str], width: int, room: int) -> 
 def plain_line(outbox: str, seen: Seen, figures: Figures) -> str:
     """One look as one line."""
     told = f"outbox={outbox} published={figures.published} rate={figures.publish_rate:.1f}/s"
-    told += f" p50={_milliseconds(figures.p50_ms)} p99={_milliseconds(figures.p99_ms)} handled={figures.handled}"
+    told += f" p50={_milliseconds(figures.p50_ms)} p99={_milliseconds(figures.p99_ms)}"
+    if figures.has_consumers:
+        told += f" handled={figures.handled}"
     if isinstance(seen, DatabaseUnavailable):
         return f"{told} database=unavailable"
     return (
@@ -174,7 +177,8 @@ def _height(figures: Text | Table) -> int:
 def _rows(seen: Seen, figures: Figures) -> Iterator[tuple[str, str, str]]:
     latency = f"to the log p50 {_milliseconds(figures.p50_ms)}, p99 {_milliseconds(figures.p99_ms)}"
     yield "published", f"{figures.published:,}", f"{figures.publish_rate:.1f}/s, {latency}"
-    yield "handled", f"{figures.handled:,}", f"{figures.handle_rate:.1f}/s, {figures.failed:,} failed attempts"
+    if figures.has_consumers:
+        yield "handled", f"{figures.handled:,}", f"{figures.handle_rate:.1f}/s, {figures.failed:,} failed attempts"
     if isinstance(seen, DatabaseUnavailable):
         yield "database", "away", printable(str(seen))
         return

@@ -34,6 +34,8 @@ class Figures:
     failed: int
     p50_ms: float | None
     p99_ms: float | None
+    # Without consumers there is nothing to handle.
+    has_consumers: bool = True
 
 
 def sample(meter: Meter, at: float) -> Sample:

@@ -20,6 +20,7 @@ class Stopper:
     def __init__(self) -> None:
         self.requested = False
         self._ask: Callable[[], object] | None = None
+        self._at_once: Callable[[], object] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -42,6 +43,10 @@ class Stopper:
         if self.requested:
             ask()
 
+    def at_once(self, call: Callable[[], object]) -> None:
+        """What to do at the second signal, before the process ends on the spot. It must not wait."""
+        self._at_once = call
+
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         """Run an event loop; a signal that comes when it is over is only remembered."""
         try:
@@ -54,6 +59,8 @@ class Stopper:
         if self.requested:
             if sys.stdout.isatty():
                 os.write(sys.stdout.fileno(), _SHOW_CURSOR)
+            if self._at_once is not None:
+                self._at_once()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.requested = True

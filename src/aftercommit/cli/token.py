@@ -45,7 +45,12 @@ _may_option = click.option(
 
 @token.command(short_help="Sign a JWT, for development.")
 @click.option("--user", required=True, metavar="NAME", help="Whom the token speaks for.")
-@_may_option
+@click.option(
+    "--may",
+    multiple=True,
+    metavar="PERMISSION",
+    help="What the user may, like 'investigation:*:read'; may be repeated. Without: what needs no permission.",
+)
 @click.option("--for", "lifetime", type=Duration(), default="1h", show_default=True, metavar="TIME", help="How long.")
 @click.option(
     "--keys",
@@ -72,6 +77,8 @@ def mint(settings: Settings, user: str, may: tuple[str, ...], lifetime: timedelt
         return
     line(minted)
     message(f"for {user!r}, until {until}: send it as `Authorization: Bearer …`")
+    if not may:
+        message("it has no permissions (--may): enough for what a user may do as such, like the tasks; else 403")
 
 
 @token.command(short_help="Make a service token.")
@@ -105,8 +112,8 @@ def create(settings: Settings, name: str, may: tuple[str, ...], lifetime: timede
         message(f"service token {made.id} for {name!r}. This is the only time that it is shown: keep it now")
     if closes:
         message(
-            "from now on `X-User-Id` alone is not believed: who asks for others needs this token (the bot: "
-            f"AFTERCOMMIT_BOT_CREDENTIAL). `aftercommit token revoke {made.id}` undoes it"
+            "from now on `X-User-Id` alone is not believed by development servers either: a program that names users "
+            "needs this token (the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
         )
 
 

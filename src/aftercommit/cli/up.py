@@ -38,6 +38,7 @@ from aftercommit.relay import RelaySettings
 from aftercommit.service import Service, until_one_ends
 from aftercommit.settings import DATABASE_URL, Settings
 from aftercommit.telemetry import say
+from aftercommit.text import plural
 from aftercommit.wiring import Engine
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ _APPLICATION_NAME = "aftercommit up"
 # Set by a Makefile whose target runs us and hands its ARGS on: how people give us options there.
 _STARTED_BY = "AFTERCOMMIT_STARTED_BY"
 _LARGEST_PORT = 65_535
+_CLOSED = (
+    "  note: the server listens on {host}, so that `X-User-Id` alone names nobody, the bot included. Use 127.0.0.1, or "
+    "make a service token: `aftercommit token create bot --may act-as-user`, then AFTERCOMMIT_BOT_CREDENTIAL"
+)
 
 
 @click.command(short_help="Run everything at once, for first steps.")
@@ -82,7 +87,7 @@ def up(
     application = load_application(settings) if settings.app is not None else orders.application
     if application.asgi is not None:
         _check_address(host, port)
-    with Stopper() as stopper, _logging(settings) as recent, _postgres(settings) as (database, server):
+    with Stopper() as stopper, _logging(settings) as recent, _postgres(settings, stopper) as (database, server):
         if stopper.requested:
             return
         _make_tables(database, application)
@@ -108,6 +113,10 @@ def up(
             if served is not None:
                 parts.append(served)
             message(_about(database.safe_dsn if server is None else server.dsn, application, served, companions))
+            if served is not None and application.users_by_header and not serving.local_users:
+                message(_CLOSED.format(host=host))
+            if served is not None:
+                message("\n" + click.style(f"  open in a browser:      {served.url}", bold=True))
             views = [(stack.enter_context(_eyes(database, outbox)), outbox) for outbox in application.outboxes]
             parts.append(Dashboard(views, interval or (2.0 if recent is None else 0.5), recent))
             if served is not None and companions is not None:
@@ -207,13 +216,14 @@ def _logging(settings: Settings) -> Iterator[RecentLines | None]:
 
 
 @contextmanager
-def _postgres(settings: Settings) -> Iterator[tuple[Database, EmbeddedPostgres | None]]:
+def _postgres(settings: Settings, stopper: Stopper) -> Iterator[tuple[Database, EmbeddedPostgres | None]]:
     if settings.dsn is not None:
         database = Database(settings.dsn, listen_dsn=settings.listen_dsn, application_name=_APPLICATION_NAME)
         message(f"using the PostgreSQL of --dsn or {DATABASE_URL}: {database.safe_dsn}")
         yield database, None
         return
     server = EmbeddedPostgres(default_folder())
+    stopper.at_once(lambda: _end_at_once(server))
     message(f"starting PostgreSQL {server.cluster.version} in {server.cluster.folder}")
     server.start()
     if server.attached:
@@ -227,11 +237,17 @@ def _postgres(settings: Settings) -> Iterator[tuple[Database, EmbeddedPostgres |
             message(f"PostgreSQL is stopped; the data is in {server.cluster.folder}")
 
 
+def _end_at_once(server: EmbeddedPostgres) -> None:
+    """Somebody is in a hurry: nobody waits for anything any more, and nothing stays behind."""
+    told = "PostgreSQL was told to stop; " if server.tell_to_stop() else ""
+    message(f"ending at once. {told}the data is in {server.cluster.folder}")
+
+
 def _make_tables(database: Database, application: Application) -> None:
     with database.connect_sync() as connection:
         for outbox in application.outboxes:
-            for step in migrate.up(connection, outbox.shape):
-                message(f"schema {outbox.schema}: {step}")
+            steps = migrate.up(connection, outbox.shape)
+            message(f"schema {outbox.schema}: " + (f"{plural(len(steps), 'step')} applied" if steps else "up to date"))
         if application.create_tables is not None:
             application.create_tables(connection)
 
@@ -241,7 +257,7 @@ def _about(
 ) -> str:
     lines = [f"running {application.about}"]
     if served is not None:
-        lines.append(f"  open in a browser:      {served.url} (its API: {served.url}/docs)")
+        lines.append(f"  API documentation:      {served.url}/docs")
     if companions is not None:
         commands = {label: f"{program()} {command}" for label, command in companions.commands.items()}
         about = {label: text.replace("{url}", served.url if served else "") for label, text in companions.about.items()}
@@ -257,7 +273,12 @@ def _about(
 async def _run_together(parts: Sequence[Service], stopper: Stopper) -> None:
     """Start the parts in order, wait for a stop or for the first that fails, stop them in reverse."""
     stop = asyncio.Event()
-    stopper.calls(stop.set)
+
+    def end() -> None:
+        message("stopping; Ctrl-C again ends at once")
+        stop.set()
+
+    stopper.calls(end)
     async with AsyncExitStack() as stack:
         for part in parts:
             await stack.enter_async_context(part)

@@ -5,6 +5,7 @@ by then is dropped.
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import math
@@ -17,6 +18,7 @@ from typing import Any
 from aftercommit.errors import AftercommitError, DeclarationError, MissingExtra
 from aftercommit.feed.http.asgi import DRAIN_SECONDS, Asgi
 from aftercommit.feed.server.ending_server import EndingServer
+from aftercommit.feed.server.port_holder import holder_of
 from aftercommit.feed.server.protocol import Guards
 from aftercommit.feed.server.shared_figures import shared_folder
 from aftercommit.feed.server.supervisor import Supervisor, end_with_parent
@@ -94,12 +96,20 @@ def listen(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as problem:
         bound.close()
+        holder = holder_of(port) if problem.errno == errno.EADDRINUSE else None
+        by = f" by {holder}" if holder is not None else ""
         raise AddressTaken(
-            f"cannot listen on {host}:{port}: {problem.strerror}. Choose another --port or --host"
+            f"cannot listen on {host}:{port}: {problem.strerror}{by}. Choose another --port or --host"
         ) from None
     bound.listen(2048)
     bound.set_inheritable(True)
     return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """What a socket listens on, as the log tells it."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def url_of(bound: socket.socket) -> str:
@@ -132,7 +142,7 @@ def serve(
     chosen = {**(options or {}), "workers": workers}
     configuration = Configuration(app, guards or Guards(), drain, chosen, owns_process=True)
     with _signals_end_quietly(), bound or listen(host, port) as bound:
-        say(logger, logging.INFO, "server_listening", url=url_of(bound), workers=workers)
+        say(logger, logging.INFO, "server_listening", url=address_of(bound), workers=workers)
         if on_listening is not None:
             on_listening(url_of(bound))
         if workers > 1:

@@ -127,6 +127,18 @@ class EmbeddedPostgres:
         self._lock.release()
         atexit.unregister(self.stop)
 
+    def tell_to_stop(self) -> bool:
+        """Tell the server to stop if we own it, and wait for nothing; whether it was told."""
+        if not self._lock.held:
+            return False
+        server = find_postmaster(self.cluster.data)
+        pid = server.pid if server is not None else (self._child.pid if self._child is not None else None)
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, _STOP_SIGNALS["fast"])
+        return True
+
     def kill(self) -> None:
         """SIGKILL the postmaster, as a crash would, and wait until its processes are gone."""
         server = find_postmaster(self.cluster.data)

@@ -1,0 +1,30 @@
+"""Which process listens on a port, where the system tells it (Linux, and processes that we may look at)."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTENS: Final = "0A"
+
+
+def holder_of(port: int) -> str | None:
+    """Name and number of the process; None where nobody tells."""
+    sockets = {f"socket:[{inode}]" for table in _TABLES for inode in _listening(Path(table), port)}
+    if not sockets:
+        return None
+    for process in Path("/proc").glob("[0-9]*"):
+        # Of others' processes nothing is told, and some end while we look.
+        with suppress(OSError):
+            if any(str(each.readlink()) in sockets for each in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text().strip()} (process {process.name})"
+    return None
+
+
+def _listening(table: Path, port: int) -> list[str]:
+    """The inodes of sockets that listen there, on whatever address."""
+    try:
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    return [row[9] for row in rows if row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port]
