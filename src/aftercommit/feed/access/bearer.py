@@ -41,6 +41,8 @@ class BearerAccess(DatabaseService):
 
     name = "access"
     may_be_cut = True
+    # A service token may ask on behalf of a user.
+    vary = ("Authorization", "X-User-Id")
 
     def __init__(
         self,

@@ -1,34 +1,40 @@
 """Who asks: a reader with permissions, and the one question that every way out asks before it lets anything out.
 
 Pure. `bearer.BearerAccess` answers it from bearer tokens, `trusted.TrustedUsers` also from what a trusted caller says;
-a team may bring an `Access` of its own.
+a team may bring an `Access` of its own. The access also decides what caches may keep (`CachePolicy`).
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from aftercommit.errors import DeclarationError
 from aftercommit.feed.access.permissions import Permissions
 from aftercommit.feed.http.asgi import Header
 
-# Who asks is told by both: a cache must not hand what a program read for one user to the next one it asks for.
-VARY: Header = (b"vary", b"Authorization, X-User-Id")
+NO_STORE: Final[Header] = (b"cache-control", b"private, no-store")
+REVALIDATE: Final[Header] = (b"cache-control", b"private, no-cache")
+FOR_GOOD: Final[Header] = (b"cache-control", b"private, max-age=31536000, immutable")
+_BEARER: Final = "bearer "
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Somebody who was authenticated. `rights` is a digest of who it is and what it may, for ETags and cache keys.
+    """Somebody who was authenticated. `user` is unique: it names no two people, also not of two tenants.
 
     `token_id` names the token for a revocation, `service` the service token that asks, also where it asks on behalf
-    of a user. Times are seconds since 1970.
+    of a user. Times are seconds since 1970. `rights` is a digest of whatever else changes what the reader may see;
+    an ETag covers it besides `user` and `permissions`.
     """
 
     user: str
     permissions: Permissions
-    token_id: str | None
-    expires_at: float | None
-    rights: str
+    token_id: str | None = None
+    expires_at: float | None = None
+    rights: str = ""
     issued_at: float | None = None
     service: str | None = None
 
@@ -53,6 +59,16 @@ class Access(Protocol):
 
 
 @runtime_checkable
+class Varying(Protocol):
+    """An access that names every request header by which it recognises a reader.
+
+    Answers list these headers in `Vary`. Nothing that was answered by an access without `vary` may be stored.
+    """
+
+    vary: Sequence[str]
+
+
+@runtime_checkable
 class Watched(Protocol):
     """An access that tells when it has learnt something: streams of those who may not read any more end at once."""
 
@@ -61,6 +77,47 @@ class Watched(Protocol):
         ...
 
 
+class Caching(NamedTuple):
+    """What caches may keep of the answers to one request, as headers: of a page that can change, of one that never
+    does, of one that must be asked for again whatever happens, and of a stream."""
+
+    changing: list[Header]
+    closed: list[Header]
+    passing: list[Header]
+    stream: list[Header]
+
+
+class CachePolicy:
+    """Decides what caches may keep of the answers that one access lets out.
+
+    An answer may be kept for good only if every cache can tell readers apart. All of them tell bearer tokens apart.
+    Not every browser compares cookies, and a browser outlives a session: an answer to a cookie is asked for again.
+    """
+
+    def __init__(self, access: Access) -> None:
+        """DeclarationError when `vary` does not list names of headers."""
+        names = tuple(access.vary) if isinstance(access, Varying) else ()
+        if isinstance(getattr(access, "vary", None), str) or not all(map(_is_name, names)):
+            raise DeclarationError(f"{access!r:.100}: vary={names!r:.100} must list names of headers, as ('Cookie',)")
+        known = {name.lower() for name in names}
+        may_store = bool(names) and "*" not in known
+        vary: Header = (b"vary", ", ".join(names).encode() if may_store else b"*")
+        usual = REVALIDATE if may_store else NO_STORE
+        stream = [(usual[0], usual[1] + b", no-transform"), vary]
+        knows_bearers = may_store and "authorization" in known and "cookie" not in known
+        self._other = Caching([usual, vary], [usual, vary], [NO_STORE, vary], stream)
+        self._bearer = self._other._replace(closed=[FOR_GOOD, vary]) if knows_bearers else self._other
+
+    def of(self, authorization: str | None) -> Caching:
+        """For a request with this Authorization header."""
+        is_bearer = authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER
+        return self._bearer if is_bearer else self._other
+
+
 def rights_of(user: str, permissions: Permissions) -> str:
     """The digest of who somebody is and what it may."""
     return hashlib.sha256(f"{user}\n{permissions.digest}".encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None

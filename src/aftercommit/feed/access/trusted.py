@@ -55,6 +55,7 @@ class TrustedUsers(Service):
     """
 
     name = "trusted users"
+    vary = ("Authorization", "X-User-Id")
 
     def __init__(self, bearer: BearerAccess, *, development: bool = False) -> None:
         """Not started; where `bearer` is run by somebody else this need not be."""

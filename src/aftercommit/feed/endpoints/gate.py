@@ -12,7 +12,7 @@ from typing import NamedTuple
 from aftercommit.errors import Unauthorized
 from aftercommit.feed.access.permissions import needed
 from aftercommit.feed.access.rate_limit import Allowance, Rate, RateLimiter
-from aftercommit.feed.access.reader import Access, Reader
+from aftercommit.feed.access.reader import Access, CachePolicy, Caching, Reader
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.selection import ByScope, ByStream, Everything
 from aftercommit.feed.http.asgi import Header, encoded
@@ -30,11 +30,18 @@ REMEMBERED = 4096
 
 
 class Admission(NamedTuple):
-    """Somebody who may read a strand, and the headers that tell how much more they may ask."""
+    """Somebody who may read a strand, the headers that tell how much more they may ask, and what caches may keep."""
 
     reader: Reader
     key: str
     headers: list[Header]
+    caching: Caching
+
+    @property
+    def rights(self) -> str:
+        """What an ETag has to cover of the reader: who it is and what it may, whatever an access says of its own."""
+        user, permissions = self.reader.user, self.reader.permissions
+        return f"{permissions.digest}{len(user)}:{user}{self.reader.rights}"
 
 
 class Gate:
@@ -54,11 +61,13 @@ class Gate:
         self._rates = [(rate, b'"%b";r=%%d;t=%%d' % rate.of.encode()) for rate in feed.rates]
         self._permission = lru_cache(maxsize=REMEMBERED)(self._needed)
         self._what = what_of(feed)
+        self._caches = CachePolicy(access)
 
     async def admit(self, headers: Mapping[str, str], key: str | None, peer: str | None = None) -> Admission:
         """The reader and the key; without a key in the address the reader's own. Otherwise a Problem."""
+        authorization = headers.get("authorization")
         try:
-            reader = await self._access.reader(headers.get("authorization"), headers, peer)
+            reader = await self._access.reader(authorization, headers, peer)
         except Unauthorized as refusal:
             raise unauthorized() from refusal
         asked = self._own_key(reader) if key is None else key
@@ -71,7 +80,7 @@ class Gate:
         told = await self._take(reader, asked)
         if not await self._is_there(asked):
             raise not_found(f"{self._what.capitalize()} {asked:.100} not found")
-        return Admission(reader, asked, told)
+        return Admission(reader, asked, told, self._caches.of(authorization))
 
     def check_still_valid(self, reader: Reader) -> None:
         """401 when the reader's token has ended since it was admitted."""

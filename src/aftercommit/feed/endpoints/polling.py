@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from aftercommit.feed.access.reader import VARY
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.asking import Asked, AskedBack, AskedFrom, has_tag, wait_of
 from aftercommit.feed.endpoints.endpoint import Endpoint
@@ -17,8 +16,6 @@ from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.service import Waker, wait_for_any
 
-AT_HEAD: Final[Header] = (b"cache-control", b"private, no-cache")
-CLOSED: Final[Header] = (b"cache-control", b"private, max-age=31536000, immutable")
 HAS_MORE: Final[Header] = (b"x-has-more", b"true")
 NO_MORE: Final[Header] = (b"x-has-more", b"false")
 # Stands for the head in the tag of a page that was read back. No head is below 0, so no other page has such a tag.
@@ -52,7 +49,7 @@ class Polling(Endpoint):
         asked = question
         if held is not None:
             head = strand.head
-            tag = tag_of(strand, *asked, admission.reader.rights, head)
+            tag = tag_of(strand, *asked, admission.rights, head)
             if has_tag(held, tag):
                 if wait is not None:
                     await self._await_news(wait, admission, strand, head, asked)
@@ -61,14 +58,14 @@ class Polling(Endpoint):
                     return
         page = await self._page(admission, asked, wait)
         # Made with the page's own head: it covers nothing that the page could not have had.
-        tag = tag_of(page.strand, *asked, admission.reader.rights, page.head)
+        tag = tag_of(page.strand, *asked, admission.rights, page.head)
         await self._send_page(scope["method"], send, page, tag, admission, wait)
 
     async def _answer_back(
         self, method: str, send: Send, strand: Strand, admission: Admission, asked: AskedBack, held: str | None
     ) -> None:
         """A page before a cursor. It does not depend on the head: whoever has it, has it for this life of the log."""
-        tag = tag_of(strand, *asked, admission.reader.rights, READ_BACK)
+        tag = tag_of(strand, *asked, admission.rights, READ_BACK)
         if held is not None and has_tag(held, tag):
             await self._answer_unchanged(send, tag, admission)
             return
@@ -78,7 +75,7 @@ class Polling(Endpoint):
         await self._send_page(method, send, ready, tag, admission)
 
     async def _answer_unchanged(self, send: Send, tag: str, admission: Admission, wait: "Wait | None" = None) -> None:
-        headers = [(b"etag", tag.encode()), AT_HEAD, VARY, *admission.headers, *_applied(wait)]
+        headers = [(b"etag", tag.encode()), *admission.caching.changing, *admission.headers, *_applied(wait)]
         self._streams.answers[self.feed.name, 304] += 1
         await answer(send, 304, headers)
 
@@ -118,8 +115,7 @@ class Polling(Endpoint):
             JSON,
             (b"content-length", b"%d" % len(page.body)),
             (b"etag", tag.encode()),
-            CLOSED if page.is_closed else AT_HEAD,
-            VARY,
+            *(admission.caching.closed if page.is_closed else admission.caching.changing),
             HAS_MORE if page.has_more else NO_MORE,
             *admission.headers,
             *_applied(wait),

@@ -36,11 +36,12 @@ class Streaming(Endpoint):
         after = self._resumed(resumed) if resumed else asked.after
         with self._streams.place(admission.reader.user):
             strand = await self._hub.strand(self.feed, admission.key)
+            told = [*admission.caching.stream, *admission.headers]
             if scope["method"] == "HEAD":
-                await answer(send, 200, [*HEADERS, *admission.headers])
+                await answer(send, 200, [*HEADERS, *told])
                 return
             stream = Stream(self._streams, self._hub, self._access, admission.reader, asked.chosen, scope, send)
-            await stream.serve(strand, after, asked.limit, admission.headers, receive)
+            await stream.serve(strand, after, asked.limit, told, receive)
 
     def _resumed(self, last_event_id: str) -> Cursor:
         try:

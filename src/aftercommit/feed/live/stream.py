@@ -9,7 +9,7 @@ import logging
 from typing import Final
 
 from aftercommit.errors import CursorGone, FeedsFailed
-from aftercommit.feed.access.reader import VARY, Access, Reader
+from aftercommit.feed.access.reader import Access, Reader
 from aftercommit.feed.declaration.cursor import Cursor, text_of
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.declaration.page import Page
@@ -38,8 +38,6 @@ logger = logging.getLogger("aftercommit.feed")
 HISTORY_ENTRIES: Final = 200
 HEADERS: Final[list[Header]] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"private, no-cache, no-transform"),
-    VARY,
     # nginx would otherwise keep events until it has some kilobytes of them.
     (b"x-accel-buffering", b"no"),
 ]
