@@ -40,6 +40,7 @@
     │   ├── BadParameter
     │   ├── InvalidCursor
     │   ├── CursorGone             the log no longer has what lies behind this cursor
+    │   ├── FeedHeld               newer code is needed to read the next event
     │   └── UnknownStrand
     ├── FeedsFailed                what reads the log in this process has failed for good
     ├── FollowError                a feed cannot be followed from here
@@ -297,6 +298,21 @@ class CursorGone(FeedError):
         super().__init__(message)
         self.reason = reason
         self.restart = restart
+
+
+class FeedHeld(FeedError):
+    """The next event was written by newer code than this process runs; `known` is its version here, None for no such
+    type. Nothing behind it is shown before somebody can read it."""
+
+    def __init__(self, event_type: str, version: int, known: int | None) -> None:
+        here = f"knows version {known}" if known is not None else "does not know this type"
+        super().__init__(
+            f"The next event is {event_type:.100} version {version}, and this server {here}: newer code is needed to "
+            "read it. Try again"
+        )
+        self.event_type = event_type
+        self.version = version
+        self.known = known
 
 
 class UnknownStrand(FeedError):

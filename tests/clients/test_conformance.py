@@ -108,8 +108,11 @@ def test_the_trail_tells_repeats_and_gaps_as_everybody_does(case: dict[str, Any]
             trail.never_given(*arrived["never_given"])
         else:
             gap = arrived.get("gap")
+            is_withheld = "withheld" in arrived
+            assert arrived["expect"] in ("repeat", "withheld" if is_withheld else "deliver")
             expected = Arrival(arrived["expect"] == "repeat", Jump(**gap) if gap else None)
-            assert trail.arrive(arrived["event_id"], arrived["number"], arrived["cursor"]) == expected, arrived
+            came = (arrived["event_id"], arrived["number"], arrived["cursor"])
+            assert trail.arrive(*came, withheld=is_withheld) == expected, arrived
     assert trail.cursor == case["cursor"]
 
 
@@ -146,7 +149,10 @@ def test_answers_are_read_as_everybody_reads_them(case: dict[str, Any]):
     elif "page" in case:
         back = "before" in case
         page = shape.page_back(body, headers) if back else shape.page(body, headers, case.get("after"))
-        events = [{"event_id": event.id, "cursor": event.cursor} for event in page.events]
+        events = [
+            {"event_id": event.id, "cursor": event.cursor, **({"withheld": event.withheld} if event.withheld else {})}
+            for event in page.events
+        ]
         found = {"events": events, "next": page.next, "more": page.more, "previous": page.previous}
         assert found == {"previous": None, **case["page"]}
     else:

@@ -1,7 +1,8 @@
 """The journal's server as a program: `python -m tests.feed.program WORKERS`, with the database in JOURNAL_DSN.
 
-Prints its address when it listens. SIGTERM drains it. While there is a file at JOURNAL_FAILS, reading the log fails for
-good, as it would if the database answered with something that nobody can read.
+Prints its address when it listens. SIGTERM drains it. With JOURNAL_CODE=newer it runs newer code.
+While there is a file at JOURNAL_FAILS, reading the log fails for good, as it would if the database answered with
+something that nobody can read.
 """
 
 import os
@@ -15,9 +16,10 @@ from aftercommit.feed.app.service import service
 from aftercommit.feed.live.streams import StreamTimes
 from aftercommit.feed.server.http_server import serve
 from tests.feed.journal import Journal
+from tests.feed.newer import newer_app
 
 BROKEN = Path(os.environ.get("JOURNAL_FAILS", "/nowhere"))
-TIMES = StreamTimes(tick=0.05, drain=1.5, retry=0.2)
+TIMES = StreamTimes(tick=0.05, drain=1.5, retry=0.2, hold=1.0)
 
 
 def say(url: str) -> None:
@@ -35,7 +37,9 @@ async def failing(point: str, detail: dict[str, Any]) -> None:
 
 
 # Imported by every worker process; nothing is connected before its lifespan begins.
-app = service(Journal(os.environ.get("JOURNAL_DSN", "postgresql://nowhere")).app(times=TIMES, probe=failing))
+journal = Journal(os.environ.get("JOURNAL_DSN", "postgresql://nowhere"))
+newer = os.environ.get("JOURNAL_CODE") == "newer"
+app = service((newer_app if newer else Journal.app)(journal, times=TIMES, probe=failing))
 
 if __name__ == "__main__":
     serve("tests.feed.program:app", port=0, workers=int(sys.argv[1]), drain=TIMES.drain, on_listening=say)

@@ -34,8 +34,11 @@ async def all_workers(process: Forked) -> set[int]:
 
 
 @contextmanager
-def program(journal: Journal, workers: int, fails: Path = Path("/nowhere")) -> Iterator[tuple[Forked, str]]:
-    environment = {**os.environ, "JOURNAL_DSN": journal.dsn, "JOURNAL_FAILS": str(fails)}
+def program(
+    journal: Journal, workers: int, fails: Path = Path("/nowhere"), *, newer: bool = False
+) -> Iterator[tuple[Forked, str]]:
+    code = {"JOURNAL_CODE": "newer" if newer else "present"}
+    environment = {**os.environ, "JOURNAL_DSN": journal.dsn, "JOURNAL_FAILS": str(fails), **code}
     process = Forked("tests.feed.program", [str(workers)], REPOSITORY, environment, errors=2)
     try:
         yield process, process.stdout.readline().strip()

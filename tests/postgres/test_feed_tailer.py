@@ -144,7 +144,7 @@ async def test_an_event_that_this_code_cannot_read_is_withheld(logs: Logs):
     async with logs.relay(), logs.hub() as hub:
         strand = await hub.strand(logs.feed, "i-1")
         columns = "id, aggregate_type, aggregate_id, event_type, schema_version, correlation_id, payload, project_id"
-        for payload, version in (('{"wrong": 1}', 1), ('{"investigation_id": "i-1"}', 9)):
+        for payload, version in (('{"wrong": 1}', 1), ('{"investigation_id": 7}', 1)):
             query = (
                 f"insert into outbox ({columns}) values (gen_random_uuid(), 'investigation', 'i-1', 'log.recorded', "
             )

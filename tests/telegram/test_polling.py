@@ -140,6 +140,28 @@ async def test_a_place_that_is_gone_is_told_recorded_and_gone_on_from(tmp_path: 
         assert said(caplog) == ["bot_gap"]
 
 
+@pytest.mark.contract("T9", "E4")
+async def test_an_event_that_the_server_cannot_show_is_told_recorded_and_gone_on_from(tmp_path: Path):
+    async with stage(tmp_path) as scene:
+        ada = scene.telegram.open_chat("Ada")
+        scene.link(ada, 17, place="0")
+        one, _, three = scene.backend.publish(17, count=3)
+        scene.backend.script.extend([say([]), say([one, {"event_id": 2, "withheld": "item failed"}, three])])
+        async with scene.bot():
+            sent = await scene.telegram.messages(ada, 3)
+            await scene.points.wait("bot.saved", 2)
+        assert [message.text.splitlines()[0] for message in sent] == [
+            "🆕 task 1",
+            "⚠️ The server could not show an event here. I go on with the next one.",
+            "🆕 task 3",
+        ]
+        store = scene.store()
+        [kept] = store.failures()
+        assert (kept.kind, kept.event_id, kept.place) == ("gap", "2", "2")
+        assert [link.place for link in store.links()] == ["3"]
+        store.close()
+
+
 async def test_a_feed_that_leads_back_to_a_place_that_is_gone_tells_nobody_again_and_again(tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada = scene.telegram.open_chat("Ada")

@@ -202,7 +202,11 @@ def test_what_is_withheld_tells_its_place_as_the_others_do():
         "seq": 7,
         "withheld": "item failed",
     }
-    assert PagedBody("logs").withheld(entry(7), POSITION, "x") == {"event_id": UUID(int=7), "withheld": "x"}
+    assert PagedBody("logs").withheld(entry(7), POSITION, "x") == {
+        "event_id": UUID(int=7),
+        "position": 7,
+        "withheld": "x",
+    }
     assert BareArray().withheld(entry(7), POSITION, "x") == {"event_id": 7, "withheld": "x"}
 
 

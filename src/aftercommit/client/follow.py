@@ -14,15 +14,13 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeAlias, Unpack
 
-import msgspec
-
 from aftercommit.client import wire
 from aftercommit.client.bookmark import MemoryBookmark
 from aftercommit.client.connection import Answer, Connection, Lost, OpenStream
 from aftercommit.client.credential import Credential
 from aftercommit.client.keeper import Keeper
 from aftercommit.client.machine import GONE, Do, Machine, Pace, State, Step
-from aftercommit.client.options import Gap, Options
+from aftercommit.client.options import Gap, Options, report, withheld
 from aftercommit.client.sse_decoder import BlockTooLarge, Message, Place, Retry, SseDecoder
 from aftercommit.client.trail import Trail
 from aftercommit.client.wire import LOGS, Address, FeedEvent, Page, Reset, Unreadable
@@ -33,6 +31,7 @@ from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.client")
 
+_TOLD = 300
 Arrived: TypeAlias = FeedEvent | Place | Reset | Page
 
 
@@ -96,7 +95,7 @@ class Follower:
         async with aclosing(self.with_gaps()) as items:
             async for item in items:
                 if isinstance(item, Gap):
-                    self._report(item)
+                    report(item, self.url, self._on_gap)
                 else:
                     yield item
 
@@ -161,14 +160,16 @@ class Follower:
         if isinstance(arrived, Reset):
             trail.reset(arrived.restart)
             return [Gap(arrived.reason, before, arrived.restart, arrived.message)]
-        arrival = trail.arrive(arrived.id, arrived.number, arrived.cursor)
+        is_withheld = arrived.withheld is not None
+        arrival = trail.arrive(arrived.id, arrived.number, arrived.cursor, withheld=is_withheld)
         if arrival.repeat:
             return []
+        found = withheld(arrived, before) if is_withheld else arrived
         if arrival.jump is None:
-            return [arrived]
+            return [found]
         expected, got = arrival.jump.expected, arrival.jump.got
         message = f"events {expected} to {got - 1} did not come"
-        return [Gap("jump", before, trail.cursor, message, expected, got), arrived]
+        return [Gap("jump", before, trail.cursor, message, expected, got), found]
 
     async def _advance(self) -> None:
         """Do the next thing; afterwards something may have arrived."""
@@ -237,6 +238,10 @@ class Follower:
                 return None
             case Message(event="heartbeat"):
                 return None
+            case Message(event="hold"):
+                # The server is too old for what comes next. It says goodbye when it is time to look elsewhere.
+                say(logger, logging.INFO, "feed_held", url=self.url, told=part.data[:_TOLD])
+                return None
             case Message(event="bye"):
                 return self._machine.bye(now, self._retry)
             case Message(event="reset"):
@@ -298,12 +303,6 @@ class Follower:
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.close()
-
-    def _report(self, gap: Gap) -> None:
-        if self._on_gap is not None:
-            self._on_gap(gap)
-        else:
-            say(logger, logging.WARNING, "feed_gap", url=self.url, gap=msgspec.structs.asdict(gap))
 
     def _tell(self) -> None:
         if self.state is not self._told:

@@ -6,12 +6,13 @@
         …                                       # the newest first, down to the oldest that is kept
 
 What passes by itself (a lost connection, a limit, a server that restarts) is waited for a few times; everything else is
-raised, also that a cursor is gone. Needs no bookmark: the cursor of the last event is where to go on.
+raised, also that a cursor is gone. An event that the server cannot show is not handed over: `on_gap` hears of it.
+Needs no bookmark: the cursor of the last event is where to go on.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Unpack
@@ -20,7 +21,7 @@ from aftercommit.client import wire
 from aftercommit.client.connection import Answer, Connection, Lost
 from aftercommit.client.credential import Credential
 from aftercommit.client.machine import UNAUTHORIZED, Pace, is_passing
-from aftercommit.client.options import ReadOptions
+from aftercommit.client.options import ReadOptions, report, withheld
 from aftercommit.client.wire import END, LOGS, Address, FeedEvent, Page, Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.errors import DeclarationError, FeedRefused, FollowError
@@ -42,7 +43,7 @@ async def read(
         else:
             page = await asking.page(after if after is not None else asking.wire.beginning)
         while True:
-            for event in page.events:
+            for event in asking.received(page.events):
                 yield event
             if not page.more:
                 return
@@ -60,13 +61,13 @@ async def read_back(
         place = before
         if place is None:
             newest = await asking.page_before(END)
-            for event in reversed(newest.events):
+            for event in asking.received(reversed(newest.events)):
                 yield event
             # One that is not full says how far back the server has looked, which may be before its first event.
             place = newest.previous or _first_place(url, newest)
         while place is not None:
             page = await asking.page_before(place)
-            for event in reversed(page.events):
+            for event in asking.received(reversed(page.events)):
                 yield event
             place = page.previous
 
@@ -76,6 +77,7 @@ class _Asking:
 
     def __init__(self, url: str, options: ReadOptions) -> None:
         self.wire = options.get("wire") or LOGS
+        self._url, self._on_gap = url, options.get("on_gap")
         self._address = Address(url, self.wire, limit=options.get("limit"), filters=options.get("filters"))
         self._credential = Credential(options.get("token"), options.get("headers"))
         self._connection = Connection(options.get("client"))
@@ -92,6 +94,14 @@ class _Asking:
     async def page_before(self, cursor: str) -> Page:
         url = self._address.page_before(cursor)
         return await self._ask(url, lambda answer: self.wire.page_back(answer.body, answer.headers))
+
+    def received(self, events: Iterable[FeedEvent]) -> Iterator[FeedEvent]:
+        """Those that the server has shown; the others are gaps."""
+        for event in events:
+            if event.withheld is None:
+                yield event
+            else:
+                report(withheld(event, None), self._url, self._on_gap)
 
     async def aclose(self) -> None:
         await self._connection.close()

@@ -42,15 +42,16 @@ class Trail:
         """The server says that these numbers belong to no event: the log was restored between the two beside them."""
         self._never_given = [*self._never_given[1 - _RANGES :], (low, high)]
 
-    def arrive(self, event_id: str, number: int | None, cursor: str | None) -> Arrival:
+    def arrive(self, event_id: str, number: int | None, cursor: str | None, *, withheld: bool = False) -> Arrival:
         """An event is here. It is remembered, and the reader goes on after `cursor` where one is known.
 
-        One that tells no number counts as the next: it is no gap that nothing is known of it.
+        One that tells no number counts as the next: it is no gap that nothing is known of it. One that is withheld was
+        not received, and is not remembered: when it comes after all, it is news.
         """
         if number is None and self._last is not None:
             number = self._last + 1
         behind = self._sequence and number is not None and self._last is not None and number <= self._last
-        repeat = self._remember(event_id) or behind
+        repeat = (event_id in self._seen if withheld else self._remember(event_id)) or behind
         jump = None if repeat else self._jump(number)
         if not behind:
             self.cursor = self.cursor if cursor is None else cursor

@@ -33,12 +33,16 @@ class Unreadable(ValueError):
 
 
 class FeedEvent(msgspec.Struct, frozen=True):
-    """One event of a feed. `cursor` is the place after it; `number` its number in the strand, as the cursor has it."""
+    """One event of a feed. `cursor` is the place after it; `number` its number in the strand, as the cursor has it.
+
+    Where the server could not show it, `withheld` says why, and `data` has nothing of it: then it was not received.
+    """
 
     id: str
     data: Mapping[str, Any]
     cursor: str | None = None
     number: int | None = None
+    withheld: str | None = None
 
 
 class Reset(msgspec.Struct, frozen=True):
@@ -133,7 +137,7 @@ class Address:
 def event_in(message: Message) -> FeedEvent:
     """The event that a message of the stream carries."""
     item = _json(message.data.encode("utf-8", "surrogatepass"))
-    return FeedEvent(_identity(item), item, message.id or None, number_in(message.id))
+    return _event(item, message.id or None)
 
 
 def reset_in(message: Message) -> Reset:
@@ -198,15 +202,18 @@ def _never_given(headers: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
 
 
 def _event(item: Any, cursor: str | None) -> FeedEvent:
-    return FeedEvent(_identity(item), item, cursor, number_in(cursor))
+    return FeedEvent(_identity(item), item, cursor, number_in(cursor), _text(item.get("withheld")))
 
 
 def _cursor_of(item: Any) -> str | None:
     """The cursor after an item that shows what its cursor is made of."""
-    ts, seq = (item.get("ts"), item.get("seq")) if isinstance(item, dict) else (None, None)
-    if not isinstance(ts, str) or not isinstance(seq, int):
+    if not isinstance(item, dict):
         return None
-    return f"{ts}#{seq:03d}"
+    ts, seq, position = item.get("ts"), item.get("seq"), item.get("position")
+    if isinstance(ts, str) and isinstance(seq, int):
+        return f"{ts}#{seq:03d}"
+    # What other items call their position is their own affair.
+    return str(position) if isinstance(position, int) and _text(item.get("withheld")) else None
 
 
 def _identity(item: Any) -> str:

@@ -38,6 +38,8 @@ class Delivery:
 
     async def event(self, link: Link, event: FeedEvent, place: str, failures: int) -> float | None:
         """Deliver an event; None when it is done with, or seconds after which to try again."""
+        if event.withheld is not None:
+            return await self._withheld(link, event, place, failures)
         kind = str(event.data.get(self._names.event_type) or "")
         if link.is_muted(utc_now()):
             await self._memory.keep(lambda store: store.count_passed(link, place))
@@ -48,6 +50,17 @@ class Delivery:
                 return wait
             await self._settle(link, reply, place, event.id, kind)
         await self._reach("bot.saved", event_id=event.id, chat_id=link.chat_id)
+        return None
+
+    async def _withheld(self, link: Link, event: FeedEvent, place: str, failures: int) -> float | None:
+        """Tell that the server could not show an event, and write it down: nobody can deliver what did not come."""
+        text = self._texts.message(link.language, "withheld")
+        reply = await self._send(link, text, event.id, although_muted=True)
+        if (wait := await self._wait_after(link, reply, failures)) is not None:
+            return wait
+        failure = _failure(link, place, event.id, "withheld", GAP, "the server could not show this event")
+        await self._memory.keep(lambda store: store.set_aside(link, failure, place))
+        _say_set_aside(failure)
         return None
 
     async def gap(self, link: Link, gone: Gone, failures: int, *, tell: bool) -> float | None:

@@ -12,6 +12,8 @@ export interface Read<Item> {
   readonly number: number | undefined;
   /** The cursor of this very event; null where it is not known. */
   readonly cursor: string | null;
+  /** Why the server could not show it; null where it did. Of a withheld event `item` has nothing but its place. */
+  readonly withheld: string | null;
 }
 
 export interface Page<Item> {
@@ -93,9 +95,15 @@ export function readEvent<Item>(kind: BodyKind, value: unknown): Read<Item> {
   if (typeof id !== "string" && typeof id !== "number") throw unreadable("an event has no event_id");
   const { ts, seq } = value;
   const number = typeof seq === "number" ? seq : undefined;
+  const withheld = textOrNull(value["withheld"]) || null;
   const placed = typeof ts === "string" && number !== undefined;
-  const cursor = kind === "array" ? String(id) : placed ? `${ts}#${String(number).padStart(3, "0")}` : null;
-  return { item: value as Item, id: String(id), number, cursor };
+  const paged = placed ? `${ts}#${String(number).padStart(3, "0")}` : withheld === null ? null : positionIn(value);
+  return { item: value as Item, id: String(id), number, cursor: kind === "array" ? String(id) : paged, withheld };
+}
+
+/** Only a withheld event tells its cursor so: what others call their position is their own affair. */
+function positionIn({ position }: Record<string, unknown>): string | null {
+  return typeof position === "number" ? String(position) : null;
 }
 
 export function refusal(status: number, headers: Headers, text: string): FeedError {
@@ -103,6 +111,17 @@ export function refusal(status: number, headers: Headers, text: string): FeedErr
   const message = textOrNull(body["message"]) ?? `The server answered ${status}.`;
   const details = isObject(body["details"]) ? body["details"] : {};
   return new FeedError(status, textOrNull(body["error"]), message, secondsToWait(headers, body), details);
+}
+
+/** A reset that says nothing of use still is one. */
+export function resetDetails(data: string): Readonly<Record<string, unknown>> {
+  try {
+    const body = JSON.parse(data) as unknown;
+    if (!isObject(body)) return {};
+    return isObject(body["details"]) ? body["details"] : body;
+  } catch {
+    return {};
+  }
 }
 
 export function unreadable(reason: string): FeedError {
@@ -145,7 +164,7 @@ function arrayPage<Item>(body: unknown, headers: Headers): Bare<Item> {
   };
 }
 
-function parsed(text: string): unknown {
+export function parsed(text: string): unknown {
   try {
     return JSON.parse(text) as unknown;
   } catch {

@@ -5,13 +5,13 @@
  * more is read until it is done, and the cursor moves only then.
  */
 
-import { FeedError, isObject, readEvent, unreachable, unreadable, type Page, type Read } from "./answers.js";
+import { FeedError, parsed, readEvent, resetDetails, unreachable, type Page, type Read } from "./answers.js";
 import { Alarm, REAL_CLOCK, type Clock } from "./clock.js";
 import { type Feed } from "./feed.js";
 import { Machine, type Action, type Input, type StateName } from "./machine.js";
 import { type Filters } from "./requests.js";
 import { SseDecoder, type SseSignal } from "./sse.js";
-import { Trail, type Gap } from "./trail.js";
+import { Trail, withheldGap, type Gap } from "./trail.js";
 import { pageVisibility, type Visibility } from "./visibility.js";
 
 export interface FollowState {
@@ -53,7 +53,7 @@ interface Patience {
 }
 
 /** Names on the stream that carry no item. */
-const RESERVED = new Set(["bye", "reset", "heartbeat"]);
+const RESERVED = new Set(["bye", "reset", "heartbeat", "hold"]);
 const PATIENCE: Patience = { firstBytes: 10, silence: 45, answer: 30 };
 
 /** Begin to follow. It goes on until `stop`, or until the server refuses for good. */
@@ -287,7 +287,7 @@ export class Follower<Item> {
     }
     if (signal.kind === "event" && signal.name === "bye") return this.#tell({ input: "bye", retry: reading.retry });
     if (signal.kind === "event" && signal.name === "reset") {
-      this.#reset(detailsIn(signal.data));
+      this.#reset(resetDetails(signal.data));
       this.#tell({ input: "reset" });
     }
     return null;
@@ -313,16 +313,33 @@ export class Follower<Item> {
   }
 
   async #deliver(events: readonly Read<Item>[]): Promise<number> {
-    const items: Item[] = [];
+    let items: Item[] = [];
+    let news = 0;
     for (const event of events) {
       const verdict = this.#trail.arrived(event);
       if (verdict.gap) this.options.onGap?.({ kind: "missing", ...verdict.gap });
-      if (verdict.deliver) items.push(event.item);
+      if (!verdict.deliver) continue;
+      news += 1;
+      if (event.withheld === null) {
+        items.push(event.item);
+        continue;
+      }
+      // What came before it goes first.
+      const before = items;
+      items = [];
+      if (!(await this.#handOver(before))) return 0;
+      this.options.onGap?.(withheldGap(event, event.withheld));
     }
-    if (this.#end.signal.aborted) return 0;
-    if (items.length > 0) await this.options.onItems(items);
+    if (!(await this.#handOver(items))) return 0;
     this.#reached = this.#trail.cursor;
-    return items.length;
+    return news;
+  }
+
+  /** False when all is over. */
+  async #handOver(items: readonly Item[]): Promise<boolean> {
+    if (this.#end.signal.aborted) return false;
+    if (items.length > 0) await this.options.onItems(items);
+    return true;
   }
 
   #place(cursor: string): void {
@@ -374,24 +391,5 @@ async function nextPiece(
     return await reader.read();
   } catch (error) {
     throw error instanceof DOMException && signal.aborted ? error : unreachable(error);
-  }
-}
-
-function parsed(data: string): unknown {
-  try {
-    return JSON.parse(data) as unknown;
-  } catch {
-    throw unreadable("an event is no JSON");
-  }
-}
-
-/** A reset that says nothing of use still is one. */
-function detailsIn(data: string): Readonly<Record<string, unknown>> {
-  try {
-    const body = JSON.parse(data) as unknown;
-    if (!isObject(body)) return {};
-    return isObject(body["details"]) ? body["details"] : body;
-  } catch {
-    return {};
   }
 }

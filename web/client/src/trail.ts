@@ -4,13 +4,23 @@ export type Gap =
   /** Numbers that were promised to follow one another did not. */
   | { readonly kind: "missing"; readonly expected: number; readonly got: number }
   /** The server could not go on from the reader's place, and named another (null: from the newest). */
-  | { readonly kind: "reset"; readonly reason: string; readonly restart: string | null };
+  | { readonly kind: "reset"; readonly reason: string; readonly restart: string | null }
+  /** The server could not show an event: this one. */
+  | {
+      readonly kind: "withheld";
+      readonly reason: string;
+      readonly id: string;
+      readonly number: number | null;
+      readonly cursor: string | null;
+    };
 
 export interface Arrival {
   readonly id: string;
   readonly number: number | undefined;
   /** null: none is known for this event. */
   readonly cursor: string | null;
+  /** Not null: the server could not show it, so it was not received. */
+  readonly withheld?: string | null;
 }
 
 export interface Verdict {
@@ -43,14 +53,15 @@ export class Trail {
   }
 
   /** An event came: is it new, and is something missing before it? */
-  arrived({ id, number: told, cursor }: Arrival): Verdict {
+  arrived({ id, number: told, cursor, withheld = null }: Arrival): Verdict {
     const number = told ?? this.#numberOf(cursor);
     if (this.sequence && number !== undefined && this.#number !== null && number <= this.#number) return REPEAT;
     const expected = this.#number === null ? null : this.#after(this.#number);
     // Also for one that was seen before: after a reset further back, the numbers begin anew with repeats.
     if (cursor !== null) this.cursor = cursor;
     if (number !== undefined) this.#number = number;
-    if (!this.#remember(id)) return REPEAT;
+    // What is withheld is not remembered: when it comes after all, it is news.
+    if (withheld === null ? !this.#remember(id) : this.#seen.has(id)) return REPEAT;
     if (!this.sequence || number === undefined || expected === null || number === expected) {
       return { deliver: true, gap: null };
     }
@@ -97,6 +108,11 @@ export class Trail {
     }
     return !known;
   }
+}
+
+/** What is told of an event that the server could not show. */
+export function withheldGap({ id, number, cursor }: Arrival, reason: string): Gap {
+  return { kind: "withheld", reason, id, number: number ?? numberIn(cursor), cursor };
 }
 
 function numberIn(cursor: string | null): number | null {

@@ -117,7 +117,8 @@ interface Arrived {
   readonly event_id: string;
   readonly number: number | null;
   readonly cursor: string | null;
-  readonly expect: "deliver" | "repeat";
+  readonly expect: "deliver" | "repeat" | "withheld";
+  readonly withheld?: string;
   readonly gap?: { readonly expected: number; readonly got: number };
 }
 
@@ -133,9 +134,10 @@ cases("trail", (given) => {
     else if ("reset" in arrival) trail.reset(arrival.reset);
     else if ("never_given" in arrival) trail.neverGiven(arrival.never_given);
     else {
-      const { event_id: id, number, cursor } = arrival;
-      const verdict = trail.arrived({ id, number: number ?? undefined, cursor });
-      assert.equal(verdict.deliver ? "deliver" : "repeat", arrival.expect, arrival.event_id);
+      const { event_id: id, number, cursor, withheld = null } = arrival;
+      const verdict = trail.arrived({ id, number: number ?? undefined, cursor, withheld });
+      const news = withheld === null ? "deliver" : "withheld";
+      assert.equal(verdict.deliver ? news : "repeat", arrival.expect, arrival.event_id);
       assert.deepEqual(verdict.gap, arrival.gap ?? null, arrival.event_id);
     }
   }
@@ -176,7 +178,11 @@ function answerTo(given: Case): object {
       text,
     );
     if (page === null) return { unchanged: true };
-    const events = page.events.map(({ id, cursor }) => ({ event_id: id, cursor }));
+    const events = page.events.map(({ id, cursor, withheld }) => ({
+      event_id: id,
+      cursor,
+      ...(withheld !== null && { withheld }),
+    }));
     return { page: { events, next: page.next, more: page.more, previous: page.previous } };
   } catch (error) {
     assert.ok(error instanceof FeedError);

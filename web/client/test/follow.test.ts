@@ -323,18 +323,27 @@ test("garbage on the stream is trouble of the stream, and polling goes on", asyn
   assert.deepEqual(seqs, [1]);
 });
 
-test("an event that is withheld keeps its place, and leaves no gap", async (t) => {
+test("an event that is withheld is not handed over, is reported in its place, and is news when it comes after all", async (t) => {
   const { address } = await serve(t, (_, response) => {
     openStream(response);
     response.write(
-      `${block(1)}id: ${cursor(2)}\nevent: log\ndata: {"event_id": "e2", "withheld": "unreadable"}\n\n${block(3)}`,
+      `${block(1)}id: ${cursor(2)}\nevent: log\ndata: {"event_id": "e2", "withheld": "unreadable"}\n\n${block(3)}` +
+        `event: hold\ndata: {"event_type": "x", "version": 2, "known": 1}\n\n` +
+        `event: reset\nid: ${cursor(1)}\ndata: {"reason": "epoch", "restart": "${cursor(1)}"}\n\n${block(2)}`,
     );
   });
-  const gaps: Gap[] = [];
-  const { onItems, full } = collector(3);
-  const onGap = (gap: Gap): void => void gaps.push(gap);
+  const told: unknown[] = [];
+  let enough = (): void => {};
+  const full = new Promise<void>((resolve) => (enough = resolve));
+  const onItems = (logs: readonly Log[]): void => {
+    told.push(...logs.map(({ seq }) => seq));
+    if (told.length === 5) enough();
+  };
+  const onGap = (gap: Gap): void => void told.push(gap);
   const follower = follow(new Feed<Log>(address), { after: cursor(0), sequence: true, onItems, onGap });
   await full;
   follower.stop();
-  assert.deepEqual(gaps, []);
+  const withheld = { kind: "withheld", reason: "unreadable", id: "e2", number: 2, cursor: cursor(2) };
+  const reset = { kind: "reset", reason: "epoch", restart: cursor(1) };
+  assert.deepEqual(told, [1, withheld, 3, reset, 2]);
 });

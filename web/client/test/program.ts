@@ -8,7 +8,8 @@ import { type Log } from "./scripted.js";
 
 const say = (said: object): void => void process.stdout.write(`${JSON.stringify(said)}\n`);
 
-const feed = new Feed<Log>(process.env["FEED"] ?? "", { token: process.env["TOKEN"] ?? "", event: "log" });
+const event = process.env["EVENT"] ?? "log";
+const feed = new Feed<Log>(process.env["FEED"] ?? "", { token: process.env["TOKEN"] ?? "", event });
 const filters = JSON.parse(process.env["FILTERS"] ?? "{}") as Record<string, string>;
 
 const follower = follow(feed, {

@@ -36,6 +36,11 @@ const BREAKS = /[\r\n\u2028\u2029]+\s*/g;
 /** Of a log that is withheld nothing is told but its place. */
 const UNTOLD = { source: "backend", service: "", level: "INFO", investigation_id: "", schema_version: 1 } as const;
 
+/** A log of which the follower has heard only that it is withheld. */
+export function withheldLog(id: string, cursor: string, seq: number, withheld: string): Log {
+  return { ...UNTOLD, event_id: id, ts: cursor.split("#")[0] as string, seq, message: "", withheld };
+}
+
 export function toLine(given: Log): Line {
   const log =
     given.withheld === undefined ? given : { ...UNTOLD, ...given, message: `[withheld: ${given.withheld}]` };

@@ -18,7 +18,7 @@ import {
   type PageRequest,
 } from "@aftercommit/client";
 
-import { cursorOf, toLine, type Log } from "./line.js";
+import { cursorOf, toLine, withheldLog, type Log } from "./line.js";
 import { type Lines } from "./lines.js";
 import { queryOf, type Filters, type Place } from "./place.js";
 
@@ -270,10 +270,16 @@ export class Reader {
   }
 
   #gap(gap: Gap): void {
+    if (gap.kind === "withheld" && gap.number !== null && gap.cursor !== null) {
+      this.#live([withheldLog(gap.id, gap.cursor, gap.number, gap.reason)]);
+      return;
+    }
     this.events.notice(
       gap.kind === "missing"
         ? `Lines ${gap.expected} to ${gap.got - 1} did not arrive. Reload the page to look again.`
-        : "Some lines are no longer kept by the server. What follows is what it still has.",
+        : gap.kind === "withheld"
+          ? "The server could not show a line."
+          : "Some lines are no longer kept by the server. What follows is what it still has.",
     );
   }
 

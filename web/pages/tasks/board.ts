@@ -12,7 +12,7 @@ import { type Directory } from "./directory.js";
 import { EventsPanel } from "./events.js";
 import { TaskList } from "./list.js";
 import { Live } from "./live.js";
-import { type Action, type Machine, type Task, type TaskEvent } from "./model.js";
+import { type Action, type Machine, type Task, type TaskEvent, type WithheldEvent } from "./model.js";
 import { openMoves } from "./moves.js";
 import { formatPlace, type Filters, type Place } from "./place.js";
 import { Refresher } from "./refresher.js";
@@ -74,6 +74,7 @@ export class Board {
       older: (events, more) => this.#older(events, more),
       came: (events) => this.#came(events),
       state: (state) => this.#connection.show(state),
+      withheld: (event) => this.#events.addNew([event]),
       gap: () => this.load(),
       refused: (error) => this.#refused(error),
     });
@@ -283,7 +284,7 @@ export class Board {
 
   // --- what is heard
 
-  #older(events: readonly TaskEvent[], more: boolean): void {
+  #older(events: readonly (TaskEvent | WithheldEvent)[], more: boolean): void {
     this.#events.addOlder(events);
     this.#earlier.hidden = !more;
   }

@@ -4,12 +4,13 @@ import { element, find, markFresh } from "@aftercommit/ui";
 
 import { badge } from "./list.js";
 import { type Directory } from "./directory.js";
-import { type TaskEvent } from "./model.js";
+import { type TaskEvent, type WithheldEvent } from "./model.js";
 import { timeOf } from "./times.js";
 import { eventSentence, noteOf, titleOf } from "./words.js";
 
 const MOST = 300;
 const LONGEST_NOTE = 140;
+const UNTOLD = "The server could not show this event.";
 
 export class EventsPanel {
   readonly #list = find("events-list", HTMLOListElement);
@@ -24,18 +25,19 @@ export class EventsPanel {
   ) {}
 
   /** Events that were there before, oldest first, behind those that are shown. */
-  addOlder(events: readonly TaskEvent[]): void {
+  addOlder(events: readonly (TaskEvent | WithheldEvent)[]): void {
     this.#list.append(...events.map((event) => this.#item(event)).reverse());
     this.#drawn();
   }
 
   /** Events that have just come, oldest first. */
-  addNew(events: readonly TaskEvent[]): void {
+  addNew(events: readonly (TaskEvent | WithheldEvent)[]): void {
     const items = events.map((event) => this.#item(event));
     this.#list.prepend(...[...items].reverse());
     items.forEach(markFresh);
     const newest = events.at(-1);
-    if (newest) this.#spoken.textContent = `${titleOf(newest)}: ${eventSentence(newest, this.directory)}`;
+    if (newest && "withheld" in newest) this.#spoken.textContent = UNTOLD;
+    else if (newest) this.#spoken.textContent = `${titleOf(newest)}: ${eventSentence(newest, this.directory)}`;
     while (this.#list.children.length > MOST) this.#list.lastElementChild?.remove();
     this.#unseen += items.length;
     this.#drawn();
@@ -57,7 +59,11 @@ export class EventsPanel {
     this.#count.textContent = this.#unseen > 0 ? ` · ${this.#unseen} new` : "";
   }
 
-  #item(event: TaskEvent): HTMLElement {
+  #item(event: TaskEvent | WithheldEvent): HTMLElement {
+    if ("withheld" in event) {
+      const place = element("p", { class: "aside" }, `event ${event.event_id}`);
+      return element("li", { class: "event" }, element("p", {}, UNTOLD), place);
+    }
     this.directory.learn(event);
     const href = this.hrefOf(event.task_id);
     const state = event.payload["state"];

@@ -3,7 +3,7 @@
 import { Feed, FeedError, follow, type FollowState } from "@aftercommit/client";
 
 import { type TokenSource } from "./api.js";
-import { type TaskEvent } from "./model.js";
+import { type TaskEvent, type WithheldEvent } from "./model.js";
 
 /** The place behind all events; without one the feed would begin with the oldest. */
 const END = "end";
@@ -13,8 +13,10 @@ const RETRY_LONGEST = 60;
 
 export interface LiveHooks {
   /** Events from before, oldest first. `more`: there are older ones. */
-  older(events: readonly TaskEvent[], more: boolean): void;
+  older(events: readonly (TaskEvent | WithheldEvent)[], more: boolean): void;
   came(events: readonly TaskEvent[]): void;
+  /** One came that the server could not show. */
+  withheld(event: WithheldEvent): void;
   state(state: FollowState): void;
   /** Something may have been missed. */
   gap(): void;
@@ -42,7 +44,10 @@ export class Live {
       after: newest,
       onItems: (events) => this.#hooks.came(events.filter(isWhole)),
       onState: (state) => this.#hooks.state(state),
-      onGap: () => this.#hooks.gap(),
+      onGap: (gap) => {
+        if (gap.kind === "withheld") this.#hooks.withheld({ event_id: Number(gap.id), withheld: gap.reason });
+        this.#hooks.gap();
+      },
       onRefused: (error) => this.#hooks.refused(error),
     });
   }
@@ -78,12 +83,15 @@ export class Live {
     // The newest page tells where it goes further back only when it is not full.
     const first = before === END && events.length === AT_ONCE ? events[0]?.cursor : null;
     this.#oldest = page?.previous ?? first ?? null;
-    this.#hooks.older(events.map(({ item }) => item).filter(isWhole), this.#oldest !== null);
+    const shown = events.map(({ id, item, withheld }) =>
+      withheld === null && isWhole(item) ? item : { event_id: Number(id), withheld: withheld ?? "incomplete" },
+    );
+    this.#hooks.older(shown, this.#oldest !== null);
     return events.at(-1)?.cursor ?? null;
   }
 }
 
-/** What the server cannot show it withholds, and tells only that there was something. */
+/** Whether an event has all that the page shows of it. */
 function isWhole(event: Partial<TaskEvent>): boolean {
   return typeof event.task_id === "number" && typeof event.event_type === "string" && event.payload !== undefined;
 }

@@ -45,6 +45,12 @@ export interface TaskEvent {
   readonly payload: Readonly<Record<string, unknown>>;
 }
 
+/** An event that the server could not show: it tells no more than that. */
+export interface WithheldEvent {
+  readonly event_id: number;
+  readonly withheld: string;
+}
+
 export interface Role {
   readonly role_id: number;
   readonly name: string;

@@ -62,6 +62,23 @@ test("it begins with the newest lines, follows, and goes back to the beginning w
   assert.equal(strand.asked.length, before);
 });
 
+test("a line that the server cannot show stands in its place, live and after a reload", async (t) => {
+  const { strand, reader, lines, live, seqs } = desk(2);
+  t.after(() => reader.stop());
+  await reader.start(NO_FILTERS, null);
+  await strand.streaming();
+  strand.append(1);
+  strand.withhold();
+  strand.append(1);
+  await live(3);
+  for (const again of [false, true]) {
+    if (again) await reader.start(NO_FILTERS, null);
+    assert.deepEqual(seqs(), range(1, 5));
+    assert.equal(lines.at(3)?.text, "[withheld: item failed]");
+    assert.equal(lines.at(3)?.time, Date.parse(log(4).ts));
+  }
+});
+
 test("a full list that is followed lets go of its oldest lines", async (t) => {
   const { strand, reader, live, seqs } = desk(500, 500);
   t.after(() => reader.stop());

@@ -47,6 +47,14 @@ export class Strand {
     for (const stream of this.#streams) send(stream, fresh);
   }
 
+  /** A log that the server cannot show, which the stream tells. */
+  withhold(): void {
+    const { event_id, ts, seq } = log(this.logs.length + 1);
+    const untold = { event_id, ts, seq, withheld: "item failed" } as Log;
+    this.logs.push(untold);
+    for (const stream of this.#streams) send(stream, [untold]);
+  }
+
   async #fetch(address: URL, init: RequestInit): Promise<Response> {
     if (address.pathname.endsWith("/stream")) return this.#stream(init);
     this.asked.push(address.searchParams);

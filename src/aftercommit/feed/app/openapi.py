@@ -33,7 +33,10 @@ _REFUSALS: Mapping[int, str] = {
     403: "The token does not have the permission that is needed.",
     404: "There is nothing of this name.",
     429: "Too many requests, or too many open streams; try again after `retry_after` seconds.",
-    503: "The server cannot answer at the moment; try again after `retry_after` seconds.",
+    503: (
+        "The server cannot answer at the moment; try again after `retry_after` seconds. While a new version is being "
+        "deployed, `details` may name an event for which this server is too old."
+    ),
 }
 _GONE = (
     "The log no longer has what lies behind this cursor. `details.reason` says why, `details.restart` where to go on."
@@ -117,7 +120,7 @@ def _stream(path: str, feed: Feed) -> Json:
         "description": (
             f"Server-sent events: `{feed.wire.event_name}` carries an item, and its id is the cursor behind it. An id "
             "alone says how far was looked. `reset` says that the cursor is gone and where to go on, `bye` that the "
-            f"server ends the stream: connect again with the last id. {_beginning(feed)} come first without a cursor."
+            f"server ends the stream: connect again with the last id. `hold` says that it is too old for the next event, and waits. {_beginning(feed)} come first without a cursor."
         ),
         "parameters": [
             *_parameters(path, feed),

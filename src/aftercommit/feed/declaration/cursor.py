@@ -139,8 +139,8 @@ class Position:
         return str(place.number)
 
     def fields(self, place: Entry | Cursor) -> dict[str, Any]:
-        """None: what an item tells of its position is its own affair."""
-        return {}
+        """The number."""
+        return {"position": place.number}
 
 
 TIME_AND_SEQ: Final = TimeAndSeq()

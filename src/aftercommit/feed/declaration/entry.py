@@ -10,8 +10,19 @@ import msgspec
 from aftercommit.event.envelope import Event, PayloadT, Record
 
 
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """What this process is too old to read: an event of a version, or of a type (`known` is None), that it lacks."""
+
+    event_type: str
+    version: int
+    known: int | None
+
+
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """An event in a strand: `number` orders it there, `body` is its item, `facets` are what filters look at."""
+    """An event in a strand: `number` orders it there, `body` is its item, `facets` are what filters look at.
+
+    One that is `withheld` has a note for a body. One that is `held` has none, and no reader may be led past it.
+    """
 
     number: int
     position: int
@@ -19,6 +30,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     event_id: UUID
     body: bytes
     facets: tuple[str | None, ...]
+    withheld: bool = False
+    held: Held | None = None
 
 
 class LogEvent(Event[PayloadT], frozen=True, gc=False, kw_only=True):

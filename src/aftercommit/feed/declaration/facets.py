@@ -13,7 +13,7 @@ import msgspec
 from aftercommit.errors import DeclarationError
 from aftercommit.event.definition import checked_name
 from aftercommit.feed.declaration.entry import LogEvent
-from aftercommit.feed.declaration.filters import LONGEST_FACET
+from aftercommit.feed.declaration.filters import LONGEST_FACET, UNKNOWN
 
 _LONGEST_NAME: Final = 50
 _FIELD: Final = re.compile(r"[^\W\d][\w-]*")
@@ -36,7 +36,7 @@ class Facets:
         self._has_paths = any(path is not None for path in self.paths)
 
     def of(self, payload: bytes, event: LogEvent[Any] | None) -> tuple[str | None, ...]:
-        """The values for one event; a function's may be None because there is no event to ask it about."""
+        """The values for one event; a function's is UNKNOWN where there is no event to ask it about."""
         if not self.names:
             return ()
         stored = _fields(payload) if self._has_paths else None
@@ -60,8 +60,10 @@ def _path(feed: str, name: str, declared: str | Function) -> tuple[str, ...] | N
 
 
 def _asked(function: Function | None, event: LogEvent[Any] | None) -> str | None:
-    if function is None or event is None:
+    if function is None:
         return None
+    if event is None:
+        return UNKNOWN
     value = function(event)
     return None if value is None else str(value)[:LONGEST_FACET]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from aftercommit.errors import BadParameter, DeclarationError
+from aftercommit.errors import BadParameter, DeclarationError, DuplicateDeclaration
 from aftercommit.event.definition import checked_name
 from aftercommit.feed.access.permissions import needed, problem_of
 from aftercommit.feed.access.rate_limit import Rate
@@ -141,7 +141,7 @@ class Feed:
         return self._facets.paths
 
     def facets_of(self, payload: bytes, event: LogEvent[Any] | None) -> tuple[str | None, ...]:
-        """What filters look at, from the payload as it is stored; without an event the functions are left out."""
+        """What filters look at, from the payload as it is stored; without an event the functions' are UNKNOWN."""
         return self._facets.of(payload, event)
 
     def chosen(self, given: Mapping[str, str]) -> Chosen:
@@ -179,6 +179,15 @@ class Feed:
             if declared.parameter in parameters:
                 raise DeclarationError(f"feed {self.name!r}: the parameter {declared.parameter!r} is declared twice")
             parameters.append(declared.parameter)
+
+
+def all_different(feeds: Sequence[Feed]) -> tuple[Feed, ...]:
+    """The feeds themselves, if no two have the same name."""
+    names = [feed.name for feed in feeds]
+    for feed in feeds:
+        if names.count(feed.name) > 1:
+            raise DuplicateDeclaration(f"feed {feed.name!r} is declared twice: give one of the two another name")
+    return tuple(feeds)
 
 
 def _checked_begin(name: str, begins: Literal["newest", "oldest"]) -> Literal["newest", "oldest"]:

@@ -17,6 +17,8 @@ from aftercommit.feed.declaration.entry import Entry
 # A facet is kept up to this length in indexes and in memory; a filter's value is shorter, or it would match a cut one.
 LONGEST_FACET: Final = 255
 LONGEST_VALUE: Final = 200
+# The value of a facet that could not be computed. It may be any, so that no filter may leave the event out.
+UNKNOWN: Final = "\x00"
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -31,7 +33,7 @@ class Chosen(msgspec.Struct, frozen=True):
     def matches(self, entry: Entry) -> bool:
         """Whether the reader wants this entry."""
         facets = entry.facets
-        return all(facets[place] in allowed for place, allowed in self.tests)
+        return all(facets[place] in allowed or facets[place] == UNKNOWN for place, allowed in self.tests)
 
 
 EVERYTHING: Final = Chosen()

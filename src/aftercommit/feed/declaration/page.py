@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from aftercommit.feed.declaration.cursor import Cursor, CursorFormat, text_of
-from aftercommit.feed.declaration.entry import Entry
+from aftercommit.feed.declaration.entry import Entry, Held
 
 
 class Page(msgspec.Struct):
@@ -20,6 +20,8 @@ class Page(msgspec.Struct):
     A page that was read back has `before` instead, and goes on at `previous`: how far back was looked, None at the
     beginning. `has_more` means further back then, and `next` is None: it moves nobody who reads on. A page without
     either has `previous` when it is not full although older entries may match.
+
+    `held` is the event at which the page had to end, because this process is too old to read it.
     """
 
     entries: Sequence[Entry]
@@ -31,6 +33,7 @@ class Page(msgspec.Struct):
     head: int
     before: Cursor | None = None
     previous: Cursor | None = None
+    held: Held | None = None
 
 
 class Body(Protocol):

@@ -37,6 +37,13 @@ class AskedBack(NamedTuple):
     chosen: Chosen
 
 
+class AskedEnd(NamedTuple):
+    """What lies right before what is yet to come: the newest, wherever the feed begins."""
+
+    limit: int
+    chosen: Chosen
+
+
 class AskedFrom(NamedTuple):
     """What came from a moment on."""
 
@@ -63,7 +70,7 @@ class Questions:
         self._check_names(given, self._known)
         return self._asked(given)
 
-    def _read_page(self, query: bytes) -> Asked | AskedBack | AskedFrom:
+    def _read_page(self, query: bytes) -> Asked | AskedBack | AskedEnd | AskedFrom:
         """A question for a page, which may also lie before a cursor or begin at a moment."""
         given = parameters_of(query)
         self._check_names(given, (*self._known, *self._places[1:]))
@@ -73,7 +80,7 @@ class Questions:
             raise bad_request(said, parameter=places[1])
         asked, wire = self._asked(given), self._feed.wire
         if given.get(wire.before) == END:
-            return asked._replace(after=None)
+            return AskedEnd(asked.limit, asked.chosen)
         if wire.before in given:
             return AskedBack(self._feed.cursor.parse(given[wire.before]), asked.limit, asked.chosen)
         if wire.from_time in given:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from aftercommit.feed.declaration.feed import Feed
-from aftercommit.feed.endpoints.asking import Asked, AskedBack, AskedFrom, has_tag, wait_of
+from aftercommit.feed.endpoints.asking import Asked, AskedBack, AskedEnd, AskedFrom, has_tag, wait_of
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.etag import tag_of
 from aftercommit.feed.endpoints.gate import Admission, Gate
-from aftercommit.feed.endpoints.ready import Ready, ReadyPages, ready_page
+from aftercommit.feed.endpoints.ready import Ready, ReadyPages, check_held, ready_page
 from aftercommit.feed.http.asgi import JSON, Header, Receive, Scope, Send, answer, connection_of, peer_of
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
@@ -46,7 +46,7 @@ class Polling(Endpoint):
             # From here on it is like any other page. Nobody waits for a moment: it is here, or it is not.
             place, wait = await self._hub.before_moment(strand, question.moment), None
             question = Asked(place, question.limit, question.chosen)
-        asked = question
+        asked = Asked(None, *question) if isinstance(question, AskedEnd) else question
         if held is not None:
             head = strand.head
             tag = tag_of(strand, *asked, admission.rights, head)
@@ -57,6 +57,9 @@ class Polling(Endpoint):
                     await self._answer_unchanged(send, tag, admission, wait)
                     return
         page = await self._page(admission, asked, wait)
+        if isinstance(question, AskedEnd):
+            # Whoever reads back from the end will not come to what a page could not show before it.
+            check_held(page.held)
         # Made with the page's own head: it covers nothing that the page could not have had.
         tag = tag_of(page.strand, *asked, admission.rights, page.head)
         await self._send_page(scope["method"], send, page, tag, admission, wait)
@@ -114,8 +117,7 @@ class Polling(Endpoint):
         headers = [
             JSON,
             (b"content-length", b"%d" % len(page.body)),
-            (b"etag", tag.encode()),
-            *(admission.caching.closed if page.is_closed else admission.caching.changing),
+            *_kept(page, tag, admission),
             HAS_MORE if page.has_more else NO_MORE,
             *admission.headers,
             *_applied(wait),
@@ -157,6 +159,13 @@ class Wait:
             if self._connection is not None:
                 self._connection.on_lost(None)
         return True
+
+
+def _kept(page: Ready, tag: str, admission: Admission) -> list[Header]:
+    """What may be kept of a page, and the tag by which it is asked for again."""
+    if not page.is_whole:
+        return admission.caching.passing
+    return [(b"etag", tag.encode()), *(admission.caching.closed if page.is_closed else admission.caching.changing)]
 
 
 def _applied(wait: Wait | None) -> list[Header]:

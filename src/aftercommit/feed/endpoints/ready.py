@@ -5,6 +5,8 @@ from typing import Final
 
 import msgspec
 
+from aftercommit.errors import FeedHeld
+from aftercommit.feed.declaration.entry import Held
 from aftercommit.feed.declaration.page import BareArray, Page
 from aftercommit.feed.endpoints.asking import Asked
 from aftercommit.feed.strands.strand import Strand
@@ -15,7 +17,11 @@ _AROUND: Final = 1000
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A page as it leaves: the body, and what its headers say. `next` and `previous`: None where the body says it."""
+    """A page as it leaves: the body, and what its headers say. `next` and `previous`: None where the body says it.
+
+    A page that is not `whole` lacks something that another process, or newer code, can show: it gets no tag, and nobody
+    keeps it.
+    """
 
     strand: Strand
     head: int
@@ -26,12 +32,17 @@ class Ready(msgspec.Struct, frozen=True):
     previous: str | None
     is_empty: bool
     is_closed: bool
+    is_whole: bool
+    held: Held | None
     never_given: str = ""
 
 
 def ready_page(strand: Strand, page: Page, *, is_closed: bool) -> Ready:
-    """A page in its final form; one that is closed is the same for ever."""
+    """A page in its final form; one that is closed is the same for ever. FeedHeld when there is nothing to show yet."""
     feed = strand.feed
+    if not page.entries:
+        check_held(page.held)
+    is_whole = page.held is None and not any(entry.withheld for entry in page.entries)
     is_array = isinstance(feed.wire.body, BareArray)
     # Otherwise they are in the body.
     following = page.next if is_array or not page.entries else None
@@ -45,7 +56,9 @@ def ready_page(strand: Strand, page: Page, *, is_closed: bool) -> Ready:
         feed.cursor.format(following) if following is not None else None,
         feed.cursor.format(previous) if previous is not None else None,
         not page.entries,
-        is_closed,
+        is_closed and is_whole,
+        is_whole,
+        page.held,
         _never_given(strand, page),
     )
 
@@ -56,6 +69,12 @@ def _never_given(strand: Strand, page: Page) -> str:
         return ""
     numbers = {entry.number for entry in page.entries}
     return ", ".join(f"{low}-{high}" for low, high in strand.gaps if high + 1 in numbers)
+
+
+def check_held(held: Held | None) -> None:
+    """FeedHeld, if there is an event that this process is too old to read."""
+    if held is not None:
+        raise FeedHeld(held.event_type, held.version, held.known)
 
 
 class ReadyPages:

@@ -1,11 +1,14 @@
 """What a reader is answered when a feed cannot be read as it was asked for: each error of reading as a `Problem`."""
 
+from typing import Final
+
 from aftercommit.errors import (
     BadParameter,
     CursorGone,
     DatabaseError,
     DatabaseSilent,
     FeedError,
+    FeedHeld,
     FeedsFailed,
     InvalidCursor,
     UnknownStrand,
@@ -14,6 +17,9 @@ from aftercommit.feed.declaration.cursor import text_of
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.http.errors import Problem, bad_request, not_found, silent, unavailable
 from aftercommit.postgres.resilience import is_lost
+
+# A deployment takes minutes; behind a load balancer the next request may already reach newer code.
+HELD_SECONDS: Final = 3
 
 
 def problem_of(feed: Feed, error: Exception) -> Problem | None:
@@ -30,6 +36,11 @@ def problem_of(feed: Feed, error: Exception) -> Problem | None:
             return Problem(410, str(error), details={"reason": error.reason, "restart": restart})
         case UnknownStrand():
             return not_found(str(error))
+        case FeedHeld():
+            details = {"event_type": error.event_type[:100], "version": error.version, "known": error.known}
+            # Where connections are balanced, the next one may lead to another process.
+            headers = {"Connection": "close"}
+            return Problem(503, str(error), details=details, retry_after=HELD_SECONDS, headers=headers)
         case FeedError():
             return bad_request(str(error))
         case FeedsFailed():

@@ -6,10 +6,10 @@ from typing import Final
 import msgspec
 
 from aftercommit.feed.declaration.cursor import Cursor
-from aftercommit.feed.declaration.entry import Entry
+from aftercommit.feed.declaration.entry import Entry, Held
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.http import sse
-from aftercommit.feed.strands.strand import Strand
+from aftercommit.feed.strands.strand import Strand, Window
 
 # Of a reader that lags, this much is written at once: enough to be quick, and what a stalled one costs in memory.
 BLOCK_BYTES: Final = 65_536
@@ -21,12 +21,14 @@ KEPT: Final = 16
 class Block(msgspec.Struct, frozen=True, gc=False):
     """Some events as they go over the wire, and the place behind them. Without data all of them were filtered away.
 
-    `told` is the number that the last event carries; beyond it the filters let nothing through.
+    `told` is the number that the last event carries; beyond it the filters let nothing through. One that is `held` has
+    no data: this process is too old to read what comes next, and nobody moves to its place.
     """
 
     data: bytes
     place: Cursor
     told: int = 0
+    held: Held | None = None
 
 
 class Blocks:
@@ -49,9 +51,17 @@ class Blocks:
             window = self.strand.after(number, BLOCK_ENTRIES, self._chosen)
             if window is None:
                 return None
-            place = Cursor(window.looked_upto, window.ts)
-            block = self._made[number] = next(blocks_of(self.strand, window.entries, place))
+            block = self._made[number] = self._made_of(window, number)
         return block
+
+    def _made_of(self, window: Window, number: int) -> Block:
+        entries, place = window.entries, Cursor(window.looked_upto, window.ts)
+        stop = next((index for index, entry in enumerate(entries) if entry.held is not None), None)
+        if stop == 0:
+            return Block(b"", Cursor(number), held=entries[0].held)
+        if stop is not None:
+            entries, place = entries[:stop], Cursor(entries[stop - 1].number, entries[stop - 1].ts)
+        return next(blocks_of(self.strand, entries, place))
 
 
 def blocks_of(strand: Strand, entries: Sequence[Entry], looked: Cursor) -> Iterator[Block]:

@@ -11,6 +11,7 @@ from typing import Final
 from aftercommit.errors import CursorGone, FeedsFailed
 from aftercommit.feed.access.reader import Access, Reader
 from aftercommit.feed.declaration.cursor import Cursor, text_of
+from aftercommit.feed.declaration.entry import Held
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.declaration.page import Page
 from aftercommit.feed.http import sse
@@ -26,7 +27,7 @@ from aftercommit.feed.http.asgi import (
     lost,
 )
 from aftercommit.feed.live.blocks import Block, blocks_of
-from aftercommit.feed.live.endings import bye, reset
+from aftercommit.feed.live.endings import bye, hold, reset
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
@@ -59,6 +60,7 @@ class Stream:
         "_ending",
         "_floor_from",
         "_gone",
+        "_held",
         "_hub",
         "_last_write",
         "_loop",
@@ -93,6 +95,7 @@ class Stream:
         # Why nothing more can be said, and why a goodbye is.
         self._gone: str | None = None
         self._ending: str | None = None
+        self._held: Held | None = None
         self._sleeper: asyncio.Future[None] | None = None
         self._last_write = now = streams.now
         self._sending_since: float | None = None
@@ -132,7 +135,7 @@ class Stream:
             if now - self._sending_since > times.stall:
                 self.cut("stalled")
         elif now >= self._rotate_at:
-            self.end("rotation")
+            self.end("rotation" if self._held is None else "held")
         elif now - self._last_write >= (times.progress if self.place.number > self._told else times.heartbeat):
             self._due = True
             self.wake()
@@ -195,6 +198,9 @@ class Stream:
         if self._sleeper is None or self._sleeper.done():
             # Already woken for something else, which may be its end.
             return
+        if block.held is not None:
+            self.wake()
+            return
         if piece:
             if self._direct is None or not self._direct.write(piece):
                 self.wake()
@@ -209,7 +215,7 @@ class Stream:
         self._told = after.number if after is not None else 0
         try:
             await self._begin(strand, after, limit)
-            if after is None and not self._told:
+            if after is None and not self._told and self._ending is None:
                 # Cut before its first event, it would have nothing to come back with.
                 await self._tell_place(strand)
             while self._ending is None:
@@ -235,7 +241,14 @@ class Stream:
     async def _begin(self, strand: Strand, after: Cursor | None, limit: int) -> None:
         """The first page checks the cursor: whether it is of this log's life, and what lies behind it still there."""
         page = await self._hub.page(strand, after, limit, self._chosen)
-        await self._write_page(strand, page)
+        if page.held is None or page.entries:
+            await self._write_page(strand, page)
+        elif after is not None:
+            self.place = after
+        else:
+            # There is no place before it to stay at: the reader comes back, and is told the newest page anew.
+            await self._write(hold(page.held))
+            self._ending = "held"
 
     async def _follow(self, strand: Strand) -> None:
         """From the ring until the strand is another, or the end. Who has come to its end waits in the crowd."""
@@ -244,11 +257,9 @@ class Stream:
             if self._gone is not None:
                 raise _Over
             if strand.head > self.place.number:
-                block = crowd.blocks.after(self.place.number)
-                if block is None:
-                    await self._write_page(strand, await self._read(strand))
-                else:
-                    await self._write_block(block)
+                held = await self._write_next(strand, crowd.blocks.after(self.place.number))
+                if held is not None:
+                    await self._hold(strand, held)
             elif self._due:
                 await self._beat(strand)
             else:
@@ -259,6 +270,30 @@ class Stream:
                     await self._sleeper
                 finally:
                     crowd.leave(self)
+
+    async def _write_next(self, strand: Strand, block: Block | None) -> Held | None:
+        """What comes next from the ring, or from history; instead, the event that this process is too old to read."""
+        if block is not None:
+            if block.held is None:
+                await self._write_block(block)
+            return block.held
+        page = await self._read(strand)
+        if page.entries or page.held is None:
+            await self._write_page(strand, page)
+            return None
+        return page.held
+
+    async def _hold(self, strand: Strand, held: Held) -> None:
+        """Stay, and show signs of life. After a while the reader is sent to look whether another process knows more."""
+        if self._held is None:
+            self._held = held
+            self._rotate_at = min(self._rotate_at, self._streams.now + self._streams.times.hold)
+            await self._write(hold(held))
+        elif self._due:
+            await self._beat(strand)
+        elif self._ending is None and self._gone is None and strand.current:
+            self._sleeper = self._loop.create_future()
+            await self._sleeper
 
     async def _read(self, strand: Strand) -> Page:
         return await self._hub.page(strand, self.place, HISTORY_ENTRIES, self._chosen)

@@ -48,7 +48,8 @@ class StreamTimes(msgspec.Struct, frozen=True):
 
     A reader that takes nothing for `stall`, or less than `floor` bytes per second over `floor_window` while we wait
     for it, is cut. A stream is rotated after a random time between `rotate_least` and `rotate_most`. How far a filtered
-    reader has come is told after `progress` at the latest. `drain` bounds a shutdown; after about `retry` readers
+    reader has come is told after `progress` at the latest. A stream that meets an event for which this process is too
+    old ends after `hold`: another process may know it. `drain` bounds a shutdown; after about `retry` readers
     come back.
     """
 
@@ -61,6 +62,7 @@ class StreamTimes(msgspec.Struct, frozen=True):
     rotate_most: float = 900.0
     drain: float = DRAIN_SECONDS
     retry: float = 3.0
+    hold: float = 40.0
     tick: float = 0.5
 
     def __post_init__(self) -> None:

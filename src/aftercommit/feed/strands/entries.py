@@ -1,7 +1,8 @@
 """One event as it leaves over HTTP: the item as JSON bytes, made once per event and process, whoever reads it.
 
 An event that cannot be read, or whose item cannot be made, leaves as a note that it is withheld: readers see that there
-is something, the others go on, and nothing unredacted slips through.
+is something, the others go on, and nothing unredacted slips through. An event that newer code wrote does not leave at
+all: it is held, until a process serves it that can read it.
 """
 
 import logging
@@ -10,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from aftercommit.errors import UnreadableEvent
+from aftercommit.errors import NewerSchemaVersion, UnreadableEvent
 from aftercommit.event import json_rules
-from aftercommit.feed.declaration.entry import Entry, LogEvent, Stored
+from aftercommit.feed.declaration.entry import Entry, Held, LogEvent, Stored
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.telemetry import say
 
@@ -23,17 +24,24 @@ _log_event: Any = LogEvent
 
 
 class EntryMaker:
-    """Makes the entries of one hub. `withheld` counts, for each feed by name, the items that could not be made."""
+    """Makes the entries of one hub.
+
+    `withheld` counts, for each feed by name, the items that could not be made; `held` has what this process was too
+    old to read, by feed.
+    """
 
     def __init__(self) -> None:
         """Nothing is made yet."""
         self.withheld: Counter[str] = Counter()
+        self.held: set[tuple[str, Held]] = set()
         self._said: set[tuple[str, str]] = set()
 
     def entry_of(self, feed: Feed, stored: Stored) -> Entry:
-        """The entry of one event; withheld when it cannot be made."""
+        """The entry of one event; withheld when it cannot be made, held when newer code is needed for it."""
         record, position = stored.record, stored.record.position or 0
         number = feed.select.number_of(stored)
+        if record.event_type not in feed.outbox.registry:
+            return self._hold(feed, stored, number, None)
         try:
             event = log_event(feed, stored)
             item = feed.item(event)
@@ -43,6 +51,8 @@ class EntryMaker:
             if body[:1] != b"{":
                 raise TypeError(f"the item is {type(item).__name__}, and must be a mapping")
             facets = feed.facets_of(record.payload, event)
+        except NewerSchemaVersion:
+            return self._hold(feed, stored, number, feed.outbox.registry.named(record.event_type).version)
         except UnreadableEvent as problem:
             self._count(feed, stored, problem)
             return _note(feed, stored, number, "unreadable")
@@ -50,6 +60,18 @@ class EntryMaker:
             self._count(feed, stored, problem)
             return _note(feed, stored, number, "item failed")
         return Entry(number, position, stored.ts, record.event_id, body, facets)
+
+    def _hold(self, feed: Feed, stored: Stored, number: int, known: int | None) -> Entry:
+        """Said once for each version of a type: nothing changes before this process is started with newer code."""
+        record = stored.record
+        held = Held(record.event_type, record.schema_version, known)
+        if (feed.name, held) not in self.held:
+            self.held.add((feed.name, held))
+            remedy = "start this server with code that declares it; until then readers of this feed wait here"
+            fields = {"event_type": held.event_type, "version": held.version, "known": known, "remedy": remedy}
+            say(logger, logging.WARNING, "feed_held", feed=feed.name, event_id=str(record.event_id), **fields)
+        facets = feed.facets_of(record.payload, None)
+        return Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets, held=held)
 
     def _count(self, feed: Feed, stored: Stored, problem: Exception) -> None:
         """One more; said once for each type of event, or a log would drown in it."""
@@ -73,6 +95,6 @@ def _note(feed: Feed, stored: Stored, number: int, reason: str) -> Entry:
     """A note in place of the item. Why is for the operator's log alone: an error may quote what must not leave."""
     record = stored.record
     facets = feed.facets_of(record.payload, None)
-    nothing = Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets)
+    nothing = Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets, withheld=True)
     note = feed.wire.body.withheld(nothing, feed.cursor, reason)
     return msgspec.structs.replace(nothing, body=msgspec.json.encode(note))

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from aftercommit.errors import CursorGone, DatabaseUnavailable
 from aftercommit.feed.declaration.cursor import Cursor, same_moment
-from aftercommit.feed.declaration.entry import Entry, Stored
+from aftercommit.feed.declaration.entry import Entry, Held, Stored
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.declaration.selection import Everything
@@ -35,6 +35,7 @@ class Found(NamedTuple):
     """Entries of a strand in order, how far was looked, and whether there are more up to the end in that direction.
 
     The newest that were asked for may be fewer although there are older ones: `previous` is how far back was looked.
+    `held` is the event before which they had to end (`holding`).
     """
 
     entries: list[Entry]
@@ -42,6 +43,7 @@ class Found(NamedTuple):
     more: bool
     epoch: UUID | None
     previous: Cursor | None = None
+    held: Held | None = None
 
 
 class _Walk(NamedTuple):

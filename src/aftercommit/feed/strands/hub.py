@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Self
 
-from aftercommit.errors import DatabaseUnavailable, DeclarationError, DuplicateDeclaration, FeedsFailed
+from aftercommit.errors import DatabaseUnavailable, DeclarationError, FeedsFailed
 from aftercommit.feed.declaration.cursor import Cursor, same_moment
 from aftercommit.feed.declaration.entry import Stored
-from aftercommit.feed.declaration.feed import Feed
+from aftercommit.feed.declaration.feed import Feed, all_different
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen
 from aftercommit.feed.declaration.page import Page
-from aftercommit.feed.strands import ring
+from aftercommit.feed.strands import holding, ring
 from aftercommit.feed.strands.connections import Connections
 from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.feed.strands.history import Found, History
@@ -74,7 +74,7 @@ class FeedHub(Service):
         """Not started. Without a listener the log is polled."""
         super().__init__(probe)
         self.settings = settings or HubSettings()
-        self.feeds = _checked(feeds)
+        self.feeds = all_different(feeds)
         self._connections = Connections(database, self.settings.connections)
         self._maker = EntryMaker()
         self._history = History(self._connections, self._maker, self.feeds, self.settings.warm)
@@ -122,6 +122,11 @@ class FeedHub(Service):
     def withheld(self) -> Mapping[str, int]:
         """How many items of each feed could not be made."""
         return self._maker.withheld
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The feeds, by name, in which an event was met that this process is too old to read."""
+        return frozenset(name for name, _ in self._maker.held)
 
     @property
     def strands(self) -> int:
@@ -195,10 +200,11 @@ class FeedHub(Service):
                     # Restored while it was being read: nothing of it is served.
                     self._forget(strand)
                     continue
+            found = holding.ahead(found)
             went_on = found.looked.number > (after.number if after is not None else 0)
             place = found.looked if went_on else None
-            entries, total, previous = found.entries, strand.total, found.previous
-            return Page(entries, after, place, found.more, limit, total, end.number, previous=previous)
+            entries, more, previous, held = found.entries, found.more, found.previous, found.held
+            return Page(entries, after, place, more, limit, strand.total, end.number, previous=previous, held=held)
 
     async def page_before(self, strand: Strand, before: Cursor, limit: int, chosen: Chosen = EVERYTHING) -> Page:
         """The entries right before a cursor that match; CursorGone when it is of another life of the log.
@@ -215,9 +221,10 @@ class FeedHub(Service):
                 if found.epoch != strand.epoch:
                     self._forget(strand)
                     continue
+            found = holding.back(found)
             previous = found.looked if found.more else None
-            entries, total = found.entries, strand.total
-            return Page(entries, None, None, found.more, limit, total, strand.head, before=before, previous=previous)
+            entries, more, total, head = found.entries, found.more, strand.total, strand.head
+            return Page(entries, None, None, more, limit, total, head, before, previous, found.held)
 
     async def before_moment(self, strand: Strand, moment: datetime) -> Cursor:
         """The place behind which a strand has what came at this moment or later."""
@@ -388,11 +395,3 @@ class FeedHub(Service):
         if self._strands.get(place) is strand:
             del self._strands[place]
         strand.retire()
-
-
-def _checked(feeds: Sequence[Feed]) -> tuple[Feed, ...]:
-    names = [feed.name for feed in feeds]
-    for feed in feeds:
-        if names.count(feed.name) > 1:
-            raise DuplicateDeclaration(f"feed {feed.name!r} is declared twice: give one of the two another name")
-    return tuple(feeds)
