@@ -1,4 +1,4 @@
-"""A database that hangs without being gone: every process of a server of the test's own is stopped, for a while."""
+"""A server that hangs without being gone: every process of one of the test's own is stopped, for a while."""
 
 import os
 import signal
@@ -18,12 +18,19 @@ def frozen(server: PostgresServerForTests) -> Iterator[None]:
     """No process of the server does anything while the block runs, and nobody's connection is lost."""
     assert server.embedded is not None
     assert server.embedded.pid is not None
-    postmaster = psutil.Process(server.embedded.pid)
-    stopped = [postmaster]
+    with stopped(server.embedded.pid):
+        yield
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process and all that it has started do nothing while the block runs, and nobody is told."""
+    parent = psutil.Process(pid)
+    stopped = [parent]
     try:
-        # The postmaster first: then there are no more children.
-        os.kill(postmaster.pid, signal.SIGSTOP)
-        for child in postmaster.children(recursive=True):
+        # The parent first: then there are no more children.
+        os.kill(parent.pid, signal.SIGSTOP)
+        for child in parent.children(recursive=True):
             stopped.append(child)
             with suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGSTOP)

@@ -234,6 +234,13 @@ async def fall_silent(reply: Reply) -> None:
     await asyncio.Event().wait()
 
 
+async def stop_beating(reply: Reply) -> None:
+    """A stream that announces how often it beats, and stops."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-heartbeat-interval: 0.1\r\n\r\n"
+    await reply.write(head + b": connected\n\n")
+    await asyncio.Event().wait()
+
+
 async def only_headers(reply: Reply) -> None:
     """What a proxy does that keeps the body to itself."""
     await reply.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aftercommit.client import wire
+from aftercommit.client.connection import silence_of
 from aftercommit.client.machine import Machine, Pace, Step
 from aftercommit.client.sse_decoder import BlockTooLarge, Message, Place, Retry, SseDecoder
 from aftercommit.client.trail import Arrival, Jump, Trail
@@ -157,6 +158,12 @@ def test_answers_are_read_as_everybody_reads_them(case: dict[str, Any]):
         assert found == {"previous": None, **case["page"]}
     else:
         assert (case["status"], case["unchanged"]) == (304, True)
+
+
+@pytest.mark.contract("E7")
+@pytest.mark.parametrize("case", cases("silence"))
+def test_a_stream_may_be_silent_for_as_long_as_everybody_lets_it(case: dict[str, Any]):
+    assert silence_of(case["interval"]) == case["silence"]
 
 
 def test_a_retry_after_may_be_a_date():

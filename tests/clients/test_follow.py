@@ -23,6 +23,7 @@ from tests.clients.scripted_feed import (
     only_headers,
     refuse,
     scripted_feed,
+    stop_beating,
     stream_then,
 )
 
@@ -142,6 +143,18 @@ async def test_a_stream_that_does_not_work_is_given_up_for_polling(broken: Act):
     async with scripted_feed(events=3, streams=[broken] * 3) as feed:
         assert numbers(await take(follow(feed.url, pace=pace), 3)) == [1, 2, 3]
         assert feed.requests[-1].path == "/logs"
+
+
+@pytest.mark.contract("E7")
+async def test_a_stream_that_stops_beating_is_lost_as_soon_as_its_server_said():
+    patient = Pace(backoff=0.01, poll=0.05, silence=3600.0)
+    async with scripted_feed(events=1, streams=[stop_beating]) as feed:
+        follower = follow(feed.url, pace=patient)
+        assert follower.heard is None
+        assert numbers(await take(follower, 1)) == [1]
+        assert [request.path for request in feed.requests] == ["/logs/stream", "/logs/stream"]
+        assert follower.heard is not None
+        assert follower.heard < PATIENCE
 
 
 async def test_headers_without_a_body_are_no_stream():

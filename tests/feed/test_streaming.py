@@ -227,6 +227,7 @@ async def test_nothing_passes_by_a_middleware_that_may_change_what_is_sent(journ
 async def test_a_quiet_stream_has_heartbeats(journal: Journal):
     times = StreamTimes(tick=0.02, heartbeat=0.1)
     async with journal.served(journal.app(times=times)) as reading, reading.stream() as stream:
+        assert stream.answer.headers["x-heartbeat-interval"] == "0.1"
         blocks = [await stream.block() for _ in range(5)]
         assert list(blocks[1] or {}) == ["id"]
         assert blocks[2:] == [{"": "hb"}] * 3

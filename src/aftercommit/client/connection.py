@@ -1,6 +1,7 @@
 """The HTTP of a follower, on httpx: one page, or one open stream. Whatever goes wrong on the way is `Lost`."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
@@ -18,6 +19,8 @@ except ModuleNotFoundError as problem:
 MOST_BODY: Final = 64 << 20
 _STREAM_TYPE: Final = "text/event-stream"
 _OK: Final = 200
+_SECONDS: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
+_LONGEST_BEAT: Final = 300.0
 
 
 class Lost(Exception):
@@ -32,12 +35,24 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
 
 
+def silence_of(interval: str | None) -> float | None:
+    """How long a stream may be silent whose server announces such an interval between heartbeats; None: it does not say.
+
+    One beat may come late, or be lost: twice the interval and a second.
+    """
+    if interval is None or not _SECONDS.fullmatch(interval) or not 0 < float(interval) <= _LONGEST_BEAT:
+        return None
+    return 2 * float(interval) + 1
+
+
 class OpenStream:
     """An answer that goes on."""
 
     def __init__(self, response: httpx.Response) -> None:
         """Its head is there."""
         self._response = response
+        # Seconds that it may be silent, where the server says how often it beats.
+        self.silence = silence_of(response.headers.get("x-heartbeat-interval"))
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
 
     async def read(self, within: float) -> bytes:

@@ -75,6 +75,7 @@ class Follower:
         self._retry: float | None = None
         self._etag: tuple[str, str] | None = None
         self._refusal: FeedRefused | None = None
+        self._heard_at: float | None = None
 
     @property
     def state(self) -> State:
@@ -85,6 +86,11 @@ class Follower:
     def cursor(self) -> str | None:
         """The place after the last event that was handed over."""
         return self._trail.cursor if self._trail is not None else None
+
+    @property
+    def heard(self) -> float | None:
+        """How many seconds ago the server was last heard: an event, a heartbeat or an answer; None: not yet."""
+        return None if self._heard_at is None else time.monotonic() - self._heard_at
 
     def listen(self, listener: Callable[[State], None]) -> None:
         """Call this with every new state."""
@@ -184,7 +190,8 @@ class Follower:
             case Do.STREAM:
                 return await self._open()
             case Do.READ:
-                return await self._read(self._pace.silence)
+                assert self._stream is not None
+                return await self._read(self._stream.silence or self._pace.silence)
             case Do.POLL:
                 return await self._poll()
             case Do.WAIT:
@@ -220,6 +227,7 @@ class Follower:
             data = await self._stream.read(within)
             if not data:
                 return self._ended(Lost("the stream ended"))
+            self._heard_at = time.monotonic()
             step = self._machine.opened(time.monotonic()) if first else Step(Do.READ)
             self._tell()
             for part in self._decoder.decode(data):
@@ -260,6 +268,7 @@ class Follower:
             headers["If-None-Match"] = self._etag[1].encode("latin-1", "replace")
         try:
             answer = await self._connection.get(url, headers, self._pace.answer)
+            self._heard_at = time.monotonic()
             if answer.status == 304:
                 return self._machine.unchanged(time.monotonic())
             if answer.status != 200:

@@ -115,13 +115,8 @@ export function refusal(status: number, headers: Headers, text: string): FeedErr
 
 /** A reset that says nothing of use still is one. */
 export function resetDetails(data: string): Readonly<Record<string, unknown>> {
-  try {
-    const body = JSON.parse(data) as unknown;
-    if (!isObject(body)) return {};
-    return isObject(body["details"]) ? body["details"] : body;
-  } catch {
-    return {};
-  }
+  const body = parsedOrEmpty(data);
+  return isObject(body["details"]) ? body["details"] : body;
 }
 
 export function unreadable(reason: string): FeedError {
@@ -164,11 +159,11 @@ function arrayPage<Item>(body: unknown, headers: Headers): Bare<Item> {
   };
 }
 
-export function parsed(text: string): unknown {
+export function parsed(text: string, otherwise = "it is no JSON"): unknown {
   try {
     return JSON.parse(text) as unknown;
   } catch {
-    throw unreadable("it is no JSON");
+    throw unreadable(otherwise);
   }
 }
 
@@ -187,6 +182,16 @@ function secondsToWait(headers: Headers, body: Record<string, unknown>): number 
   if (header !== null && /^\d+$/.test(header.trim())) return Number(header);
   const said = body["retry_after"];
   return typeof said === "number" && said >= 0 ? said : null;
+}
+
+const LONGEST_BEAT = 300;
+
+/** How long a stream may be silent whose server announces such an interval between heartbeats; null: it does not say.
+ * One beat may come late, or be lost: twice the interval and a second. */
+export function silenceOf(interval: string | null): number | null {
+  if (interval === null || !/^[0-9]{1,3}(\.[0-9]{1,3})?$/.test(interval)) return null;
+  const seconds = Number(interval);
+  return seconds > 0 && seconds <= LONGEST_BEAT ? 2 * seconds + 1 : null;
 }
 
 function textOrNull(value: unknown): string | null {

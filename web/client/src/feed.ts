@@ -1,6 +1,6 @@
 /** A feed at an address: ask for a page, open its stream. The token travels in a header and never in an address. */
 
-import { readAnswer, refusal, unreachable, unreadable, type BodyKind, type Page } from "./answers.js";
+import { readAnswer, refusal, silenceOf, unreachable, unreadable, type BodyKind, type Page } from "./answers.js";
 import { pageAddress, streamAddress, type Filters, type Names, type Question } from "./requests.js";
 
 /** A token, or a way to get one. It is asked with true when the last one was refused and another is needed. */
@@ -33,6 +33,12 @@ export interface PageRequest {
   /** The tag of an earlier answer to the same question: null is answered when it still holds. */
   readonly etag?: string | null;
   readonly signal?: AbortSignal;
+}
+
+export interface OpenStream {
+  readonly body: ReadableStream<Uint8Array>;
+  /** Seconds that it may be silent; null where its server does not say how often it beats. */
+  readonly silence: number | null;
 }
 
 export class Feed<Item> {
@@ -82,14 +88,16 @@ export class Feed<Item> {
     return readAnswer<Item>(this.kind, asked, statusOf(response), response.headers, text);
   }
 
-  /** The body of the stream after a cursor. Throws a FeedError when the answer is no stream. */
-  async open(after: string | null, filters: Filters, signal: AbortSignal): Promise<ReadableStream<Uint8Array>> {
+  /** The stream after a cursor. Throws a FeedError when the answer is no stream. */
+  async open(after: string | null, filters: Filters, signal: AbortSignal): Promise<OpenStream> {
     const address = streamAddress(this.#address, this.#stream, this.#names, { filters });
     const headers: Record<string, string> = { accept: "text/event-stream" };
     if (after !== null) headers["last-event-id"] = after;
     const response = await this.#ask(address, headers, signal);
     const type = response.headers.get("content-type") ?? "";
-    if (response.status === 200 && response.body && type.startsWith("text/event-stream")) return response.body;
+    if (response.status === 200 && response.body && type.startsWith("text/event-stream")) {
+      return { body: response.body, silence: silenceOf(response.headers.get("x-heartbeat-interval")) };
+    }
     const status = statusOf(response);
     if (status !== 200) throw refusal(status, response.headers, await this.#text(response, signal));
     await response.body?.cancel();

@@ -9,6 +9,7 @@ import { FeedError, parsed, readEvent, resetDetails, unreachable, type Page, typ
 import { Alarm, REAL_CLOCK, type Clock } from "./clock.js";
 import { type Feed } from "./feed.js";
 import { Machine, type Action, type Input, type StateName } from "./machine.js";
+import { pageNetwork, type Network } from "./network.js";
 import { type Filters } from "./requests.js";
 import { SseDecoder, type SseSignal } from "./sse.js";
 import { Trail, withheldGap, type Gap } from "./trail.js";
@@ -35,12 +36,18 @@ export interface FollowOptions<Item> {
   /** Called with events in order; what it returns is waited for. */
   readonly onItems: (items: readonly Item[]) => void | Promise<void>;
   readonly onState?: (state: FollowState) => void;
+  /** The server was heard: an event, a heartbeat, an answer to a poll. `within`: seconds after which a stream counts
+   * as lost when nothing more comes; null while polling. */
+  readonly onHeard?: (within: number | null) => void;
   readonly onGap?: (gap: Gap) => void;
   /** It ended: the server said no in a way that waiting does not heal. */
   readonly onRefused?: (error: FeedError) => void;
   /** Whether somebody is looking; by default the page's own, and always true in Node. */
   readonly visibility?: Visibility;
-  /** Seconds for a stream's first bytes, for silence on it, and for a poll's answer. */
+  /** What the browser says of its network; by default the page's own. */
+  readonly network?: Network;
+  /** Seconds for a stream's first bytes, for silence on it where its server does not say how often it beats, and for a
+   * poll's answer. */
   readonly patience?: Partial<Patience>;
   readonly clock?: Clock;
   readonly random?: () => number;
@@ -74,6 +81,8 @@ export class Follower<Item> {
   #reached: string | null;
   #told: FollowState | null = null;
   #error: FeedError | null = null;
+  /** Breaks off the request that is under way. */
+  #breakOff = (): void => {};
   #etag: { readonly cursor: string | null; readonly tag: string | null } = { cursor: null, tag: null };
 
   constructor(
@@ -91,9 +100,12 @@ export class Follower<Item> {
       streams: options.streams ?? true,
     });
     const visibility = options.visibility ?? pageVisibility();
-    const unwatch = visibility.watch((visible) => this.#seen(visible));
+    const unwatch = [
+      visibility.watch((visible) => this.#seen({ input: visible ? "visible" : "hidden" })),
+      (options.network ?? pageNetwork()).watch((online) => (online ? this.#seen({ input: "online" }) : this.#breakOff())),
+    ];
     if (!visibility.visible()) this.#machine.tell({ input: "hidden" });
-    this.done = this.#run().finally(unwatch);
+    this.done = this.#run().finally(() => unwatch.forEach((end) => end()));
   }
 
   /** The cursor up to which all has been handed over and taken. Another follower may go on from here. */
@@ -136,21 +148,27 @@ export class Follower<Item> {
   }
 
   #tell(input: Input): Action {
-    const action = this.#machine.tell(input);
+    return this.#announce(this.#machine.tell(input));
+  }
+
+  #announce(action: Action): Action {
     const state = {
       name: this.#machine.state,
       wait: action.do === "wait" ? action.seconds : null,
       error: this.#error,
     };
-    const same = state.name === this.#told?.name && state.wait === this.#told.wait && state.error === this.#told.error;
+    const told = this.#told;
     this.#told = state;
-    if (!same && !this.#end.signal.aborted) this.options.onState?.(state);
+    if ((state.name !== told?.name || state.wait !== told.wait || state.error !== told.error) && !this.#end.signal.aborted) this.options.onState?.(state);
     return action;
   }
 
   // --- waiting
 
   #wait(seconds: number): Promise<Action> {
+    // It may be over before it has begun: the page was seen again meanwhile, or the network came back.
+    const now = this.#machine.tell({ input: "interrupted" });
+    if (now.do !== "wait") return Promise.resolve(this.#announce(now));
     return new Promise((resolve) => {
       const cancel = this.#clock.after(seconds, () => this.#cut?.(this.#tell({ input: "elapsed" })));
       this.#cut = (action) => {
@@ -161,9 +179,9 @@ export class Follower<Item> {
     });
   }
 
-  #seen(visible: boolean): void {
-    const action = this.#machine.tell({ input: visible ? "visible" : "hidden" });
-    if (action.do !== "none") this.#cut?.(action);
+  #seen(input: Input): void {
+    const action = this.#machine.tell(input);
+    if (action.do !== "none") this.#cut?.(this.#announce(action));
   }
 
   async #refresh(): Promise<Action> {
@@ -192,6 +210,7 @@ export class Follower<Item> {
       });
       attempt.alarm.clear();
       this.#error = null;
+      this.options.onHeard?.(null);
       if (page === null) return this.#tell({ input: "unchanged" });
       const delivered = await this.#take(page);
       this.#etag = { cursor: this.#trail.cursor, tag: page.next === null ? page.etag : null };
@@ -221,8 +240,8 @@ export class Follower<Item> {
   async #stream(): Promise<Action> {
     const attempt = this.#attempt(this.#patience.firstBytes);
     try {
-      const body = await this.feed.open(this.#trail.cursor, this.options.filters ?? {}, attempt.signal);
-      return await this.#readStream(body, attempt);
+      const { body, silence } = await this.feed.open(this.#trail.cursor, this.options.filters ?? {}, attempt.signal);
+      return await this.#readStream(body, silence ?? this.#patience.silence, attempt);
     } catch (error) {
       const refused = this.#trouble(error, attempt.signal);
       if (refused === null) return this.#tell({ input: "ended" });
@@ -233,7 +252,8 @@ export class Follower<Item> {
     }
   }
 
-  async #readStream(body: ReadableStream<Uint8Array>, { alarm, signal }: Attempt): Promise<Action> {
+  async #readStream(body: ReadableStream<Uint8Array>, silence: number, attempt: Attempt): Promise<Action> {
+    const { alarm, signal } = attempt;
     const decoder = new SseDecoder();
     const reading: Reading = { opened: false, retry: null };
     const reader = body.getReader();
@@ -248,9 +268,10 @@ export class Follower<Item> {
         this.#error = null;
         this.#tell({ input: "opened" });
       }
+      this.options.onHeard?.(silence);
       const ending = await this.#heard(decoder.push(value), reading);
       if (ending) return ending;
-      alarm.set(this.#patience.silence);
+      alarm.set(silence);
     }
   }
 
@@ -298,7 +319,7 @@ export class Follower<Item> {
   }
 
   #eventOf(data: string, id: string): Read<Item> {
-    const read = readEvent<Item>(this.feed.kind, parsed(data));
+    const read = readEvent<Item>(this.feed.kind, parsed(data, "an event is no JSON"));
     return { ...read, cursor: id === "" ? read.cursor : id };
   }
 
@@ -309,6 +330,7 @@ export class Follower<Item> {
     const broken = new AbortController();
     const alarm = new Alarm(this.#clock, () => broken.abort());
     alarm.set(seconds);
+    this.#breakOff = () => broken.abort();
     return { alarm, abort: () => broken.abort(), signal: AbortSignal.any([this.#end.signal, broken.signal]) };
   }
 

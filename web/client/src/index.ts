@@ -11,6 +11,7 @@ export { Feed, type FeedOptions, type PageRequest, type TokenSource } from "./fe
 export { follow, Follower, type FollowOptions, type FollowState } from "./follow.js";
 export { items, type ItemsOptions } from "./items.js";
 export { type StateName } from "./machine.js";
+export { type Network } from "./network.js";
 export { type Filters, type Names } from "./requests.js";
 export { type Gap } from "./trail.js";
 export { type Visibility } from "./visibility.js";

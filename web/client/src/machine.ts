@@ -15,7 +15,11 @@ type Event =
   | { readonly input: "unchanged" | "poll_failed" | "elapsed" | "refreshed" };
 
 export type Input =
-  Event | { readonly input: "interrupted" } | { readonly input: "hidden" } | { readonly input: "visible" };
+  | Event
+  | { readonly input: "interrupted" }
+  | { readonly input: "online" }
+  | { readonly input: "hidden" }
+  | { readonly input: "visible" };
 
 export type Action =
   | { readonly do: "stream" | "read" | "poll" | "refresh" | "stop" | "none" }
@@ -82,6 +86,7 @@ export class Machine {
   tell(happened: Input): Action {
     if (happened.input === "hidden" || happened.input === "visible") return this.#seen(happened.input === "visible");
     if (happened.input === "interrupted") return this.#again();
+    if (happened.input === "online") return this.#online();
     const action = this.#next(happened);
     if (action.do !== "refresh") this.#last = action;
     return action;
@@ -129,6 +134,14 @@ export class Machine {
     const idle = visible && this.#fallback && this.#last.do === "wait" && !this.#named;
     if (!idle) return NONE;
     this.#last = this.#pollOrTry();
+    return this.#last;
+  }
+
+  /** There is a network again: what is waited for without the server's wish is tried now, the stream first. */
+  #online(): Action {
+    if (this.#last.do !== "wait" || this.#named) return NONE;
+    this.#trialAt = Math.min(this.#trialAt, this.options.now());
+    this.#last = this.#fallback ? this.#pollOrTry() : this.#stream();
     return this.#last;
   }
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { describe, test } from "node:test";
 
-import { FeedError, readAnswer } from "../src/answers.js";
+import { FeedError, readAnswer, silenceOf } from "../src/answers.js";
 import { Machine, type Input } from "../src/machine.js";
 import { pageAddress, streamAddress } from "../src/requests.js";
 import { SseDecoder, type SseSignal } from "../src/sse.js";
@@ -191,6 +191,8 @@ function answerTo(given: Case): object {
     return { refusal: { status, code, message, retry_after: retryAfter, restart } };
   }
 }
+
+cases("silence", (given) => assert.equal(silenceOf(given["interval"] as string | null), given["silence"]));
 
 cases("answers", (given) => {
   const answer = answerTo(given) as Record<string, Record<string, unknown>>;

@@ -43,6 +43,10 @@ export interface ReaderEvents {
   /** `attached`, `following`, `fresh`, `busy` or `older` is another. */
   stood(): void;
   state(state: FollowState): void;
+  /** The server was heard; seconds in which it should be heard again. */
+  heard(within: number | null): void;
+  /** A request got no answer. */
+  unreachable(why: string): void;
   /** So many lines just came. */
   live(count: number): void;
   /** Something the reader should know, in a sentence. */
@@ -210,6 +214,7 @@ export class Reader {
     } catch (error) {
       if (asked.aborted) return null;
       if (!(error instanceof FeedError)) throw error;
+      if (error.status === 0) this.events.unreachable(error.message);
       this.events.notice(error.message);
       return null;
     }
@@ -241,6 +246,7 @@ export class Reader {
       sequence: Object.keys(filters).length === 0,
       onItems: (logs) => this.#live(logs),
       onState: (state) => this.events.state(state),
+      onHeard: (within) => this.events.heard(within),
       onGap: (gap) => this.#gap(gap),
       onRefused: (error) => this.events.refused(error),
     });
@@ -329,6 +335,7 @@ export class Reader {
     } catch (error) {
       if (turn.aborted) return false;
       if (!(error instanceof FeedError)) throw error;
+      if (error.status === 0) this.events.unreachable(error.message);
       done = false;
       await this.#failed(error);
     }

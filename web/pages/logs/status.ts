@@ -1,6 +1,5 @@
 /** The words around the list: how lines come, which are loaded, what was found. */
 
-import { type FollowState } from "@aftercommit/client";
 import { find } from "@aftercommit/ui";
 
 import { Connection } from "../shared/connection.js";
@@ -11,16 +10,12 @@ const number = (value: number): string => value.toLocaleString("en");
 const lines = (value: number): string => `${number(value)} ${value === 1 ? "line" : "lines"}`;
 
 export class Status {
-  readonly #connection = new Connection({ one: "line", many: "lines" });
+  readonly connection = new Connection({ one: "line", many: "lines" });
   readonly #follow = find("follow", HTMLButtonElement);
   readonly #fresh = find("fresh", HTMLButtonElement);
   readonly #range = find("range", HTMLElement);
   readonly #found = find("found", HTMLElement);
   readonly #edge = find("older", HTMLElement);
-
-  connection(state: FollowState): void {
-    this.#connection.show(state);
-  }
 
   /** `stopped`: there is nothing to follow. */
   following({ following, attached, fresh }: Reader, stopped: boolean): void {

@@ -58,7 +58,9 @@ export class Viewer {
     this.reader = new Reader(feed, this.lines, {
       changed: (shift) => this.#changed(shift),
       stood: () => this.#stood(),
-      state: (state) => this.#status.connection(state),
+      state: (state) => this.#status.connection.show(state),
+      heard: (within) => this.#status.connection.heard(within),
+      unreachable: (why) => this.#status.connection.doubt(why),
       live: (count) => this.#speak(count),
       notice: toast,
       refused: (error) => this.#refused(error),
@@ -341,7 +343,7 @@ export class Viewer {
     this.#instead.refuse();
     this.#stopped = error.status >= 400 && error.status < 500 && error.status !== 429;
     this.#status.following(this.reader, this.#stopped);
-    this.#status.connection({ name: "stopped", wait: null, error });
+    this.#status.connection.show({ name: "stopped", wait: null, error });
     if (error.status === 401) {
       this.events.unauthorised(error);
     } else if (error.status === 403) {
@@ -361,7 +363,7 @@ export class Viewer {
   #tryAgain(error: FeedError): void {
     const wait = Math.max(this.#retry, error.retryAfter ?? 0);
     this.#retry = Math.min(this.#retry * 2, RETRY_LONGEST);
-    this.#status.connection({ name: "waiting", wait, error });
+    this.#status.connection.show({ name: "waiting", wait, error });
     const text = `${error.message} The page tries again by itself.`;
     if (this.lines.length === 0) this.#instead.refuse({ title: "The lines could not be loaded", text });
     clearTimeout(this.#nextTry);

@@ -45,6 +45,8 @@ interface HistoryPage {
 export class Api {
   readonly #root: URL;
   readonly #token: TokenSource;
+  /** Called when a request gets no answer. */
+  unreachable: (why: string) => void = () => {};
 
   /** `root`: where the site begins. */
   constructor(root: URL, token: TokenSource) {
@@ -135,7 +137,9 @@ export class Api {
       return await fetch(address, { method, headers: sent, body: text, cache: "no-store", redirect: "error" });
     } catch (error) {
       const reason = error instanceof Error ? error.message : String(error);
-      throw new ApiError(0, `The server could not be reached: ${reason}`);
+      const said = `The server could not be reached: ${reason}`;
+      this.unreachable(said);
+      throw new ApiError(0, said);
     }
   }
 }

@@ -75,9 +75,11 @@ export class Board {
       came: (events) => this.#came(events),
       state: (state) => this.#connection.show(state),
       withheld: (event) => this.#events.addNew([event]),
+      heard: (within) => this.#connection.heard(within),
       gap: () => this.load(),
       refused: (error) => this.#refused(error),
     });
+    options.api.unreachable = (why) => this.#connection.doubt(why);
     this.#more.addEventListener("click", () => void this.#loadMore());
     this.#earlier.addEventListener("click", () => void this.#earlierEvents());
   }

@@ -18,6 +18,8 @@ export interface LiveHooks {
   /** One came that the server could not show. */
   withheld(event: WithheldEvent): void;
   state(state: FollowState): void;
+  /** The server was heard; seconds in which it should be heard again. */
+  heard(within: number | null): void;
   /** Something may have been missed. */
   gap(): void;
   refused(error: FeedError): void;
@@ -48,6 +50,7 @@ export class Live {
         if (gap.kind === "withheld") this.#hooks.withheld({ event_id: Number(gap.id), withheld: gap.reason });
         this.#hooks.gap();
       },
+      onHeard: (within) => this.#hooks.heard(within),
       onRefused: (error) => this.#hooks.refused(error),
     });
   }

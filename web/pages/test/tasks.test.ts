@@ -1,6 +1,8 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
+import { FeedError } from "@aftercommit/client";
+
 import { describe as inWords } from "../shared/connection.js";
 import { usersOf } from "../shared/sample.js";
 import { ApiError, lifetimeOf, readAnswer } from "../tasks/api.js";
@@ -286,9 +288,26 @@ describe("a code", () => {
 describe("what all pages share", () => {
   test("says what is followed", () => {
     const events = { one: "event", many: "events" };
-    const said = inWords({ name: "waiting", wait: 3, error: null }, 3, events);
+    const known = { left: null, age: null, within: null, doubt: null };
+    const said = inWords({ name: "waiting", wait: 3, error: null }, { ...known, left: 3 }, events);
     assert.deepEqual([said.text, said.why.includes("No event is lost.")], ["Waiting, retry in 3 s", true]);
-    assert.ok(inWords({ name: "streaming", wait: null, error: null }, null, events).why.startsWith("New events"));
+    assert.ok(inWords({ name: "streaming", wait: null, error: null }, known, events).why.startsWith("New events"));
+  });
+
+  test("calls live what was heard in time, and says of everything else how old it is", () => {
+    const events = { one: "event", many: "events" };
+    const streaming = { name: "streaming", wait: null, error: null } as const;
+    const at = (age: number, doubt: string | null = null): string[] => {
+      const { name, text, why } = inWords(streaming, { left: null, age, within: 11, doubt }, events);
+      return [name, text, why.split(". ").at(-1) ?? ""];
+    };
+    assert.deepEqual(at(4.9), ["streaming", "Live", "Last update 4 s ago."]);
+    assert.deepEqual(at(12), ["checking", "Checking · last update 12 s ago", "Last update 12 s ago."]);
+    assert.deepEqual(at(2, "Failed."), ["checking", "Checking · last update 2 s ago", "Last update 2 s ago."]);
+    assert.equal(at(7200)[1], "Checking · last update 2 h ago");
+    const error = new FeedError(0, "unreachable", "The server could not be reached: Failed to fetch");
+    const polling = inWords({ name: "polling", wait: 5, error }, { left: 5, age: 130, within: null, doubt: null }, events);
+    assert.equal(polling.text, "Not connected, next try in 5 s · last update 2 min ago");
   });
 
   test("offers the users that a system knows", () => {

@@ -9,7 +9,8 @@ from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.gate import Gate
 from aftercommit.feed.http.asgi import Receive, Scope, Send, answer, peer_of
-from aftercommit.feed.live.stream import HEADERS, Stream
+from aftercommit.feed.http.errors import unavailable
+from aftercommit.feed.live.stream import HEADERS, UNREAD_WITHOUT_STREAM, Stream
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
 
@@ -37,6 +38,9 @@ class Streaming(Endpoint):
         with self._streams.place(admission.reader.user):
             strand = await self._hub.strand(self.feed, admission.key)
             told = [*admission.caching.stream, *admission.headers]
+            if self._hub.unread_for(self.feed) > UNREAD_WITHOUT_STREAM:
+                # From memory it could be opened, and would be silent: whoever waits for news should know.
+                raise unavailable("The log cannot be read at the moment, so no news would come: try again", 2)
             if scope["method"] == "HEAD":
                 await answer(send, 200, [*HEADERS, *told])
                 return

@@ -17,6 +17,7 @@ EXPOSED = (
     "RateLimit-Policy",
     "Retry-After",
     "Preference-Applied",
+    "X-Heartbeat-Interval",
     "Location",
 )
 ALLOWED = (

@@ -12,6 +12,7 @@ from aftercommit.errors import CursorGone, FeedsFailed
 from aftercommit.feed.access.reader import Access, Reader
 from aftercommit.feed.declaration.cursor import Cursor, text_of
 from aftercommit.feed.declaration.entry import Held
+from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.declaration.page import Page
 from aftercommit.feed.http import sse
@@ -22,6 +23,7 @@ from aftercommit.feed.http.asgi import (
     Receive,
     Scope,
     Send,
+    chunk,
     connection_of,
     innermost,
     lost,
@@ -37,11 +39,16 @@ from aftercommit.telemetry import say
 logger = logging.getLogger("aftercommit.feed")
 
 HISTORY_ENTRIES: Final = 200
+# Seconds without a look at the log after which a stream falls silent, and after which none is opened. The second is
+# shorter than it takes a reader to find its stream silent and come back.
+UNREAD_WITHOUT_BEAT: Final = 3.0
+UNREAD_WITHOUT_STREAM: Final = 5.0
 HEADERS: Final[list[Header]] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     # nginx would otherwise keep events until it has some kilobytes of them.
     (b"x-accel-buffering", b"no"),
 ]
+_BEAT: Final = chunk(sse.HEARTBEAT)
 
 
 class _Over(Exception):
@@ -58,6 +65,7 @@ class Stream:
         "_direct",
         "_due",
         "_ending",
+        "_feed",
         "_floor_from",
         "_gone",
         "_held",
@@ -83,6 +91,7 @@ class Stream:
         """Belongs to the task that makes it."""
         self._streams, self._hub, self._access = streams, hub, access
         self._reader, self._chosen, self._send = reader, chosen, send
+        self._feed: Feed | None = None
         self._connection = connection_of(scope)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
@@ -109,6 +118,7 @@ class Stream:
     ) -> None:
         """Write until the reader is gone or the stream is ended; nothing is raised for either."""
         watcher = self._watch(receive)
+        self._feed = strand.feed
         try:
             with self._streams.looked_after(self):
                 await self._write_all(strand, after, limit, headers)
@@ -136,10 +146,28 @@ class Stream:
                 self.cut("stalled")
         elif now >= self._rotate_at:
             self.end("rotation" if self._held is None else "held")
-        elif now - self._last_write >= (times.progress if self.place.number > self._told else times.heartbeat):
+        elif self.place.number > self._told:
+            if now - self._last_write >= times.progress:
+                self._due = True
+                self.wake()
+        elif now - self._last_write >= times.heartbeat:
+            self._keep_alive(now)
+        self._check_floor(now)
+
+    def _keep_alive(self, now: float) -> None:
+        """Send a heartbeat, without a task where that is possible.
+
+        A heartbeat says that events would come if there were any. While the log cannot be read that is not so.
+        """
+        if self._feed is None or self._hub.unread_for(self._feed) > UNREAD_WITHOUT_BEAT:
+            return
+        is_asleep = self._sleeper is not None and not self._sleeper.done()
+        if is_asleep and self._direct is not None and self._direct.write(_BEAT):
+            self._last_write = now
+            self._sent += len(sse.HEARTBEAT)
+        else:
             self._due = True
             self.wake()
-        self._check_floor(now)
 
     def end(self, reason: str) -> None:
         """Say goodbye and end, when what is being written is written."""
@@ -322,7 +350,8 @@ class Stream:
         await self._write(sse.progress(strand.feed.cursor.format(self.place)))
 
     async def _open(self, headers: list[Header]) -> None:
-        await self._hand({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
+        beat = (b"x-heartbeat-interval", b"%g" % self._streams.times.heartbeat)
+        await self._hand({"type": "http.response.start", "status": 200, "headers": [*HEADERS, beat, *headers]})
         connection = self._connection
         if connection is not None and connection.sends_by(innermost(self._send)):
             self._direct = connection

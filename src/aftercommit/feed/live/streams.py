@@ -46,6 +46,9 @@ class StreamCaps(msgspec.Struct, frozen=True):
 class StreamTimes(msgspec.Struct, frozen=True):
     """How long things take, in seconds.
 
+    A quiet stream beats every `heartbeat`, and says so in its headers; readers count it as lost after twice that and a
+    second. Above 7 a page may say "Live" for longer than 15 seconds after its server has hung.
+
     A reader that takes nothing for `stall`, or less than `floor` bytes per second over `floor_window` while we wait
     for it, is cut. A stream is rotated after a random time between `rotate_least` and `rotate_most`. How far a filtered
     reader has come is told after `progress` at the latest. A stream that meets an event for which this process is too
@@ -53,7 +56,7 @@ class StreamTimes(msgspec.Struct, frozen=True):
     come back.
     """
 
-    heartbeat: float = 15.0
+    heartbeat: float = 5.0
     progress: float = 2.0
     stall: float = 5.0
     floor: float = 1024.0

@@ -84,14 +84,17 @@ class FeedHub(Service):
         self._loads: set[asyncio.Task[None]] = set()
         self._has_ended = False
         self._changed: dict[Outbox, set[Strand]] = defaultdict(set)
-        self._tailers = {
-            outbox: self._tailer(outbox, database, listener) for outbox in dict.fromkeys(f.outbox for f in self.feeds)
-        }
+        outboxes = dict.fromkeys(feed.outbox for feed in self.feeds)
+        self._tailers = {outbox: self._tailer(outbox, database, listener) for outbox in outboxes}
 
     @property
     def is_following(self) -> bool:
         """Whether every log is being read right now: without it, what is served may be old."""
-        return all(tailer.is_following for tailer in self._tailers.values())
+        return not self.unread
+
+    def unread_for(self, feed: Feed) -> float:
+        """For how many seconds the log of this feed was not looked at: news of that time is not known here."""
+        return self._tailers[feed.outbox].unread_for
 
     @property
     def unread(self) -> list[Unread]:
@@ -195,7 +198,7 @@ class FeedHub(Service):
             found = self._from_ring(strand, after, end, limit, chosen)
             if found is None:
                 async with self._connections.answered():
-                    found = await self._from_history(strand, after, end, limit, chosen)
+                    found = await self._from_past(strand, after, end, limit, chosen)
                 if found.epoch != strand.epoch:
                     # Restored while it was being read: nothing of it is served.
                     self._forget(strand)
@@ -245,9 +248,7 @@ class FeedHub(Service):
             return ring.newest(strand, end, limit, chosen)
         return ring.behind(strand, after, end, limit, chosen) if self._is_known(strand, after) else None
 
-    async def _from_history(
-        self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen
-    ) -> Found:
+    async def _from_past(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Found:
         feed, key = strand.feed, strand.key
         if after is None:
             return await self._history.latest(feed, key, end, limit, chosen)

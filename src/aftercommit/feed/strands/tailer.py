@@ -8,6 +8,7 @@ something.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,6 +37,8 @@ logger = logging.getLogger("aftercommit.feed")
 
 POLL: Final = 1.0
 POLL_WITHOUT_LISTENER: Final = 0.05
+# Whoever has not looked for so many seconds cannot: the database is away, or hangs.
+OVERDUE: Final = 10.0
 PAGE: Final = 1000
 _AT_ONCE: Final = 100
 
@@ -93,6 +96,7 @@ class Tailer(DatabaseService):
         self.is_following = False
         # When the log was last read, whether there was something new or not.
         self.read_at: datetime | None = None
+        self._looked = time.monotonic()
         self.has_begun = asyncio.Event()
         self.news = listener.subscribe(outbox.shape.log_channel) if listener is not None else Waker()
         self._outbox = outbox
@@ -108,8 +112,16 @@ class Tailer(DatabaseService):
     @property
     def unread(self) -> Unread | None:
         """What is wrong with this log; None while it is being read."""
-        hangs = isinstance(self.outage, Unanswered)
-        return None if self.is_following else Unread(self._outbox.schema, self.read_at, hangs)
+        if self.is_following and self.unread_for <= OVERDUE:
+            return None
+        # A question that has been under way for so long hangs, however long it may still be waited for.
+        hangs = self.is_following or isinstance(self.outage, Unanswered)
+        return Unread(self._outbox.schema, self.read_at, hangs)
+
+    @property
+    def unread_for(self) -> float:
+        """Seconds since the log was last looked at. A database that hangs shows here first."""
+        return time.monotonic() - self._looked
 
     async def session(self) -> None:
         """One life of the connection."""
@@ -121,7 +133,7 @@ class Tailer(DatabaseService):
             self.session_is_up()
             while not self.stopping.is_set():
                 behind = await self._read(connection)
-                self.is_following, self.read_at = True, datetime.now(UTC)
+                self.is_following, self.read_at, self._looked = True, datetime.now(UTC), time.monotonic()
                 if not behind:
                     await self.reach("feed.idle", position=self.position)
                     listening = self._listener is not None and self._listener.working
@@ -138,6 +150,7 @@ class Tailer(DatabaseService):
         assert row is not None, "head has its one row from the first migration on"
         await self._look_for_indexes(connection)
         self.position, self._ts, self.epoch = row
+        self._looked = time.monotonic()
         self.has_begun.set()
         await self.reach("feed.begun", position=self.position)
 

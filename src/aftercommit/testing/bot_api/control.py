@@ -24,7 +24,9 @@ except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "starlette") from problem
 
 Asked = TypeVar("Asked", bound=msgspec.Struct)
-_HEARTBEAT: Final = 15.0
+_HEARTBEAT: Final = 5.0
+# An event and no comment: a page that listens with EventSource is not told of comments.
+_BEAT: Final = sse.event(b"{}", name="heartbeat")
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
@@ -128,7 +130,7 @@ class Control:
             if told["number"] != seen:
                 seen = told["number"]
                 yield sse.event(msgspec.json.encode(told), name=kind, identity=f"{self._epoch}-{seen}")
-            yield b"" if await self._changed_since(seen) else sse.HEARTBEAT
+            yield b"" if await self._changed_since(seen) else _BEAT
 
     async def _changed_since(self, number: int) -> bool:
         future = self._changes.until(lambda: self._changes.number if self._is_news(number) else None)

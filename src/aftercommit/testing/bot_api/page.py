@@ -28,6 +28,7 @@ _PARTS: Final = (
     "chats.js",
     "conversation.js",
     "formatting.js",
+    "live.js",
     "panel.js",
     "parts.js",
     "icon.svg",

@@ -1,6 +1,7 @@
 // The chats of the local Bot API server: drawn from its stream of changes, acted on by its control routes.
 
 import { element, find, renew, toServer } from "./parts.js";
+import { follow } from "./live.js";
 import { drawAnswers, drawSwitches, initialisePanel } from "./panel.js";
 import { drawCommands, drawConversation, initialiseConversation, prefill } from "./conversation.js";
 
@@ -119,22 +120,10 @@ function select(id, byHand = false) {
 
 // --- the stream
 
-function follow() {
-  const connection = find("connection");
-  const show = (name, text) => {
-    connection.dataset.state = name;
-    connection.textContent = text;
-  };
-  const stream = new EventSource("control/events");
-  const heard = (isAll) => (event) => {
-    take(JSON.parse(event.data), isAll);
-    if (isAll) openAsked();
-    show("live", "Live");
-    draw();
-  };
-  stream.addEventListener("everything", heard(true));
-  stream.addEventListener("news", heard(false));
-  stream.addEventListener("error", () => show("waiting", "The server is away"));
+function hear(told, isAll) {
+  take(told, isAll);
+  if (isAll) openAsked();
+  draw();
 }
 
 /**
@@ -235,4 +224,4 @@ initialiseChats();
 followAddress();
 initialiseConversation(state);
 initialisePanel(state);
-follow();
+follow("control/events", { everything: (told) => hear(told, true), news: (told) => hear(told, false) });

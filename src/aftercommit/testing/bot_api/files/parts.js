@@ -1,6 +1,8 @@
 // Elements from code, and requests to the server. Attributes and children are text: no string is ever read as HTML.
 
 const SHOWN_FOR = 4000;
+/** Said to the document when the server gave no answer. */
+export const UNREACHABLE = "unreachable";
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -60,6 +62,7 @@ export async function toServer(method, path, body) {
     if (answer.ok) return told;
     toast(told.message ?? `The server answered ${answer.status}`);
   } catch {
+    document.dispatchEvent(new Event(UNREACHABLE));
     toast("The server cannot be reached");
   }
   return null;
