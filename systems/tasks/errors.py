@@ -56,6 +56,18 @@ class WrongState(Problem):
         )
 
 
+class NobodyDecides(Problem):
+    """Nobody but the assignee could decide on the report, and the assignee may not."""
+
+    def __init__(self, assignee: int, remedy: str) -> None:
+        super().__init__(
+            400,
+            f"Nobody could approve the report of user {assignee}: the assignee never does, and there is no other "
+            f"creator or supervisor; {remedy}",
+            details={"field": "assignee_user_id", "assignee_user_id": assignee},
+        )
+
+
 class KeyIsTaken(Problem):
     """An Idempotency-Key came again, with another request."""
 

@@ -13,7 +13,7 @@ import msgspec
 from aftercommit.feed.http.errors import bad_request
 from systems.requests import Connection, changing
 from systems.tasks import routing
-from systems.tasks.errors import KeyIsTaken, NotAllowed, Stranger, WrongState
+from systems.tasks.errors import KeyIsTaken, NobodyDecides, NotAllowed, Stranger, WrongState
 from systems.tasks.events import EVENTS, outbox
 from systems.tasks.machine import RULE_OF, Action, Relation, Rule, State, judge
 from systems.tasks.people import names_of
@@ -53,6 +53,13 @@ class _Actor(msgspec.Struct, frozen=True):
 
     def supervisors(self, task: Task) -> frozenset[int]:
         return frozenset(user for role, user in self.members if role in task.supervisor_role_ids)
+
+    def has_decider(self, task: Task) -> bool:
+        """Whether somebody can approve the report of whoever works on the task, as long as nobody loses a role."""
+        roles = {user: [role for role, each in self.members if each == user] for _, user in self.members}
+        people = {task.creator_user_id, *self.supervisors(task)}
+        may = RULE_OF[Action.APPROVE].allows
+        return task.assignee_user_id is None or any(may(task.relations(user, roles.get(user, []))) for user in people)
 
     def acting_role(self, rule: Rule, task: Task) -> int | None:
         """The supervising role in which it is done, otherwise the actor's first."""
@@ -107,6 +114,7 @@ async def create_task(connection: Connection, user_id: int, new: NewTask, key: s
             found = await _made_before(connection, user_id, new, key or "")
             return found.seen_by(user_id, await roles_of(connection, user_id)), False
         actor = _Actor(user_id, names, await _members(connection, user_id, task.supervisor_role_ids))
+        _require_decider(actor, task, "name another assignee, or a supervising role that somebody else has")
         await _tell(connection, actor, Step(Action.CREATE), None, task)
     return task.seen_by(user_id, actor.role_ids), True
 
@@ -125,6 +133,9 @@ async def take_step(connection: Connection, user_id: int, task_id: int, step: St
             raise WrongState(step.action, before.state, task_id)
         _require_assignee(names, step.assignee_user_id)
         after = await _changed(connection, before, step)
+        if step.assignee_user_id is not None:
+            remedy = "have an administrator give one of its supervising roles to somebody else"
+            _require_decider(actor, after, f"choose somebody else, or {remedy}")
         await _tell(connection, actor, step, before, after)
     return after.seen_by(user_id, actor.role_ids)
 
@@ -142,6 +153,12 @@ def _require_assignee(names: Mapping[int, str], assignee: int | None) -> None:
         raise bad_request(
             f"assignee_user_id: there is no user {assignee}; GET /tasks/users lists them", field="assignee_user_id"
         )
+
+
+def _require_decider(actor: _Actor, task: Task, remedy: str) -> None:
+    if not actor.has_decider(task):
+        assert task.assignee_user_id is not None
+        raise NobodyDecides(task.assignee_user_id, remedy)
 
 
 async def _require_roles(connection: Connection, role_ids: Collection[int]) -> None:

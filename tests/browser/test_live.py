@@ -67,16 +67,19 @@ def test_a_quiet_stream_stays_live(chromium: Browser, own: Service):
 
 
 def test_a_database_that_hangs_is_not_live_either(chromium: Browser, site: None):
-    with PostgresServerForTests() as postgres, task_system.service(postgres, workers=1) as service:
-        with tab(chromium, service.url) as board:
-            board.open(ADA)
-            board.connection("streaming")
-            with frozen(postgres):
-                assert not_live(board.page) < WITHIN
-                # A stream that was opened again from memory would be live only in name.
-                board.went("polling")
-                assert board.evaluate("document.documentElement.dataset.ways").split().count("streaming") == 1
-            board.connection("streaming")
+    with (
+        PostgresServerForTests() as postgres,
+        task_system.service(postgres, workers=1) as service,
+        tab(chromium, service.url) as board,
+    ):
+        board.open(ADA)
+        board.connection("streaming")
+        with frozen(postgres):
+            assert not_live(board.page) < WITHIN
+            # A stream that was opened again from memory would be live only in name.
+            board.went("polling")
+            assert board.evaluate("document.documentElement.dataset.ways").split().count("streaming") == 1
+        board.connection("streaming")
 
 
 @contextmanager

@@ -418,8 +418,26 @@ def test_on_a_telephone_one_thing_is_shown_at_a_time_and_all_fits(chromium: Brow
         board.stands("Cancelled")
 
 
+def test_whoever_gives_a_task_to_themselves_is_asked_for_a_supervisor(board: BoardPage):
+    title = titled("Mine alone")
+    board.open(ADA)
+    board.page.get_by_role("button", name="New task").click()
+    board.page.get_by_label("What is to be done").fill(title)
+    board.page.get_by_label("Assign to").select_option(str(ADA))
+    # A role of which Ada is the only member helps nobody.
+    board.page.get_by_label("administrator").check()
+    board.page.get_by_role("button", name="Create task").click()
+    board.alert("Nobody could approve your own report.")
+    board.lists_not(title)
+    board.page.get_by_label("lead").check()
+    board.page.get_by_role("button", name="Create task").click()
+    board.stands("Assigned")
+    board.act("Submit report", "Done.")
+    board.shows("Waiting for the role lead")
+
+
 def test_everything_that_can_be_pressed_has_a_name(board: BoardPage, tasks: Service):
-    task = tasks.create(ADA, titled("Named"), assignee_user_id=ADA)
+    task = tasks.create(ADA, titled("Named"), assignee_user_id=ADA, supervisor_role_ids=[LEADS])
     board.open(ADA, task["task_id"])
     board.begin("Submit report")
     board.page.get_by_role("button", name="New task").click()

@@ -36,7 +36,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def silence_of(interval: str | None) -> float | None:
-    """How long a stream may be silent whose server announces such an interval between heartbeats; None: it does not say.
+    """How long a stream may be silent whose server announces this interval between heartbeats; None: it does not.
 
     One beat may come late, or be lost: twice the interval and a second.
     """

@@ -61,8 +61,8 @@ class Pace(msgspec.Struct, frozen=True):
     """How patient a follower is, in seconds. The defaults are the protocol's.
 
     `first_bytes` is how long a stream may take to show itself, `silence` how long it may be mute where its server does
-    not announce how often it beats, `steady` how long it has to stand to count as good without any event, `probe` how long polling lasts before the
-    stream is tried again, `answer` how long a poll may take.
+    not announce how often it beats, `steady` how long it has to stand to count as good without any event, `probe` how
+    long polling lasts before the stream is tried again, `answer` how long a poll may take.
     """
 
     failures: int = 3

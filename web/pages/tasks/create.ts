@@ -56,7 +56,7 @@ export class CreateDialog {
       element(
         "p",
         { class: "soft" },
-        `${name} creates it, and decides on the report together with the supervising roles.`,
+        `${name} creates it. The report is approved by ${name} or by somebody with a supervising role, never by the assignee.`,
       ),
       this.#said,
       this.#title.whole,
@@ -97,6 +97,7 @@ export class CreateDialog {
   async #submit(): Promise<void> {
     if (this.#send.disabled || !this.#title.demand("Give it a title.")) return;
     const task = this.#task();
+    if (!this.#isDecidable(task)) return;
     const round = this.#round;
     const isLeft = (): boolean => round !== this.#round || !this.#dialog.open;
     const content = JSON.stringify(task);
@@ -114,6 +115,17 @@ export class CreateDialog {
     } finally {
       if (!isLeft()) this.#send.disabled = false;
     }
+  }
+
+  /** Who works on a task never decides on the report: whoever gives it to themselves names somebody who does. */
+  #isDecidable({ assignee_user_id: assignee, supervisor_role_ids: roles }: NewTask): boolean {
+    const { me } = this.directory;
+    if (assignee === undefined || this.directory.canBeDecided(me.user_id, roles ?? [], assignee)) return true;
+    this.#said.replaceChildren(
+      notice("Nobody could approve your own report. Choose a supervising role that somebody else has, or assign it to somebody else."),
+    );
+    this.#dialog.querySelector<HTMLInputElement>("input[name=role]")?.focus();
+    return false;
   }
 
   /** What is sent again unchanged, because no answer came, is the same task; anything else is another one. */

@@ -44,6 +44,16 @@ export class Directory {
     return this.isMe(user) ? "you" : this.name(user);
   }
 
+  /** Whether somebody but the assignee can decide on a report: the creator, or who has one of the supervising roles. */
+  canBeDecided(creator: number, roles: readonly number[], assignee: number): boolean {
+    return creator !== assignee || roles.some((role) => this.hasOther(role, assignee));
+  }
+
+  /** Whether somebody else has this role. */
+  hasOther(role: number, user: number): boolean {
+    return this.people.some(({ user_id, roles }) => user_id !== user && roles.some(({ role_id }) => role_id === role));
+  }
+
   role(role: number): string {
     return this.#roles.get(role)?.name ?? `role ${role}`;
   }

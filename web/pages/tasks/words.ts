@@ -31,7 +31,8 @@ export function turnWords(task: Task, machine: Machine, directory: Directory): s
   if (turn === "mine") return "Your move";
   if (turn === "done") return "Done";
   const waiting = waitedFor(task, machine, directory);
-  return waiting.length > 0 ? `Waiting for ${either(waiting)}` : "Waiting";
+  if (waiting.length > 0) return `Waiting for ${either(waiting)}`;
+  return task.state === "reported" ? "Nobody can approve it: hand it over" : "Waiting";
 }
 
 function waitedFor(task: Task, machine: Machine, directory: Directory): readonly string[] {
@@ -45,7 +46,8 @@ function waitedFor(task: Task, machine: Machine, directory: Directory): readonly
   if (relations.has("assignee")) add(task.assignee_user_id);
   if (relations.has("creator")) add(task.creator_user_id);
   if (relations.has("supervisor")) {
-    names.push(...task.supervisor_role_ids.map((role) => `the role ${directory.role(role)}`));
+    const others = task.supervisor_role_ids.filter((role) => barred === null || directory.hasOther(role, barred));
+    names.push(...others.map((role) => `the role ${directory.role(role)}`));
   }
   return names;
 }
