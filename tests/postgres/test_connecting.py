@@ -34,6 +34,15 @@ async def test_whoever_is_cancelled_while_connecting_leaves_no_connection_behind
     assert connection.closed
 
 
+@pytest.mark.contract("E8")
+async def test_the_engine_runs_without_the_just_in_time_compiler_of_the_server(shop: Shop) -> None:
+    """Servers that can compile did so for every append, which took seconds. Embedded servers cannot, so ask."""
+    async with await shop.database.connect() as connection:
+        row = await (await connection.execute("show jit")).fetchone()
+
+    assert row == ("off",)
+
+
 class Remembering(Database):
     """Keeps in mind what it has handed out."""
 

@@ -33,6 +33,7 @@ class Count:
     def __init__(self) -> None:
         """Nothing."""
         self.steps = 0
+        self.patterns: list[Steps] = []
 
 
 class Text(str):
@@ -58,6 +59,7 @@ class Steps:
         # By the identity of a set, which lives as long as the pattern does, and a character.
         self._among: dict[tuple[int, str], bool] = {}
         self._groups: dict[int, tuple[int, int]] = {}
+        count.patterns.append(self)
 
     def match(self, text: str, begin: int = 0, end: int | None = None) -> Match[str] | None:
         self._from(text, begin, begin, end)

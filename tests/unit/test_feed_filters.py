@@ -111,7 +111,19 @@ def test_a_long_value_is_cut_and_what_text_cannot_hold_is_nothing():
     assert facets({"level": "a\x00b"}, a="level") == (None,)
     assert facets({"level": "ok", "other": "\ud800"}, a="level") == (None,)
     assert facets({"level": "ok", "other": "😀 \\u0000"}, a="level") == ("ok",)
-    assert facets(b'{"level": "deep", "other": %b%b}' % (b"[" * 5000, b"]" * 5000), a="level") == (None,)
+
+
+@pytest.mark.contract("E8")
+def test_how_deep_a_payload_may_be_nested_does_not_depend_on_the_interpreter():
+    def nested(depth: int) -> bytes:
+        return b'{"level": "deep", "other": %b%b}' % (b"[" * depth, b"]" * depth)
+
+    assert facets(nested(499), a="level") == ("deep",)
+    for depth in (500, 1000, 5000, 100_000):
+        assert facets(nested(depth), a="level") == (None,)
+    # Many brackets are no depth: neither side by side nor within strings.
+    assert facets({"level": "wide", "other": [{}] * 2000}, a="level") == ("wide",)
+    assert facets({"level": "text", "other": '\\"' + "[" * 2000}, a="level") == ("text",)
 
 
 # Small ones: what is drawn without bounds takes a tenth of a second to draw, and has no shape that these have not.

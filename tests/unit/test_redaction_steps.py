@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from aftercommit.feed.redaction.patterns import Looks
 from aftercommit.feed.redaction.rules import RULES
 from tests.sizes import size
 from tests.unit.hostile_texts import repeated
-from tests.unit.steps import Count, Steps, Text
+from tests.unit.steps import SINGLE, Count, Steps, Text, code, parser
 
 pytestmark = pytest.mark.contract("L10")
 
@@ -52,8 +53,8 @@ def count() -> Iterator[Count]:
                     patch.setattr(module, name, Steps(value, counting))
                 elif isinstance(value, numbers._Shapes):
                     patch.setattr(value, "_pattern", Steps(value._pattern, counting))
-        quoted = {quote: Steps(pattern, counting) for quote, pattern in named._PLAIN_QUOTED.items()}
-        patch.setattr(named, "_PLAIN_QUOTED", quoted)
+        quoted = {quote: Steps(pattern, counting) for quote, pattern in named._QUOTE_OR_ESCAPE.items()}
+        patch.setattr(named, "_QUOTE_OR_ESCAPE", quoted)
         yield counting
 
 
@@ -68,6 +69,35 @@ def steps_for(text: str, count: Count) -> int:
         for _ in rule.find(searched, searched.lower(), Looks(10**9)):
             count.steps += 1
     return count.steps
+
+
+def nodes_of(nodes: Any) -> Iterator[tuple[Any, Any]]:
+    """Everything in a parsed pattern, however deep."""
+    for kind, told in nodes:
+        yield kind, told
+        parts = told if isinstance(told, (tuple, list)) else (told,)
+        for part in (each for some in parts for each in (some if isinstance(some, list) else [some])):
+            if isinstance(part, parser.SubPattern):
+                yield from nodes_of(part)
+
+
+@pytest.mark.contract("E8")
+def test_only_single_characters_are_repeated_without_giving_back(count: Count) -> None:
+    """Before 3.11.5 `re` does not go back to where it was when a group that is repeated so matches in part.
+
+    `re.fullmatch("(?:ab?c)*+", "a")` finds something there. Of single characters it is right in every version.
+    """
+    patterns = [steps.pattern for steps in count.patterns]
+    wrong = [
+        pattern
+        for pattern in patterns
+        for kind, told in nodes_of(parser.parse(pattern))
+        if kind is code.ATOMIC_GROUP
+        or (kind is code.POSSESSIVE_REPEAT and (len(told[2]) > 1 or told[2][0][0] not in SINGLE))
+    ]
+
+    assert wrong == []
+    assert len(patterns) > 60
 
 
 @pytest.mark.sized

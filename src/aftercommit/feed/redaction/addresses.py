@@ -44,7 +44,7 @@ def url_passwords(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
 
 # Plain, or as URLs, HTML and JSON may write it.
 _WRITTEN_AT = r"@|%(?:25)?40|&#(?:64|[xX]40);|&commat;|\\{1,2}(?:u0040|x40)"
-_DOMAIN = r"(?:([\w-]++(?:\.[\w-]++)++)|\[[0-9A-Fa-f:.]++\])"
+_DOMAIN = r"(?:([\w-]++(?:\.[\w-]++)+)|\[[0-9A-Fa-f:.]++\])"
 _MAIL = re.compile(rf"(?<![\w.+!#$*^~-])[\w.+!#$*^~-]++({_WRITTEN_AT}){_DOMAIN}")
 _QUOTED_MAIL = re.compile(rf"\"[^\"\r\n@]{{1,64}}+\"@{_DOMAIN}")
 _AT = re.compile(_WRITTEN_AT)

@@ -48,9 +48,9 @@ _ATTRIBUTE = re.compile(r"(?<![\w:.-])([\w:.-]{1,64}+)[ \t]{0,3}=[ \t]{0,3}(?:\"
 _SETTINGS = frozenset("property entry item string add setting param variable env field".split())
 # Where the next line begins so, the name before had no value.
 _ANOTHER = re.compile(r"[\w.\"'-]{1,64}+[ \t]{0,3}[:=]")
-_BLOCK = re.compile(r"[|>][-+\d]{0,2}+[ \t]*+\r?\n[ \t]++([^\n]++(?:\n[\r\n]*+[ \t]++[^\n]++)*+)")
+_BLOCK = re.compile(r"[|>][-+\d]{0,2}+[ \t]*+\r?\n[ \t]++([^\n]++(?:\n[\r\n]*+[ \t]++[^\n]++)*)")
 _OPENING = re.compile(r"(?:[bBrRuU]{1,2}(?=[\"']))?(\\{0,7}[\"'`]|%22)")
-_PLAIN_QUOTED = {quote: re.compile(rf"[^{quote}\\]*+(?:\\.[^{quote}\\]*+)*+", re.DOTALL) for quote in ('"', "'", "`")}
+_QUOTE_OR_ESCAPE = {quote: re.compile(rf"{quote}|\\.", re.DOTALL) for quote in ('"', "'", "`")}
 _BRACKET = re.compile(r"[\[\]{}]")
 _BARE = re.compile(r"[^\s&;\"'`<>]++")
 _KEYISH = re.compile(r"\\{0,3}[\"'`]?([A-Za-z0-9+/_.~%-]{6,300}+={0,2})")
@@ -204,10 +204,9 @@ def _value_of(text: str, place: int, kind: str, name: str) -> tuple[int, int]:
 
 
 def _closed(text: str, begin: int, opening: str) -> int:
-    plain = _PLAIN_QUOTED.get(opening)
+    plain = _QUOTE_OR_ESCAPE.get(opening)
     if plain is not None:
-        found = plain.match(text, begin)
-        return found.end() if found is not None else begin
+        return next((found.start() for found in plain.finditer(text, begin) if found[0] == opening), len(text))
     # A quote inside a string inside a string is written with more backslashes than the one that closes it.
     end = text.find(opening, begin)
     while end > 0 and text[end - 1] == "\\":

@@ -19,8 +19,8 @@ _QUOTED = r"([\"'])(?P<quoted>[^\"'\r\n]{1,128}+)"
 _BARE = r"(?P<bare>[^\s\"'`<>,;]{6,128}+)"
 _SHORT_CODE = re.compile(r"(?P<number>\d{3,4})(?!\w|[.-]\d)")
 _CODE = re.compile(r"(?P<number>\d{4,8})(?!\w|[.:-]\d)")
-_PHONE = re.compile(r"(?P<number>\+?\(?\d(?:[ ().\-/]{0,2}\d){6,14}+)(?!\w)")
-_NATIONAL = re.compile(r"(?P<number>\d(?:[ .-]?\d){7,8}+)(?!\w)")
+_PHONE = re.compile(r"(?P<number>\+?\(?\d(?:[ ().\-/]{0,2}\d){6,14})(?!\w)")
+_NATIONAL = re.compile(r"(?P<number>\d(?:[ .-]?\d){7,8})(?!\w)")
 # By their names: what their values look like, and what they are.
 _VALUES: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
     **{name: (re.compile(f"{_QUOTED}|{_BARE}" if len(name) >= _LONG_ENOUGH else _BARE), SECRET) for name in _PASSWORDS},
