@@ -1,6 +1,6 @@
 """Runs the tests on every Python and PostgreSQL that the README promises. CI calls it after the whole suite.
 
-`make test` runs the whole suite on one of each (WHOLE). Here the tests in FOLDERS run on the others (PARTS): each
+`make test-all` runs the whole suite on one of each (WHOLE). Here the tests in FOLDERS run on the others (PARTS): each
 interpreter and each server once. Of an interpreter the oldest patch release that is found on this machine is taken,
 because bugs are fixed in later ones. What is promised and not found is a failure.
 
@@ -91,10 +91,10 @@ def oldest(python: str, known: Mapping[Version, Path]) -> tuple[Version, Path]:
 
 
 def environment_for(version: Version, interpreter: Path) -> Path:
-    """A virtual environment with what requirements.lock pins, made once; its Python."""
+    """A virtual environment with what requirements/dev.lock pins, made once; its Python."""
     folder = ENVIRONMENTS / ".".join(map(str, version))
     python, stamp = folder / "bin" / "python", folder / "installed"
-    pinned = b"".join((ROOT / name).read_bytes() for name in ("requirements.lock", "pyproject.toml"))
+    pinned = b"".join((ROOT / name).read_bytes() for name in ("requirements/dev.lock", "pyproject.toml"))
     fresh = hashlib.sha256(pinned).hexdigest()
     if stamp.exists() and stamp.read_text() == fresh:
         return python
@@ -102,7 +102,7 @@ def environment_for(version: Version, interpreter: Path) -> Path:
     # Debian's own Python comes without pip; ours installs for it.
     subprocess.run([str(interpreter), "-m", "venv", "--without-pip", str(folder)], check=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(python), "install"]
-    subprocess.run([*pip, "--require-hashes", "-r", "requirements.lock"], cwd=ROOT, check=True)
+    subprocess.run([*pip, "--require-hashes", "-r", "requirements/dev.lock"], cwd=ROOT, check=True)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", "-e", "."], cwd=ROOT, check=True)
     stamp.write_text(fresh)
     return python
