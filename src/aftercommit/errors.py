@@ -15,6 +15,7 @@
     ├── UnsupportedConnection      publish got something that is not a connection it knows
     ├── UnreadableEvent            a recorded event cannot be turned into its type here
     │   └── NewerSchemaVersion
+    │       └── NewerVersion       the same, and it says which version of which type
     ├── DatabaseError
     │   ├── DatabaseUnavailable
     │   │   └── DatabaseSilent     it is there, and does not answer
@@ -125,6 +126,24 @@ class UnreadableEvent(AftercommitError):
 
 class NewerSchemaVersion(UnreadableEvent):
     """The event was written by newer code than this process runs."""
+
+
+class NewerVersion(NewerSchemaVersion):
+    """The event has a newer version than this process knows, or a type that it does not know yet (then `known` is 0).
+
+    Whoever reads it waits for newer code.
+    """
+
+    def __init__(self, message: str, *, event_type: str, version: int, known: int) -> None:
+        super().__init__(message)
+        self.event_type = event_type
+        self.version = version
+        self.known = known
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """What is waited for: a type and its version."""
+        return self.event_type, self.version
 
 
 class DatabaseError(AftercommitError):

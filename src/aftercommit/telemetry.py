@@ -108,6 +108,7 @@ class Meter:
         # between two lives of the log.
         self.log_events = 0
         self.consumer_events: dict[str, int] = {}
+        self.version_wait_seconds: dict[str, float] = {}
 
     def on_published(self, latency: Iterable[tuple[str, int, int, float]]) -> None:
         """Events that entered the log: by type and latency bucket, how many and how many milliseconds in all."""
@@ -143,6 +144,11 @@ class Meter:
             self.consumer_position[consumer] = position
             self.log_events = events
             self.consumer_events[consumer] = events - lag
+
+    def on_version_wait(self, consumer: str, seconds: float) -> None:
+        """For how long a consumer has waited for code that knows a version; 0 when it waits no more."""
+        with self._lock:
+            self.version_wait_seconds[consumer] = seconds
 
     def locked(self) -> threading.Lock:
         """The lock an exporter holds while it reads several figures."""

@@ -1,5 +1,7 @@
 """Text that can be stored and shown whatever it came from, words that go with a number, and a remedy that many need."""
 
+from datetime import UTC, datetime
+
 MAX_ERROR_LENGTH = 2000
 
 OF_APP = "--app module:outbox"
@@ -23,6 +25,11 @@ def storable_error(error: BaseException) -> str:
     text = readable(error)
     text = text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
     return text[:MAX_ERROR_LENGTH]
+
+
+def utc_second(moment: datetime) -> str:
+    """A moment in UTC to the second, as people read it: RFC 3339."""
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def plural(count: int, noun: str) -> str:

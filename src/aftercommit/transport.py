@@ -30,7 +30,7 @@ class Capabilities:
 class Failure:
     """One event that was not accepted, by whom, and why. `permanent`: trying again cannot help.
 
-    `attempts` says how often it was tried in this delivery.
+    `attempts` says how often it was tried in this delivery; with 0 it is put back, and no attempt is spent.
     """
 
     event_id: UUID

@@ -1,5 +1,7 @@
 """Puts the parts together for one process: a listener, a relay, workers. What the CLI and small programs start."""
 
+import asyncio
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,6 +15,11 @@ from aftercommit.relay import Relay, RelaySettings
 from aftercommit.service import Probe, Service, finish_all, until_one_ends
 from aftercommit.transport import Transport
 from aftercommit.transports import BusTransport, LogTransport
+
+# Somebody who looks at relays and workers is told within this time that their database does not answer.
+READY_WITHIN = 10.0
+# Longer than a handler may reasonably keep the event loop for itself.
+ALIVE_WITHIN = 60.0
 
 TransportName = Literal["log", "bus"]
 BUS_CARRIERS = 4
@@ -39,6 +46,7 @@ class Engine(Service):
         """A relay, and workers for all consumers of the outbox or those named; with the bus the relay runs handlers."""
         super().__init__(probe)
         self.outbox = outbox
+        self._turned_at = time.monotonic()
         self.listener = Listener(database, probe) if listen else None
         self.relay: Relay | None = None
         self.workers: list[LogWorker] = []
@@ -58,9 +66,37 @@ class Engine(Service):
         parts: list[Service | None] = [self.listener, self.relay, *self.workers]
         return [part for part in parts if part is not None]
 
+    @property
+    def not_ready(self) -> list[str]:
+        """Why this process does not do its work now; nothing when it does. May be asked from another thread."""
+        parts = [part for part in (self.relay, *self.workers) if part is not None]
+        return [reason for part in parts if (reason := part.not_ready(max(READY_WITHIN, part.silence)))]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the event loop turns; if not, only a restart helps. May be asked from another thread."""
+        return time.monotonic() - self._turned_at < ALIVE_WITHIN
+
+    async def up(self) -> None:
+        """Until the relay and every worker have found their tables and work, for the first time."""
+        for part in (self.relay, *self.workers):
+            if part is not None:
+                await part.up.wait()
+
+    async def _turn(self) -> None:
+        while True:
+            self._turned_at = time.monotonic()
+            await asyncio.sleep(1.0)
+
     async def run(self) -> None:
         """Start everything, wait, stop everything; the first error of a part is raised."""
-        parts = self.services
+        turning = asyncio.create_task(self._turn(), name="engine turns")
+        try:
+            await self._run(self.services)
+        finally:
+            turning.cancel()
+
+    async def _run(self, parts: list[Service]) -> None:
         for part in parts:
             await part.start()
         try:

@@ -25,7 +25,7 @@ async def test_whoever_is_cancelled_while_connecting_leaves_no_connection_behind
         await asyncio.Event().wait()
         return True
 
-    monkeypatch.setattr(database_module, "_is_direct", never_answers)
+    monkeypatch.setattr(database_module, "_session", never_answers)
     connecting = asyncio.create_task(shop.database.connect())
     connection = await asked
     connecting.cancel()

@@ -76,7 +76,6 @@ VIOLATIONS = {
     "dead_letter_status_is_known": letter(status="'lost'"),
     "dead_letter_retry_has_a_time": letter(status="'retrying'"),
     "dead_letter_attempts_are_not_negative": letter(attempts="-1"),
-    "dead_letter_was_seen_in_order": letter(last_seen_at="now() - interval '1 day'"),
     "dead_letter_history_is_a_list": letter(history="'{}'"),
     "operation_kind_is_known": operation(kind="'wish'"),
     "operation_status_is_known": operation(status="'stuck'", finished_at="now()"),
@@ -93,6 +92,10 @@ VIOLATIONS = {
     "revoked_token_kind_is_known": "insert into revoked_token (kind, value) values ('planet', 'x')",
     "rate_window_is_counted": "insert into rate_window values ('user', 'x', 60, 1, 0)",
     "rate_log_counts_each_moment": "insert into rate_log values ('user', 'x', 60, 0, '{1}', '{}')",
+    "version_wait_is_for_newer_code": (
+        "insert into version_wait (consumer_name, event_type, version, known, since, until, seen_at) "
+        "values ('index', 'order.placed', 1, 1, now(), now(), now())"
+    ),
     "upkeep_keeps_some_time": "update upkeep set keep = interval '0'",
     "upkeep_pass_has_begun": "update upkeep set next_page = 1",
     "upkeep_page_is_not_negative": "update upkeep set next_page = -1, began_at = now()",

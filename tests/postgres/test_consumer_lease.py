@@ -69,7 +69,10 @@ async def test_a_worker_that_stands_by_says_once_who_works_and_again_when_that_i
     consumer = writing(shop, Ledger(shop))
     async with worker_on(shop, consumer):
         pass
-    held = "update consumer set worker = %s, token = gen_random_uuid(), leased_until = now() + interval '1 hour'"
+    held = (
+        "update consumer set worker = %s, token = gen_random_uuid(), leased_until = now() + interval '1 hour', "
+        "lease_seconds = 3600"
+    )
     shop.rows(held, ["here:6"])
     async with worker_on(shop, consumer, lease=SHORT, wait_for="consumer.standing_by"):
         await shop.signals.wait("consumer.standing_by", 3)

@@ -31,6 +31,7 @@ from aftercommit.cli.worker import worker
 from aftercommit.errors import AftercommitError, LetterNotFound, SchemaDrift, SchemaNotMigrated, SchemaTooNew
 from aftercommit.event.json_rules import text_problem
 from aftercommit.postgres.database import read_only
+from aftercommit.postgres.resilience import GONE, tables_gone
 
 _DRIFT = (SchemaNotMigrated, SchemaTooNew, SchemaDrift)
 
@@ -65,6 +66,9 @@ class _Root(click.Group):
         except psycopg.errors.ReadOnlySqlTransaction as problem:
             self._explain(ctx, read_only(problem))
             ctx.exit(FAILED)
+        except GONE as problem:
+            self._explain(ctx, tables_gone(problem))
+            ctx.exit(NOT_AS_IT_SHOULD_BE)
         except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege) as problem:
             self._explain(ctx, problem)
             ctx.exit(FAILED)

@@ -236,7 +236,7 @@ def code(settings: Settings, user: str, name: str | None, lifetime: timedelta | 
 @bot.command(short_help="Forget a link.")
 @click.option("--user", metavar="USER", help="All chats of this user.")
 @click.option("--chat", callback=_chat_number, metavar="NUMBER", help="This chat; groups are below 0.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_state_option
 @pass_settings
 def unlink(settings: Settings, user: str | None, chat: int | None, yes: bool, state: str | None) -> None:

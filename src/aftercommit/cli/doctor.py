@@ -17,7 +17,7 @@ from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, printable
 from aftercommit.cli.remedies import pasteable
 from aftercommit.doctor import Finding, diagnose
-from aftercommit.errors import AftercommitError
+from aftercommit.errors import AftercommitError, DeclarationError
 from aftercommit.outbox import Outbox
 from aftercommit.settings import Settings
 from aftercommit.text import plural
@@ -79,7 +79,15 @@ def _application(settings: Settings) -> tuple[Outbox | None, list[Finding]]:
         f"outbox {outbox.schema!r} with {plural(len(list(outbox.registry)), 'event type')} and "
         f"{plural(len(outbox.consumers), 'consumer')}"
     )
-    return outbox, [Finding("application", "ok", found)]
+    return outbox, [Finding("application", "ok", found), *_upcasters(outbox)]
+
+
+def _upcasters(outbox: Outbox) -> list[Finding]:
+    try:
+        outbox.registry.require_upcasters()
+    except DeclarationError as error:
+        return [Finding("upcasters", "problem", str(error), "relays, workers and servers do not start without it")]
+    return []
 
 
 def _print(found: Sequence[Finding]) -> None:

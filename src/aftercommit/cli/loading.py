@@ -77,7 +77,10 @@ def load_shapes(settings: Settings) -> list[Shape]:
     """The same of every outbox that --app names: of an Application there may be several."""
     if settings.app is None:
         return [load_shape(settings)]
-    return [outbox.shape for outbox in load_application(settings).outboxes]
+    found = load_application(settings).outboxes
+    for outbox in found:
+        outbox.registry.require_upcasters()
+    return [outbox.shape for outbox in found]
 
 
 def load_database(settings: Settings, command: str) -> Database:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
+from datetime import datetime
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aftercommit.cli.remedies import pasteable
+from aftercommit.event.envelope import rfc3339
 
 Row = Sequence[object]
 
@@ -70,4 +72,6 @@ def _cell(value: object) -> str:
 
 
 def _plain(value: object) -> Any:
+    if isinstance(value, datetime):
+        return rfc3339(value)
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

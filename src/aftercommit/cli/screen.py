@@ -10,7 +10,7 @@ from rich.text import Text
 from aftercommit.cli.output import printable
 from aftercommit.cli.retention import FOR_EVER, shown
 from aftercommit.clock import utc_now
-from aftercommit.postgres.overview import Overview
+from aftercommit.postgres.overview import Overview, RelayState
 from aftercommit.postgres.shape import LANES
 
 
@@ -71,14 +71,23 @@ def _flow(seen: Overview) -> Iterator[str]:
     held = f"lanes {LANES - seen.free_lanes} of {LANES} held"
     yield f"in {_rate(seen.published_rate)}   out {_rate(seen.delivered_rate)}   drained {when}   {held}"
     for relay in seen.relays:
-        doing = f"{relay.lanes} lanes" if relay.is_alive else f"silent for {relay.silent_seconds:.0f} s"
-        yield f"{relay.name}: {doing}"
+        yield f"{relay.name}: {_doing(relay)}"
+
+
+def _doing(relay: RelayState) -> str:
+    if relay.is_alive:
+        return f"{relay.lanes} lanes"
+    if relay.silent_seconds is None:
+        return "last heard of in the future: the database's clock was set back"
+    return f"silent for {relay.silent_seconds:.0f} s"
 
 
 def _readers(seen: Overview) -> Iterator[str]:
     for each in sorted(seen.consumers, key=lambda consumer: -consumer.lag):
         doing = "paused" if each.paused else each.holder or "nobody works for it"
         yield f"consumer {each.name}: {each.lag:,} behind ({each.lag_seconds:.1f} s), {doing}"
+    for wait in seen.version_waits:
+        yield f"consumer {wait.consumer} {wait}"
 
 
 def _repair(seen: Overview) -> Iterator[str]:

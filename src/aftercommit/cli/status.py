@@ -26,6 +26,7 @@ from aftercommit.postgres.health import Limits, Problem, problems
 from aftercommit.postgres.overview import Overview
 from aftercommit.postgres.shape import LANES
 from aftercommit.settings import Settings
+from aftercommit.text import utc_second
 
 Section = tuple[Sequence[str], list[tuple[Any, ...]]]
 
@@ -147,6 +148,10 @@ def _sections(found: Overview) -> Iterator[Section]:
 
 def _details(found: Overview) -> Iterator[Section]:
     yield CONSUMER_COLUMNS, consumer_rows(found.consumers)
+    yield (
+        ("consumer", "waits", "until"),
+        [(wait.consumer, str(wait), utc_second(wait.until)) for wait in found.version_waits],
+    )
     yield (
         ("relay", "heard of (s)", "lanes", "alive"),
         [(relay.name, relay.silent_seconds, relay.lanes, relay.is_alive) for relay in found.relays],

@@ -38,7 +38,11 @@ def worker(
     """
     outbox, database = load_outbox(settings), load_database(settings, "worker")
     if not outbox.consumers:
-        raise DeclarationError(f"outbox {outbox.schema!r} declares no consumers: there is nothing to work on")
+        raise DeclarationError(
+            f"outbox {outbox.schema!r} declares no consumers in what --app {settings.app} imports. If your handlers are "
+            "in other modules, name one that imports them all, as --app shop.handlers:outbox; otherwise there is "
+            "nothing to work on"
+        )
     worker_settings = WorkerSettings(lease=lease)
     with logging_to_stderr(settings, logging.INFO):
         run_engine(

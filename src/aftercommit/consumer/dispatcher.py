@@ -11,6 +11,7 @@ import psycopg
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Manner, Runner
 from aftercommit.consumer.slices import Item, Query, prepare
+from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.errors import DeclarationError, TransportUnavailable
 from aftercommit.event.envelope import Record
@@ -40,7 +41,9 @@ class Dispatcher:
         chosen = list(consumers) if consumers is not None else list(outbox.consumers.values())
         for consumer in chosen:
             _require_fitting(consumer, outbox)
+        outbox.registry.require_upcasters()
         self._runners = [Runner(outbox, consumer, database) for consumer in chosen]
+        self._waits = {consumer.name: VersionWaits(outbox, consumer) for consumer in chosen}
         self._meter = outbox.meter
         self._shape = outbox.shape
 
@@ -69,9 +72,25 @@ class Dispatcher:
     async def _consume(self, runner: Runner, records: Sequence[Record]) -> list[Failure]:
         consumer = runner.consumer
         records = await self._corrected(runner, records)
-        groups = by_aggregate(prepare(consumer, records, attempt=1), consumer.concurrency)
-        failures = await finish_all(self._attempts(runner, group) for group in groups)
-        return [failure for group in failures for failure in group]
+        items, put_back = await self._without_newer(runner, prepare(consumer, records, attempt=1))
+        failures = await finish_all(
+            self._attempts(runner, group) for group in by_aggregate(items, consumer.concurrency)
+        )
+        return [*put_back, *(failure for group in failures for failure in group)]
+
+    async def _without_newer(self, runner: Runner, items: list[Item]) -> tuple[list[Item], list[Failure]]:
+        """Events that newer code could read go back to the relay, and no attempt is spent; the others go on."""
+        name = runner.consumer.name
+        if not any(item.newer for item in items):
+            self._waits[name].lapse()
+            return items, []
+        left = await self._waits[name].of(runner.ask, items)
+        put_back = [
+            Failure(item.record.event_id, item.newer, name, retry_after=look_again_in(left), attempts=0)
+            for item in items
+            if item.newer is not None and waits(item, left)
+        ]
+        return [item for item in items if not waits(item, left)], put_back
 
     async def _corrected(self, runner: Runner, records: Sequence[Record]) -> Sequence[Record]:
         """An event that was published keeps its payload for ever; a consumer may be given another by an operator."""

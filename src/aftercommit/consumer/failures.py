@@ -156,6 +156,17 @@ class DeadLetters:
         parameters = {"consumer": self._consumer.name, "ids": [record.event_id for record in records]}
         await connection.execute(self._statements["hold_back"], parameters)
 
+    async def put_back(self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item], seconds: float) -> None:
+        """These wait for newer code: they are looked at again in so many seconds, and no attempt is spent."""
+        parameters = {
+            **self._lease.parameters,
+            "ids": uuid_array(item.record.event_id for item in items),
+            "seen": [item.record.ts for item in items],
+            "errors": [storable_error(item.newer) for item in items if item.newer is not None],
+            "delay": seconds,
+        }
+        await connection.execute(self._statements["put_back_letters"], parameters)
+
     async def failed_again(self, connection: psycopg.AsyncConnection[Any], record: Record, failure: Failed) -> None:
         """Another attempt failed."""
         letter = self._letter(record, failure, record.retry_count + 1)

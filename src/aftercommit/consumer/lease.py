@@ -42,7 +42,13 @@ class Lease:
         self._channel = shape.log_channel
         self._statements = Statements(shape)
         self._name = consumer.name
-        self._declared = {"declared_by": consumer.declared_by, "inbox": consumer.inbox}
+        known = list(consumer.registry)
+        self._declared = {
+            "declared_by": consumer.declared_by,
+            "inbox": consumer.inbox,
+            "types": [event_type.name for event_type in known],
+            "versions": [event_type.version for event_type in known],
+        }
         self._seconds = seconds
 
     @property

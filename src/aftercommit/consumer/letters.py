@@ -11,6 +11,7 @@ from aftercommit.consumer.failures import DeadLetters, Look
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.runner import Manner, Runner
 from aftercommit.consumer.slices import Item, Query, SliceOutdated, prepare
+from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.handlers import Consumer
@@ -27,13 +28,22 @@ Reach = Callable[..., Awaitable[None]]
 class LetterRetries:
     """The letters of one consumer, tried again by its worker."""
 
-    def __init__(self, consumer: Consumer, runner: Runner, letters: DeadLetters, lease: float, reach: Reach) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        runner: Runner,
+        letters: DeadLetters,
+        version_waits: VersionWaits,
+        lease: float,
+        reach: Reach,
+    ) -> None:
         """`lease` is how long a worker may be silent, in seconds."""
         self.any_open = True
         self._any_due = False
         self._consumer = consumer
         self._runner = runner
         self._letters = letters
+        self._version_waits = version_waits
         self._patience = runner.patience(lease)
         self._reach = reach
         self._strict = consumer.ordering == "strict"
@@ -73,12 +83,33 @@ class LetterRetries:
             return proceeds() and time.monotonic() - started <= LETTERS_SECONDS
 
         items, unwanted = self._prepare(records)
+        items = await self._without_newer(connection, items)
         if unwanted:
             await self._resolve_unwanted(unwanted)
         # Starts are counted in one place, so suspects go one after the other.
         groups = by_aggregate(items, self._consumer.concurrency if first is None else 1)
         await finish_all(self._retry(connection, group, goes_on, first) for group in groups)
         return True
+
+    async def _without_newer(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
+        """Letters that newer code could read are put back, no attempt is spent; under strict ordering the row waits."""
+        if not any(item.newer for item in items):
+            return items
+        left = await self._version_waits.of(self._version_waits.asking(connection), items)
+        put_back = [item for item in items if waits(item, left)]
+        await self._letters.put_back(connection, put_back, look_again_in(left))
+        blocked: set[tuple[str, str]] = set()
+        behind: list[Item] = []
+        going: list[Item] = []
+        for item in items:
+            if waits(item, left):
+                blocked.add(item.record.aggregate)
+            else:
+                (behind if self._strict and item.record.aggregate in blocked else going).append(item)
+        if behind:
+            await self._letters.hold_back(connection, [item.record for item in behind])
+        await self._reach("consumer.put_back", letters=len(put_back))
+        return going
 
     def _prepare(self, records: Sequence[Record]) -> tuple[list[Item], list[Record]]:
         """The letters with their handlers, and those that no handler takes any more."""

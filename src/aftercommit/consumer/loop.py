@@ -21,8 +21,9 @@ from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.pages import Pages
 from aftercommit.consumer.runner import Manner, Runner
 from aftercommit.consumer.slices import Item, Query, prepare
+from aftercommit.consumer.waiting import VersionWaits, waits
 from aftercommit.consumer.walk import by_aggregate
-from aftercommit.errors import AftercommitError, DatabaseUnavailable, DeclarationError, LeaseLost
+from aftercommit.errors import AftercommitError, DatabaseUnavailable, DeclarationError, LeaseLost, NewerVersion
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -73,6 +74,7 @@ class LogWorker(DatabaseService):
         super().__init__(probe)
         if not consumer.handlers:
             raise DeclarationError(f"consumer {consumer.name!r} has no handlers: declare one with @consumer.on(…)")
+        outbox.registry.require_upcasters()
         self.name = f"worker {consumer.name}"
         self.consumer = consumer
         self.position = 0
@@ -80,12 +82,16 @@ class LogWorker(DatabaseService):
         self._outbox = outbox
         self._database = database
         self._settings = settings or WorkerSettings()
+        self.silence = self._settings.lease
         self._listener = listener
         self._lease = Lease(outbox.shape, consumer, self._settings.lease)
         self._pages = Pages(outbox, consumer, self._settings.page_size)
         self._runner = Runner(outbox, consumer, database)
         self._letters = DeadLetters(outbox, consumer, self._lease)
-        self._retries = LetterRetries(consumer, self._runner, self._letters, self._settings.lease, self.reach)
+        self._waits = VersionWaits(outbox, consumer, self._lease.token)
+        self._retries = LetterRetries(
+            consumer, self._runner, self._letters, self._waits, self._settings.lease, self.reach
+        )
         channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else Waker()
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
@@ -97,6 +103,9 @@ class LogWorker(DatabaseService):
         self._crashed_at = 0
         self._crashes = 0
         self._renew_at = 0.0
+        # The event behind the checkpoint that waits for newer code, and when to ask again whether it still does.
+        self._awaited: tuple[int, NewerVersion] | None = None
+        self._ask_at = 0.0
 
     @property
     def token(self) -> UUID:
@@ -136,15 +145,18 @@ class LogWorker(DatabaseService):
     async def _turn(self, connection: psycopg.AsyncConnection[Any]) -> None:
         if not await self._hold(connection):
             self._say_who_holds((await require_mine(connection, self._outbox.shape, self.consumer)).worker)
+            self.answered()
             await self.reach("consumer.standing_by")
             await self.pause(self._settings.lease / 3, self._word)
             return
         if self._paused:
+            self.answered()
             await self.reach("consumer.paused")
             await self.pause(self._settings.lease / 3, self._word)
             return
         async with self._heartbeat(connection):
             look = await self._look(connection)
+            self.answered()
             worked = await self._retry_letters(connection)
             if worked:
                 # That may have taken its time, and whoever was published meanwhile is next.
@@ -187,6 +199,8 @@ class LogWorker(DatabaseService):
         else:
             self._crashes = 0
         self.position = held.position
+        self._awaited = None
+        self._waits.over()
         # Whoever died here, worker or (twice) database server: one of the next events may have done it.
         suspicious = held.died or held.unfinished or self._crashes > 1
         self._suspects = self._settings.page_size if suspicious else 0
@@ -206,6 +220,7 @@ class LogWorker(DatabaseService):
                 await wait_for_any(self._settings.lease / 3, over)
                 if not over.is_set():
                     self._paused = await self._lease.renew(connection)
+                    self.answered()
                     await self.reach("consumer.heartbeat", paused=self._paused)
 
         beating = asyncio.create_task(beat(), name=f"{self.name} heartbeat")
@@ -231,14 +246,48 @@ class LogWorker(DatabaseService):
     async def _follow(self, connection: psycopg.AsyncConnection[Any], look: Look) -> bool:
         """Handle the next page of the log, which reaches to its head; False when there is nothing new."""
         self._outbox.meter.on_progress(self.consumer.name, self.position, look.events, look.lag)
-        if look.head <= self.position or not self._proceeds():
+        if look.head <= self.position or not self._proceeds() or await self._still_waits(connection):
             return False
         records, upto = await self._pages.read(connection, self.position, look.head)
         items = prepare(self.consumer, records, attempt=1)
         await self.reach("consumer.read", events=len(items), position=self.position)
+        items, upto = await self._before_newer(connection, items, upto)
+        if upto <= self.position:
+            return False
         left, self.position = await self._handle(connection, items, upto)
         await self.reach("consumer.handled", count=len(items) - left, position=self.position)
         return True
+
+    async def _before_newer(
+        self, connection: psycopg.AsyncConnection[Any], items: list[Item], upto: int
+    ) -> tuple[list[Item], int]:
+        """What of a page stands before the first event that waits for newer code, and the position up to which."""
+        left = await self._waits.of(self._waits.asking(connection), items)
+        for index, item in enumerate(items):
+            if item.newer is not None and waits(item, left):
+                before = (item.record.position or 0) - 1
+                self._awaited, self._ask_at = (before, item.newer), time.monotonic() + self._settings.lease / 3
+                await self._look_at_wait(left[item.newer.kind], item.newer)
+                return items[:index], before
+        return items, upto
+
+    async def _still_waits(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        """Whether the next event waits for newer code, as it did when it was read."""
+        if self._awaited is None or self._awaited[0] != self.position:
+            return False
+        newer = self._awaited[1]
+        if time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + self._settings.lease / 3
+            left = await self._waits.seconds_left(self._waits.asking(connection), newer)
+            await self._look_at_wait(left, newer)
+        return self._awaited is not None
+
+    async def _look_at_wait(self, left: float | None, newer: NewerVersion) -> None:
+        if left is None:
+            raise LeaseLost(f"a worker that knows version {newer.version} of {newer.event_type} has taken over")
+        if left == 0.0:
+            self._awaited = None
+        await self.reach("consumer.waiting", position=self.position, version=newer.version, left=left)
 
     async def _handle(self, connection: psycopg.AsyncConnection[Any], items: list[Item], upto: int) -> tuple[int, int]:
         """Handle a page; returns how many events are left of it, and how far the checkpoint has come."""
@@ -330,10 +379,13 @@ class LogWorker(DatabaseService):
     async def _rest(self, connection: psycopg.AsyncConnection[Any]) -> None:
         listening = self._listener is not None and self._listener.working
         seconds = min(POLL if listening else POLL_WITHOUT_LISTENER, self._settings.lease / 3)
+        if self._awaited is not None:
+            # News of the log change nothing: one look in a third of the lease is enough.
+            seconds = self._settings.lease / 3
         due_in = await self._letters.seconds_to_next(connection)
         if due_in is not None:
             seconds = max(0.001, min(seconds, due_in))
-        await self.pause(seconds, self._news)
+        await self.pause(seconds, self._news if self._awaited is None else self._word)
 
 
 def _before(left: Sequence[Item], upto: int) -> int:

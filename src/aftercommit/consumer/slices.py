@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from aftercommit.consumer.outcome import Failed, failed
-from aftercommit.errors import AftercommitError, LeaseLost
+from aftercommit.errors import AftercommitError, LeaseLost, NewerVersion
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox.handlers import Consumer, Handler
 from aftercommit.postgres.arrays import uuid_array
@@ -60,6 +60,12 @@ class Item(msgspec.Struct):
     event: Event[Any] | None
     failure: Failed | None
     goes_alone: bool
+
+    @property
+    def newer(self) -> NewerVersion | None:
+        """Why it cannot be read, where newer code could."""
+        error = self.failure.error if self.failure is not None else None
+        return error if isinstance(error, NewerVersion) else None
 
 
 class HandlerEndedTransaction(AftercommitError):

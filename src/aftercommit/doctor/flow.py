@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from aftercommit.doctor.findings import Case, Check, Trouble, warning
-from aftercommit.postgres.overview import ConsumerState
-from aftercommit.text import plural
+from aftercommit.postgres.overview import ConsumerState, VersionWait
+from aftercommit.text import plural, utc_second
 
 _FAR_BEHIND = 10_000
 _ROUND_SECONDS = 3600.0
@@ -13,9 +13,15 @@ _ROUND_SECONDS = 3600.0
 def _relays(case: Case) -> Iterator[Trouble]:
     seen = case.overview
     for relay in seen.relays:
-        if not relay.is_alive:
+        if relay.ahead_seconds:
             yield warning(
-                f"{relay.name} has been silent for {relay.silent_seconds:.0f} s",
+                f"{relay.name} was last heard of {relay.ahead_seconds:.0f} s in the future: the clock of the database "
+                "server was set back",
+                "check that clock and its NTP; a relay that still runs is heard of again within its lease",
+            )
+        elif not relay.is_alive:
+            yield warning(
+                f"{relay.name} has been silent for {relay.silent_seconds or 0.0:.0f} s",
                 "it died or lost the database: see its log; another relay takes its lanes over",
             )
     yield from case.problems("relays")
@@ -38,6 +44,7 @@ def _consumers(case: Case) -> Iterator[Trouble]:
     known = {consumer.name for consumer in case.overview.consumers}
     for consumer in case.overview.consumers:
         yield from _consumer(case, consumer)
+    yield from (_waits(wait) for wait in case.overview.version_waits if wait.consumer not in known)
     for name in sorted(set(case.declared or ()) - known):
         yield warning(
             f"consumer {name!r} is declared and has no checkpoint: it has never run",
@@ -58,10 +65,19 @@ def _consumer(case: Case, consumer: ConsumerState) -> Iterator[Trouble]:
         )
         return
     yield from grave
+    yield from (_waits(wait) for wait in case.overview.version_waits if wait.consumer == consumer.name)
     if consumer.paused:
         yield warning(f"{name} is paused, {behind}", f"`aftercommit consumers resume {consumer.name}`")
     elif consumer.lag > _FAR_BEHIND and not grave:
         yield warning(f"{name} is {behind}", "speed its handlers up, batch them, or give it more concurrency")
+
+
+def _waits(wait: VersionWait) -> Trouble:
+    return warning(
+        f"consumer {wait.consumer!r} {wait}",
+        f"start a worker (behind the bus: a relay) with code that knows it; after {utc_second(wait.until)} such "
+        "events are parked",
+    )
 
 
 def _retention(case: Case) -> Iterator[Trouble]:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from aftercommit.errors import DeclarationError, InvalidPayload, NewerSchemaVersion, UnreadableEvent
+from aftercommit.errors import DeclarationError, InvalidPayload, NewerVersion, UnreadableEvent
 from aftercommit.event import json_rules
 from aftercommit.event.codec import Codec, DictCodec, codec_for
 from aftercommit.event.envelope import Draft, Event, Record
@@ -49,6 +49,12 @@ class EventType:
     payload_class: type[Any] | None
     codec: Codec
     upcasters: dict[int, Upcaster] = field(default_factory=dict)
+    oldest_version: int = 1
+
+    @property
+    def missing_upcasters(self) -> list[int]:
+        """The versions, from the oldest that may still be read, of which nobody has said how they become the next."""
+        return [version for version in range(self.oldest_version, self.version) if version not in self.upcasters]
 
     def __call__(self, /, **fields: Any) -> Draft:
         """A draft with a payload made of these fields."""
@@ -136,9 +142,12 @@ class EventType:
 
     def _lifted_payload(self, record: Record) -> Any:
         if record.schema_version > self.version:
-            raise NewerSchemaVersion(
+            raise NewerVersion(
                 f"{self.name} {record.event_id} has schema version {record.schema_version}, this code knows "
-                f"{self.version}: deploy the newer code, then retry the dead letter"
+                f"{self.version}: deploy the newer code, which takes it up by itself",
+                event_type=self.name,
+                version=record.schema_version,
+                known=self.version,
             )
         lifted = self._lifted(record)
         try:
@@ -180,6 +189,7 @@ def define(
     key: Key | None,
     required: Sequence[str],
     schema: Mapping[str, Any] | None,
+    oldest_version: int = 1,
 ) -> EventType:
     """An event type whose parts fit together, or DeclarationError."""
     checked_name(name, "event type", MAX_TYPE_LENGTH)
@@ -187,6 +197,8 @@ def define(
         checked_name(aggregate, "aggregate type", MAX_AGGREGATE_TYPE_LENGTH)
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= 32767:
         raise DeclarationError(f"{name}: version {version!r} must be an integer from 1 to 32767")
+    if not isinstance(oldest_version, int) or isinstance(oldest_version, bool) or not 1 <= oldest_version <= version:
+        raise DeclarationError(f"{name}: oldest_version {oldest_version!r} must be an integer from 1 to {version}")
     if key is not None and aggregate is None:
         raise DeclarationError(f"{name}: key={key!r} says which field is the aggregate's id, but aggregate= is missing")
     if isinstance(required, str):
@@ -196,7 +208,9 @@ def define(
     unknown = [item for item in named if codec.fields is not None and item not in codec.fields]
     if unknown:
         raise DeclarationError(f"{name}: {unknown[0]!r} is not a field of its payload ({sorted(codec.fields or ())})")
-    return EventType(name, version, aggregate, key, tuple(required), payload_class, codec)
+    return EventType(
+        name, version, aggregate, key, tuple(required), payload_class, codec, oldest_version=oldest_version
+    )
 
 
 def _field(payload: Any, name: str) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from aftercommit.errors import DeclarationError, DuplicateDeclaration, UnknownEventType, UnreadableEvent
+from aftercommit.errors import DeclarationError, DuplicateDeclaration, NewerVersion, UnknownEventType
 from aftercommit.event.definition import EventType, Upcaster
 from aftercommit.event.envelope import Draft, Event, Record
 
@@ -53,6 +53,19 @@ class Registry:
             raise DuplicateDeclaration(f"{name!r} already has an upcaster from version {from_version}")
         event_type.upcasters[from_version] = upcaster
 
+    def require_upcasters(self) -> None:
+        """DeclarationError where an old version could not be read. Asked when an outbox is put to use: by then all
+        of its declarations have been imported.
+        """
+        for event_type in self:
+            if missing := event_type.missing_upcasters:
+                raise DeclarationError(
+                    f"{event_type.name!r} is at version {event_type.version} and has no upcaster from version "
+                    f"{', '.join(map(str, missing))}: declare it with @outbox.upcast({event_type.name!r}, "
+                    f"from_version={missing[0]}), and import its module before this; or say oldest_version="
+                    f"{missing[-1] + 1} in its declaration, if no older event is left anywhere"
+                )
+
     def named(self, name: str) -> EventType:
         """The type of this name."""
         try:
@@ -93,8 +106,11 @@ class Registry:
         """A stored record as a typed event."""
         event_type = self._by_name.get(record.event_type)
         if event_type is None:
-            raise UnreadableEvent(
-                f"event type {record.event_type!r} of {record.event_id} is not declared here: {self._known()}"
+            raise NewerVersion(
+                f"event type {record.event_type!r} of {record.event_id} is not declared here: {self._known()}",
+                event_type=record.event_type,
+                version=record.schema_version,
+                known=0,
             )
         return event_type.read(record, attempt)
 

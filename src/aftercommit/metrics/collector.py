@@ -63,6 +63,11 @@ METRICS: Mapping[str, Specification] = {
     "consumer_lag_events": Specification(
         "Gauge", ("outbox", "consumer"), "Events between a consumer and the head of the log."
     ),
+    "consumer_version_wait_seconds": Specification(
+        "Gauge",
+        ("outbox", "consumer"),
+        "How long a consumer has waited for code that knows a newer version of an event; 0 when it does not.",
+    ),
     "aftercommit_build_info": Specification("Info", (), "The version that runs."),
 }
 
@@ -172,6 +177,8 @@ def _add_consumers(page: dict[str, Any], meter: Meter) -> None:
         page["consumer_lag_events"].add_metric(
             [outbox, consumer], max(0, meter.log_events - meter.consumer_events[consumer])
         )
+    for consumer, seconds in sorted(meter.version_wait_seconds.items()):
+        page["consumer_version_wait_seconds"].add_metric([outbox, consumer], seconds)
 
 
 def _buckets(histogram: Histogram, divisor: int) -> list[tuple[str, float]]:

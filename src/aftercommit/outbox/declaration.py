@@ -82,6 +82,7 @@ class Outbox:
 
     def migrate(self, connection: "psycopg.Connection[Any]") -> list[str]:
         """Create or bring up to date the tables of this outbox; returns what was done. Never happens by itself."""
+        self.registry.require_upcasters()
         return migrate.up(connection, self.shape)
 
     def index_log(self, facets: Iterable[LogFacet]) -> None:
@@ -94,14 +95,26 @@ class Outbox:
         name: str,
         *,
         version: int = 1,
+        oldest_version: int = 1,
         aggregate: str | None = None,
         key: Key | None = None,
         required: Sequence[str] = (),
     ) -> Callable[[Payload], Payload]:
-        """Declare the decorated dataclass, msgspec.Struct or pydantic model as an event type's payload."""
+        """Declare the decorated dataclass, msgspec.Struct or pydantic model as an event type's payload.
+
+        Every version from `oldest_version` on needs an upcaster to the next.
+        """
 
         def declare(payload_class: Payload) -> Payload:
-            self.declare(name, payload_class, version=version, aggregate=aggregate, key=key, required=required)
+            self.declare(
+                name,
+                payload_class,
+                version=version,
+                oldest_version=oldest_version,
+                aggregate=aggregate,
+                key=key,
+                required=required,
+            )
             return payload_class
 
         return declare
@@ -112,6 +125,7 @@ class Outbox:
         payload_class: type[Any] | None = None,
         *,
         version: int = 1,
+        oldest_version: int = 1,
         aggregate: str | None = None,
         key: Key | None = None,
         required: Sequence[str] = (),
@@ -123,6 +137,7 @@ class Outbox:
                 name,
                 payload_class,
                 version=version,
+                oldest_version=oldest_version,
                 aggregate=aggregate,
                 key=key,
                 required=required,
@@ -150,8 +165,12 @@ class Outbox:
         ordering: Ordering = "relaxed",
         inbox: bool = True,
         start: Literal["earliest", "latest"] | None = None,
+        version_wait_seconds: float = 900.0,
     ) -> Consumer:
-        """Declare a consumer. Its checkpoint, inbox and dead letters are kept under its name."""
+        """Declare a consumer. Its checkpoint, inbox and dead letters are kept under its name.
+
+        At an event of a newer version than this code knows it waits `version_wait_seconds` for newer code.
+        """
         if name in self.consumers:
             raise DuplicateDeclaration(
                 f"consumer {name!r} is declared twice: two consumers with one name would share an inbox"
@@ -165,6 +184,7 @@ class Outbox:
             ordering=ordering,
             inbox=inbox,
             start=start,
+            version_wait_seconds=version_wait_seconds,
         )
         if backoff is not None:
             consumer.backoff = backoff

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from aftercommit.backoff import Backoff, Exponential
+from aftercommit.backoff import LONGEST_DELAY, Backoff, Exponential
 from aftercommit.errors import DeclarationError, DuplicateDeclaration
 from aftercommit.event.definition import EventType
 from aftercommit.event.envelope import Event
@@ -51,6 +51,7 @@ class Consumer:
     ordering: Ordering = "relaxed"
     inbox: bool = True
     start: Literal["earliest", "latest"] | None = None
+    version_wait_seconds: float = 900.0
     handlers: list[Handler] = field(default_factory=list)
     is_async: bool | None = None
 
@@ -63,6 +64,11 @@ class Consumer:
         if self.retry_count < 0 or self.timeout <= 0 or self.concurrency < 1:
             raise DeclarationError(
                 f"consumer {self.name!r}: retry_count >= 0, timeout > 0 and concurrency >= 1 are needed"
+            )
+        if not 0 <= self.version_wait_seconds <= LONGEST_DELAY:
+            raise DeclarationError(
+                f"consumer {self.name!r}: version_wait_seconds={self.version_wait_seconds!r} must be from 0 to "
+                f"{LONGEST_DELAY:g}"
             )
         if self.ordering not in ("relaxed", "strict"):
             raise DeclarationError(f"consumer {self.name!r}: ordering {self.ordering!r} must be 'relaxed' or 'strict'")

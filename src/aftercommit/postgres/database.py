@@ -7,7 +7,8 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from itertools import takewhile
+from typing import Any, Final, NoReturn
 
 import psycopg
 from psycopg import conninfo
@@ -64,10 +65,39 @@ def _closed_unless_ready(connection: psycopg.AsyncConnection[Any] | psycopg.Conn
         raise
 
 
-async def _is_direct(connection: psycopg.AsyncConnection[Any]) -> bool:
-    """Whether nobody stands between us and the server: a pooler tells clients a process number of its own making."""
-    row = await (await connection.execute("select pg_backend_pid()")).fetchone()
-    return row is not None and row[0] == connection.info.backend_pid
+# The number of the server process, the schemas that are searched and in which order, and those that the setting names.
+_SESSION: Final = (
+    "select pg_catalog.pg_backend_pid(), pg_catalog.current_schemas(true)::pg_catalog.text[], "
+    "pg_catalog.current_schemas(false)::pg_catalog.text[]"
+)
+_BUILT_INS: Final = "pg_catalog"
+
+
+def _shadowing(row: Any) -> list[str]:
+    """Schemas that are searched before the built-in functions and operators, and could hide them.
+
+    Only a search_path that names pg_catalog itself, and not first, has such; in a temporary schema none are looked for.
+    """
+    searched = takewhile(lambda schema: schema != _BUILT_INS, row[1])
+    return [schema for schema in searched if not schema.startswith("pg_temp")]
+
+
+def _with_built_ins_first(dsn: str, row: Any) -> dict[str, str]:
+    """The same search_path without pg_catalog, which is searched first then. Told at the start of the session, so that
+    no RESET takes it back.
+    """
+    named = ",".join('"' + schema.replace('"', '""') + '"' for schema in row[2] if schema != _BUILT_INS)
+    escaped = re.sub(r"([\\\s])", r"\\\1", named)
+    given = conninfo.conninfo_to_dict(dsn).get("options") or ""
+    return {"options": f"{given} -c search_path={escaped}".strip()}
+
+
+def _refuse_shadowed(schemas: list[str], dsn: str, problem: BaseException | None = None) -> NoReturn:
+    raise DatabaseRefused(
+        f"the search_path of {safe(dsn)} names {', '.join(schemas)} before pg_catalog, so functions there may hide "
+        "built-in ones, and a pooler keeps us from changing it: take pg_catalog out of the search_path of the role or "
+        "database (PostgreSQL then searches it first)"
+    ) from problem
 
 
 def speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
@@ -135,11 +165,12 @@ class Database:
         """
         dsn = self.listen_dsn if listen else self.dsn
         try:
-            connection = await self._connected(dsn, bounded)
+            connection, session = await self._with_built_ins(dsn, bounded)
             with _closed_unless_ready(connection):
                 if not speaks_iso(connection):
                     await connection.execute(SPEAK_ISO)
-                if not listen and await _is_direct(connection):
+                # A pooler tells clients a process number of its own making.
+                if not listen and session[0] == connection.info.backend_pid:
                     connection.prepare_threshold = WHEN_TOLD
                     await connection.execute(NO_JIT)
                 await connection.set_autocommit(autocommit)
@@ -151,7 +182,7 @@ class Database:
     def connect_sync(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
         """A new blocking connection, with the same errors."""
         try:
-            connection = psycopg.Connection.connect(self.dsn, autocommit=True, **self._parameters(self.dsn))
+            connection = self._with_built_ins_sync()
             with _closed_unless_ready(connection):
                 if not speaks_iso(connection):
                     connection.execute(SPEAK_ISO)
@@ -160,17 +191,63 @@ class Database:
             raise not_connected(self.dsn, problem) from problem
         return connection
 
-    async def _connected(self, dsn: str, bounded: bool) -> psycopg.AsyncConnection[Any]:
-        if not bounded:
-            return await psycopg.AsyncConnection.connect(dsn, autocommit=True, **self._parameters(dsn))
-        patience = {"connect_timeout": connect_timeout(self.answers_within)}
-        connection = await BoundedConnection.connect(dsn, autocommit=True, **self._parameters(dsn, **patience))
-        connection.answers_within = self.answers_within
+    async def _with_built_ins(self, dsn: str, bounded: bool) -> tuple[psycopg.AsyncConnection[Any], Any]:
+        """A connection on which nothing hides the built-in functions, and what its session is."""
+        connection, session = await self._connected(dsn, bounded, {})
+        if not (hidden_by := _shadowing(session)):
+            return connection, session
+        connection.pgconn.finish()
+        try:
+            connection, session = await self._connected(dsn, bounded, _with_built_ins_first(dsn, session))
+        except _FAILED as problem:
+            _refuse_shadowed(hidden_by, dsn, problem)
+        if _shadowing(session):
+            connection.pgconn.finish()
+            _refuse_shadowed(hidden_by, dsn)
+        return connection, session
+
+    def _with_built_ins_sync(self) -> psycopg.Connection[Any]:
+        connection, session = self._connected_sync({})
+        if not (hidden_by := _shadowing(session)):
+            return connection
+        connection.pgconn.finish()
+        try:
+            connection, session = self._connected_sync(_with_built_ins_first(self.dsn, session))
+        except _FAILED as problem:
+            _refuse_shadowed(hidden_by, self.dsn, problem)
+        if _shadowing(session):
+            connection.pgconn.finish()
+            _refuse_shadowed(hidden_by, self.dsn)
         return connection
+
+    async def _connected(
+        self, dsn: str, bounded: bool, options: dict[str, str]
+    ) -> tuple[psycopg.AsyncConnection[Any], Any]:
+        if bounded:
+            patience = {"connect_timeout": connect_timeout(self.answers_within)}
+            parameters = {**self._parameters(dsn, **patience), **options}
+            limited = await BoundedConnection.connect(dsn, autocommit=True, **parameters)
+            limited.answers_within = self.answers_within
+            connection: psycopg.AsyncConnection[Any] = limited
+        else:
+            parameters = {**self._parameters(dsn), **options}
+            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **parameters)
+        with _closed_unless_ready(connection):
+            return connection, await _session(connection)
+
+    def _connected_sync(self, options: dict[str, str]) -> tuple[psycopg.Connection[Any], Any]:
+        parameters = {**self._parameters(self.dsn), **options}
+        connection = psycopg.Connection.connect(self.dsn, autocommit=True, **parameters)
+        with _closed_unless_ready(connection):
+            return connection, connection.execute(_SESSION).fetchone()
 
     def _parameters(self, dsn: str, **others: Any) -> dict[str, Any]:
         # Server-side prepared statements do not survive transaction pooling.
         return {"prepare_threshold": None, **options_for(dsn, application_name=self._application_name, **others)}
+
+
+async def _session(connection: psycopg.AsyncConnection[Any]) -> Any:
+    return await (await connection.execute(_SESSION)).fetchone()
 
 
 def connect_timeout(answers_within: float) -> int:

@@ -4,7 +4,7 @@ The one verdict on an outbox: `status` and `doctor` both say what is said here.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from aftercommit.postgres.holders import Holder, Kind
@@ -62,9 +62,16 @@ class Problem:
 def problems(seen: Overview, limits: Limits | None = None) -> list[Problem]:
     """What an operator should look at; nothing when all is well."""
     limits = limits or Limits()
+    waiting = {wait.consumer for wait in seen.version_waits}
+    # Whoever waits for newer code falls behind on purpose, and not for ever.
+    patient = replace(limits, max_lag=None, max_lag_seconds=None)
     return [
         *_flow(seen, limits),
-        *(problem for consumer in seen.consumers for problem in _consumer(consumer, limits)),
+        *(
+            problem
+            for consumer in seen.consumers
+            for problem in _consumer(consumer, patient if consumer.name in waiting else limits)
+        ),
         *_dead(seen, limits),
         *_operations(seen),
         *_holders(seen, limits),
@@ -75,7 +82,9 @@ def _flow(seen: Overview, limits: Limits) -> Iterator[Problem]:
     if seen.pending and not any(relay.is_alive for relay in seen.relays):
         verb = "waits" if seen.pending == 1 else "wait"
         found = f"{plural(seen.pending, 'event')} {verb} and no relay is alive"
-        yield Problem("relays", found, "start `aftercommit relay`")
+        ahead = max((relay.ahead_seconds for relay in seen.relays), default=0.0)
+        clock = f"; and check the clock of the database server: it was set back by {ahead:.0f} s" if ahead else ""
+        yield Problem("relays", found, f"start `aftercommit relay`{clock}")
     if seen.oldest_seconds > limits.max_age:
         yield Problem(
             "lanes",

@@ -89,7 +89,7 @@ class Listener(DatabaseService):
 
     async def _be_deaf(self) -> None:
         if not self._is_deaf:
-            remedy = "give a direct listen_dsn; polling meanwhile"
+            remedy = "set AFTERCOMMIT_LISTEN_URL (listen_dsn) to an address past the pooler; polling meanwhile"
             say(logger, logging.WARNING, "notifications_do_not_arrive", remedy=remedy)
         self._is_deaf = True
         await self.reach("listener.deaf")

@@ -17,7 +17,7 @@ from aftercommit.postgres.holders import Holder, holders
 from aftercommit.postgres.retention import words
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
-from aftercommit.text import MIGRATE
+from aftercommit.text import MIGRATE, utc_second
 
 # A relay speaks up several times within its lease; one without lanes is taken for alive this long.
 SILENCE_SECONDS = 15.0
@@ -56,17 +56,41 @@ class LifeState:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionWait:
+    """A consumer that waits for code that knows a newer version of a type (`known` 0: a type that it does not know).
+
+    What nobody has taken over by `until` is parked.
+    """
+
+    consumer: str
+    event_type: str
+    version: int
+    known: int
+    since: datetime
+    until: datetime
+    behind_the_bus: bool
+
+    def __str__(self) -> str:
+        """In words."""
+        return f"waits for version {self.version} of {self.event_type} since {utc_second(self.since)}"
+
+
+@dataclass(frozen=True, slots=True)
 class RelayState:
-    """A relay on record: seconds since it was heard of, and how many lanes it holds."""
+    """A relay on record: seconds since it was heard of (None: unknown), and how many lanes it holds.
+
+    `ahead_seconds` is how far in the future it was last heard of: the database's clock was set back since.
+    """
 
     name: str
-    silent_seconds: float
+    silent_seconds: float | None
     lanes: int
+    ahead_seconds: float = 0.0
 
     @property
     def is_alive(self) -> bool:
         """Whether it still carries lanes, or was heard of just now."""
-        return self.lanes > 0 or self.silent_seconds < SILENCE_SECONDS
+        return self.lanes > 0 or (self.silent_seconds is not None and self.silent_seconds < SILENCE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +150,7 @@ class Overview:
     upkeep: tuple[UpkeepState, ...] = ()
     holders: tuple[Holder, ...] = ()
     life: LifeState | None = None
+    version_waits: tuple[VersionWait, ...] = ()
 
     def dead(self, status: str) -> int:
         """Dead letters in one status, whoever owns them."""
@@ -173,6 +198,9 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
             raise SchemaDrift(": ".join(empty_head(shape)))
         pending, oldest_seconds, retrying, failed, head, waiting = found[0]
         appended, written = rows("overview_minute")[0]
+        waits = tuple(VersionWait(*row) for row in rows("overview_version_waits"))
+        if any(wait.behind_the_bus for wait in waits):
+            oldest_seconds = rows("overview_oldest")[0][0]
         return Overview(
             shape.schema,
             pending,
@@ -181,7 +209,7 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
             failed,
             head,
             consumers=tuple(ConsumerState(*row) for row in rows("overview_consumers")),
-            relays=tuple(RelayState(*row) for row in rows("overview_relays")),
+            relays=tuple(_relay(*row) for row in rows("overview_relays")),
             dead_letters=tuple(DeadLetterCount(*row) for row in rows("overview_dead_letters")),
             published_rate=None if written is None else (written + waiting) / _MINUTE,
             delivered_rate=None if appended is None else appended / _MINUTE,
@@ -190,6 +218,7 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
             upkeep=tuple(_upkeep(*row) for row in rows("overview_upkeep")),
             holders=holders(connection, shape),
             life=next((LifeState(*row) for row in rows("overview_life")), None),
+            version_waits=waits,
         )
 
 
@@ -220,6 +249,13 @@ def _locked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseUnavai
     found = holders(connection, shape, seconds=0.0)
     who = "; ".join(f"{each} holds up {each.holds[0]} ({each.remedy})" for each in found if each.locks_tables)
     return DatabaseUnavailable(f"a table of outbox {shape.schema!r} is locked and cannot be read: {who or 'ask again'}")
+
+
+def _relay(name: str, silent_seconds: float, lanes: int) -> RelayState:
+    """A word from a little in the future was heard now; one from further ahead says nothing about now."""
+    if silent_seconds < -SILENCE_SECONDS:
+        return RelayState(name, None, lanes, -silent_seconds)
+    return RelayState(name, max(0.0, silent_seconds), lanes)
 
 
 def _upkeep(

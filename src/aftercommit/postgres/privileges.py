@@ -33,6 +33,7 @@ RUNTIME: Mapping[str, str] = {
     "revoked_token": "select, insert, update, delete",
     "rate_window": "select, insert, update, delete",
     "rate_log": "select, insert, update, delete",
+    "version_wait": "select, insert, update, delete",
 }
 
 

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+import time
 from abc import abstractmethod
 
 import psycopg
 
 from aftercommit.backoff import Exponential
-from aftercommit.errors import DatabaseUnavailable
+from aftercommit.errors import DatabaseUnavailable, SchemaNotMigrated
 from aftercommit.service import Probe, Service
 from aftercommit.telemetry import say
+from aftercommit.text import MIGRATE
 
 logger = logging.getLogger("aftercommit.database")
 
@@ -21,6 +23,24 @@ LOST = (
     psycopg.errors.ReadOnlySqlTransaction,
     DatabaseUnavailable,
 )
+
+
+# Our own statements name nothing else than what was there when the schema was checked.
+GONE = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.UndefinedFunction,
+)
+
+
+def tables_gone(problem: BaseException) -> SchemaNotMigrated:
+    """The error for tables that were dropped or changed under a running program."""
+    said = str(problem).strip().partition("\n")[0]
+    return SchemaNotMigrated(
+        f"the tables of the outbox are gone, or are not those of this version ({said}). Dropped by mistake: restore them "
+        f"from a backup. Otherwise {MIGRATE}. Then start this again"
+    )
 
 
 def is_lost(error: BaseException) -> bool:
@@ -35,6 +55,8 @@ def is_lost(error: BaseException) -> bool:
 class DatabaseService(Service):
     """Runs `session` again and again; an outage is said once and retried with backoff."""
 
+    # For how many seconds the database may have no reason to answer while all is well.
+    silence = 0.0
     # Whether nothing is lost when it is cancelled instead of stopped.
     may_be_cut = False
 
@@ -45,6 +67,9 @@ class DatabaseService(Service):
         self._failures = 0
         # What the outage began with that is under way.
         self.outage: BaseException | None = None
+        # Set when the first session works.
+        self.up = asyncio.Event()
+        self._answered_at: float | None = None
 
     @abstractmethod
     async def session(self) -> None:
@@ -56,6 +81,21 @@ class DatabaseService(Service):
             say(logger, logging.INFO, "database_is_back", service=self.name, attempts=self._failures)
         self._failures = 0
         self.outage = None
+        self.answered()
+        self.up.set()
+
+    def answered(self) -> None:
+        """The database has answered just now."""
+        self._answered_at = time.monotonic()
+
+    def not_ready(self, within: float) -> str | None:
+        """Why it does not work now, in words: no session, or no answer of the database within so many seconds."""
+        if self.outage is not None:
+            return f"{self.name}: the database is unavailable: {' '.join(str(self.outage).split())}"
+        if self._answered_at is None:
+            return f"{self.name}: not connected yet"
+        silent = time.monotonic() - self._answered_at
+        return f"{self.name}: no answer of the database for {silent:.0f} s" if silent > within else None
 
     async def stop_within(self, seconds: float) -> None:
         """Stop; what has not ended by then is cancelled. A database that hangs holds up nobody's end."""
@@ -77,10 +117,12 @@ class DatabaseService(Service):
                 if not is_lost(problem):
                     raise
                 await self._outage(problem)
+            except GONE as problem:
+                raise tables_gone(problem) from problem
             except BaseExceptionGroup as group:
                 lost, rest = group.split(is_lost)
                 if rest is not None or lost is None:
-                    raise first_of(rest or group) from None
+                    raise _explained(first_of(rest or group)) from None
                 await self._outage(first_of(lost))
 
     async def _outage(self, problem: BaseException) -> None:
@@ -95,6 +137,10 @@ class DatabaseService(Service):
             say(logger, logging.WARNING, "database_is_unavailable", service=self.name, error=error)
         await self.reach("database.lost", error=problem)
         await self.pause(self._reconnect(self._failures, problem) or 0.0)
+
+
+def _explained(problem: BaseException) -> BaseException:
+    return tables_gone(problem) if isinstance(problem, GONE) else problem
 
 
 def first_of(group: BaseException) -> BaseException:

@@ -81,6 +81,7 @@ CREATE TABLE aftercommit.consumer (
     suspect_attempts integer DEFAULT 0 NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     inbox boolean DEFAULT true NOT NULL,
+    lease_seconds double precision,
     CONSTRAINT consumer_is_held_or_free CHECK ((((worker IS NULL) = (token IS NULL)) AND ((worker IS NULL) = (leased_until IS NULL)))),
     CONSTRAINT consumer_position_is_not_negative CHECK (("position" >= 0)),
     CONSTRAINT consumer_suspect_is_counted CHECK (((suspect_position IS NULL) = (suspect_attempts = 0)))
@@ -120,8 +121,7 @@ CREATE TABLE aftercommit.dead_letter_events (
     CONSTRAINT dead_letter_attempts_are_not_negative CHECK ((attempts >= 0)),
     CONSTRAINT dead_letter_history_is_a_list CHECK ((jsonb_typeof(history) = 'array'::text)),
     CONSTRAINT dead_letter_retry_has_a_time CHECK ((((status)::text = 'retrying'::text) = (next_retry_at IS NOT NULL))),
-    CONSTRAINT dead_letter_status_is_known CHECK (((status)::text = ANY ((ARRAY['retrying'::character varying, 'waiting'::character varying, 'parked'::character varying, 'resolved'::character varying, 'discarded'::character varying])::text[]))),
-    CONSTRAINT dead_letter_was_seen_in_order CHECK ((last_seen_at >= first_seen_at))
+    CONSTRAINT dead_letter_status_is_known CHECK (((status)::text = ANY ((ARRAY['retrying'::character varying, 'waiting'::character varying, 'parked'::character varying, 'resolved'::character varying, 'discarded'::character varying])::text[])))
 );
 
 -- Name: TABLE dead_letter_events; Type: COMMENT; Schema: aftercommit; Owner: -
@@ -290,6 +290,7 @@ CREATE TABLE aftercommit.lane (
     relay uuid,
     token uuid,
     leased_until timestamp with time zone,
+    lease_seconds double precision,
     CONSTRAINT lane_is_held_or_free CHECK ((((relay IS NULL) = (token IS NULL)) AND ((relay IS NULL) = (leased_until IS NULL)))),
     CONSTRAINT lane_is_in_range CHECK (((lane >= 0) AND (lane <= 63)))
 )
@@ -424,6 +425,8 @@ CREATE TABLE aftercommit.operation (
     driven_until timestamp with time zone,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     finished_at timestamp with time zone,
+    lease_seconds double precision,
+    driven_by text,
     CONSTRAINT operation_ends_once CHECK (((finished_at IS NULL) = ((status)::text = ANY ((ARRAY['running'::character varying, 'aborting'::character varying])::text[])))),
     CONSTRAINT operation_is_driven_or_free CHECK (((driver IS NULL) = (driven_until IS NULL))),
     CONSTRAINT operation_kind_is_known CHECK (((kind)::text = ANY ((ARRAY['retry'::character varying, 'edit'::character varying, 'discard'::character varying, 'replay'::character varying, 'seek'::character varying])::text[]))),
@@ -610,6 +613,7 @@ CREATE TABLE aftercommit.upkeep (
     next_page bigint,
     ran_at timestamp with time zone,
     leased_until timestamp with time zone,
+    lease_seconds double precision,
     CONSTRAINT upkeep_keeps_some_time CHECK ((keep > '00:00:00'::interval)),
     CONSTRAINT upkeep_kept_back_is_an_object CHECK ((jsonb_typeof(kept_back) = 'object'::text)),
     CONSTRAINT upkeep_page_is_not_negative CHECK ((next_page >= 0)),
@@ -619,6 +623,24 @@ CREATE TABLE aftercommit.upkeep (
 -- Name: TABLE upkeep; Type: COMMENT; Schema: aftercommit; Owner: -
 
 COMMENT ON TABLE aftercommit.upkeep IS 'What retention does: for each kind of row how long it is kept, the time before which rows may be gone (horizon), what was held back and by whom. Whoever relies on a horizon locks its row FOR SHARE: it does not move meanwhile. The row sweep is the right to do a round.';
+
+-- Name: version_wait; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.version_wait (
+    consumer_name character varying(100) NOT NULL,
+    event_type character varying(100) NOT NULL,
+    version smallint NOT NULL,
+    known smallint NOT NULL,
+    since timestamp with time zone NOT NULL,
+    until timestamp with time zone NOT NULL,
+    seen_at timestamp with time zone NOT NULL,
+    CONSTRAINT version_wait_is_for_newer_code CHECK (((version > known) AND (known >= 0)))
+)
+WITH (fillfactor='50');
+
+-- Name: TABLE version_wait; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.version_wait IS 'Consumers that met an event of a version (or, with known 0, of a type) that their code does not know. Until says when they stop waiting for newer code and park such events.';
 
 -- Name: log_000000; Type: TABLE ATTACH; Schema: aftercommit; Owner: -
 
@@ -741,6 +763,11 @@ ALTER TABLE ONLY aftercommit.stream
 
 ALTER TABLE ONLY aftercommit.upkeep
     ADD CONSTRAINT upkeep_pkey PRIMARY KEY (task);
+
+-- Name: version_wait version_wait_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.version_wait
+    ADD CONSTRAINT version_wait_pkey PRIMARY KEY (consumer_name, event_type, version);
 
 -- Name: dead_letter_count; Type: INDEX; Schema: aftercommit; Owner: -
 

@@ -21,7 +21,8 @@ MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
 SCOPE_TYPES: Mapping[type[Any], str] = {str: "varchar(255)", int: "bigint", UUID: "uuid"}
 ENGINE_TABLES = frozenset(
     "migration head life outbox log stream relay lane published_key consumer processed_events dead_letter_events "
-    "operation operation_event upkeep service_token revoked_token rate_window rate_log".split()
+    "operation operation_event upkeep service_token revoked_token rate_window rate_log "
+    "version_wait".split()
 )
 # Where an audience is declared: the column that says who hears of an event, and the table by which readers find theirs.
 AUDIENCE = "audience"

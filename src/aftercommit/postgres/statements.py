@@ -56,6 +56,7 @@ class Statements:
         composed = sql.SQL(_texts()[name]).format(
             schema=sql.Identifier(shape.schema),
             fence=sql.SQL(_texts()["fence"]).format(schema=sql.Identifier(shape.schema)),
+            awaiting=sql.SQL(_texts()["awaiting"]).format(schema=sql.Identifier(shape.schema)),
             scope_names=scope_list(shape),
             moved_scope=scope_list(shape, "moved"),
             settled_scope=scope_list(shape, "settled"),

@@ -311,7 +311,8 @@ class Carrier:
         await self._settlement.record_failures(connection, verdicts, lanes)
         for verdict in verdicts:
             event = events[verdict.event_id]
-            self._tell_failure(verdict, event)
+            if verdict.attempts:
+                self._tell_failure(verdict, event)
             if verdict.delay is not None:
                 self._look_for_retries_at = min(self._look_for_retries_at, time.monotonic() + verdict.delay)
         await self._reach("relay.failed", count=len(verdicts))

@@ -75,6 +75,7 @@ class Relay(DatabaseService):
     ) -> None:
         """Not started. A listener shared with other services is used when given; without one the relay polls."""
         super().__init__(probe)
+        outbox.registry.require_upcasters()
         self.name = name or f"relay {socket.gethostname()}:{os.getpid()}"
         self.outbox = outbox
         self.settings = settings or RelaySettings()
@@ -173,12 +174,14 @@ class Relay(DatabaseService):
             "versions": [event_type.version for event_type in known],
         }
         await control.execute(self._statements["take_up_newer_deliveries"], parameters)
+        await control.execute(self._statements["end_version_waits"], parameters)
 
     async def _control_loop(self, control: psycopg.AsyncConnection[Any]) -> None:
         while True:
             if self.lanes.seconds_to_tick == 0:
                 await self.lanes.tick(control)
             last_seq = await self._doorbell.last_seq(control)
+            self.answered()
             self._marks.observe(last_seq, await self._doorbell.open_writers(control))
             await wait_for_any(min(MARK_INTERVAL, self.lanes.seconds_to_tick), self.lanes.tick_now)
 

@@ -44,10 +44,12 @@ class Verdict:
 
 def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff: Backoff, max_attempts: int) -> Verdict:
     """The verdict on one failure, by the outbox's policy."""
-    counted = 0 if already_counted else 1
+    counted = (0 if already_counted else 1) - (0 if failure.attempts else 1)
     attempts = retry_count + counted
     delay: float | None = None
-    if not failure.permanent and attempts < max_attempts:
+    if not failure.attempts:
+        delay = bounded(failure.retry_after or 0.0)
+    elif not failure.permanent and attempts < max_attempts:
         asked = failure.retry_after
         delay = bounded(asked) if asked is not None else delay_after(backoff, attempts, failure.error)
     return Verdict(

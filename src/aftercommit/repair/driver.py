@@ -4,6 +4,9 @@ Each step is one transaction that begins with the operation's row: its lock and 
 that a driver can be killed at any point and another goes on from there.
 """
 
+import math
+import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +24,7 @@ from aftercommit.repair.feeding import Item, Pace, Step, by_way, decide
 from aftercommit.repair.ground import Ground
 from aftercommit.repair.operations import TO_OWNER, Operation, find_operation, who_is_missing
 from aftercommit.service import Probe, Waker, wait_for_any
+from aftercommit.text import utc_second
 
 LEASE: Final = 10.0
 SHORTEST_LOOK: Final = 0.05
@@ -73,7 +77,8 @@ class Driver:
         self._id = operation_id
         self._on_progress = on_progress
         strict = isinstance(declared, Outbox) and declared.ordering == "strict"
-        self._mine = {"id": operation_id, "driver": uuid4(), "lease": lease, "strict": strict}
+        name = f"{socket.gethostname()}:{os.getpid()}"
+        self._mine = {"id": operation_id, "driver": uuid4(), "driven_by": name, "lease": lease, "strict": strict}
         self._probe = probe
 
     async def run(self) -> Operation:
@@ -97,10 +102,16 @@ class Driver:
     async def _take(self, ground: Ground) -> None:
         row = await ground.row("take_operation", self._mine)
         if row is None:
-            raise OperationBusy(
-                f"another process drives replay {self._id}: `aftercommit replay watch {self._id}` looks on; "
-                f"should it have died, its right ends within {LEASE:g} s"
-            )
+            raise await self._busy(ground)
+
+    async def _busy(self, ground: Ground) -> OperationBusy:
+        who, until, seconds = await ground.row("who_drives", self._mine) or (None, None, 0.0)
+        lease = f" Its lease ends at {utc_second(until)}" if until is not None else " It has just ended"
+        return OperationBusy(
+            f"another process ({who or 'unnamed'}) drives replay {self._id}: `aftercommit replay watch {self._id}` "
+            f"looks on.{lease}, unless it is renewed: if that process has died, try again in "
+            f"{max(1, math.ceil(seconds))} s"
+        )
 
     async def _drive(self, ground: Ground, operation: Operation) -> None:
         pace = Pace(operation.per_second, time.monotonic())

@@ -49,6 +49,8 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "consumer.retrying": "Dead letters whose wait is over were read; none of them is tried yet.",
         "consumer.retried": "A dead letter had another attempt, whose outcome is committed.",
         "consumer.heartbeat": "The lease was renewed while handlers work.",
+        "consumer.waiting": "The next event is of a version that this code does not know; newer code is waited for.",
+        "consumer.put_back": "Dead letters of such versions were put back; no attempt was spent.",
         "consumer.idle": "The end of the log is reached and no retry is due.",
         "consumer.fenced": "A write was refused because another worker had taken the consumer.",
         "consumer.stopped": "A worker has handed over its lease and ends.",

@@ -26,7 +26,7 @@ DEADLINE = 60.0
 AWKWARD = "ünï ☃ 𝄞 \u2028 'single' \"double\" \\ \\u0041 %s %% %(name)s {} {schema} $1 :name ; -- \t\n"
 
 
-@OUTBOX.event("suite.order_placed", version=3, aggregate="order", key="order_id")
+@OUTBOX.event("suite.order_placed", version=3, oldest_version=3, aggregate="order", key="order_id")
 @dataclass(frozen=True)
 class OrderPlaced:
     """An event with an aggregate and a typed payload."""

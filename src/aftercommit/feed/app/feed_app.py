@@ -90,6 +90,8 @@ class FeedApp:
         if not feeds:
             raise DeclarationError("no feed is given: there would be nothing to read")
         self.feeds = dict(feeds)
+        for feed in self.feeds.values():
+            feed.outbox.registry.require_upcasters()
         self._patience = database.answers_within
         self.title = title
         self.listener = listener or Listener(database, probe)

@@ -55,20 +55,37 @@ on conflict (name) do nothing
 
 -- name: consumers
 -- Every consumer with its checkpoint and whether somebody holds it.
-select name, position, paused, declared_by, worker, coalesce(leased_until > clock_timestamp(), false) as alive
+select name, position, paused, declared_by, worker, coalesce(clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true), false) as alive
 from {schema}.consumer order by name
 
 -- name: take_consumer
--- The lease of a consumer: ours, free, or run out. Whoever works under it right now holds the row, so it is skipped, not stolen.
-with open as (
-    select name, worker is not null and token is distinct from %(token)s as died, token is not distinct from %(token)s as renewed
+-- The lease of a consumer: ours, free, run out, or void because it ends further ahead than it is long (the clock was set back); or that
+-- of a worker whose code does not know what ours does, which has not died. Whoever works under it right now holds the row, so it is
+-- skipped, not stolen.
+with awaited as materialized (
+    select wait.event_type, wait.version
+    from {schema}.version_wait wait
+    join unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
+        on known.event_type = wait.event_type and known.version >= wait.version
+    where wait.consumer_name = %(consumer)s
+),
+open as (
+    select name, token is not distinct from %(token)s as renewed,
+           worker is not null and token is distinct from %(token)s
+               and not (leased_until > clock_timestamp() and exists (select from awaited)) as died
     from {schema}.consumer
-    where name = %(consumer)s and (token is null or token = %(token)s or leased_until < clock_timestamp())
+    where name = %(consumer)s
+      and (token is null or token = %(token)s or leased_until < clock_timestamp()
+           or leased_until > clock_timestamp() + make_interval(secs => greatest(lease_seconds, %(lease)s)) or exists (select from awaited))
     for update skip locked
+),
+over as (
+    delete from {schema}.version_wait wait using open, awaited
+    where wait.consumer_name = open.name and wait.event_type = awaited.event_type and wait.version = awaited.version
 )
 update {schema}.consumer
 set worker = %(worker)s, token = %(token)s, declared_by = %(declared_by)s, inbox = %(inbox)s,
-    leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+    leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 from open where consumer.name = open.name
 returning consumer.position, consumer.paused, open.died, consumer.suspect_position is not null, open.renewed
 
@@ -78,14 +95,14 @@ with mine as (
     select name from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update skip locked
 ),
 renewed as (
-    update {schema}.consumer set leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+    update {schema}.consumer set leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
     from mine where consumer.name = mine.name
 )
 select paused from {schema}.consumer where name = %(consumer)s
 
 -- name: renew_slice
 -- A slice that took long leaves a lease behind that has just begun.
-update {schema}.consumer set leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+update {schema}.consumer set leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where name = %(consumer)s and token = %(token)s
 
 -- name: release_consumer
@@ -106,7 +123,7 @@ select pg_notify(%(channel)s, %(changed)s) from (select count(*) from freed) don
 with fence as (
     update {schema}.consumer
     set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
-        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
     where name = %(consumer)s and token = %(token)s
     returning 1
 ),
@@ -129,7 +146,7 @@ with before as (
 fence as (
     update {schema}.consumer
     set position = greatest(consumer.position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
-        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
     from before where consumer.name = before.name
     returning before.position
 )
@@ -205,7 +222,7 @@ where name = %(consumer)s and token = %(token)s::uuid and %(position)s::bigint i
 -- Past events that need no transaction of their own.
 update {schema}.consumer
 set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
-        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where name = %(consumer)s and token = %(token)s
 returning position
 
@@ -216,6 +233,30 @@ set suspect_attempts = case when suspect_position = %(position)s then suspect_at
     suspect_position = %(position)s
 where name = %(consumer)s and token = %(token)s
 returning suspect_attempts
+
+-- name: note_version_wait
+-- A consumer has met what its code does not know: for how many seconds it still waits for newer code, for how many it has, and until when.
+-- It begins anew when nothing of the kind was met for as long as it would wait (a minute at least), or when the clock was set back. Others who stand by
+-- are told when it begins. Without a token (behind the bus) nobody is asked whose consumer it is.
+insert into {schema}.version_wait as wait (consumer_name, event_type, version, known, since, until, seen_at)
+select %(consumer)s::text, %(event_type)s::text, %(version)s::smallint, %(known)s::smallint, now, now + make_interval(secs => %(seconds)s), now
+from (select clock_timestamp() as now) clock
+where %(token)s::uuid is null or exists (select from {schema}.consumer where name = %(consumer)s::text and token = %(token)s::uuid)
+on conflict (consumer_name, event_type, version) do update
+set (known, seen_at, since, until) = (
+    select excluded.known, excluded.seen_at, began.at, began.at + make_interval(secs => %(seconds)s)
+    from (select case when wait.seen_at between excluded.seen_at - make_interval(secs => greatest(60, %(seconds)s)) and excluded.seen_at
+                      then wait.since else excluded.seen_at end as at) began
+)
+returning extract(epoch from until - seen_at)::float8, extract(epoch from seen_at - since)::float8, until,
+          case when since = seen_at then pg_notify(%(channel)s, %(changed)s) end
+
+-- name: end_version_waits
+-- Behind the bus there is no lease to take: a relay that knows what was waited for says so when it starts.
+delete from {schema}.version_wait wait
+using unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
+where wait.event_type = known.event_type and wait.version <= known.version
+  and not exists (select from {schema}.consumer where consumer.name = wait.consumer_name)
 
 -- name: pause
 -- Pause or resume a consumer. A worker that rests is woken; one at work notices within a heartbeat.
@@ -228,7 +269,7 @@ select name, pg_notify(%(channel)s, %(changed)s) from changed
 -- Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name, while nobody works under the old one.
 with renamed as (
     update {schema}.consumer set name = %(new)s
-    where name = %(old)s and (leased_until is null or leased_until < clock_timestamp())
+    where name = %(old)s and (leased_until is null or not (clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true)))
     returning 1
 ),
 inbox as (
@@ -239,6 +280,9 @@ letters as (
 ),
 operations as (
     update {schema}.operation set target = %(new)s from renamed where target = %(old)s and finished_at is null
+),
+waits as (
+    delete from {schema}.version_wait using renamed where consumer_name = %(old)s
 ),
 items as (
     update {schema}.operation_event item set consumer_name = %(new)s
@@ -251,7 +295,7 @@ select count(*) from renamed
 -- Remove a checkpoint that no program uses any more, with its inbox; what is open of its dead letters is discarded.
 with free as (
     select 1 where not exists (
-        select from {schema}.consumer where name = %(name)s and leased_until >= clock_timestamp()
+        select from {schema}.consumer where name = %(name)s and clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true)
     )
 ),
 forgotten as (
@@ -259,6 +303,9 @@ forgotten as (
 ),
 inbox as (
     delete from {schema}.processed_events using free where consumer_name = %(name)s returning 1
+),
+waits as (
+    delete from {schema}.version_wait using free where consumer_name = %(name)s
 ),
 letters as (
     update {schema}.dead_letter_events set status = 'discarded', next_retry_at = null, last_seen_at = clock_timestamp() from free

@@ -1,10 +1,13 @@
 -- name: heartbeat
--- This relay is alive; relays that have been silent for three leases are forgotten.
+-- This relay is alive; relays that have been silent for three leases are forgotten, and those whose last word is that far in the
+-- future: the clock was set back since.
 with silent as (
     delete from {schema}.relay
     where id in (
         select id from {schema}.relay
-        where seen_at < clock_timestamp() - 3 * make_interval(secs => %(lease)s) and id <> %(relay)s
+        where seen_at not between clock_timestamp() - 3 * make_interval(secs => %(lease)s)
+                              and clock_timestamp() + 3 * make_interval(secs => %(lease)s)
+          and id <> %(relay)s
         for update skip locked
     )
 )
@@ -21,7 +24,7 @@ with mine as (
     select lane from {schema}.lane where relay = %(relay)s and token = %(token)s order by lane for no key update
 )
 update {schema}.lane
-set leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+set leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 from mine where lane.lane = mine.lane
 returning lane.lane
 
@@ -33,16 +36,19 @@ select count(*),
         from {schema}.lane
         where token is distinct from %(token)s and leased_until > clock_timestamp())
 from {schema}.relay
-where seen_at > clock_timestamp() - make_interval(secs => %(lease)s)
+where seen_at between clock_timestamp() - make_interval(secs => %(lease)s) and clock_timestamp() + make_interval(secs => %(lease)s)
   and not exists (select from {schema}.lane where lane.relay = relay.id and lane.leased_until < clock_timestamp())
 
 -- name: take_lanes
--- Free and expired lanes, as many as our share allows. A lane somebody is just taking or writing under is skipped, not
+-- Free and expired lanes, as many as our share allows, and those whose lease ends further ahead than it is long: it was taken before
+-- the clock was set back. (Somebody may have been told a longer lease than we were, and older code writes no length.) A lane somebody is just taking or writing under is skipped, not
 -- waited for. A relay whose lanes are taken is counted no more, until it says that it lives after all.
 with open as (
     select lane, relay
     from {schema}.lane
-    where (relay is null or leased_until < clock_timestamp()) and token is distinct from %(token)s
+    where (relay is null or leased_until < clock_timestamp()
+           or leased_until > clock_timestamp() + make_interval(secs => greatest(lease_seconds, %(lease)s)))
+      and token is distinct from %(token)s
     order by lane
     limit %(wanted)s
     for update skip locked
@@ -52,7 +58,7 @@ buried as (
     where id in (select id from {schema}.relay where id in (select relay from open) for update skip locked)
 )
 update {schema}.lane
-set relay = %(relay)s, token = %(token)s, leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+set relay = %(relay)s, token = %(token)s, leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 from open where lane.lane = open.lane
 returning lane.lane, open.relay is not null as died
 

@@ -3,7 +3,7 @@
 with fence as (
     update {schema}.consumer
     set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
-        leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
     where name = %(consumer)s and token = %(token)s
     returning 1
 ),
@@ -169,6 +169,15 @@ failed as (
 )
 select (select count(*) from fence), (select count(*) from failed)
 
+-- name: put_back_letters
+-- Letters of events that this code does not know yet: they are looked at again later, and no attempt is spent.
+update {schema}.dead_letter_events letter
+set next_retry_at = clock_timestamp() + make_interval(secs => %(delay)s::float8), error = known.error, error_class = 'NewerVersion',
+    last_seen_at = clock_timestamp()
+from unnest(%(ids)s::uuid[], %(seen)s::timestamptz[], %(errors)s::text[]) as known (event_id, seen_at, error), {schema}.consumer
+where letter.event_id = known.event_id and letter.consumer_name = %(consumer)s and letter.status = 'retrying'
+  and letter.last_seen_at = known.seen_at and consumer.name = %(consumer)s and consumer.token = %(token)s
+
 -- name: hold_back
 -- Strict ordering: these were due in one row with a letter that has failed now, and wait behind it.
 update {schema}.dead_letter_events
@@ -253,12 +262,12 @@ where consumer_name = %(consumer)s and status = 'retrying' and position is not n
   ))
 
 -- name: take_up_newer
--- Events parked by older code that did not know their version yet: this code does, so they are tried again.
+-- Events that older code parked or put back because it did not know their version yet: this code does, so they are tried again.
 update {schema}.dead_letter_events letter
 set status = 'retrying', next_retry_at = clock_timestamp()
 from unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
-where letter.consumer_name = %(consumer)s and letter.status = 'parked' and letter.position is not null
-  and letter.error_class = 'NewerSchemaVersion'
+where letter.consumer_name = %(consumer)s and letter.status in ('parked', 'retrying') and letter.position is not null
+  and letter.error_class in ('NewerSchemaVersion', 'NewerVersion')
   and letter.event_type = known.event_type and letter.schema_version <= known.version
 
 -- name: take_up_newer_deliveries
@@ -271,7 +280,7 @@ with sent as (
         from {schema}.dead_letter_events letter
         join unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version) on known.event_type = letter.event_type
         where letter.status = 'parked' and letter.position is null
-          and letter.error_class = 'NewerSchemaVersion' and letter.schema_version <= known.version
+          and letter.error_class in ('NewerSchemaVersion', 'NewerVersion') and letter.schema_version <= known.version
     )
     returning id, next_retry_at
 )

@@ -21,7 +21,7 @@ where id = %(id)s
 -- name: operations
 -- Operations, newest first; without the payload that was edited, which is shown with its letter alone.
 select id, kind, status, requested_by, reason, target, selection, detail - 'former_payload', per_second, total, done, skipped, failed, created_at, finished_at,
-       coalesce(driven_until > clock_timestamp(), false)
+       coalesce(clock_timestamp() < driven_until and coalesce(clock_timestamp() >= driven_until - make_interval(secs => lease_seconds), true), false)
 from {schema}.operation
 where (%(id)s::uuid is null or id = %(id)s::uuid) and (%(kinds)s::text[] is null or kind = any(%(kinds)s::text[]))
 order by created_at desc, id
@@ -159,12 +159,18 @@ where id = %(id)s
 returning total
 
 -- name: take_operation
--- The right to drive an operation: free, run out, or ours.
+-- The right to drive an operation: free, run out, void because the clock was set back, or ours.
 update {schema}.operation
-set driver = %(driver)s, driven_until = clock_timestamp() + make_interval(secs => %(lease)s)
+set driver = %(driver)s, driven_by = %(driven_by)s, driven_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where id = %(id)s and finished_at is null
-  and (driver is null or driver = %(driver)s or driven_until < clock_timestamp())
+  and (driver is null or driver = %(driver)s or driven_until < clock_timestamp()
+       or driven_until > clock_timestamp() + make_interval(secs => greatest(lease_seconds, %(lease)s)))
 returning status
+
+-- name: who_drives
+-- Who has the right to drive an operation, and when it ends unless it is renewed.
+select driven_by, driven_until, extract(epoch from driven_until - clock_timestamp())::float8
+from {schema}.operation where id = %(id)s and driver is not null
 
 -- name: lock_operations
 -- Whoever changes a consumer's name waits for the step of a driver, which may feed that consumer at this moment; the next comes after.
@@ -180,7 +186,7 @@ select id from {schema}.operation where finished_at is null order by created_at
 
 -- name: hold_operation
 -- Every step begins here: the row's lock and the driver's token keep a second driver out, and an abort is seen.
-update {schema}.operation set driven_until = clock_timestamp() + make_interval(secs => %(lease)s)
+update {schema}.operation set driven_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where id = %(id)s and driver = %(driver)s and finished_at is null
 returning status
 
@@ -366,11 +372,11 @@ select distinct item.consumer_name::text, consumer.paused
 from {schema}.operation_event item
 left join {schema}.consumer on consumer.name = item.consumer_name
 where item.operation_id = %(id)s and item.state = %(state)s and item.position is not null
-  and (consumer.paused or consumer.leased_until is null or consumer.leased_until < clock_timestamp())
+  and (consumer.paused or consumer.leased_until is null or not (clock_timestamp() < consumer.leased_until and coalesce(clock_timestamp() >= consumer.leased_until - make_interval(secs => consumer.lease_seconds), true)))
 union all
 select null, false
 where exists (select from {schema}.operation_event where operation_id = %(id)s and state = %(state)s and position is null)
-  and not exists (select from {schema}.lane where leased_until > clock_timestamp())
+  and not exists (select from {schema}.lane where clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true))
 
 -- name: held_up
 -- Aggregates of which an item is to be delivered behind a row that has failed: if the outbox is strict, it waits.

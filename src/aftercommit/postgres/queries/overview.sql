@@ -25,7 +25,7 @@ failed as (
     select count(*) as events from {schema}.outbox where status = 'failed'
 )
 select fresh.events + retries.events,
-       coalesce(extract(epoch from clock_timestamp() - least(fresh.oldest, retries.oldest)), 0)::float8,
+       greatest(0, extract(epoch from clock_timestamp() - least(fresh.oldest, retries.oldest)))::float8,
        retries.events, failed.events, head.position, fresh.recent + retries.recent
 from fresh, retries, failed, {schema}.head
 
@@ -75,9 +75,9 @@ from bounds
 -- many of its dead letters are due to be tried again, since when, how many events that it has yet to read are gone, and whether
 -- its checkpoint is where the log has never been.
 select consumer.name::text, consumer.position, {schema}.given(head.gaps, consumer.position, head.position), consumer.paused,
-       case when consumer.leased_until > clock_timestamp() then consumer.worker end,
-       coalesce(extract(epoch from clock_timestamp() - next.ts), 0)::float8,
-       due.letters, coalesce(extract(epoch from statement_timestamp() - due.since), 0)::float8,
+       case when clock_timestamp() < consumer.leased_until and coalesce(clock_timestamp() >= consumer.leased_until - make_interval(secs => consumer.lease_seconds), true) then consumer.worker end,
+       greatest(0, extract(epoch from clock_timestamp() - next.ts))::float8,
+       due.letters, greatest(0, extract(epoch from statement_timestamp() - due.since))::float8,
        {schema}.given(head.gaps, consumer.position, coalesce(next.position - 1, head.position)), consumer.position > head.position
 from {schema}.head
 cross join {schema}.consumer
@@ -97,17 +97,33 @@ order by consumer.name
 select number, extract(epoch from clock_timestamp() - began_at)::float8, base, previous_last, reason
 from {schema}.life order by number desc limit 1
 
+-- name: overview_version_waits
+-- Consumers that wait for newer code now: what for, what they know of it, since and until when, and whether they are behind the bus.
+select wait.consumer_name::text, wait.event_type::text, wait.version, wait.known, wait.since, wait.until,
+       not exists (select from {schema}.consumer where consumer.name = wait.consumer_name)
+from {schema}.version_wait wait
+where clock_timestamp() between wait.since and wait.until
+order by wait.consumer_name, wait.since, wait.event_type, wait.version
+
+-- name: overview_oldest
+-- The age of the oldest event in the outbox that neither waits for newer code nor stands behind one that does.
+with {awaiting}
+select greatest(0, extract(epoch from clock_timestamp() - min(created_at)))::float8
+from {schema}.outbox
+where status = 'pending' and (aggregate_type, aggregate_id) not in (select aggregate_type, aggregate_id from awaiting)
+
 -- name: overview_relays
--- Every relay on record: when it was last heard of, and the lanes whose lease has not run out.
+-- Every relay on record: how long it has been silent (below 0: its last word is in the future, the clock was set back since), and the
+-- lanes whose lease holds.
 select relay.name, extract(epoch from clock_timestamp() - relay.seen_at)::float8, count(lane.lane)
 from {schema}.relay
-left join {schema}.lane on lane.relay = relay.id and lane.leased_until > clock_timestamp()
+left join {schema}.lane on lane.relay = relay.id and clock_timestamp() < lane.leased_until and coalesce(clock_timestamp() >= lane.leased_until - make_interval(secs => lane.lease_seconds), true)
 group by relay.id
 order by relay.name, relay.id
 
 -- name: overview_lanes
 -- Lanes that nobody holds.
-select count(*) from {schema}.lane where relay is null or leased_until <= clock_timestamp()
+select count(*) from {schema}.lane where relay is null or not (clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true))
 
 -- name: overview_dead_letters
 -- Dead letters that somebody or something still has to deal with, by owner and status.
@@ -120,7 +136,7 @@ order by consumer_name, status
 -- name: overview_operations
 -- Operations under way, and whether somebody drives them.
 select id::text, kind::text, status::text, requested_by, total, done + skipped + failed, failed,
-       coalesce(driven_until > clock_timestamp(), false), extract(epoch from clock_timestamp() - created_at)::float8
+       coalesce(clock_timestamp() < driven_until and coalesce(clock_timestamp() >= driven_until - make_interval(secs => lease_seconds), true), false), greatest(0, extract(epoch from clock_timestamp() - created_at))::float8
 from {schema}.operation
 where finished_at is null
 order by created_at
@@ -129,7 +145,7 @@ limit 20
 -- name: overview_upkeep
 -- What retention keeps and removes, and what had to stay.
 select task::text, extract(epoch from keep)::float8, horizon, removed, kept_back, next_page is not null,
-       extract(epoch from clock_timestamp() - ran_at)::float8
+       case when ran_at is not null then greatest(0, extract(epoch from clock_timestamp() - ran_at))::float8 end
 from {schema}.upkeep
 where task <> 'sweep'
 order by array_position(array['log', 'inbox', 'keys', 'dead_letters', 'operations'], task::text)

@@ -259,8 +259,10 @@ letters as (
            settled.correlation_id, settled.causation_id, settled.payload, settled.seq, settled.created_at,
            failure.error, failure.error_class, case when failure.consumer_name = '@relay' then settled.retry_count else failure.attempts end,
            settled.next_retry_at,
-           jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class,
-                                                'attempts', failure.attempts)) {settled_scope}
+           -- What was put back was not tried.
+           case when failure.attempts = 0 then '[]'::jsonb else
+               jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class,
+                                                    'attempts', failure.attempts)) end {settled_scope}
     from settled join blamed failure on failure.id = settled.id
     order by settled.id, failure.consumer_name
     on conflict (event_id, consumer_name) do update
@@ -366,7 +368,18 @@ where locktype = 'relation' and mode = 'RowExclusiveLock' and granted
   and relation = %(outbox)s::regclass and pid is distinct from pg_backend_pid()
 
 -- name: backlog
--- How many events wait and since when, for the gauges.
-select count(*), coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0)::float8
+-- How many events wait and since when, for the gauges. Those that wait for newer code, and what stands behind them, wait on purpose.
+with {awaiting}
+select count(*), greatest(0, extract(epoch from clock_timestamp() - min(created_at)
+           filter (where (aggregate_type, aggregate_id) not in (select aggregate_type, aggregate_id from awaiting))))::float8
 from {schema}.outbox
 where status = 'pending'
+
+-- name: awaiting
+-- Aggregates with a delivery that waits for newer code. Nearly always nobody waits, and nothing is looked for.
+awaiting as materialized (
+    select distinct letter.aggregate_type::text, letter.aggregate_id::text
+    from {schema}.dead_letter_events letter
+    where exists (select from {schema}.version_wait where until > clock_timestamp())
+      and letter.status = 'retrying' and letter.error_class = 'NewerVersion' and letter.position is null
+)

@@ -295,7 +295,7 @@ select task from {schema}.upkeep where task in ('inbox', 'log') order by task fo
 
 -- name: checkpoint_of
 -- Where a consumer is, who holds it, what it takes, and whether it keeps an inbox.
-select position, case when leased_until > clock_timestamp() then worker end, string_to_array(declared_by, ' '), inbox
+select position, case when clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true) then worker end, string_to_array(declared_by, ' '), inbox
 from {schema}.consumer where name = %(consumer)s
 
 -- name: hold_consumer

@@ -1,15 +1,17 @@
 -- name: claim_sweep
 -- The right to do a round, for one program at a time; it comes back by itself when that program dies.
-insert into {schema}.upkeep as upkeep (task, ran_at, leased_until)
-values ('sweep', clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease)s))
-on conflict (task) do update set ran_at = excluded.ran_at, leased_until = excluded.leased_until
-where (upkeep.leased_until is null or upkeep.leased_until < clock_timestamp())
-  and (upkeep.ran_at is null or upkeep.ran_at <= clock_timestamp() - make_interval(secs => %(interval)s))
+insert into {schema}.upkeep as upkeep (task, ran_at, leased_until, lease_seconds)
+values ('sweep', clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease)s), %(lease)s)
+on conflict (task) do update set ran_at = excluded.ran_at, leased_until = excluded.leased_until, lease_seconds = excluded.lease_seconds
+where (upkeep.leased_until is null or upkeep.leased_until < clock_timestamp()
+       or upkeep.leased_until > clock_timestamp() + make_interval(secs => greatest(upkeep.lease_seconds, %(lease)s)))
+  -- A round that was done in the future says only that the clock was set back.
+  and (upkeep.ran_at is null or upkeep.ran_at <= clock_timestamp() - make_interval(secs => %(interval)s) or upkeep.ran_at > clock_timestamp())
 returning leased_until
 
 -- name: renew_sweep
 -- A round that goes on; no row when somebody else has taken it over. The end of a lease tells whose it is.
-update {schema}.upkeep set leased_until = clock_timestamp() + make_interval(secs => %(lease)s)
+update {schema}.upkeep set leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where task = 'sweep' and leased_until = %(until)s
 returning leased_until
 
@@ -27,7 +29,7 @@ select set_config('lock_timeout', '1s', true)
 insert into {schema}.upkeep as upkeep (task) values (%(task)s)
 on conflict (task) do update set task = excluded.task
 returning next_page, least(began_at - %(keep)s::interval, horizon), keep is not distinct from %(keep)s::interval,
-          began_at is null or clock_timestamp() >= began_at + %(keep)s::interval / 20, kept_back
+          began_at is null or clock_timestamp() >= began_at + %(keep)s::interval / 20 or began_at > clock_timestamp(), kept_back
 
 -- name: begin_pass
 -- The horizon is written before the first row goes, and never runs backwards.
