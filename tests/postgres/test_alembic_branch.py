@@ -293,6 +293,23 @@ def test_autogenerate_proposes_what_a_changed_declaration_lacks(project):
     project.runs("downgrade", "shop@orders", SCOPED="1")
 
 
+def test_the_first_revision_of_a_new_project_is_not_written_into_our_package(project):
+    own = project.folder / "migrations" / "versions"
+    for path in own.glob("*.py"):
+        path.unlink()
+    project.runs("upgrade", "heads")
+    before = sorted(path.name for path in Path(str(versions.__file__)).parent.iterdir())
+
+    refused = project.alembic("revision", "--autogenerate", "-m", "first")
+
+    assert refused.returncode != 0
+    assert "begin a branch of your own with `alembic revision --head base --version-path PATH`" in refused.stderr
+    assert sorted(path.name for path in Path(str(versions.__file__)).parent.iterdir()) == before
+    project.runs("revision", "--autogenerate", "--head", "base", "--version-path", str(own), "-m", "first")
+    assert len(list(own.glob("*first.py"))) == 1
+    project.runs("upgrade", "heads")
+
+
 def test_autogenerate_proposes_an_outbox_that_is_not_there_and_its_reverse_refuses_to_drop_events(project):
     project.write("alembic.ini", "shop:outbox shop:billing")
     with connected(project.dsn) as connection:

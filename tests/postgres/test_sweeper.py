@@ -33,9 +33,7 @@ def test_a_round_whose_turn_has_passed_to_another_program_ends(shop: Shop, monke
 
     def taken_over(self: Round, *arguments: Any) -> int:
         steps.append(1)
-        shop.rows(
-            "update upkeep set leased_until = now() + interval '1 hour', lease_seconds = 3600 where task = 'sweep'"
-        )
+        shop.rows("update upkeep set leased_until = now() + interval '1 hour' where task = 'sweep'")
         return step(self, *arguments)
 
     # So short that it is asked for before every statement.

@@ -39,9 +39,8 @@ def worker(
     outbox, database = load_outbox(settings), load_database(settings, "worker")
     if not outbox.consumers:
         raise DeclarationError(
-            f"outbox {outbox.schema!r} declares no consumers in what --app {settings.app} imports. If your handlers are "
-            "in other modules, name one that imports them all, as --app shop.handlers:outbox; otherwise there is "
-            "nothing to work on"
+            f"outbox {outbox.schema!r} declares no consumers in what --app {settings.app} imports: if your handlers "
+            "are in other modules, name one that imports them all, e.g. --app shop.handlers:outbox"
         )
     worker_settings = WorkerSettings(lease=lease)
     with logging_to_stderr(settings, logging.INFO):

@@ -38,8 +38,8 @@ def tables_gone(problem: BaseException) -> SchemaNotMigrated:
     """The error for tables that were dropped or changed under a running program."""
     said = str(problem).strip().partition("\n")[0]
     return SchemaNotMigrated(
-        f"the tables of the outbox are gone, or are not those of this version ({said}). Dropped by mistake: restore them "
-        f"from a backup. Otherwise {MIGRATE}. Then start this again"
+        f"the tables of the outbox are gone, or are not those of this version ({said}): {MIGRATE}, or restore them "
+        "from a backup, if they were dropped by mistake"
     )
 
 

@@ -5,6 +5,7 @@ The latter only where the option `aftercommit_outboxes` names outboxes.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from alembic.autogenerate import comparators, renderers
@@ -12,6 +13,7 @@ from alembic.autogenerate.api import AutogenContext
 from alembic.operations.ops import UpgradeOps
 from sqlalchemy import Connection, text
 
+from aftercommit.errors import DeclarationError
 from aftercommit.postgres import migrate
 from aftercommit.postgres.alembic.branch import outboxes_of
 from aftercommit.postgres.alembic.operations import DropOutbox, KeepOutbox, MigrateOutbox
@@ -20,6 +22,7 @@ from aftercommit.postgres.references import Declared, shape_named
 from aftercommit.postgres.shape import AUDIENCE, ENGINE_TABLES, PARTITION_NAME, Shape
 
 IncludeObject = Callable[[Any, str | None, str, bool, Any], bool]
+_VERSIONS = Path(__file__).with_name("versions")
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
@@ -53,10 +56,23 @@ def _propose(context: AutogenContext, operations: UpgradeOps, schemas: Any) -> N
     config = context.migration_context.config
     if config is None or context.connection is None:
         return
+    _refuse_our_folder(context.migration_context.opts.get("revision_context"))
     for outbox in outboxes_of(config):
         found = migrate.status_by(asking(context.connection), shape_named(outbox))
         if not found.is_current and not found.newer:
             operations.ops.append(MigrateOutbox(outbox, is_new=not found.applied))
+
+
+def _refuse_our_folder(asked: Any) -> None:
+    """Alembic writes a revision beside the one it follows: in a project that has none of its own yet, beside ours."""
+    if asked is None or asked.command_args.get("version_path"):
+        return
+    followed = asked.script_directory.get_revisions(asked.command_args.get("head") or ())
+    if any(Path(each.path).parent == _VERSIONS for each in followed if each is not None):
+        raise DeclarationError(
+            f"the new revision would follow one of aftercommit's and be written into {_VERSIONS}: begin a branch of "
+            "your own with `alembic revision --head base --version-path PATH`, where PATH is your folder of versions"
+        )
 
 
 def asking(connection: Connection) -> Ask:
