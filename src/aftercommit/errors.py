@@ -19,6 +19,7 @@
     ├── DatabaseError
     │   ├── DatabaseUnavailable
     │   │   └── DatabaseSilent     it is there, and does not answer
+    │   ├── NotCommitted           the server rolled back instead
     │   ├── DatabaseRefused
     │   ├── MissingPrivilege
     │   ├── SchemaNotMigrated
@@ -161,6 +162,10 @@ class DatabaseSilent(DatabaseUnavailable):
         """How long it was waited for."""
         super().__init__(f"the database did not answer within {seconds:g} s: try again")
         self.seconds = seconds
+
+
+class NotCommitted(DatabaseError):
+    """The server did not say that it committed: nothing of the transaction was written."""
 
 
 class DatabaseRefused(DatabaseError):

@@ -44,7 +44,7 @@ class Connections:
         with self._lock:
             generation = self._generation
             idle = self._idle_sync.pop() if self._idle_sync else None
-        connection = idle or self._database.connect_sync(autocommit=False)
+        connection = idle or self._database.connect_sync()
         try:
             yield connection
         finally:
@@ -74,7 +74,7 @@ class Connections:
             await close_quietly(self._idle.pop())
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        connection = await self._database.connect(autocommit=False)
+        connection = await self._database.connect()
         # Our own connections take JSON as bytes; a handler reads it as its program has psycopg set up.
         json_oid = psycopg.adapters.types["json"].oid
         loader = psycopg.adapters.get_loader(json_oid, Format.TEXT)

@@ -1,45 +1,38 @@
-"""Runs a slice's script on a connection: the asyncio half here, the blocking half in a thread of its own."""
+"""Runs a slice's script on a connection: asyncio handlers here, blocking ones in a thread (`blocking`)."""
 
 import asyncio
-from collections.abc import Sequence
+from contextlib import suppress
+from sys import getrefcount
 from typing import Any, Final
 
 import psycopg
-from psycopg.pq import TransactionStatus
 
+from aftercommit.consumer.blocking import run_in_thread
 from aftercommit.consumer.connections import Connections, restore
-from aftercommit.consumer.outcome import Failed, failed, judge
-from aftercommit.consumer.slices import Call, Query, Script, SliceFailed, name_of
+from aftercommit.consumer.conversation import (
+    INSIDE,
+    Conversation,
+    arguments,
+    cancelled,
+    interruptions_as_failures,
+    may_have_ended,
+    take_back_from,
+    tell_of,
+    too_long,
+)
+from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
+from aftercommit.consumer.outcome import Failed, judge
+from aftercommit.consumer.slices import Call, Query, Script, SliceFailed
 from aftercommit.consumer.threads import Watch, in_thread
-from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout
 from aftercommit.event.correlation import tell, told
+from aftercommit.postgres.commits import commit_async, committed_async
+from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
+from aftercommit.postgres.resilience import LOST
 from aftercommit.postgres.statements import Statements
-from aftercommit.text import readable
 
-AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
-
-# The server ends sessions that wait too long inside a transaction; then it is the handler that waited.
-ENDED_BY_WAITING: Final = frozenset({"25P03", "25P04"})
-
-
-# A plain number: it is compared after every call of a handler.
-_INSIDE: Final = int(TransactionStatus.INTRANS)
-
-
-class SwallowedDatabaseError(AftercommitError):
-    """A handler caught a database error and went on, in a transaction that PostgreSQL has already given up."""
-
-
-class MisusedConnection(AftercommitError):
-    """A handler closed its connection, or raised psycopg.Rollback through the transaction it was given."""
-
-
-class HandlerCancelled(AftercommitError):
-    """Something that the handler waited for was cancelled, and the handler let that out."""
-
-
-class ConnectionLost(DatabaseUnavailable):
-    """The connection broke while a slice was at work; what it wrote is undone."""
+# How many seconds something has that is told to end, before it is not waited for any more.
+GRACE: Final = 5.0
+_LOOK_SECONDS: Final = 0.05
 
 
 class SliceExecutor:
@@ -50,229 +43,180 @@ class SliceExecutor:
         self._statements = statements
         self._timeout = timeout
 
-    async def run_async(self, connections: Connections, script: Script) -> int:
-        """One slice on an asyncio connection."""
+    async def run(self, connections: Connections, script: Script, *, blocking: bool) -> int:
+        """One slice; returns how many events were handled."""
+        talk = Conversation(script)
+        try:
+            return await (self._in_thread if blocking else self._here)(connections, talk)
+        except Exception:
+            if talk.ended or (talk.unsure and await self._was_committed(connections, talk)):
+                await self._return_unhandled(connections, talk)
+            raise
+
+    async def _here(self, connections: Connections, talk: Conversation) -> int:
         async with connections.lend() as connection:
-            restore(connection)
-            talk = _Conversation(script)
             try:
-                async with connection.transaction():
-                    while (step := talk.next_step()) is not None:
-                        talk.answer = await self._step_async(connection, step, talk)
+                await connection.execute("begin")
+                while (step := talk.next_step()) is not None:
+                    talk.answer = await self._step(connection, step, talk)
+                await self._commit(connection, talk)
             except Exception as error:
-                raise _blame(error, talk.doing, connection) from error
+                blamed = talk.blame(error, connection)
+                await self._undo(connection)
+                raise blamed from error
             return talk.handled
 
-    async def _step_async(
-        self, connection: psycopg.AsyncConnection[Any], step: Query | list[Call], talk: "_Conversation"
+    async def _step(
+        self, connection: psycopg.AsyncConnection[Any], step: Query | list[Call], talk: Conversation
     ) -> Any:
-        if isinstance(step, Query):
-            cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
-            row = await cursor.fetchone() if cursor.description is not None else None
-            if step.commits:
-                await connection.execute("commit")
-            return row
-        task = asyncio.current_task()
-        limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                return await self._calls_async(connection, step, talk, limit)
-        except TimeoutError as error:
-            if limit.expired():
-                raise _too_long(talk.call, self._timeout) from error
-            raise
-        except asyncio.CancelledError as error:
-            if task is None or task.cancelling():
-                raise
-            # Nobody cancelled us: it came out of something the handler waited for, and must not end the consumer.
-            raise HandlerCancelled(f"handler {name_of(talk.call.handler)} waited for something cancelled") from error
-        except psycopg.Rollback as error:
-            raise _rolled_back(talk.call) from error
+        if isinstance(step, list):
+            return await self._watched(connection, step, talk) if step else None
+        cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
+        return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
 
-    async def _calls_async(
-        self, connection: psycopg.AsyncConnection[Any], calls: list[Call], talk: "_Conversation", limit: asyncio.Timeout
+    async def _watched(
+        self, connection: psycopg.AsyncConnection[Any], calls: list[Call], talk: Conversation
     ) -> Call | None:
-        """One handler after the other; returns the one that ended the transaction, if one did.
-
-        A timer per call costs more than a small handler. One is set for all, a little late, and set anew only when
-        that little has passed: each call has its time, and at most a tenth more.
-        """
+        """The handlers in a task of their own, which can be given up; returns the call that ended the transaction."""
         now = asyncio.get_running_loop().time
-        late = self._timeout / 10
-        set_anew_at = 0.0
-        with told():
+        lent = talk.lent = lend_async(connection)
+        talk.call, talk.until = calls[0], now() + self._timeout
+        work = asyncio.create_task(self._calls(connection, lent, calls, talk), name="aftercommit handlers")
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=max(0.0, talk.until - now()))
+                if not work.done() and now() >= talk.until:
+                    raise too_long(talk.call, self._timeout)
+            if work.cancelled():
+                raise cancelled(talk.call)
+            return work.result()
+        finally:
+            await _end(work)
+            if not take_back(talk.lent):
+                telling = abandon(connection, talk.lent)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.to_thread(telling), GRACE)
+
+    async def _calls(
+        self, connection: psycopg.AsyncConnection[Any], lent: LentAsync, calls: list[Call], talk: Conversation
+    ) -> Call | None:
+        """One handler after the other. For a small handler each call of ours counts."""
+        now = asyncio.get_running_loop().time
+        task = asyncio.current_task()
+        assert task is not None
+        with told(), interruptions_as_failures(talk):
             for call in calls:
                 talk.call = call
-                started = now()
-                if started >= set_anew_at:
-                    limit.reschedule(started + self._timeout + late)
-                    set_anew_at = started + late
+                talk.until = until = now() + self._timeout
                 handler, first = call.handler, call.events[0]
+                owners = getrefcount(lent)
                 if handler.batch:
-                    _tell(call)
-                    answer = await handler.function(*_arguments(call, connection))
-                else:
-                    # The same, written out: for a small handler each call of ours counts.
+                    tell_of(call)
+                    answer = await handler.function(*arguments(call, lent))
+                elif handler.takes_transaction:
                     tell(first.event_id, first.correlation_id)
-                    given = (first, connection) if handler.takes_transaction else (first,)
-                    answer = await handler.function(*given)
-                if limit.expired():
-                    # It caught its own cancellation and went on; the event behind it is not to blame.
-                    raise _too_long(call, self._timeout)
+                    answer = await handler.function(first, lent)
+                else:
+                    tell(first.event_id, first.correlation_id)
+                    answer = await handler.function(first)
+                if now() >= until:
+                    # It blocked the loop, or caught its cancellation and went on; the next event is not to blame.
+                    raise too_long(call, self._timeout)
+                if task.cancelling():
+                    raise cancelled(call)
                 if answer is not None:
                     judge(answer)
-                if handler.takes_transaction and _ended(connection):
+                if not handler.takes_transaction:
+                    continue
+                if getrefcount(lent) != owners:
+                    # Somebody keeps it. What the handler has started gets one turn to show itself.
+                    await asyncio.sleep(0)
+                    take_back_from(call, lent)
+                    talk.lent = lent = lend_async(connection)
+                restore(lent)
+                if may_have_ended(connection, talk.mark, call) and await self._has_ended(connection, talk):
                     return call
         return None
 
-    async def run_sync(self, connections: Connections, script: Script) -> int:
-        """One slice on a blocking connection, in a thread; a handler that hangs loses its connection."""
+    async def _has_ended(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> bool:
+        if connection.pgconn.transaction_status == INSIDE:
+            row = await (await connection.execute(self._statements["current_transaction"])).fetchone()
+            if row is not None and talk.mark.holds(row[0], connection.pgconn):
+                return False
+        talk.ended = True
+        return True
+
+    async def _commit(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
+        if talk.calls > 1:
+            row = await (await connection.execute(self._statements["changed_settings"], prepare=True)).fetchone()
+            talk.require_own_settings(row[0] if row else None, connection.pgconn)
+        tidies = talk.calls > 0 and is_direct(connection)
+        await commit_async(connection, self._statements["commit_and_tidy"] if tidies else b"commit")
+        if not speaks_iso(connection):
+            await connection.execute(SPEAK_ISO)
+
+    async def _undo(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Undo what is not committed, and what a handler has left in the session."""
+        if connection.closed:
+            return
+        # A connection that is not clean afterwards is not used again.
+        with suppress(psycopg.Error):
+            await connection.rollback()
+            if is_direct(connection):
+                await connection.execute(self._statements["tidy"])
+            if not speaks_iso(connection):
+                await connection.execute(SPEAK_ISO)
+
+    async def _was_committed(self, connections: Connections, talk: Conversation) -> bool:
+        """Whether a handler that failed had committed the slice before: then others count as handled that are not."""
+        if talk.mark.transaction is None:
+            return False
+        statement, parameters = self._statements["outcome_of_transaction"], {"transaction": talk.mark.transaction}
+        try:
+            async with connections.lend() as connection, asyncio.timeout(GRACE):
+                while True:
+                    row = await (await connection.execute(statement, parameters)).fetchone()
+                    if row is None or row[0] != "in progress":
+                        return row is not None and row[0] == "committed"
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except (psycopg.Error, TimeoutError, *LOST):
+            return False
+
+    async def _return_unhandled(self, connections: Connections, talk: Conversation) -> None:
+        """The rest of the script after a handler ended the transaction, on a connection that is in order."""
+        talk.answer = talk.call
+        while isinstance(step := talk.next_step(), Query):
+            async with connections.lend() as connection, committed_async(connection):
+                await connection.execute(self._statements[step.name], step.parameters)
+
+    async def _in_thread(self, connections: Connections, talk: Conversation) -> int:
+        """On a blocking connection, in a thread; a handler that hangs loses its connection."""
         watch = Watch()
-        running = in_thread(lambda: self._run_in_thread(connections, script, watch))
+        running = in_thread(lambda: run_in_thread(self._statements, connections, talk, watch))
         try:
             while not (await asyncio.wait({running}, timeout=self._timeout / 4))[0]:
                 overdue = watch.give_up_after(self._timeout)
                 if overdue is not None:
                     await _abandon(running, watch)
-                    raise SliceFailed(Failed(_too_long(overdue, self._timeout)), overdue.culprit)
+                    talk.unsure = True
+                    raise SliceFailed(Failed(too_long(overdue, self._timeout)), overdue.culprit)
             return running.result()
         except asyncio.CancelledError:
             watch.give_up()
             await _abandon(running, watch)
             raise
 
-    def _run_in_thread(self, connections: Connections, script: Script, watch: Watch) -> int:
-        with connections.lend_sync() as connection:
-            restore(connection)
-            watch.connection = connection
-            talk = _Conversation(script)
-            try:
-                with connection.transaction():
-                    while (step := talk.next_step()) is not None:
-                        watch.enter(None)
-                        talk.answer = self._step_sync(connection, step, talk, watch)
-                    watch.enter(None)
-            except Exception as error:
-                raise _blame(error, talk.doing, connection) from error
-            finally:
-                watch.leave()
-            return talk.handled
 
-    def _step_sync(
-        self, connection: psycopg.Connection[Any], step: Query | list[Call], talk: "_Conversation", watch: Watch
-    ) -> Any:
-        if isinstance(step, Query):
-            cursor = connection.execute(self._statements[step.name], step.parameters)
-            row = cursor.fetchone() if cursor.description is not None else None
-            if step.commits:
-                connection.execute("commit")
-            return row
-        with told():
-            for call in step:
-                talk.call = call
-                watch.enter(call)
-                _tell(call)
-                try:
-                    judge(call.handler.function(*_arguments(call, connection)))
-                except psycopg.Rollback as error:
-                    raise _rolled_back(call) from error
-                if _ended(connection):
-                    return call
-        return None
+async def _end(work: "asyncio.Task[Any]") -> None:
+    """Cancel what still runs. A handler that goes on in spite of that is left behind, without a connection."""
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=GRACE)
+    if work.done() and not work.cancelled():
+        # Looked at: asyncio complains about errors that nobody has seen.
+        work.exception()
 
 
 async def _abandon(running: "asyncio.Future[int]", watch: Watch) -> None:
     running.cancel()
     await asyncio.to_thread(watch.cut_off)
-
-
-class _Conversation:
-    """A script and how far it has come, so that an error can be laid at the right door."""
-
-    def __init__(self, script: Script) -> None:
-        self.step: Query | list[Call] | None = None
-        self.answer: Any = None
-        self.handled = 0
-        self._call: Call | None = None
-        self._script = script
-
-    @property
-    def call(self) -> Call:
-        """The handler that is at work."""
-        assert self._call is not None
-        return self._call
-
-    @call.setter
-    def call(self, call: Call) -> None:
-        self._call = call
-
-    @property
-    def doing(self) -> Query | Call | None:
-        """The statement or the handler at work, or None at COMMIT."""
-        return self._call if isinstance(self.step, list) else self.step
-
-    def next_step(self) -> Query | list[Call] | None:
-        """What to do next, or None when only COMMIT is left."""
-        self._call = None
-        try:
-            self.step = self._script.send(self.answer)
-        except StopIteration as end:
-            self.step, self.handled = None, int(end.value)
-        return self.step
-
-
-def _blame(error: Exception, step: Query | Call | None, connection: AnyConnection) -> Exception:
-    """Whose failure it is: an event's, the database's, or (an error of our own statement) nobody's to retry."""
-    if isinstance(error, SliceFailed):
-        return error
-    if connection.broken and getattr(error, "sqlstate", None) not in ENDED_BY_WAITING:
-        return ConnectionLost(f"the connection was lost while a slice was at work: {readable(error).strip()}")
-    if isinstance(step, Call):
-        return SliceFailed(failed(error), step.culprit)
-    if isinstance(step, Query) or isinstance(error, AftercommitError):
-        return error
-    # At COMMIT: with a deferred constraint any event of the slice may be the one.
-    return SliceFailed(failed(error), None)
-
-
-def _arguments(call: Call, connection: AnyConnection) -> Sequence[Any]:
-    argument: Any = call.events if call.handler.batch else call.events[0]
-    return (argument, connection) if call.handler.takes_transaction else (argument,)
-
-
-def _tell(call: Call) -> None:
-    if len(call.events) == 1:
-        tell(call.events[0].event_id, call.events[0].correlation_id)
-    else:
-        tell(None, None)
-
-
-def _ended(connection: AnyConnection) -> bool:
-    """Whether a handler that returned had ended the transaction; errors that it hid come out here."""
-    status = connection.pgconn.transaction_status
-    if status == _INSIDE:
-        restore(connection)
-        return False
-    if status == TransactionStatus.INERROR:
-        raise SwallowedDatabaseError(
-            "the handler caught a database error and returned, but the transaction is lost: let the error out, "
-            "or wrap the statement that may fail in `with connection.transaction():`"
-        )
-    if status == TransactionStatus.UNKNOWN:
-        raise MisusedConnection("the connection was closed when the handler returned: leave it open")
-    restore(connection)
-    return status == TransactionStatus.IDLE
-
-
-def _rolled_back(call: Call) -> MisusedConnection:
-    return MisusedConnection(
-        f"handler {name_of(call.handler)} raised psycopg.Rollback: return Retry(after=…) or Park(reason), or raise "
-        "another error, to have its writes undone"
-    )
-
-
-def _too_long(call: Call, timeout: float) -> HandlerTimeout:
-    return HandlerTimeout(
-        f"handler {name_of(call.handler)} took longer than {timeout:g} s: "
-        "raise the consumer's timeout or make it quicker"
-    )

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import psycopg
 
-from aftercommit.consumer.execute import ConnectionLost
+from aftercommit.consumer.conversation import ConnectionLost
 from aftercommit.consumer.failures import DeadLetters, Look
 from aftercommit.consumer.lease import CONSUMER_CHANGED, Held, Lease
 from aftercommit.consumer.letters import LetterRetries

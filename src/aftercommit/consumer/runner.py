@@ -1,13 +1,15 @@
 """Takes a consumer through a list of events in slices, and isolates the ones that fail."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aftercommit.consumer.connections import Connections, restore
-from aftercommit.consumer.execute import ConnectionLost, SliceExecutor
+from aftercommit.consumer.connections import Connections
+from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
+from aftercommit.consumer.execute import SliceExecutor
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import End, Item, Query, SliceFailed, SliceOutdated, no_end, script
 from aftercommit.consumer.walk import FIRST, Walk
@@ -15,6 +17,9 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import Statements
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.consumer")
 
 # The server's limit is a 32-bit number of milliseconds.
 LONGEST_PATIENCE: Final = 2**31 - 1
@@ -63,6 +68,7 @@ class Runner:
         self._connections = Connections(database)
         self._slots = asyncio.Semaphore(consumer.concurrency)
         self._pace = FIRST
+        self._alone = False
 
     async def close(self) -> None:
         """Close idle connections; new ones are opened when there is work again."""
@@ -77,22 +83,21 @@ class Runner:
 
     async def slice(self, items: Sequence[Item], begin: Query, end: End = no_end) -> int:
         """One slice in one transaction."""
-        run = self._executor.run_sync if self.consumer.is_async is False else self._executor.run_async
+        blocking = self.consumer.is_async is False
         async with self._slots:
-            handled = await run(self._connections, script(items, begin, end))
+            handled = await self._executor.run(self._connections, script(items, begin, end), blocking=blocking)
         self._meter.on_consumed(self.consumer.name, "done", handled)
         self._meter.on_consumed(self.consumer.name, "skipped", len(items) - handled)
         return handled
 
     async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         """The rows of a question about this consumer's events, on a connection of its own."""
-        async with self._slots, self._connections.lend() as connection, connection.transaction():
-            restore(connection)
+        async with self._slots, self._connections.lend() as connection:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
 
     async def run(self, items: Sequence[Item], manner: Manner) -> list[Item]:
         """All items in order; returns those that are left when it was told not to proceed, or that are outdated."""
-        alone = manner.first is not None
+        alone = manner.first is not None or self._alone
         walk = Walk(items, alone=alone, size=self._pace)
         while walk.waiting:
             failure = walk.failure()
@@ -118,7 +123,11 @@ class Runner:
         except SliceOutdated:
             return False
         except SliceFailed as problem:
-            walk.failed(segment, problem)
+            if isinstance(problem.failure.error, ChangedSettings):
+                self._go_alone(problem.failure.error)
+                walk.go_alone()
+            else:
+                walk.failed(segment, problem)
         except ConnectionLost as problem:
             # One connection is this slice's matter; the whole database is the service's.
             await self._connections.close()
@@ -129,3 +138,8 @@ class Runner:
             manner.on_slice(len(segment), handled)
             walk.done(segment, time.monotonic() - started)
         return True
+
+    def _go_alone(self, problem: ChangedSettings) -> None:
+        """From now on each event has a transaction, and so settings, of its own."""
+        self._alone = True
+        say(logger, logging.INFO, "events_handled_one_by_one", consumer=self.consumer.name, reason=str(problem))

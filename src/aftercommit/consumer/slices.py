@@ -20,14 +20,13 @@ from aftercommit.postgres.arrays import uuid_array
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Run a statement in the slice's transaction; its first row is sent back. `commits`: at once, come what may.
+    """Run a statement in the slice's transaction; its first row is sent back.
 
     `prepared`: its plan may be kept, because it is right however many rows there are.
     """
 
     name: str
     parameters: dict[str, Any]
-    commits: bool = False
     prepared: bool = False
 
 
@@ -142,6 +141,7 @@ def script(items: Sequence[Item], begin: Query, end: End) -> Script:
     handled = list(_new(items, None if fresh is None else set(fresh), checkpoint))
     ended: Call | None = yield _calls(items, handled)
     if ended is not None:
+        # Whoever runs this sees to it that it is committed, and not in a transaction that the handler began.
         yield _return_unhandled(items, handled, begin, ended.places[-1])
         raise SliceFailed(_ended(ended), ended.places[-1])
     last = end()
@@ -187,7 +187,7 @@ def _return_unhandled(items: Sequence[Item], handled: Sequence[int], begin: Quer
         "ids": uuid_array(items[index].record.event_id for index in handled if index > last),
         "position": items[last].record.position if moved_checkpoint else None,
     }
-    return Query("return_unhandled", parameters, commits=True)
+    return Query("return_unhandled", parameters)
 
 
 def _ended(call: Call) -> Failed:

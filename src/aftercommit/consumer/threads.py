@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import contextvars
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from aftercommit.consumer.loans import cut
 from aftercommit.consumer.slices import Call
 from aftercommit.errors import AftercommitError
 
@@ -60,29 +59,13 @@ class Watch:
             self._given_up = True
 
     def cut_off(self) -> None:
-        """End the transaction: what the hanging handler wrote is undone, and it can write no more.
-
-        The wire is cut, not the session killed by its number: behind a pooler the number is not the server's.
-        """
+        """End the transaction: what the hanging handler wrote is undone, and it can write no more."""
         with self._lock:
             connection = self.connection
-            if connection is None or connection.closed:
+            if connection is None:
                 return
-            # Made ready before the cut, after which the connection does not know any more whom to ask.
-            cancelling = _cancelling(connection)
-            with contextlib.suppress(OSError, psycopg.Error):
-                wire = socket.socket(fileno=os.dup(connection.pgconn.socket))
-                with wire:
-                    wire.shutdown(socket.SHUT_RDWR)
-        # A server busy with a statement would notice the cut only when it is through with it.
-        with contextlib.suppress(psycopg.Error):
-            cancelling()
-
-
-def _cancelling(connection: psycopg.Connection[Any]) -> Callable[[], None]:
-    if psycopg.capabilities.has_cancel_safe():
-        return connection.pgconn.cancel_conn().blocking
-    return connection.pgconn.get_cancel().cancel
+            tell = cut(connection)
+        tell()
 
 
 def in_thread(function: Callable[[], Result]) -> "asyncio.Future[Result]":

@@ -14,8 +14,9 @@ SLOW: Final = 0.1
 # A handler that loses its connection this often in a row, while the database takes others, does it itself.
 MOST_LOSSES: Final = 3
 # Deadlocks, failed serialisation, locks not given, sessions that waited too long: matters of the whole transaction,
-# more likely the larger it is, and often noticed only by the event behind the one that caused them.
-SHARED_MATTERS: Final = ("40", "55P03", "25P03", "25P04")
+# more likely the larger it is, and often noticed only by the event behind the one that caused them. So are a transaction
+# that has failed before, and a temporary table that is there already.
+SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 
 
 class Walk:
@@ -91,6 +92,10 @@ class Walk:
             self.blame(segment[0], Failed(problem))
         else:
             self._singly = max(self._singly, len(segment))
+
+    def go_alone(self) -> None:
+        """From now on each event goes in a slice of its own."""
+        self._size, self._grows = 1, False
 
     def blame(self, item: Item, failure: Failed) -> None:
         """This event failed; it is taken when its turn comes."""

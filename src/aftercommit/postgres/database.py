@@ -100,6 +100,16 @@ def _refuse_shadowed(schemas: list[str], dsn: str, problem: BaseException | None
     ) from problem
 
 
+def _is_direct_sync(connection: psycopg.Connection[Any]) -> bool:
+    row = connection.execute("select pg_backend_pid()").fetchone()
+    return row is not None and row[0] == connection.info.backend_pid
+
+
+def is_direct(connection: psycopg.BaseConnection[Any]) -> bool:
+    """Whether a connection made here is one to the server itself, so that its session is ours alone."""
+    return connection.prepare_threshold is not None
+
+
 def speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
     """Whether times come in the form that we read; otherwise the session is told to SPEAK_ISO."""
     return (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO")
@@ -186,6 +196,8 @@ class Database:
             with _closed_unless_ready(connection):
                 if not speaks_iso(connection):
                     connection.execute(SPEAK_ISO)
+                if _is_direct_sync(connection):
+                    connection.prepare_threshold = WHEN_TOLD
                 connection.autocommit = autocommit
         except _FAILED as problem:
             raise not_connected(self.dsn, problem) from problem

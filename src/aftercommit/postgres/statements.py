@@ -57,6 +57,7 @@ class Statements:
             schema=sql.Identifier(shape.schema),
             fence=sql.SQL(_texts()["fence"]).format(schema=sql.Identifier(shape.schema)),
             awaiting=sql.SQL(_texts()["awaiting"]).format(schema=sql.Identifier(shape.schema)),
+            mark=sql.SQL(_texts()["mark"]),
             scope_names=scope_list(shape),
             moved_scope=scope_list(shape, "moved"),
             settled_scope=scope_list(shape, "settled"),

@@ -115,6 +115,37 @@ with freed as (
 )
 select pg_notify(%(channel)s, %(changed)s) from (select count(*) from freed) done
 
+-- name: mark
+-- What every slice sets for its transaction. The server tells us each change of application_name, also back to what it was: so
+-- we see without a question that a handler has ended the transaction, though it may have begun another.
+array[set_config('idle_in_transaction_session_timeout', %(patience)s, true),
+             set_config('application_name', left(current_setting('application_name'), 50) || ' (slice)', true),
+             pg_current_xact_id()::text]
+
+-- name: current_transaction
+-- Whether a slice is still in the transaction that it began.
+select pg_current_xact_id()::text
+
+-- name: outcome_of_transaction
+-- What became of a slice's transaction: committed, aborted or in progress.
+select pg_xact_status(%(transaction)s::xid8)
+
+-- name: changed_settings
+-- The settings that handlers of this transaction have changed, SET LOCAL included. Those that the server reports to its clients
+-- are compared there, because poolers set them too.
+select array_agg(name order by name) from pg_catalog.pg_settings
+where source = 'session'
+  and name not in ('application_name', 'idle_in_transaction_session_timeout', 'client_encoding', 'DateStyle', 'IntervalStyle',
+                   'TimeZone', 'standard_conforming_strings')
+
+-- name: commit_and_tidy
+-- COMMIT, then everything that a handler can leave in a session, in one round trip. Prepared statements stay.
+commit; reset session authorization; reset all; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
+
+-- name: tidy
+-- The same after ROLLBACK.
+reset session authorization; reset all; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
+
 -- name: begin_slice
 -- Opens a slice in the handler's transaction: the fence and the checkpoint in one row, then the inbox.
 -- An event whose inbox row exists is not returned and so not handled (null: all are new); a concurrent duplicate waits here
@@ -135,7 +166,7 @@ inbox as (
     returning event_id
 )
 select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
-       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+       null, {mark}
 
 -- name: begin_slice_without_inbox
 -- The same where the checkpoint alone says what was handled: what lies behind it was, also when the answer to that COMMIT
@@ -151,7 +182,7 @@ fence as (
     returning before.position
 )
 select (select count(*) from fence), null, (select position from fence),
-       set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+       {mark}
 
 -- name: begin_shared_slice
 -- One of several slices at work at once: the fence is shared, the checkpoint moves when all of them have committed.
@@ -166,7 +197,7 @@ inbox as (
     returning event_id
 )
 select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
-       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+       null, {mark}
 
 -- name: begin_letters
 -- The same for dead letters, which are held until the slice ends: who would change one meanwhile sees that it is in hand. The last
@@ -195,7 +226,7 @@ inbox as (
 )
 select (select count(*) from fence),
        (select case when %(inbox)s and count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
-       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true),
+       null, {mark},
        (select count(*) < cardinality(%(ids)s::uuid[]) from mine)
 
 -- name: begin_unfenced_slice
@@ -208,7 +239,7 @@ with inbox as (
     returning event_id
 )
 select 1, (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
-       null, set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+       null, {mark}
 
 -- name: return_unhandled
 -- A handler committed the slice too early: inbox and checkpoint must not cover the events behind it, which nobody handled.

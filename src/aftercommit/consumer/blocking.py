@@ -1,0 +1,124 @@
+"""The blocking half of running a slice: what `execute` does for asyncio handlers, in a thread that it watches."""
+
+from contextlib import suppress
+from sys import getrefcount
+from typing import Any
+
+import psycopg
+
+from aftercommit.consumer.connections import Connections, restore
+from aftercommit.consumer.conversation import (
+    INSIDE,
+    Conversation,
+    arguments,
+    interruptions_as_failures,
+    may_have_ended,
+    take_back_from,
+    tell_of,
+)
+from aftercommit.consumer.loans import LentSync, abandon, lend_sync, take_back
+from aftercommit.consumer.outcome import judge
+from aftercommit.consumer.slices import Call, Query
+from aftercommit.consumer.threads import Watch
+from aftercommit.event.correlation import told
+from aftercommit.postgres.commits import commit
+from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
+from aftercommit.postgres.statements import Statements
+
+
+def run_in_thread(statements: Statements, connections: Connections, talk: Conversation, watch: Watch) -> int:
+    """One slice; returns how many events were handled."""
+    with connections.lend_sync() as connection:
+        watch.connection = connection
+        try:
+            connection.execute("begin")
+            while (step := talk.next_step()) is not None:
+                watch.enter(None)
+                talk.answer = _step(statements, connection, step, talk, watch)
+            watch.enter(None)
+            _commit(statements, connection, talk)
+        except Exception as error:
+            blamed = talk.blame(error, connection)
+            _undo(statements, connection)
+            raise blamed from error
+        finally:
+            watch.leave()
+        return talk.handled
+
+
+def _step(
+    statements: Statements,
+    connection: psycopg.Connection[Any],
+    step: Query | list[Call],
+    talk: Conversation,
+    watch: Watch,
+) -> Any:
+    if isinstance(step, Query):
+        cursor = connection.execute(statements[step.name], step.parameters)
+        return talk.hear(cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
+    lent = talk.lent = lend_sync(connection)
+    try:
+        with told(), interruptions_as_failures(talk):
+            return _calls(statements, connection, lent, step, talk, watch)
+    finally:
+        if not take_back(talk.lent):
+            abandon(connection, talk.lent)()
+
+
+def _calls(
+    statements: Statements,
+    connection: psycopg.Connection[Any],
+    lent: LentSync,
+    calls: list[Call],
+    talk: Conversation,
+    watch: Watch,
+) -> Call | None:
+    """One handler after the other; returns the call that ended the transaction."""
+    for call in calls:
+        talk.call = call
+        watch.enter(call)
+        tell_of(call)
+        owners = getrefcount(lent)
+        judge(call.handler.function(*arguments(call, lent)))
+        watch.enter(None)
+        if not call.handler.takes_transaction:
+            continue
+        if getrefcount(lent) != owners:
+            take_back_from(call, lent)
+            talk.lent = lent = lend_sync(connection)
+        restore(lent)
+        if may_have_ended(connection, talk.mark, call) and _has_ended(statements, connection, talk):
+            return call
+    return None
+
+
+def _has_ended(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> bool:
+    if connection.pgconn.transaction_status == INSIDE:
+        row = connection.execute(statements["current_transaction"]).fetchone()
+        if row is not None and talk.mark.holds(row[0], connection.pgconn):
+            return False
+    talk.ended = True
+    return True
+
+
+def _commit(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> None:
+    if talk.calls > 1:
+        row = connection.execute(statements["changed_settings"]).fetchone()
+        talk.require_own_settings(row[0] if row else None, connection.pgconn)
+    tidies = talk.calls > 0 and is_direct(connection)
+    commit(connection, statements["commit_and_tidy"] if tidies else b"commit")
+    if not speaks_iso(connection):
+        connection.execute(SPEAK_ISO)
+
+
+def _undo(statements: Statements, connection: psycopg.Connection[Any]) -> None:
+    """Undo what is not committed, and what a handler has left in the session."""
+    if connection.closed:
+        return
+    # A connection that is not clean afterwards is not used again.
+    with suppress(psycopg.Error):
+        connection.rollback()
+        if is_direct(connection):
+            connection.execute(statements["tidy"])
+        if not speaks_iso(connection):
+            connection.execute(SPEAK_ISO)

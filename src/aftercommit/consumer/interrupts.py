@@ -1,0 +1,37 @@
+"""Tells a handler that raises KeyboardInterrupt or SystemExit from a signal that happened to arrive while it ran."""
+
+import dis
+import signal
+import threading
+from types import CodeType, TracebackType
+from typing import Any, Final
+
+_RAISE: Final = frozenset({dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]})
+
+
+def from_signal(error: BaseException) -> bool:
+    """Whether a signal raised this: then it is meant for the program, and not a failure of the handler."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    trace = error.__traceback__
+    codes = set(filter(None, (_code(signal.getsignal(number)) for number in signal.valid_signals())))
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        if trace.tb_next is None:
+            break
+        trace = trace.tb_next
+    # Ctrl-C as Python handles it by itself leaves no frame of its own: it strikes wherever the program happens to be.
+    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return by_default and isinstance(error, KeyboardInterrupt) and not _was_raised_at(trace)
+
+
+def _code(handler: Any) -> CodeType | None:
+    function = getattr(handler, "func", handler)
+    found = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    return found if isinstance(found, CodeType) else None
+
+
+def _was_raised_at(trace: TracebackType | None) -> bool:
+    """Whether the innermost frame stands at a `raise`."""
+    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] in _RAISE

@@ -1,0 +1,102 @@
+"""Whatever a handler does to its connection, nothing is lost: E1."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from aftercommit.event.envelope import Event
+from aftercommit.outbox.handlers import Consumer
+from tests.hostile import ASYNC_ACTS, SYNC_ACTS, start_hanging_task
+from tests.postgres.consuming import (
+    Ledger,
+    append,
+    bus_on,
+    checkpoint,
+    handle_all,
+    inbox,
+    letters,
+    settled,
+    worker_on,
+)
+from tests.shop import OrderPlaced, Shop, shop_outbox
+
+pytestmark = pytest.mark.newest
+
+BAD = 2
+EVENTS = 5
+# A handler that does not hang takes less, though the machine may stand still for a while.
+TIMEOUT = 3.0
+ACTS = [*ASYNC_ACTS.items(), *SYNC_ACTS.items()]
+
+
+def declare(consumer: Consumer, ledger: Ledger, act: Callable[..., Any]) -> None:
+    """A handler that writes a row for each event, and then misuses the connection at one of them."""
+    if act in ASYNC_ACTS:
+
+        @consumer.on(OrderPlaced)
+        async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
+            await ledger.write(event, connection)
+            if event.payload.number == BAD:
+                await act(connection)
+    else:
+
+        @consumer.on(OrderPlaced)
+        def handle_sync(event: Event[OrderPlaced], connection: psycopg.Connection[Any]) -> None:
+            ledger.write_sync(event, connection)
+            if event.payload.number == BAD:
+                act(connection)
+
+
+async def consume(shop: Shop, consumer: Consumer, through: str) -> None:
+    """Until each event has been handled or is a dead letter."""
+    shop.publish(*(OrderPlaced("o-1", number) for number in range(EVENTS)))
+    if through == "log":
+        append(shop)
+        await handle_all(shop, consumer)
+    else:
+        async with bus_on(shop):
+            await shop.value_becomes("select count(*)::int from outbox where status = 'pending'", 0)
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("through", ["log", "bus"])
+@pytest.mark.parametrize(("act", "said"), ACTS, ids=[act.__name__ for act, _ in ACTS])
+async def test_each_event_is_handled_once_or_ends_as_a_dead_letter(
+    shop: Shop, act: Callable[..., Any], said: str | None, through: str
+) -> None:
+    shop = replace(shop, outbox=shop_outbox(max_attempts=1))
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=TIMEOUT)
+    declare(consumer, ledger, act)
+    async with asyncio.timeout(60):
+        await consume(shop, consumer, through)
+    found = letters(shop, "(payload->>'number')::int, status, error")
+    dead = [number for number, *_ in found]
+    assert sorted([*ledger.numbers(), *dead]) == list(range(EVENTS))
+    assert dead == ([] if said is None else [BAD])
+    assert inbox(shop, "index") == EVENTS - len(dead)
+    assert all(status == "parked" and (said or "") in error for _, status, error in found)
+
+
+@pytest.mark.contract("E1")
+async def test_a_standby_takes_over_from_a_worker_whose_handler_left_a_task_on_its_connection(shop: Shop) -> None:
+    """The slice lets go of the consumer's row, `stop()` ends, and the standby handles what comes next."""
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=TIMEOUT)
+    declare(consumer, ledger, start_hanging_task)
+    shop.publish(*(OrderPlaced("o-1", number) for number in range(EVENTS)))
+    append(shop)
+    standing_by = {"lease": 1.0, "wait_for": "consumer.standing_by"}
+    async with worker_on(shop, consumer, lease=1.0) as first, worker_on(shop, consumer, **standing_by):
+        await settled(shop, "index")
+        async with asyncio.timeout(20):
+            await first.stop()
+        shop.publish(OrderPlaced("o-1", EVENTS))
+        append(shop)
+        await settled(shop, "index")
+    assert sorted(ledger.numbers()) == [0, 1, 3, 4, 5]
+    assert checkpoint(shop, "index") == EVENTS + 1
