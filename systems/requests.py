@@ -23,6 +23,7 @@ from aftercommit.feed.access.reader import Reader
 from aftercommit.feed.http.asgi import headers_of, peer_of
 from aftercommit.feed.http.errors import Problem, bad_request, silent, unauthorized, unavailable
 from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered_within
+from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import SPEAK_ISO, Database, connect_timeout, speaks_iso
 
 PATIENCE_SECONDS: Final = 5.0
@@ -166,7 +167,7 @@ def _lost(remedy: str, outcome: str | None) -> Problem:
 @asynccontextmanager
 async def changing(connection: Connection) -> AsyncIterator[None]:
     """A transaction that changes something. It waits for locks, but not so long that all connections come to wait."""
-    async with connection.transaction():
+    async with committed_async(connection):
         await connection.execute(_BRIEFLY)
         yield
 

@@ -12,6 +12,7 @@ KEPT: list[Any] = []
 MANY = "select generate_series(1, 100000)"
 FAILS = "select 1 / 0"
 HANGS = "select pg_sleep(600)"
+SCRATCH = "create temporary table if not exists scratch (n int) on commit drop"
 
 AsyncAct = Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]]
 SyncAct = Callable[[psycopg.Connection[Any]], None]
@@ -64,7 +65,8 @@ async def ignore_cancellation(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 async def leave_copy_in(connection: psycopg.AsyncConnection[Any]) -> None:
-    copy = connection.cursor().copy("copy public.ledger (number) from stdin")
+    await connection.execute(SCRATCH)
+    copy = connection.cursor().copy("copy scratch from stdin")
     await copy.__aenter__()
     KEPT.append(copy)
 
@@ -139,7 +141,8 @@ def hang_beside_hanging_thread(connection: psycopg.Connection[Any]) -> None:
 
 
 def leave_copy_in_sync(connection: psycopg.Connection[Any]) -> None:
-    copy = connection.cursor().copy("copy public.ledger (number) from stdin")
+    connection.execute(SCRATCH)
+    copy = connection.cursor().copy("copy scratch from stdin")
     copy.__enter__()
     KEPT.append(copy)
 

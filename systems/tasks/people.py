@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import psycopg
 
+from aftercommit.postgres.commits import committed
 from systems.requests import Connection, changing
 from systems.tasks.errors import LastAdministrator, NoSuchPlace, NotAdministrator, Stranger
 
@@ -145,7 +146,7 @@ def add_people(
     users: Mapping[int, tuple[str, Collection[int]]],
 ) -> None:
     """Roles by number, and users with their roles; who and what is there already stays as it is."""
-    with connection.transaction():
+    with committed(connection):
         for role_id, role_name in roles.items():
             connection.execute(_ADD_ROLE, (role_id, role_name))
         for user_id, (name, role_ids) in users.items():

@@ -6,6 +6,7 @@ from typing import Any, Final
 import psycopg
 
 from aftercommit.feed.http.errors import Problem
+from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.service import Probe
@@ -82,7 +83,7 @@ class Traffic(DatabaseService):
             await self.reach("traffic.refused", error=problem)
 
     async def _open_tasks(self, connection: psycopg.AsyncConnection[Any]) -> list[Task]:
-        async with connection.transaction():
+        async with committed_async(connection):
             found = await list_tasks(connection, GRACE, state=None, before=None, limit=50)
         # What somebody makes to try things out is left to them.
         return [task for task in found.tasks if task.state in OPEN and task.title in TITLES]

@@ -1,6 +1,7 @@
 """Whatever a handler does to its connection, nothing is lost: E1."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,9 +34,9 @@ TIMEOUT = 3.0
 ACTS = [*ASYNC_ACTS.items(), *SYNC_ACTS.items()]
 
 
-def declare(consumer: Consumer, ledger: Ledger, act: Callable[..., Any]) -> None:
+def declare(consumer: Consumer, ledger: Ledger, act: Callable[..., Any], *, blocking: bool) -> None:
     """A handler that writes a row for each event, and then misuses the connection at one of them."""
-    if act in ASYNC_ACTS:
+    if not blocking:
 
         @consumer.on(OrderPlaced)
         async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
@@ -71,7 +72,7 @@ async def test_each_event_is_handled_once_or_ends_as_a_dead_letter(
     shop = replace(shop, outbox=shop_outbox(max_attempts=1))
     ledger = Ledger(shop)
     consumer = shop.outbox.consumer("index", retry_count=0, timeout=TIMEOUT)
-    declare(consumer, ledger, act)
+    declare(consumer, ledger, act, blocking=act in SYNC_ACTS)
     async with asyncio.timeout(60):
         await consume(shop, consumer, through)
     found = letters(shop, "(payload->>'number')::int, status, error")
@@ -87,7 +88,7 @@ async def test_a_standby_takes_over_from_a_worker_whose_handler_left_a_task_on_i
     """The slice lets go of the consumer's row, `stop()` ends, and the standby handles what comes next."""
     ledger = Ledger(shop)
     consumer = shop.outbox.consumer("index", retry_count=0, timeout=TIMEOUT)
-    declare(consumer, ledger, start_hanging_task)
+    declare(consumer, ledger, start_hanging_task, blocking=False)
     shop.publish(*(OrderPlaced("o-1", number) for number in range(EVENTS)))
     append(shop)
     standing_by = {"lease": 1.0, "wait_for": "consumer.standing_by"}
@@ -100,3 +101,103 @@ async def test_a_standby_takes_over_from_a_worker_whose_handler_left_a_task_on_i
         await settled(shop, "index")
     assert sorted(ledger.numbers()) == [0, 1, 3, 4, 5]
     assert checkpoint(shop, "index") == EVENTS + 1
+
+
+# What the handler sends, and what it does after that.
+ENDS = (
+    "commit; begin",
+    "commit and chain",
+    "commit|begin",
+    "rollback; begin",
+    "commit|raise",
+    "commit; begin|fail",
+    "commit|hang",
+)
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("kind", ["async", "sync", "without inbox", "bus"])
+@pytest.mark.parametrize("sent", ENDS)
+async def test_a_handler_that_ends_the_transaction_as_text_costs_its_neighbours_nothing(
+    shop: Shop, sent: str, kind: str
+) -> None:
+    """What it committed stays, its event is parked, and events whose inbox rows it committed too early come back."""
+    shop = replace(shop, outbox=shop_outbox(max_attempts=1))
+    ledger = Ledger(shop)
+    inbox_kept = kind != "without inbox"
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=TIMEOUT, inbox=inbox_kept, start="earliest")
+    statements, _, then = sent.partition("|")
+    then = {"begin": "begin", "fail": "select 1 / 0", "hang": "select pg_sleep(600)"}.get(then, then)
+
+    async def act(connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute(statements.encode())
+        if then == "raise":
+            raise ValueError("after its commit")
+        if then:
+            with contextlib.suppress(psycopg.errors.DivisionByZero):
+                await connection.execute(then.encode())
+
+    def act_sync(connection: psycopg.Connection[Any]) -> None:
+        connection.execute(statements.encode())
+        if then == "raise":
+            raise ValueError("after its commit")
+        if then:
+            with contextlib.suppress(psycopg.errors.DivisionByZero):
+                connection.execute(then.encode())
+
+    declare(consumer, ledger, act_sync if kind == "sync" else act, blocking=kind == "sync")
+    async with asyncio.timeout(60):
+        await consume(shop, consumer, "bus" if kind == "bus" else "log")
+    committed = [] if statements.startswith("rollback") else [BAD]
+    assert sorted(ledger.numbers()) == sorted({*range(EVENTS)} - {BAD} | {*committed})
+    found = letters(shop, "(payload->>'number')::int, status, error_class")
+    assert found == [(BAD, "parked", "HandlerEndedTransaction")]
+
+
+SESSION = """
+    set work_mem = '3MB'; set role pg_monitor; set search_path to nowhere; listen mine;
+    select pg_advisory_lock(7); select set_config('app.tenant', 'acme', false);
+    declare kept cursor with hold for select 1; create temp table mine (n int)
+"""
+SEEN = """
+    select current_setting('work_mem'), current_user = session_user, current_setting('search_path') <> 'nowhere',
+           (select count(*) from pg_listening_channels()), coalesce(current_setting('app.tenant', true), ''),
+           (select count(*) from pg_locks where locktype = 'advisory'), (select count(*) from pg_cursors),
+           to_regclass('pg_temp.mine') is null
+"""
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_what_a_handler_changes_in_its_session_does_not_reach_the_next_event(shop: Shop, kind: str) -> None:
+    ledger = Ledger(shop)
+    shop.rows("grant usage on schema public to public; grant all on public.ledger to public")
+    consumer = shop.outbox.consumer("index", retry_count=0)
+    note = "update public.ledger set note = %s where number = %s"
+    if kind == "async":
+
+        @consumer.on(OrderPlaced)
+        async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
+            await ledger.write(event, connection)
+            seen = await (await connection.execute(SEEN)).fetchone()
+            if event.payload.number == BAD:
+                await connection.execute(SESSION)
+            else:
+                await connection.execute(note, (str(seen), event.payload.number))
+    else:
+
+        @consumer.on(OrderPlaced)
+        def handle_sync(event: Event[OrderPlaced], connection: psycopg.Connection[Any]) -> None:
+            ledger.write_sync(event, connection)
+            seen = connection.execute(SEEN).fetchone()
+            if event.payload.number == BAD:
+                connection.execute(SESSION)
+            else:
+                connection.execute(note, (str(seen), event.payload.number))
+
+    await consume(shop, consumer, "log")
+    assert ledger.numbers() == list(range(EVENTS))
+    assert letters(shop) == []
+    assert shop.rows("select distinct note from public.ledger where number <> %s", [BAD]) == [
+        ("('4MB', True, True, 0, '', 0, 0, True)",)
+    ]

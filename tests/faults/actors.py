@@ -80,6 +80,15 @@ def _probe(part: Part) -> FatalProbe:
     return probe
 
 
+def _points(part: Part, probe: FatalProbe) -> workload.Points:
+    lines = History(part.history)
+
+    def misused(act: str) -> None:
+        lines.write("info", "misuse", act=act)
+
+    return workload.Points(probe.reach, probe.pass_by, misused if part.options.get("hostile") else None)
+
+
 async def _write(part: Part) -> None:
     stopping = _stopping()
     await Writer(part.name, part.dsn, History(part.history), part.seed, storm=part.storm).run(stopping)
@@ -87,7 +96,7 @@ async def _write(part: Part) -> None:
 
 async def _relay(part: Part) -> None:
     probe = _probe(part)
-    outboxes = workload.declare(workload.Points(probe.reach, probe.pass_by))
+    outboxes = workload.declare(_points(part, probe))
     outbox = outboxes[part.outbox]
     name = f"{part.name}:{os.getpid()}"
     database = Database(part.dsn, listen_dsn=part.listen_dsn, application_name=name)
@@ -110,7 +119,7 @@ async def _relay(part: Part) -> None:
 
 async def _work(part: Part) -> None:
     probe = _probe(part)
-    outbox = workload.declare(workload.Points(probe.reach, probe.pass_by))[workload.BOOK]
+    outbox = workload.declare(_points(part, probe))[workload.BOOK]
     database = Database(part.dsn, listen_dsn=part.listen_dsn, application_name=f"{part.name}:{os.getpid()}")
 
     def services() -> list[Service]:

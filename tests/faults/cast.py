@@ -257,22 +257,34 @@ class Cast:
         task.add_done_callback(self._tasks.discard)
 
 
-def everybody(folder: Path, dsn: str, lease: float) -> list[Part]:
-    """The parts of a scene: writers, relays for both outboxes, two workers for every consumer, pollers."""
+def everybody(folder: Path, dsn: str, lease: float, *, hostile: bool = False) -> list[Part]:
+    """The parts of a scene: writers, relays for both outboxes, two workers for every consumer, pollers.
+
+    `hostile`: their handlers misuse their connections now and then.
+    """
 
     def part(name: str, kind: str, **more: Any) -> Part:
         return Part(name, kind, dsn, str(folder), "", lease=lease, **more)
 
+    manner = {"hostile": True} if hostile else {}
     parts = [part(f"writer-{number}", "writer") for number in range(3)]
     for outbox in (workload.BOOK, workload.POST):
         parts += [
-            part(f"relay-{outbox}-{number}", "relay", outbox=outbox, listen=number != 1, options={"carriers": 1})
+            part(
+                f"relay-{outbox}-{number}",
+                "relay",
+                outbox=outbox,
+                listen=number != 1,
+                options={"carriers": 1, **manner},
+            )
             for number in range(2)
         ]
         parts.append(part(f"poller-{outbox}", "poller", outbox=outbox, options={"page": 30}))
     parts.append(part("poller-slow", "poller", options={"page": 7}))
     for group, consumers in workload.WORKERS.items():
-        parts += [part(f"worker-{group}-{number}", "worker", consumers=consumers) for number in range(2)]
+        parts += [
+            part(f"worker-{group}-{number}", "worker", consumers=consumers, options=manner) for number in range(2)
+        ]
     return parts
 
 

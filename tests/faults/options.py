@@ -56,6 +56,7 @@ FAULTS = (
     "storms",
     "restarts",
     "pauses",
+    "handlers",
 )
 
 
@@ -110,6 +111,8 @@ def minimum(options: Options) -> dict[str, int]:
     if seconds >= 100:
         wanted |= {fault: int(seconds / 60) for fault in each_minute if options.has(fault)}
         wanted["unknown outcomes"] = int(seconds / 60)
+    if seconds >= 20 and options.has("handlers"):
+        wanted["hostile calls"] = int(seconds / 10)
     return {name: count for name, count in wanted.items() if count > 0}
 
 

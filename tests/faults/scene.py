@@ -70,7 +70,7 @@ class Scene:
         weather = Weather(options, self.stage, overseer, counts, self.number)
         cast.on_touch = overseer.note
         await cast.open(options.has("clock"))
-        parts = everybody(self.folder, self.stage.dsn, options.lease)
+        parts = everybody(self.folder, self.stage.dsn, options.lease, hostile=options.has("handlers"))
         await cast.enter(shuffled(parts, f"{options.seed}.{self.number}"))
         if await overseer.flows(BEGIN_PATIENCE) is None:
             # Without any fault yet: what follows would tell nothing.
@@ -167,6 +167,8 @@ class Scene:
             for line in history.read(path):
                 if line["f"] == "point" and line["point"].endswith(".fenced"):
                     counts["fenced"] += 1
+                elif line["f"] == "misuse":
+                    counts["hostile calls"] += 1
         violations = checkers.check(found)
         self.tally.violations += violations
         if violations or self.options.keep:

@@ -18,6 +18,7 @@ from aftercommit.backoff import Exponential
 from aftercommit.consumer import Park
 from aftercommit.event.envelope import Event
 from aftercommit.outbox import Outbox
+from tests import hostile
 
 BOOK: Final = "book"
 POST: Final = "post"
@@ -29,6 +30,12 @@ WORKERS: Final = {"first": ("strict", "wide"), "second": ("batch", "blocking"), 
 CONSUMERS: Final = {BOOK: ("strict", "wide", "batch", "blocking", "bare", "wide-strict"), POST: ("mail", "parcel")}
 STRICT: Final = frozenset({"strict", "wide-strict", "mail", "parcel"})
 POISON: Final = "poison"
+
+# How often a handler misuses its connection after its work, given the fault "handlers". One misuse is left out: who
+# ignores a cancellation holds up the consumer for longer than events may take to flow again.
+MISUSES: Final = 0.02
+_ACTS: Final = [act for act in hostile.ASYNC_ACTS if act is not hostile.ignore_cancellation]
+_SYNC_ACTS: Final = list(hostile.SYNC_ACTS)
 
 Reach = Callable[[str], Awaitable[None]]
 
@@ -61,6 +68,22 @@ class Points:
 
     reach: Reach = _no_point
     reach_now: Callable[[str], None] = lambda point: None
+    # Is told of each misuse; without it handlers behave.
+    misused: Callable[[str], None] | None = None
+
+    async def misuse(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Now and then a handler does something with its connection that is not its to do."""
+        if self.misused is not None and random.random() < MISUSES:
+            act = random.choice(_ACTS)
+            self.misused(act.__name__)
+            await act(connection)
+
+    def misuse_now(self, connection: psycopg.Connection[Any]) -> None:
+        """The same in a thread."""
+        if self.misused is not None and random.random() < MISUSES:
+            act = random.choice(_SYNC_ACTS)
+            self.misused(act.__name__)
+            act(connection)
 
 
 def declare(points: Points | None = None) -> dict[str, Outbox]:
@@ -106,6 +129,7 @@ def _declare_book(book: Outbox, points: Points) -> None:
         async with connection.cursor() as cursor:
             await cursor.executemany(_EFFECT, [_effect("batch", event) for event in events])
         await points.reach("handler.written")
+        await points.misuse(connection)
         return None
 
     blocking = book.consumer("blocking", **patient)
@@ -115,7 +139,9 @@ def _declare_book(book: Outbox, points: Points) -> None:
         points.reach_now("handler.begun")
         connection.execute(_EFFECT, _effect("blocking", event))
         points.reach_now("handler.written")
-        return _verdict(event)
+        answer = _verdict(event)
+        points.misuse_now(connection)
+        return answer
 
 
 def _by_event(outbox: Outbox, points: Points, name: str, **options: Any) -> None:
@@ -127,7 +153,9 @@ def _by_event(outbox: Outbox, points: Points, name: str, **options: Any) -> None
         # Before the verdict, so that a failed attempt has something to undo.
         await connection.execute(_EFFECT, _effect(name, event))
         await points.reach("handler.written")
-        return _verdict(event)
+        answer = _verdict(event)
+        await points.misuse(connection)
+        return answer
 
 
 def _verdict(event: Event[Moved]) -> Park | None:

@@ -238,9 +238,9 @@ def time_out_by_itself(consumer: Consumer, ledger: Ledger) -> None:
 
 
 MISUSES: list[tuple[Callable[[Consumer, Ledger], None], str, str]] = [
-    (commit_async, "ProgrammingError", "Explicit commit() forbidden within a Transaction context."),
-    (commit_sync, "ProgrammingError", "Explicit commit() forbidden within a Transaction context."),
-    (rollback_async, "ProgrammingError", "Explicit rollback() forbidden within a Transaction context."),
+    (commit_async, "MisusedConnection", "leave COMMIT and ROLLBACK to the consumer"),
+    (commit_sync, "MisusedConnection", "leave COMMIT and ROLLBACK to the consumer"),
+    (rollback_async, "MisusedConnection", "leave COMMIT and ROLLBACK to the consumer"),
     (raise_rollback_async, "MisusedConnection", "return Retry(after=…) or Park(reason)"),
     (raise_rollback_sync, "MisusedConnection", "return Retry(after=…) or Park(reason)"),
     (swallow_async, "SwallowedDatabaseError", "with connection.transaction():"),

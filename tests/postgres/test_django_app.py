@@ -109,6 +109,57 @@ FILES = {
 }
 
 
+# Runs a worker whose blocking handler uses the ORM, and prints how many sessions of Django's are left in the end.
+ORM_WORKER = """
+    import asyncio, os, sys
+    import django
+    os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+    django.setup()
+    import psycopg
+    from django.db import connection as django_connection
+    from aftercommit.consumer import LogWorker
+    from aftercommit.django.dsn import dsn_of
+    from aftercommit.postgres.database import Database
+    from aftercommit.relay import Relay
+    from aftercommit.testing.signals import Signals
+    from aftercommit.transports import LogTransport
+    from shop.events import OrderPlaced, outbox
+    from shop.models import Order
+
+    consumer = outbox.consumer("notes")
+    kept = []
+
+    @consumer.on(OrderPlaced)
+    def note(event, connection):
+        Order.objects.create(note=event.payload.order_id)
+        kept.append(django_connection.connection)
+
+    SESSIONS = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'orm'"
+
+    async def main(dsn):
+        signals = Signals()
+        eyes = psycopg.connect(dsn, autocommit=True)
+        parts = [Relay(outbox, Database(dsn), LogTransport(), probe=signals)]
+        parts.append(LogWorker(outbox, consumer, Database(dsn), probe=signals))
+        for part in parts:
+            await part.start()
+        for number in range(12):
+            with psycopg.connect(dsn) as publisher:
+                outbox.publish(publisher, OrderPlaced(str(number)))
+            await signals.wait_total("consumer.handled", number + 1)
+        for _ in range(200):
+            left = eyes.execute(SESSIONS).fetchone()[0]
+            if left == 0:
+                break
+            await asyncio.sleep(0.01)
+        print("left", left, "handled", eyes.execute("select count(*) from shop_order").fetchone()[0])
+        for part in parts:
+            await part.stop()
+
+    asyncio.run(main(dsn_of(django_connection).replace("application_name=orm", "")))
+"""
+
+
 class Project:
     """A Django project with the app, on one or two databases and an sqlite one beside them."""
 
@@ -198,6 +249,23 @@ def test_migrate_makes_what_up_makes_and_django_knows_it(project, postgres_serve
     assert "No changes detected" in project.manages("makemigrations", "--check", "--dry-run")
     assert "no issues" in project.manages("check", "--database", "default")
     assert "No migrations to apply" in project.cold("migrate").stdout
+
+
+def test_orm_connections_of_blocking_handlers_are_closed_when_the_handlers_end(project):
+    """Each slice has a thread of its own, and Django a connection per thread."""
+    project.databases["default"]["OPTIONS"] = {"application_name": "orm"}
+    project.manages("migrate")
+    (project.folder / "orm_worker.py").write_text(textwrap.dedent(ORM_WORKER))
+    finished = subprocess.run(
+        [sys.executable, "orm_worker.py"],
+        cwd=project.folder,
+        env=project.environment({}),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert finished.stdout == "left 0 handled 12\n", finished.stdout + finished.stderr
 
 
 def test_there_is_one_migration_of_djangos_for_each_of_ours(project):

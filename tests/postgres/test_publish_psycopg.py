@@ -174,6 +174,32 @@ def test_pipelines_and_client_side_binding_do_not_matter(publish_database):
     assert count(publish_database) == before + 3
 
 
+def test_a_pipeline_in_autocommit_mode_is_no_transaction(publish_database):
+    """A statement is under way, so the connection is not idle; the event would be committed apart from its row."""
+    before = count(publish_database)
+    with psycopg.connect(publish_database, autocommit=True) as connection, connection.pipeline():
+        connection.execute("select 1")
+        with pytest.raises(NotInTransaction):
+            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+        with connection.transaction():
+            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+
+    assert count(publish_database) == before + 1
+
+
+async def test_a_pipeline_in_autocommit_mode_is_no_transaction_for_asyncio_either(publish_database):
+    before = count(publish_database)
+    connecting = psycopg.AsyncConnection.connect(publish_database, autocommit=True)
+    async with await connecting as connection, connection.pipeline():
+        await connection.execute("select 1")
+        with pytest.raises(NotInTransaction):
+            await OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+        async with connection.transaction():
+            await OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+
+    assert count(publish_database) == before + 1
+
+
 def test_two_moments_that_a_wall_clock_shows_alike_stay_two(publish_database):
     """The hour that comes twice in autumn: Python takes the two for equal, and they were once sent as one."""
     berlin = ZoneInfo("Europe/Berlin")

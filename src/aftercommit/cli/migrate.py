@@ -12,6 +12,7 @@ from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.errors import SchemaDrift
 from aftercommit.postgres import migrate as migrations
 from aftercommit.postgres.catalog import asking, read
+from aftercommit.postgres.commits import committed
 from aftercommit.postgres.shape import AUDIENCE, Shape
 from aftercommit.settings import Settings
 from aftercommit.text import OF_APP
@@ -79,7 +80,7 @@ def status(settings: Settings, as_json: bool) -> None:
 
 def _refuse_to_forget_an_audience(connection: psycopg.Connection[Any], shape: Shape) -> None:
     """By a declaration without it the views would be made without it, and nobody has said that it is not wanted."""
-    with connection.transaction():
+    with committed(connection):
         columns = read(asking(connection), shape).columns
     if ("outbox", AUDIENCE) in columns:
         raise SchemaDrift(

@@ -59,10 +59,11 @@ def _step(
     lent = talk.lent = lend_sync(connection)
     try:
         with told(), interruptions_as_failures(talk):
-            return _calls(statements, connection, lent, step, talk, watch)
+            _calls(statements, connection, lent, step, talk, watch)
     finally:
         if not take_back(talk.lent):
             abandon(connection, talk.lent)()
+    return None
 
 
 def _calls(
@@ -72,8 +73,8 @@ def _calls(
     calls: list[Call],
     talk: Conversation,
     watch: Watch,
-) -> Call | None:
-    """One handler after the other; returns the call that ended the transaction."""
+) -> None:
+    """One handler after the other."""
     for call in calls:
         talk.call = call
         watch.enter(call)
@@ -87,18 +88,10 @@ def _calls(
             take_back_from(call, lent)
             talk.lent = lent = lend_sync(connection)
         restore(lent)
-        if may_have_ended(connection, talk.mark, call) and _has_ended(statements, connection, talk):
-            return call
-    return None
-
-
-def _has_ended(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> bool:
-    if connection.pgconn.transaction_status == INSIDE:
-        row = connection.execute(statements["current_transaction"]).fetchone()
-        if row is not None and talk.mark.holds(row[0], connection.pgconn):
-            return False
-    talk.ended = True
-    return True
+        if may_have_ended(connection, talk.mark, call):
+            inside = connection.pgconn.transaction_status == INSIDE
+            row = connection.execute(statements["current_transaction"]).fetchone() if inside else None
+            talk.require_transaction(row, connection.pgconn)
 
 
 def _commit(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> None:

@@ -56,7 +56,7 @@ class Mark:
         self._settings: tuple[bytes | None, ...] = ()
 
     def begin(self, name: str, transaction: str, server: PGconn) -> None:
-        """As the first statement of the slice has set it. A pooler that does not pass the name on leaves us the number."""
+        """As the first statement of the slice has set it. A pooler may keep the name from us."""
         self.transaction = transaction
         shown = server.parameter_status(b"application_name")
         self._name = shown if shown == name.encode() else None
@@ -141,16 +141,26 @@ class Conversation:
             return ConnectionLost(f"the connection was lost while a slice was at work: {readable(error).strip()}")
         if call is not None:
             return SliceFailed(failed(error), call.culprit)
-        if isinstance(self.step, Query) or (isinstance(error, AftercommitError) and not isinstance(error, NotCommitted)):
+        if isinstance(self.step, Query) or (
+            isinstance(error, AftercommitError) and not isinstance(error, NotCommitted)
+        ):
             return error
         # At COMMIT: with a deferred constraint any event of the slice may be the one.
         return SliceFailed(failed(error), None)
+
+    def require_transaction(self, row: tuple[str] | None, server: PGconn) -> None:
+        """The transaction that a handler has left behind, if any, must be the one that the slice began."""
+        if row is None or not self.mark.holds(row[0], server):
+            self.ended = True
+            raise MisusedConnection(f"handler {name_of(self.call.handler)} ended the transaction it was given")
 
     def require_own_settings(self, changed: Sequence[str] | None, server: PGconn) -> None:
         """Events that share a transaction share its settings: they may do so while no handler changes any."""
         names = [*(changed or ()), *self.mark.changed(server)]
         if names:
-            error = ChangedSettings(f"a handler changed {', '.join(names)}: its events are handled one by one from now on")
+            error = ChangedSettings(
+                f"a handler changed {', '.join(names)}: its events are handled one by one from now on"
+            )
             raise SliceFailed(Failed(error), None)
 
 
@@ -232,9 +242,9 @@ def _is_the_connections(error: Exception) -> bool:
 
 def _still_in_use(call: Call) -> MisusedConnection:
     return MisusedConnection(
-        f"the connection was still in use when the handler returned ({name_of(call.handler)}): a stream, COPY or pipeline "
-        "was open, or a task or thread was at work on it. Read streams to their end, leave `with` blocks, and wait for "
-        "tasks and threads"
+        f"the connection was still in use when the handler returned ({name_of(call.handler)}): a stream, COPY or "
+        "pipeline was open, or a task or thread was at work on it. Read streams to their end, leave `with` blocks, and "
+        "wait for tasks and threads"
     )
 
 

@@ -74,10 +74,8 @@ class SliceExecutor:
         cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
         return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
 
-    async def _watched(
-        self, connection: psycopg.AsyncConnection[Any], calls: list[Call], talk: Conversation
-    ) -> Call | None:
-        """The handlers in a task of their own, which can be given up; returns the call that ended the transaction."""
+    async def _watched(self, connection: psycopg.AsyncConnection[Any], calls: list[Call], talk: Conversation) -> None:
+        """The handlers in a task of their own, which can be given up."""
         now = asyncio.get_running_loop().time
         lent = talk.lent = lend_async(connection)
         talk.call, talk.until = calls[0], now() + self._timeout
@@ -89,7 +87,7 @@ class SliceExecutor:
                     raise too_long(talk.call, self._timeout)
             if work.cancelled():
                 raise cancelled(talk.call)
-            return work.result()
+            work.result()
         finally:
             await _end(work)
             if not take_back(talk.lent):
@@ -99,7 +97,7 @@ class SliceExecutor:
 
     async def _calls(
         self, connection: psycopg.AsyncConnection[Any], lent: LentAsync, calls: list[Call], talk: Conversation
-    ) -> Call | None:
+    ) -> None:
         """One handler after the other. For a small handler each call of ours counts."""
         now = asyncio.get_running_loop().time
         task = asyncio.current_task()
@@ -134,17 +132,15 @@ class SliceExecutor:
                     take_back_from(call, lent)
                     talk.lent = lent = lend_async(connection)
                 restore(lent)
-                if may_have_ended(connection, talk.mark, call) and await self._has_ended(connection, talk):
-                    return call
-        return None
+                if may_have_ended(connection, talk.mark, call):
+                    await self._require_transaction(connection, talk)
 
-    async def _has_ended(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> bool:
+    async def _require_transaction(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
+        """Ask whether it is still the one that the slice began; a handler may only have changed the session's name."""
+        row = None
         if connection.pgconn.transaction_status == INSIDE:
             row = await (await connection.execute(self._statements["current_transaction"])).fetchone()
-            if row is not None and talk.mark.holds(row[0], connection.pgconn):
-                return False
-        talk.ended = True
-        return True
+        talk.require_transaction(row, connection.pgconn)
 
     async def _commit(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
         if talk.calls > 1:

@@ -28,7 +28,9 @@ def from_signal(error: BaseException) -> bool:
 
 def _code(handler: Any) -> CodeType | None:
     function = getattr(handler, "func", handler)
-    found = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    found = getattr(function, "__code__", None)
+    if found is None and callable(function):
+        found = getattr(type(function).__call__, "__code__", None)
     return found if isinstance(found, CodeType) else None
 
 

@@ -9,6 +9,7 @@ from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRenamed, OperationBusy
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import ANY_TYPE, Consumer
+from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -107,7 +108,7 @@ async def _change(
     statements = Statements(shape)
 
     async def change() -> psycopg.AsyncCursor[Any]:
-        async with connection.transaction():
+        async with committed_async(connection):
             await connection.execute(statements["wait_briefly"], {"patience": f"{patience * 1000:.0f}ms"})
             await connection.execute(statements["lock_operations"])
             return await connection.execute(statements[statement], names)

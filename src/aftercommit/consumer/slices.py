@@ -43,7 +43,7 @@ class Call(msgspec.Struct, gc=False):
         return self.places[0] if len(self.places) == 1 else None
 
 
-# To a list of calls is sent back the one that had ended the transaction when it returned, if any.
+# To a list of calls is sent back the one that has ended the transaction, if any.
 Script = Generator[Query | list[Call], Any, int]
 End = Callable[[], Query | None]
 

@@ -6,7 +6,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -15,6 +15,9 @@ from aftercommit.consumer.slices import Call
 from aftercommit.errors import AftercommitError
 
 Result = TypeVar("Result")
+
+# What a handler's thread does before it ends. Libraries that keep a connection per thread would leave it open.
+AT_END: Final[list[Callable[[], None]]] = []
 
 
 class GivenUp(AftercommitError):
@@ -88,6 +91,11 @@ def in_thread(function: Callable[[], Result]) -> "asyncio.Future[Result]":
             result = context.run(function)
         except BaseException as problem:  # noqa: BLE001 - handed to whoever waits
             error = problem
+        finally:
+            for act in AT_END:
+                # The slice is over, whatever becomes of this.
+                with contextlib.suppress(Exception):
+                    act()
         # Nobody waits any more when the loop is gone.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(finish, result, error)

@@ -14,8 +14,8 @@ SLOW: Final = 0.1
 # A handler that loses its connection this often in a row, while the database takes others, does it itself.
 MOST_LOSSES: Final = 3
 # Deadlocks, failed serialisation, locks not given, sessions that waited too long: matters of the whole transaction,
-# more likely the larger it is, and often noticed only by the event behind the one that caused them. So are a transaction
-# that has failed before, and a temporary table that is there already.
+# more likely the larger it is, and often noticed only by the event behind the one that caused them. So it is with a
+# transaction that has failed before, and a temporary table that is there already.
 SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 
 

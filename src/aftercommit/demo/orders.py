@@ -17,6 +17,7 @@ from aftercommit.backoff import Exponential
 from aftercommit.event.correlation import correlation
 from aftercommit.event.envelope import Event
 from aftercommit.outbox import Outbox
+from aftercommit.postgres.commits import committed, committed_async
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.service import Probe
@@ -151,7 +152,7 @@ _OLDEST_OPEN = """
 
 def create_tables(connection: psycopg.Connection[Any]) -> None:
     """The service's own tables; harmless to repeat."""
-    with connection.transaction():
+    with committed(connection):
         connection.execute(_TABLES)
 
 
@@ -182,7 +183,7 @@ class Trickle(DatabaseService):
 
     async def step(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """One transaction of the service: a new order, or the next step of the oldest open one."""
-        async with connection.transaction():
+        async with committed_async(connection):
             # Two steps of three go to orders that are open, so that all of them are shipped or cancelled in time.
             if self._random.random() < 1 / 3 or not await self._move_on(connection):
                 await self._place(connection)

@@ -5,10 +5,11 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core import checks
-from django.db import router
+from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.models.signals import post_migrate
 
+from aftercommit.consumer.threads import AT_END
 from aftercommit.postgres.django import (
     OUTBOXES,
     follow_declaration,
@@ -32,6 +33,9 @@ class AftercommitConfig(AppConfig):  # type: ignore[misc]
         for database, outboxes in outboxes_by_database().items():
             for outbox in outboxes:
                 register_check(outbox, database)
+        if connections.close_all not in AT_END:
+            # Each handler's thread has ORM connections of its own, which nobody would close.
+            AT_END.append(connections.close_all)
         post_migrate.connect(_follow_declarations, sender=self, dispatch_uid="aftercommit")
 
 

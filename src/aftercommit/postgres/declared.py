@@ -17,6 +17,7 @@ from aftercommit.errors import SchemaDrift
 from aftercommit.postgres import audience, indexes, partitions
 from aftercommit.postgres.blocks import name_literal, unless, without_purpose
 from aftercommit.postgres.catalog import SCOPED_TABLES, Catalog, asking, read
+from aftercommit.postgres.commits import committed
 from aftercommit.postgres.indexes import Index
 from aftercommit.postgres.numbered import migrations
 from aftercommit.postgres.patience import Patient
@@ -137,7 +138,7 @@ def _apply(patient: Patient) -> list[str]:
 
 
 def _catalog(patient: Patient) -> Catalog:
-    with patient.connection.transaction():
+    with committed(patient.connection):
         return read(asking(patient.connection), patient.shape)
 
 

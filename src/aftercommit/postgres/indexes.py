@@ -13,6 +13,7 @@ from psycopg import sql
 
 from aftercommit.postgres.blocks import block, bounded, name_literal, unless
 from aftercommit.postgres.catalog import asking
+from aftercommit.postgres.commits import committed
 from aftercommit.postgres.patience import Patient
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -125,6 +126,6 @@ def _clear_away(patient: Patient, name: str, table: str) -> None:
 
 
 def _ask(patient: Patient, query: str, **parts: sql.Composable) -> list[tuple[object, ...]]:
-    with patient.connection.transaction():
+    with committed(patient.connection):
         rows = asking(patient.connection)(Statements(patient.shape).render(query, **parts), {})
     return [tuple(row) for row in rows]

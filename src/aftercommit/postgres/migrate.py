@@ -27,6 +27,7 @@ from aftercommit.errors import (
 from aftercommit.postgres import declared, partitions, privileges
 from aftercommit.postgres.blocks import LOCK_CLASS, block, name_literal
 from aftercommit.postgres.catalog import Ask, Catalog, asking, read
+from aftercommit.postgres.commits import committed
 from aftercommit.postgres.database import read_only
 from aftercommit.postgres.numbered import Migration, migrations
 from aftercommit.postgres.patience import Patient
@@ -277,7 +278,7 @@ def _explained(connection: psycopg.Connection[Any], shape: Shape, *, reading: bo
 def _missing_privilege(
     connection: psycopg.Connection[Any], shape: Shape, problem: psycopg.Error, reading: bool
 ) -> MissingPrivilege:
-    with connection.transaction():
+    with committed(connection):
         user, owner = asking(connection)(Statements(shape).render("who_am_i"), {"schema": shape.schema})[0]
     role, database = sql.Identifier(user).as_string(), sql.Identifier(connection.info.dbname).as_string()
     if reading:

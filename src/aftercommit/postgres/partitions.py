@@ -19,6 +19,7 @@ from psycopg import sql
 from aftercommit.errors import DatabaseError, DeclarationError, MissingPrivilege, SchemaNotMigrated
 from aftercommit.postgres.blocks import LOCK_CLASS, name_literal, quoted, unless
 from aftercommit.postgres.catalog import asking
+from aftercommit.postgres.commits import committed
 from aftercommit.postgres.shape import AUDIENCE, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.postgres.views import stamp_of
@@ -87,7 +88,7 @@ def ensure(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
     schema's owner. Takes milliseconds and gives up after five seconds behind somebody's lock.
     """
     try:
-        with connection.transaction():
+        with committed(connection):
             return [row[0] for row in asking(connection)(Statements(shape).render("make_partitions"), {})]
     except psycopg.errors.InsufficientPrivilege as problem:
         user = connection.info.user

@@ -11,6 +11,7 @@ from aftercommit.backoff import Exponential
 from aftercommit.errors import DatabaseError
 from aftercommit.postgres.blocks import LOCK_CLASS
 from aftercommit.postgres.catalog import asking
+from aftercommit.postgres.commits import committed
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
@@ -38,7 +39,7 @@ class Patient:
         """
 
         def in_transaction() -> Result:
-            with self.connection.transaction():
+            with committed(self.connection):
                 if first is not None:
                     self.connection.execute(f"set local lock_timeout = {self._lock_timeout * 1000:.0f}".encode())
                     self.connection.execute(first.encode())
@@ -81,7 +82,7 @@ class Patient:
 
 def _blocked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseError:
     query = Statements(shape).render("lock_holders", lock_class=sql.Literal(LOCK_CLASS))
-    with connection.transaction():
+    with committed(connection):
         holders = asking(connection)(query, {"schema": shape.schema})
     who = "; ".join(
         f"process {pid} (user {user!r}, application {application!r}, {state}"

@@ -21,6 +21,7 @@ from psycopg.types.json import Jsonb
 from aftercommit.errors import DatabaseError, DeclarationError, MissingPrivilege, SweepUnderWay
 from aftercommit.postgres import partitions
 from aftercommit.postgres.catalog import asking
+from aftercommit.postgres.commits import committed
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.text import OF_APP
@@ -81,7 +82,7 @@ class Swept:
 @contextmanager
 def _briefly(connection: psycopg.Connection[Any], statements: Statements) -> Iterator[None]:
     """A transaction that waits for nobody's locks for long."""
-    with connection.transaction():
+    with committed(connection):
         connection.execute(statements["brief_locks"])
         yield
 

@@ -13,6 +13,7 @@ from aftercommit.errors import DatabaseError, DatabaseUnavailable, LeaseLost
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres import lives
 from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
 from aftercommit.telemetry import LATENCY_BUCKETS_MS
@@ -82,7 +83,7 @@ class Settlement:
             return appended
 
         async def write_together() -> Appended:
-            async with connection.transaction():
+            async with committed_async(connection):
                 return await write()
 
         return await self._prepared(connection, write_together if retried else write)

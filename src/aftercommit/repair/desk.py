@@ -10,6 +10,7 @@ from uuid import UUID
 
 from aftercommit.errors import OperationBusy, RepairError
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.resilience import close_quietly
@@ -188,7 +189,7 @@ class Repair:
         async with self._ground() as ground:
 
             async def once() -> Result:
-                async with ground.connection.transaction():
+                async with committed_async(ground.connection):
                     return await work(ground)
 
             return await past_deadlocks(once)

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 from aftercommit.errors import OperationBusy
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.resilience import close_quietly
@@ -134,7 +135,7 @@ class Driver:
 
     async def _step(self, ground: Ground, operation: Operation, pace: Pace) -> tuple[Progress, int]:
         """One transaction under our right to drive; how it stood, and how many were fed."""
-        async with ground.connection.transaction():
+        async with committed_async(ground.connection):
             row = await ground.row("hold_operation", self._mine)
             if row is None:
                 raise OperationBusy(f"another process has taken replay {self._id} over: nothing was written")

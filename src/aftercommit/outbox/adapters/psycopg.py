@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from aftercommit.outbox.publisher import AsyncPublisher, Rows, SyncPublisher
 
@@ -26,9 +26,12 @@ def find(connection: Any) -> SyncPublisher | AsyncPublisher | None:
     return None
 
 
-def _in_transaction(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
-    # Without autocommit psycopg opens the transaction with the first statement, ours included.
-    return not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE
+# Any other status in autocommit mode says nothing about a transaction: ACTIVE is also a pipeline's.
+_INSIDE: Final = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+
+def _is_pipeline(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    return connection.info.pipeline_status != PipelineStatus.OFF
 
 
 class Psycopg(SyncPublisher):
@@ -43,7 +46,14 @@ class Psycopg(SyncPublisher):
 
     def in_transaction(self) -> bool:
         """False in autocommit mode with no transaction open."""
-        return _in_transaction(self._connection)
+        if not self._connection.autocommit:
+            # psycopg opens the transaction with the first statement, ours included.
+            return True
+        if _is_pipeline(self._connection):
+            # Whether the statements under way have begun one is known when they have been answered.
+            with self._connection.pipeline() as pipeline:
+                pipeline.sync()
+        return self._connection.info.transaction_status in _INSIDE
 
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """On a cursor of our own, so that the caller's cursor and row factory do not matter."""
@@ -67,7 +77,12 @@ class AsyncPsycopg(AsyncPublisher):
 
     async def in_transaction(self) -> bool:
         """False in autocommit mode with no transaction open."""
-        return _in_transaction(self._connection)
+        if not self._connection.autocommit:
+            return True
+        if _is_pipeline(self._connection):
+            async with self._connection.pipeline() as pipeline:
+                await pipeline.sync()
+        return self._connection.info.transaction_status in _INSIDE
 
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """On a cursor of our own, so that the caller's cursor and row factory do not matter."""

@@ -139,8 +139,9 @@ where source = 'session'
                    'TimeZone', 'standard_conforming_strings')
 
 -- name: commit_and_tidy
--- COMMIT, then everything that a handler can leave in a session, in one round trip. Prepared statements stay.
-commit; reset session authorization; reset all; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
+commit;
+-- In the same round trip, everything that a handler can leave in a session. Prepared statements stay.
+reset session authorization; reset all; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
 
 -- name: tidy
 -- The same after ROLLBACK.

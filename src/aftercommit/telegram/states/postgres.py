@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, StateError, StateTaken, StateUnavailable
+from aftercommit.postgres.commits import committed
 from aftercommit.postgres.database import Database
 from aftercommit.telegram.settings import STATE
 from aftercommit.telegram.states.sql import LOOK, PATIENCE, Rows, Run, outstanding, statements
@@ -132,7 +133,7 @@ class PostgresDriver:
 
     def _attempt(self, function: Callable[[Run], Result]) -> Result:
         connection = self._connected()
-        with connection.transaction():
+        with committed(connection):
             return function(self._run)
 
     def _connected(self) -> psycopg.Connection[Any]:
