@@ -91,8 +91,10 @@ async def test_a_standby_takes_over_from_a_worker_whose_handler_left_a_task_on_i
     declare(consumer, ledger, start_hanging_task, blocking=False)
     shop.publish(*(OrderPlaced("o-1", number) for number in range(EVENTS)))
     append(shop)
-    standing_by = {"lease": 1.0, "wait_for": "consumer.standing_by"}
-    async with worker_on(shop, consumer, lease=1.0) as first, worker_on(shop, consumer, **standing_by):
+    async with (
+        worker_on(shop, consumer, lease=1.0) as first,
+        worker_on(shop, consumer, lease=1.0, wait_for="consumer.standing_by"),
+    ):
         await settled(shop, "index")
         async with asyncio.timeout(20):
             await first.stop()

@@ -11,6 +11,10 @@ SETTLE = "src/aftercommit/relay/settle.py"
 LANES = "src/aftercommit/relay/lanes.py"
 SLICES = "src/aftercommit/consumer/slices.py"
 RUNNER = "src/aftercommit/consumer/runner.py"
+EXECUTE = "src/aftercommit/consumer/execute.py"
+CONVERSATION = "src/aftercommit/consumer/conversation.py"
+LOANS = "src/aftercommit/consumer/loans.py"
+COMMITS = "src/aftercommit/postgres/commits.py"
 FAILURES = "src/aftercommit/consumer/failures.py"
 ROWS = "src/aftercommit/outbox/rows.py"
 
@@ -37,6 +41,20 @@ class Bug:
 
 def _bug(name: str, *edits: Edit, run: str, seen_by: str, needs: str = "") -> Bug:
     return Bug(name, edits, run, frozenset(seen_by.split()), needs)
+
+
+_FIRST_ANSWER = """\
+        return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
+"""
+
+
+def _committed_early(when: str) -> str:
+    return f"""\
+        row = await cursor.fetchone() if cursor.description is not None else None
+        if step.name.startswith("begin") and {when}:
+            await connection.execute("commit; begin")
+        return talk.hear(row, connection.pgconn)
+"""
 
 
 _KILLS = "--only kills --kills 30 --seconds 20"
@@ -98,23 +116,24 @@ select 1, (select""",
     ),
     _bug(
         "the inbox row is committed before the effects",
-        Edit(
-            SLICES,
-            "*outdated = yield begin",
-            "*outdated = yield Query(begin.name, begin.parameters, True)",
-        ),
+        Edit(EXECUTE, _FIRST_ANSWER, _committed_early("True")),
         run=f"{_KILLS} --points handler.begun,handler.written",
         seen_by="lost_effect",
     ),
     _bug(
         "the checkpoint alone is committed before the effects",
-        Edit(
-            SLICES,
-            "*outdated = yield begin",
-            '*outdated = yield Query(begin.name, begin.parameters, "without_inbox" in begin.name)',
-        ),
+        Edit(EXECUTE, _FIRST_ANSWER, _committed_early('"without_inbox" in step.name')),
         run="--only kills --kills 60 --seconds 30 --points handler.begun,handler.written",
         seen_by="lost_effect",
+    ),
+    _bug(
+        "handlers share the consumer's own connection, and nobody reads the answer to COMMIT",
+        Edit(LOANS, "lock=asyncio.Lock(), **_own(connection)", "**_own(connection)"),
+        Edit(LOANS, "        return not lent.lock.locked() and _taken_back(lent)", "        return True"),
+        Edit(CONVERSATION, "    raise _still_in_use(call)\n\n\ndef take_back", "    return False\n\n\ndef take_back"),
+        Edit(COMMITS, 'if tag != "COMMIT":', 'if tag == "nothing":'),
+        run="--only handlers --seconds 30",
+        seen_by="lost_effect stuck",
     ),
     _bug(
         "the consumer's slice is fenced neither by its lease nor by its checkpoint",

@@ -8,9 +8,10 @@ and repeats its scope in the payload, so that a foreign one can be seen.
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -31,13 +32,14 @@ CONSUMERS: Final = {BOOK: ("strict", "wide", "batch", "blocking", "bare", "wide-
 STRICT: Final = frozenset({"strict", "wide-strict", "mail", "parcel"})
 POISON: Final = "poison"
 
-# How often a handler misuses its connection after its work, given the fault "handlers". One misuse is left out: who
-# ignores a cancellation holds up the consumer for longer than events may take to flow again.
-MISUSES: Final = 0.02
+# Given the fault "handlers", the first attempt at one event in so many ends with a misuse of the connection. One misuse
+# is left out: who ignores a cancellation holds up the consumer for longer than events may take to flow again.
+MISUSES: Final = 50
 _ACTS: Final = [act for act in hostile.ASYNC_ACTS if act is not hostile.ignore_cancellation]
 _SYNC_ACTS: Final = list(hostile.SYNC_ACTS)
 
 Reach = Callable[[str], Awaitable[None]]
+Act = TypeVar("Act")
 
 
 @dataclass(frozen=True)
@@ -71,19 +73,23 @@ class Points:
     # Is told of each misuse; without it handlers behave.
     misused: Callable[[str], None] | None = None
 
-    async def misuse(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Now and then a handler does something with its connection that is not its to do."""
-        if self.misused is not None and random.random() < MISUSES:
-            act = random.choice(_ACTS)
+    async def misuse(self, consumer: str, event: Event[Moved], connection: psycopg.AsyncConnection[Any]) -> None:
+        """The first attempt at some events ends with something that is not a handler's to do."""
+        if self.misused is not None and (act := _misuse(consumer, event, _ACTS)) is not None:
             self.misused(act.__name__)
             await act(connection)
 
-    def misuse_now(self, connection: psycopg.Connection[Any]) -> None:
+    def misuse_now(self, consumer: str, event: Event[Moved], connection: psycopg.Connection[Any]) -> None:
         """The same in a thread."""
-        if self.misused is not None and random.random() < MISUSES:
-            act = random.choice(_SYNC_ACTS)
+        if self.misused is not None and (act := _misuse(consumer, event, _SYNC_ACTS)) is not None:
             self.misused(act.__name__)
             act(connection)
+
+
+def _misuse(consumer: str, event: Event[Moved], acts: Sequence[Act]) -> Act | None:
+    """The same each time: dice thrown again for each event of a slice that is handled again would hold up everybody."""
+    number = zlib.crc32(f"{consumer}/{event.payload.op}/{event.payload.part}".encode())
+    return acts[number // MISUSES % len(acts)] if event.attempt == 1 and number % MISUSES == 0 else None
 
 
 def declare(points: Points | None = None) -> dict[str, Outbox]:
@@ -129,7 +135,8 @@ def _declare_book(book: Outbox, points: Points) -> None:
         async with connection.cursor() as cursor:
             await cursor.executemany(_EFFECT, [_effect("batch", event) for event in events])
         await points.reach("handler.written")
-        await points.misuse(connection)
+        for event in events:
+            await points.misuse("batch", event, connection)
         return None
 
     blocking = book.consumer("blocking", **patient)
@@ -140,7 +147,7 @@ def _declare_book(book: Outbox, points: Points) -> None:
         connection.execute(_EFFECT, _effect("blocking", event))
         points.reach_now("handler.written")
         answer = _verdict(event)
-        points.misuse_now(connection)
+        points.misuse_now("blocking", event, connection)
         return answer
 
 
@@ -154,7 +161,7 @@ def _by_event(outbox: Outbox, points: Points, name: str, **options: Any) -> None
         await connection.execute(_EFFECT, _effect(name, event))
         await points.reach("handler.written")
         answer = _verdict(event)
-        await points.misuse(connection)
+        await points.misuse(name, event, connection)
         return answer
 
 
