@@ -1,4 +1,4 @@
-"""A task that somebody works on has somebody else who can decide on the report: otherwise it could never be approved."""
+"""A task in work has somebody else who can decide on the report: otherwise nobody could ever approve it."""
 
 from typing import Any
 

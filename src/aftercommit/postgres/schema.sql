@@ -528,7 +528,7 @@ WITH (fillfactor='50');
 
 -- Name: TABLE rate_window; Type: COMMENT; Schema: aftercommit; Owner: -
 
-COMMENT ON TABLE aftercommit.rate_window IS 'What releases before 0009 count by: requests that server processes have let through, by limit, key and window. Newer ones use rate_log.';
+COMMENT ON TABLE aftercommit.rate_window IS 'What releases before 0007 count by: requests that server processes have let through, by limit, key and window. Newer ones use rate_log.';
 
 -- Name: relay; Type: TABLE; Schema: aftercommit; Owner: -
 

@@ -8,5 +8,5 @@ from aftercommit.postgres.django import ApplyMigration
 class Migration(migrations.Migration):  # type: ignore[misc]
     """Applied to every outbox of AFTERCOMMIT_OUTBOXES."""
 
-    dependencies = (("aftercommit", "0004_guards"),)
+    dependencies = (("aftercommit", "0005_lives"),)
     operations = (ApplyMigration(6),)

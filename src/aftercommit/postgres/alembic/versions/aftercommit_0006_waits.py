@@ -3,7 +3,7 @@
 from aftercommit.postgres.alembic.branch import downgrade_below, upgrade_to
 
 revision = "aftercommit_0006"
-down_revision = "aftercommit_0004"
+down_revision = "aftercommit_0005"
 branch_labels = None
 depends_on = None
 

@@ -1,4 +1,4 @@
-"""The tables of the outbox, as of migration 0009_rate_log."""
+"""The tables of the outbox, as of migration 0007_rate_log."""
 
 from django.db import migrations
 
@@ -8,5 +8,5 @@ from aftercommit.postgres.django import ApplyMigration
 class Migration(migrations.Migration):  # type: ignore[misc]
     """Applied to every outbox of AFTERCOMMIT_OUTBOXES."""
 
-    dependencies = (("aftercommit", "0004_guards"),)
-    operations = (ApplyMigration(9),)
+    dependencies = (("aftercommit", "0006_waits"),)
+    operations = (ApplyMigration(7),)

@@ -14,4 +14,4 @@ create unlogged table {schema}.rate_log (
     constraint rate_log_counts_each_moment check (cardinality(moments) = cardinality(taken) and seconds > 0 and granted >= 0)
 ) with (fillfactor = 50);
 comment on table {schema}.rate_log is 'Requests that server processes have let through in the last seconds, by limit and key: so many (taken) at each moment, in microseconds since 1970. Granted is what the last exchange was allowed beyond what it told.';
-comment on table {schema}.rate_window is 'What releases before 0009 count by: requests that server processes have let through, by limit, key and window. Newer ones use rate_log.';
+comment on table {schema}.rate_window is 'What releases before 0007 count by: requests that server processes have let through, by limit, key and window. Newer ones use rate_log.';
