@@ -120,8 +120,8 @@ def _stream(path: str, feed: Feed) -> Json:
         "description": (
             f"Server-sent events: `{feed.wire.event_name}` carries an item, and its id is the cursor behind it. An id "
             "alone says how far was looked. `reset` says that the cursor is gone and where to go on, `bye` that the "
-            "server ends the stream: connect again with the last id. `hold` says that the server is too old for the next "
-            f"event, and waits. {_beginning(feed)} come first without a cursor."
+            "server ends the stream: connect again with the last id. `hold` says that the server is too old for the "
+            f"next event, and waits. {_beginning(feed)} come first without a cursor."
         ),
         "parameters": [
             *_parameters(path, feed),
