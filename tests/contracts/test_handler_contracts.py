@@ -4,14 +4,24 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from aftercommit.consumer import LogWorker
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
-from tests.hostile import ASYNC_ACTS, SYNC_ACTS, start_hanging_task
+from aftercommit.postgres.database import Database
+from tests.hostile import (
+    ASYNC_ACTS,
+    SYNC_ACTS,
+    hang_beside_hanging_task,
+    hang_beside_hanging_thread,
+    keep_stream,
+    start_hanging_task,
+)
 from tests.postgres.consuming import (
     Ledger,
     append,
@@ -23,6 +33,7 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
+from tests.postgres.pgbouncer import PgBouncer
 from tests.shop import OrderPlaced, Shop, shop_outbox
 
 pytestmark = pytest.mark.newest
@@ -103,6 +114,25 @@ async def test_a_standby_takes_over_from_a_worker_whose_handler_left_a_task_on_i
         await settled(shop, "index")
     assert sorted(ledger.numbers()) == [0, 1, 3, 4, 5]
     assert checkpoint(shop, "index") == EVENTS + 1
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.needs("pgbouncer")
+@pytest.mark.parametrize("act", [start_hanging_task, keep_stream, hang_beside_hanging_task, hang_beside_hanging_thread])
+async def test_behind_a_pooler_a_statement_that_outlives_its_handler_is_ended_too(
+    shop: Shop, tmp_path: Path, act: Callable[..., Any]
+) -> None:
+    """A pooler forgets whose statement is to be cancelled when its client is gone; the server would hold the locks."""
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=TIMEOUT)
+    declare(consumer, ledger, act, blocking=act in SYNC_ACTS)
+    shop.publish(*(OrderPlaced("o-1", number) for number in range(EVENTS)))
+    append(shop)
+    with PgBouncer(shop.dsn, tmp_path) as bouncer:
+        async with asyncio.timeout(60), LogWorker(shop.outbox, consumer, Database(bouncer.dsn), probe=shop.signals):
+            await settled(shop, "index")
+    assert ledger.numbers() == [0, 1, 3, 4]
+    assert letters(shop, "(payload->>'number')::int, status") == [(BAD, "parked")]
 
 
 # What the handler sends, and what it does after that.

@@ -42,7 +42,8 @@ def run_in_thread(statements: Statements, connections: Connections, talk: Conver
             _undo(statements, connection)
             raise blamed from error
         finally:
-            watch.leave()
+            if watch.leave():
+                connection.close()
         return talk.handled
 
 

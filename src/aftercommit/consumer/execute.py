@@ -91,9 +91,7 @@ class SliceExecutor:
         finally:
             await _end(work)
             if not take_back(talk.lent):
-                telling = abandon(connection, talk.lent)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.to_thread(telling), GRACE)
+                await asyncio.to_thread(abandon(connection, talk.lent))
 
     async def _calls(
         self, connection: psycopg.AsyncConnection[Any], lent: LentAsync, calls: list[Call], talk: Conversation

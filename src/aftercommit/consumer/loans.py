@@ -7,6 +7,7 @@ use, or keep busy, the connection on which it commits.
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from aftercommit.errors import AftercommitError
+from aftercommit.postgres.database import is_direct
 
 AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
@@ -68,6 +70,9 @@ def _closed() -> pq.abc.PGconn:
     return nowhere
 
 
+# How long it may take to cancel a statement, and behind a pooler until its answer comes, before the wire is cut anyhow.
+_CANCEL_SECONDS: Final = 3.0
+_ANSWER_SECONDS: Final = 1.0
 # What a connection that is taken back is connected to.
 _CLOSED: Final = _closed()
 
@@ -117,37 +122,46 @@ def is_busy(connection: AnyConnection) -> bool:
 
 
 def abandon(connection: AnyConnection, *twins: AnyConnection) -> Callable[[], None]:
-    """Cut a connection that something else is at work on: the server undoes its transaction.
+    """Give up a connection that something else is at work on: the server undoes its transaction.
 
     Nobody is waited for, and nothing freed that another thread may be using: whoever works on the connection sees its
-    end. Returns what tells the server to stop the statement under way, which may take a moment.
+    end. Returns what ends it, which may take a moment.
     """
-    telling = cut(connection)
+    ending = cut(connection)
     for each in (connection, *twins):
         each.pgconn = _CLOSED
-    return telling
+    return ending
 
 
 def cut(connection: AnyConnection) -> Callable[[], None]:
-    """Cut the wire; returns what tells the server to stop the statement under way.
+    """What cancels the statement under way and then cuts the wire.
 
-    The session is not killed by its number: behind a pooler the number is not the server's.
+    In this order: a pooler forgets a client that is gone, and with it whose statement is to be cancelled. The server
+    would go on with the statement, and hold its locks. The session is not killed by its number: behind a pooler the
+    number is not the server's.
     """
     if connection.closed:
         return lambda: None
-    # Made ready before the cut, after which the connection does not know any more whom to ask.
-    cancelling = _cancelling(connection)
-    with contextlib.suppress(OSError, psycopg.Error):
-        wire = socket.socket(fileno=os.dup(connection.pgconn.socket))
-        with wire:
+    cancelling = threading.Thread(target=_cancel, args=(_cancelling(connection),), daemon=True)
+    wire = socket.socket(fileno=os.dup(connection.pgconn.socket))
+    direct = is_direct(connection)
+
+    def end() -> None:
+        cancelling.start()
+        # A server that hangs does not keep us from the cut.
+        cancelling.join(_CANCEL_SECONDS)
+        with wire, contextlib.suppress(OSError):
+            if not direct:
+                # A pooler passes the request on when it has taken it; then the statement is answered.
+                select.select([wire], [], [], _ANSWER_SECONDS)
             wire.shutdown(socket.SHUT_RDWR)
 
-    # A server busy with a statement would notice the cut only when it is through with it.
-    def tell() -> None:
-        with contextlib.suppress(psycopg.Error):
-            cancelling()
+    return end
 
-    return tell
+
+def _cancel(cancelling: Callable[[], None]) -> None:
+    with contextlib.suppress(psycopg.Error):
+        cancelling()
 
 
 def _cancelling(connection: AnyConnection) -> Callable[[], None]:

@@ -43,10 +43,11 @@ class Watch:
                 raise GivenUp("the slice took too long and was given up")
             self._call, self._since = call, time.monotonic()
 
-    def leave(self) -> None:
-        """The connection is no longer this slice's."""
+    def leave(self) -> bool:
+        """The connection is no longer this slice's. True: it may be about to be cut off, so it is nobody else's."""
         with self._lock:
             self.connection = None
+            return self._given_up
 
     def give_up_after(self, timeout: float) -> Call | None:
         """The call that has taken longer than this; from now on the slice cannot go on."""
@@ -67,8 +68,8 @@ class Watch:
             connection = self.connection
             if connection is None:
                 return
-            tell = cut(connection)
-        tell()
+            end = cut(connection)
+        end()
 
 
 def in_thread(function: Callable[[], Result]) -> "asyncio.Future[Result]":
