@@ -10,6 +10,7 @@ from typing import Any
 
 from alembic.autogenerate import comparators, renderers
 from alembic.autogenerate.api import AutogenContext
+from alembic.config import Config
 from alembic.operations.ops import UpgradeOps
 from sqlalchemy import Connection, text
 
@@ -56,18 +57,28 @@ def _propose(context: AutogenContext, operations: UpgradeOps, schemas: Any) -> N
     config = context.migration_context.config
     if config is None or context.connection is None:
         return
-    _refuse_our_folder(context.migration_context.opts.get("revision_context"))
+    if _command(config) == "revision":
+        _refuse_our_folder(context.migration_context.opts["revision_context"])
     for outbox in outboxes_of(config):
         found = migrate.status_by(asking(context.connection), shape_named(outbox))
         if not found.is_current and not found.newer:
             operations.ops.append(MigrateOutbox(outbox, is_new=not found.applied))
 
 
+def _command(config: Config) -> str | None:
+    """What the alembic command was told to do; None where a program calls Alembic."""
+    return config.cmd_opts.cmd[0].__name__ if config.cmd_opts is not None else None
+
+
 def _refuse_our_folder(asked: Any) -> None:
     """Alembic writes a revision beside the one it follows: in a project that has none of its own yet, beside ours."""
-    if asked is None or asked.command_args.get("version_path"):
+    if asked.command_args.get("version_path"):
         return
-    followed = asked.script_directory.get_revisions(asked.command_args.get("head") or ())
+    heads = asked.command_args.get("head") or "head"
+    if heads == "head" and len(asked.script_directory.get_heads()) > 1:
+        # Alembic asks which one is meant.
+        return
+    followed = asked.script_directory.get_revisions(heads)
     if any(Path(each.path).parent == _VERSIONS for each in followed if each is not None):
         raise DeclarationError(
             f"the new revision would follow one of aftercommit's and be written into {_VERSIONS}: begin a branch of "
