@@ -37,7 +37,7 @@ StopMode = Literal["fast", "smart", "immediate"]
 
 DEFAULT_VERSION: Final = 18
 DEFAULT_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
-    {"shared_buffers": "128MB", "max_connections": "100", "wal_level": "replica"}
+    {"shared_buffers": "128MB", "max_connections": "300", "wal_level": "replica"}
 )
 
 _NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
