@@ -20,7 +20,8 @@ from aftercommit.feed.access import service_tokens
 from aftercommit.feed.access.token_keys import KEYS, TokenKeys
 from aftercommit.feed.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
-from systems.site import ANSWERS_WITHIN, SYSTEMS, tasks
+from systems.site import ANSWERS_WITHIN, SYSTEMS
+from systems.tasks.system import tasks
 from tests.programs import REPOSITORY, Program, running
 
 Found = TypeVar("Found")
@@ -30,6 +31,8 @@ STARTING = 90.0
 HOUR = timedelta(hours=1)
 ROOT = "/api/v1/investigations"
 WORKERS = 2
+# Tests look at the figures to see what server processes know.
+PRODUCTION, DEVELOPMENT = "--open-metrics", "--development"
 SECRET = {"kid": "test", "kty": "oct", "alg": "HS256", "k": "dGVzdC1zZWNyZXQtdGVzdC1zZWNyZXQtdGVzdC1zZWNyZXQ"}
 KEY_SET = json.dumps({"issuer": "tests", "audience": "aftercommit", "keys": [SECRET]})
 
@@ -150,13 +153,12 @@ def make_service_token(dsn: str) -> str:
 
 @contextmanager
 def serving(
-    dsn: str, *, workers: int = WORKERS, host: str = "127.0.0.1", development: bool = False, **environment: str
+    dsn: str, *, workers: int = WORKERS, host: str = "127.0.0.1", kind: str = PRODUCTION, **environment: str
 ) -> Iterator[tuple[Program, str]]:
-    """Server processes on a database, and their address. `development` believes users by their header alone."""
+    """Server processes on a database, and their address. Of the `kind` DEVELOPMENT they believe a header alone."""
     place = ("--host", host, "--port", "0", "--workers", str(workers))
-    kind = "--development" if development else "--open-metrics"
     arguments = ("serve", "--app", "systems.site:application", kind, *place)
-    if not development:
+    if kind == PRODUCTION:
         make_service_token(dsn)
     told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", ANSWERS_WITHIN: "60", **environment}
     with running(*arguments, folder=REPOSITORY, **told) as server:

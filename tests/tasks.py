@@ -28,6 +28,7 @@ from systems.tasks.story import ADA, BARBARA, EDSGER, GRACE, MALLORY
 from tests.investigations import (
     KEY_SET,
     PATIENCE,
+    PRODUCTION,
     TLS,
     eventually,
     figures_of,
@@ -212,13 +213,13 @@ def prepared(postgres: PostgresServerForTests) -> Iterator[str]:
 
 @contextmanager
 def service(
-    postgres: PostgresServerForTests, *, workers: int = 2, development: bool = False, **environment: str
+    postgres: PostgresServerForTests, *, workers: int = 2, kind: str = PRODUCTION, **environment: str
 ) -> Iterator[Service]:
-    """The whole system on a database of its own, without traffic. In `development` a header alone names a user."""
+    """The whole system on a database of its own, without traffic. Of the `kind` DEVELOPMENT it believes a header."""
     with (
         prepared(postgres) as dsn,
         relaying(dsn) as relay,
-        serving(dsn, workers=workers, development=development, **environment) as (server, url),
+        serving(dsn, workers=workers, kind=kind, **environment) as (server, url),
     ):
         found = Service(url, dsn, server, relay, workers)
         try:

@@ -8,7 +8,7 @@ import pytest
 
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests import tasks as task_system
-from tests.investigations import Service, service
+from tests.investigations import DEVELOPMENT, Service, service
 
 
 @pytest.fixture(scope="package")
@@ -39,5 +39,5 @@ def tasks(postgres_server: PostgresServerForTests) -> Iterator[task_system.Servi
 @pytest.fixture(scope="package")
 def development_tasks(postgres_server: PostgresServerForTests) -> Iterator[task_system.Service]:
     """The same, served for development: programs of this machine are believed until a service token is made."""
-    with task_system.service(postgres_server, development=True) as running:
+    with task_system.service(postgres_server, kind=DEVELOPMENT) as running:
         yield running

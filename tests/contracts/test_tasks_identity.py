@@ -10,7 +10,7 @@ import pytest
 from aftercommit.errors import Unauthorized
 from aftercommit.feed.access import service_tokens
 from aftercommit.postgres.shape import Shape
-from tests.investigations import PATIENCE, TLS, serving
+from tests.investigations import DEVELOPMENT, PATIENCE, TLS, serving
 from tests.tasks import ADA, EDSGER, EVENTS, MALLORY, ROOT, Service, problem_of, signed
 
 pytestmark = [pytest.mark.contract("T7"), pytest.mark.newest]
@@ -177,7 +177,7 @@ def test_a_credential_that_is_revoked_ends_what_it_opened_and_one_that_is_made_e
 
 def test_from_another_machine_nobody_is_believed_without_a_credential(tasks: Service, credential: str):
     address = own_address()
-    with serving(tasks.dsn, workers=1, host="0.0.0.0", development=True) as (_, url):
+    with serving(tasks.dsn, workers=1, host="0.0.0.0", kind=DEVELOPMENT) as (_, url):
         port = url.rsplit(":", 1)[1]
         outside = f"http://{address}:{port}"
         for headers in (LOCAL, {**LOCAL, "Host": "localhost"}, {**LOCAL, "Host": f"127.0.0.1:{port}"}):

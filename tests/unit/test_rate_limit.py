@@ -124,7 +124,8 @@ def test_in_no_stretch_of_time_does_more_pass_than_the_limit_and_nobody_within_i
 def test_large_limits_are_kept_to_a_thousandth_of_the_window(pauses, limit):
     """Never more than the limit; and who leaves a thousandth more time is never refused. Moments stay few."""
     seconds = 60
-    log, passed, now = SlidingLog(), [], 0
+    passed: list[int] = []
+    log, now = SlidingLog(), 0
     for pause in pauses:
         now += pause
         log.slide(now - seconds * SECOND)
