@@ -268,6 +268,7 @@ def test_keys_that_were_not_used_for_a_while_are_forgotten(clock):
     limiter._drop_old()
 
     assert [key for _, key, _ in limiter._counts] == ["bob"]
+    assert not limiter._active, "there is nobody to tell"
 
 
 async def test_without_a_database_a_limiter_runs_and_stops():

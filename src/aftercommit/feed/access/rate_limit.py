@@ -293,9 +293,11 @@ class RateLimiter(DatabaseService):
     def _drop_old(self) -> None:
         self._forgot_at = time.monotonic()
         now = self._now()
+        if self._database is None:
+            self._active.clear()
         for key, count in list(self._counts.items()):
             count.slide(now)
-            if not count.log.total and not count.waiting:
+            if not count.log.total and key not in self._active:
                 del self._counts[key]
 
     def _begin(self, key: _Key, rate: Rate) -> _Count:
