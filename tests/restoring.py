@@ -71,12 +71,15 @@ class Restorable:
             "recovery_target_name": point,
             "recovery_target_action": "promote",
         }
-        with (self.data / "postgresql.auto.conf").open("a") as settings:
-            settings.writelines(f"{name} = '{value}'\n" for name, value in recovery.items())
+        settings = self.data / "postgresql.auto.conf"
+        before = settings.read_text()
+        settings.write_text(before + "".join(f"{name} = '{value}'\n" for name, value in recovery.items()))
         (self.data / "recovery.signal").touch()
         self.server.start()
         # It accepts connections before it has come to the end.
         until(lambda: not self.rows("select pg_is_in_recovery()")[0][0])
+        # A standby that is made of it would look for the same point.
+        settings.write_text(before)
 
     def copy(self) -> Path:
         """Stop, copy the data folder, and go on: a copy that looks no different from what it was made of."""
@@ -171,6 +174,13 @@ class Standby:
     def caught_up(self, lsn: str) -> None:
         """Until it has what the other server has written up to there."""
         until(lambda: self.rows(f"select pg_last_wal_replay_lsn() >= '{lsn}'")[0][0])
+
+    def stop_receiving(self) -> None:
+        """Hear of nothing more that the other server writes, as if the line were cut."""
+        with (self._data / "postgresql.auto.conf").open("a") as settings:
+            settings.write("primary_conninfo = ''\n")
+        self.rows("select pg_reload_conf()")
+        until(lambda: not self.rows("select 1 from pg_stat_wal_receiver"))
 
     def promote(self) -> None:
         """Until it takes writes."""

@@ -21,6 +21,7 @@ from aftercommit.cli.options import Given, global_options
 from aftercommit.cli.output import message, printable
 from aftercommit.cli.relay import relay
 from aftercommit.cli.replay import replay
+from aftercommit.cli.restored import restored
 from aftercommit.cli.serve import serve
 from aftercommit.cli.status import status
 from aftercommit.cli.sweep import sweep
@@ -91,7 +92,8 @@ def cli(ctx: click.Context) -> None:
     ctx.obj = ctx.ensure_object(Given)
 
 
-for command in (up, migrate, relay, worker, serve, consumers, dead, replay, status, sweep, token, bot, doctor, version):
+COMMANDS = (up, migrate, relay, worker, serve, consumers, dead, replay, restored, status, sweep, token, bot, doctor)
+for command in (*COMMANDS, version):
     cli.add_command(command)
 
 

@@ -66,6 +66,8 @@ def _flow(seen: Overview) -> Iterator[str]:
         f"pending {seen.pending:,} (oldest {seen.oldest_seconds:.1f} s)   retrying {seen.retrying:,}   "
         f"failed {seen.failed:,}   log at {seen.head:,}"
     )
+    if seen.life is not None and seen.life.number > 1:
+        yield f"life {seen.life.number} of the log, after {seen.life.base:,}: {seen.life.reason}"
     drained = seen.drain_seconds
     when = "not at this pace" if drained is None else f"in {drained:.0f} s"
     held = f"lanes {LANES - seen.free_lanes} of {LANES} held"

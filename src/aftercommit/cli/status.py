@@ -143,6 +143,12 @@ def _sections(found: Overview) -> Iterator[Section]:
         ("in (/s)", "out (/s)", "drained in (s)", "lanes held"),
         [(found.published_rate, found.delivered_rate, found.drain_seconds, f"{LANES - found.free_lanes} of {LANES}")],
     )
+    if found.life is not None and found.life.number > 1:
+        life = found.life
+        yield (
+            ("life of the log", "began", "goes on after", "life before ended at", "why"),
+            [(life.number, ago(life.seconds), life.base, life.previous_last, life.reason)],
+        )
     yield from (section for section in _details(found) if section[1])
 
 

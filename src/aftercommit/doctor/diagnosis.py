@@ -9,6 +9,7 @@ import psycopg
 from aftercommit.clock import utc_now
 from aftercommit.doctor.findings import Case, Check, Finding, Level
 from aftercommit.doctor.flow import FLOW
+from aftercommit.doctor.lives import LIVES
 from aftercommit.doctor.server import HELD_UP, SERVER
 from aftercommit.doctor.service_tokens import SERVICE_TOKENS
 from aftercommit.doctor.tables import MIGRATIONS, TABLES
@@ -21,7 +22,7 @@ from aftercommit.postgres.shape import Shape
 _GRAVE = (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
 _AGAIN = "mend that, and ask again"
 
-CHECKS = (*SERVER, MIGRATIONS, *TABLES, *HELD_UP, *FLOW, SERVICE_TOKENS)
+CHECKS = (*SERVER, MIGRATIONS, *TABLES, *LIVES, *HELD_UP, *FLOW, SERVICE_TOKENS)
 
 ChooseShape = Callable[[psycopg.Connection[Any]], Shape]
 

@@ -24,7 +24,7 @@ logger = logging.getLogger("aftercommit.log")
 Ask = Callable[[bytes, dict[str, Any]], Awaitable[list[tuple[Any, ...]]]]
 
 # Managed services keep some of these functions to themselves, or have no write-ahead log of this kind.
-_NOT_TOLD = (
+NOT_TOLD = (
     psycopg.errors.InsufficientPrivilege,
     psycopg.errors.UndefinedFunction,
     psycopg.errors.FeatureNotSupported,
@@ -45,7 +45,7 @@ class Life:
     reason: str
 
 
-class _Server(NamedTuple):
+class Server(NamedTuple):
     """Where a log is kept: the server, as far as it says who it is, and the tables."""
 
     system_identifier: int | None
@@ -78,7 +78,7 @@ async def begin(connection: psycopg.AsyncConnection[Any], shape: Shape, reason: 
 async def is_due(ask: Ask, shape: Shape) -> bool:
     """Whether the log was restored for certain, and its next life has not begun. Changes nothing."""
     _, known, present = await _compared(ask, Statements(shape))
-    return _difference(known, present) is not None
+    return difference(known, present) is not None
 
 
 async def _look(
@@ -90,7 +90,7 @@ async def _look(
         if row is None:
             raise SchemaDrift(f"table head of outbox {shape.schema!r} is empty: see `aftercommit doctor`")
         number, known, present = await _compared(_asking(connection), statements)
-        reason = reason or _difference(known, present)
+        reason = reason or difference(known, present)
         if row[0] < seen:
             reason = reason or f"the log ended at {row[0]} and had come to {seen}: it was restored from a copy"
         parameters = {**present._asdict(), "number": number}
@@ -118,16 +118,16 @@ def _asking(connection: psycopg.AsyncConnection[Any]) -> Ask:
     return ask
 
 
-async def _compared(ask: Ask, statements: Statements) -> tuple[int, _Server, _Server]:
+async def _compared(ask: Ask, statements: Statements) -> tuple[int, Server, Server]:
     """The number of the present life, the server that it began on, and the server that there is."""
     row = next(iter(await ask(statements["present_life"], {})), None)
     if row is None:
         raise SchemaDrift(f"table life of outbox {statements.shape.schema!r} is empty: restore it from a backup")
     number, *rest = row
-    known = _Server(*rest[:4])
+    known = Server(*rest[:4])
     identifier = await _told(ask, statements["server_identifier"])
     timeline = await _told(ask, statements["server_timeline"])
-    return number, known, _Server(identifier, timeline, *rest[4:])
+    return number, known, Server(identifier, timeline, *rest[4:])
 
 
 async def _told(ask: Ask, question: bytes) -> int | None:
@@ -135,14 +135,14 @@ async def _told(ask: Ask, question: bytes) -> int | None:
     for _ in range(_TRIES):
         try:
             return next((int(row[0]) for row in await ask(question, {})), None)
-        except _NOT_TOLD:
+        except NOT_TOLD:
             return None
         except psycopg.errors.InternalError_:
             continue
     return None
 
 
-def _difference(known: _Server, present: _Server) -> str | None:
+def difference(known: Server, present: Server) -> str | None:
     """Why a log on the one cannot simply go on on the other; None when it can. What is not told does not differ."""
     said = {
         "system_identifier": "the database is on another server: restored, upgraded or loaded from a dump",

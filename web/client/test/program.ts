@@ -9,7 +9,7 @@ import { type Log } from "./scripted.js";
 const say = (said: object): void => void process.stdout.write(`${JSON.stringify(said)}\n`);
 
 const event = process.env["EVENT"] ?? "log";
-const feed = new Feed<Log>(process.env["FEED"] ?? "", { token: process.env["TOKEN"] ?? "", event });
+const feed = new Feed<Log & { readonly text?: string }>(process.env["FEED"] ?? "", { token: process.env["TOKEN"] ?? "", event });
 const filters = JSON.parse(process.env["FILTERS"] ?? "{}") as Record<string, string>;
 
 const follower = follow(feed, {
@@ -17,7 +17,7 @@ const follower = follow(feed, {
   filters,
   sequence: Object.keys(filters).length === 0,
   streams: process.env["STREAMS"] !== "no",
-  onItems: (logs) => logs.forEach(({ seq }) => say({ seq })),
+  onItems: (logs) => logs.forEach(({ seq, text }) => say(text === undefined ? { seq } : { seq, text })),
   onState: ({ name }) => say({ state: name }),
   onGap: (gap) => say({ gap }),
   onRefused: (error) => say({ refused: error.code, status: error.status }),

@@ -68,9 +68,16 @@ left join lateral (
 order by page.{number}
 
 -- name: feed_load
--- A strand as it is now: the newest events, what is kept, how many there are, and the numbers that were never given.
+-- A strand as it is now: the newest events, what is kept, how many there are, and the numbers that were never given. A stream without
+-- an event in the present life of the log goes on above its base.
 select ({total})::bigint, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz,
-       array(select array[lower(gap), upper(gap) - 1] from unnest({gaps}) gap order by 1), page.*
+       array(
+           select array[lower(gap), upper(gap) - 1]
+           from unnest(coalesce({gaps}, '{{}}') + int8multirange(int8range(
+               coalesce(({known})::bigint, 0) + 1, greatest(coalesce(({known})::bigint, 0) + 1, upper(head.gaps))
+           ))) gap
+           order by 1
+       ), page.*
 from {schema}.head
 left join (
     {kept}

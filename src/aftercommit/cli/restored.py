@@ -1,0 +1,66 @@
+"""`aftercommit restored`: says that the database was restored from a copy, which no server can tell by itself."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from aftercommit.cli.asking import confirm
+from aftercommit.cli.loading import find_shape, load_database
+from aftercommit.cli.numbers import Count
+from aftercommit.cli.options import as_json, pass_settings
+from aftercommit.cli.output import line, message, print_json
+from aftercommit.cli.selecting import dry_run_option, run, yes_option
+from aftercommit.postgres import lives
+from aftercommit.postgres.overview import overview
+from aftercommit.postgres.shape import Shape
+from aftercommit.settings import Settings
+
+_REASON = "an operator said that the database was restored"
+
+
+@click.command(short_help="Say that the database was restored from a copy.")
+@click.option("--reason", default=_REASON, metavar="TEXT", help="Why, for the record.")
+@click.option(
+    "--above",
+    type=Count(),
+    default=0,
+    metavar="POSITION",
+    help="Go on above this position at least: for a server whose clock was wrong.",
+)
+@dry_run_option
+@yes_option
+@as_json
+@pass_settings
+def restored(settings: Settings, reason: str, above: int, **options: Any) -> None:
+    """Say that the database was restored from a copy: the log begins a new life, above every position given before.
+
+    Only for a copy of the data folder, a snapshot, or a server that does not say who it is: a recovery to a point in
+    time, a promotion and a loaded dump are noticed by the relay. Harmless when nothing was restored: positions jump.
+    Say it before you start anything else.
+    """
+    database = load_database(settings, "restored")
+    with database.connect_sync() as connection:
+        shape = find_shape(settings, connection)
+        seen = overview(connection, shape)
+    present = f"life {seen.life.number}" if seen.life is not None else "the log"
+    if not options["as_json"]:
+        line(f"outbox {shape.schema!r}: {present} ends at position {seen.head:,}")
+    if options["dry_run"]:
+        if options["as_json"]:
+            print_json({"outbox": shape.schema, "dry_run": True, "head": seen.head, "life": seen.life})
+        else:
+            message("a new life would begin at the microseconds since 1970: no reader skips or repeats anything")
+        return
+    if not options["yes"]:
+        confirm("Begin a new life of the log?")
+
+    async def begin(shape: Shape) -> lives.Life:
+        async with await database.connect() as connection:
+            return await lives.begin(connection, shape, reason, above=above)
+
+    life = run(begin(shape))
+    if options["as_json"]:
+        print_json({"outbox": shape.schema, "dry_run": False, **asdict(life)})
+    else:
+        message(f"life {life.number} of the log has begun: it goes on behind position {life.base:,}")
