@@ -25,6 +25,7 @@ from aftercommit.feed.http.errors import Problem, bad_request, silent, unauthori
 from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered_within
 from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import SPEAK_ISO, Database, connect_timeout, speaks_iso
+from systems.complaints import NAMED, PLACE, predicate
 
 PATIENCE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 0.25
@@ -38,8 +39,6 @@ Pool = AsyncConnectionPool[BoundedConnection]
 Handler = Callable[[Request, Reader], Awaitable[Response]]
 Asks = Callable[[str | None, Mapping[str, str], str | None], Awaitable[Reader]]
 _encode: Final = msgspec.json.Encoder().encode
-# "Expected `str` of length >= 1 - at `$.title`", "Object missing required field `title`".
-_FIELD: Final = re.compile(r"(?:at `\$\.|field `)(\w+)")
 # What a reader of JSON complains of quotes what it has read, and that may be megabytes.
 LONGEST_COMPLAINT: Final = 300
 # Two escapes that make one character, and what is left of them where a text was cut between the two.
@@ -189,9 +188,7 @@ def read_body(kind: type[Body], body: bytes) -> Body:
         refuse_repeated_names(body)
         return found
     except msgspec.ValidationError as problem:
-        named = _FIELD.search(str(problem))
-        details = {"field": shortened(named[1])} if named is not None else {}
-        raise bad_request(f"The body cannot be read: {shortened(str(problem))}", **details) from problem
+        raise _misread(str(problem)) from problem
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise no_json(body, problem) from problem
 
@@ -206,6 +203,17 @@ def _names_once(pairs: list[tuple[str, Any]]) -> None:
     if len(names) < len(pairs):
         twice = next(name for name in names if sum(name == each for each, _ in pairs) > 1)
         raise bad_request(f"The field {twice!r:.100} is there more than once: send it once", field=twice[:100])
+
+
+def _misread(problem: str) -> Problem:
+    found = PLACE.fullmatch(problem)
+    assert found is not None, "every text matches"
+    named = NAMED.search(found["reason"])
+    field = ".".join(part for part in (found["path"], named["name"] if named is not None else None) if part)
+    about = shortened(field) or "The body"
+    # The first part of a path is what a form shows.
+    details = {"field": shortened(re.split(r"[.\[]", field, maxsplit=1)[0])} if field else {}
+    return bad_request(f"{about} {shortened(predicate(found['reason']))}", **details)
 
 
 def no_json(body: bytes, problem: Exception) -> Problem:

@@ -309,6 +309,7 @@ class InvalidCursor(FeedError):
         super().__init__(f"Invalid cursor format: {reason}" + (f", {remedy}" if remedy is not None else ""))
         self.text = text
         self.reason = reason
+        self.parameter = "cursor"
 
 
 class CursorGone(FeedError):

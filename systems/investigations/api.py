@@ -33,7 +33,7 @@ AGAIN: Final = "it may have been done; send it again, what has an event_id or an
 class NewInvestigation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What opens an investigation; without an id it gets the next free one."""
 
-    title: Annotated[str, Meta(min_length=1, max_length=200)]
+    title: Annotated[str, Meta(min_length=1, max_length=200, extra_json_schema={"pattern": r"^[^\u0000]+$"})]
     investigation_id: Annotated[str, Meta(pattern=f"^{INVESTIGATION_ID.pattern}$")] | None = None
 
 

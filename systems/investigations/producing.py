@@ -1,6 +1,5 @@
 """What producers send: one line or a batch, read from JSON with every mistake named by index and field. Pure."""
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -14,6 +13,7 @@ from aftercommit.event.correlation import checked_correlation
 from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7
 from aftercommit.feed.http.errors import Problem, bad_request
+from systems.complaints import NAMED, PLACE, predicate
 from systems.investigations.errors import BadLog
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox
 from systems.requests import no_json, refuse_repeated_names, shortened
@@ -22,12 +22,7 @@ MOST_LOGS: Final = 1000
 CLIENT_TS: Final = "client_ts"
 
 _RECORDED: Final = outbox.registry.resolve(LogRecorded)
-# "Expected `str`, got `int` - at `$[3].level`": the place is a path; missing and unknown fields are named before it.
-_PLACE: Final = re.compile(
-    r"(?P<reason>.*?)(?: - at `(?:key in )?\$(?:\[(?P<index>\d+)\])?\.?(?P<path>[^`]*)`)?", re.DOTALL
-)
 _VALUES: Final[Mapping[str, Sequence[str]]] = {"source": SOURCES, "level": LEVELS}
-_NAMED: Final = re.compile(r"(?:missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 LONGEST_FIELD: Final = 100
 
 
@@ -46,7 +41,7 @@ class ProducedLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ts: Annotated[str, Meta(max_length=40, extra_json_schema={"format": "date-time"})] | UnsetType = UNSET
     correlation_id: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     context: dict[str, Any] = {}
-    investigation_id: str | UnsetType = UNSET
+    investigation_id: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     schema_version: Annotated[int, Meta(ge=1, le=1)] = 1
 
 
@@ -91,12 +86,12 @@ def _decoded(body: bytes) -> list[ProducedLog]:
 
 
 def _misread(problem: str) -> BadLog:
-    found = _PLACE.fullmatch(problem)
+    found = PLACE.fullmatch(problem)
     assert found is not None
-    named = _NAMED.search(found["reason"])
+    named = NAMED.search(found["reason"])
     field = ".".join(part for part in (found["path"], named["name"] if named else None) if part)
     remedy = f": use one of {', '.join(_VALUES[field])}" if field in _VALUES else ""
-    reason = shortened(found["reason"]) + remedy
+    reason = shortened(predicate(found["reason"])) + remedy
     return BadLog(int(found["index"] or 0), shortened(field, LONGEST_FIELD) or None, reason)
 
 

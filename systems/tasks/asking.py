@@ -19,15 +19,18 @@ MOST_SUPERVISORS: Final = 20
 LONGEST_KEY: Final = 200
 
 Number = Annotated[int, Meta(ge=1, le=LARGEST)]
-Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_TEXT)]
-ShortText = Annotated[str, Meta(min_length=1, max_length=LONGEST_REASON)]
+# What PostgreSQL's text cannot hold, and that something has to be written. The check itself says it in words.
+_STORABLE: Final = {"pattern": r"^[^\u0000]*$"}
+_WRITTEN: Final = {"pattern": r"^[^\u0000]*[^\s\u0000][^\u0000]*$"}
+Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_TEXT, extra_json_schema=_WRITTEN)]
+ShortText = Annotated[str, Meta(min_length=1, max_length=LONGEST_REASON, extra_json_schema=_WRITTEN)]
 
 
 class TaskWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What makes a task. With an assignee it is theirs at once."""
 
-    title: Annotated[str, Meta(min_length=1, max_length=LONGEST_TITLE)]
-    description: Annotated[str, Meta(max_length=LONGEST_TEXT)] = ""
+    title: Annotated[str, Meta(min_length=1, max_length=LONGEST_TITLE, extra_json_schema=_WRITTEN)]
+    description: Annotated[str, Meta(max_length=LONGEST_TEXT, extra_json_schema=_STORABLE)] = ""
     assignee_user_id: Number | None = None
     supervisor_role_ids: Annotated[list[Number], Meta(max_length=MOST_SUPERVISORS)] = []
 

@@ -85,7 +85,7 @@ def test_what_is_no_number_is_400_and_names_itself(tasks: Service):
             for path in (EVENTS, f"{EVENTS}/stream")[: 1 if name == "before_id" else 2]:
                 refused = tasks.as_user(ADA).get(path, params={name: value})
                 assert problem_of(refused) == (400, "bad_request"), (name, value)
-                assert refused.json()["details"], (name, value)
+                assert ("parameter" if name == "unknown" else name) in refused.json()["details"], (name, value)
     twice = tasks.as_user(ADA).get(f"{EVENTS}?limit=1&limit=2")
     assert problem_of(twice) == (400, "bad_request")
     with tasks.client(X_User_Id="1", Authorization=f"Bearer {tasks.credential()}") as program:

@@ -19,7 +19,7 @@ from tests.feed.test_examples import block
 
 pytestmark = pytest.mark.contract("E3")
 
-CLOSED = {"after": 1, "limit": 2}
+CLOSED = {"afterCursor": 1, "limit": 2}
 FOR_GOOD = "private, max-age=31536000, immutable"
 SESSIONS = {"s-ada": "ada", "s-bob": "bob"}
 

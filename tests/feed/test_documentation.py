@@ -1,13 +1,17 @@
 """OpenAPI from the declarations, and a page that draws it without anything from elsewhere."""
 
 import re
+from typing import Any
 
 import jsonschema
 import pytest
 
 from aftercommit.errors import DeclarationError
+from aftercommit.feed import Feed
 from aftercommit.feed.app.openapi import document
 from aftercommit.feed.app.service import service
+from systems.investigations.feeds import logs
+from systems.tasks.feeds import events as task_events
 from tests.feed.journal import PATH, Journal, numbered
 
 
@@ -80,3 +84,26 @@ def test_other_paths_stand_beside_the_feeds(journal_dsn: str):
 def test_a_path_that_cannot_be_served_is_refused(journal_dsn: str, path: str):
     with pytest.raises(DeclarationError, match="no path for a feed"):
         Journal(journal_dsn).app(path=path)
+
+
+def test_a_cursor_that_is_a_number_is_described_as_one() -> None:
+    described = parameters_of(task_events, "/tasks/me/events")
+    assert described["after_id"]["schema"] == {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+    assert described["after_id"]["example"] == 42
+    either = described["before_id"]["schema"]["oneOf"]
+    assert either == [described["after_id"]["schema"], {"type": "string", "const": "end"}]
+    # An array has no pagination.
+    assert "previousCursor" not in described["before_id"]["description"]
+    assert "X-Previous-Cursor" in described["before_id"]["description"]
+    assert "before_id" in described["after_id"]["description"]
+
+
+def test_a_cursor_that_is_a_text_is_described_by_its_pattern() -> None:
+    described = parameters_of(logs, "/investigations/{investigation_id}/logs")
+    assert described["afterCursor"]["schema"]["type"] == "string"
+    assert "previousCursor" in described["beforeCursor"]["description"]
+
+
+def parameters_of(feed: Feed, path: str) -> dict[str, Any]:
+    operation = document({path: feed}, title="x")["paths"][path]["get"]
+    return {each["name"]: each for each in operation["parameters"]}

@@ -8,6 +8,7 @@ import pytest
 from aftercommit.feed.http.errors import Problem
 from systems.investigations.producing import read_logs
 from systems.requests import read_body
+from systems.tasks.asking import TaskWanted
 
 LINE = {"source": "backend", "service": "shop", "level": "INFO", "message": "hello"}
 # Longer than an answer has any use for, and what a request may well carry.
@@ -117,3 +118,57 @@ def test_a_field_that_is_there_twice_is_refused_wherever_it_is() -> None:
         assert problem.details["field"] in ("level", "logs")
     assert refused_body('{"name": "a", "name": "a"}').details == {"field": "name"}
     assert read_body(Named, b'{"name": "a"}').name == "a"
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "field"),
+    [
+        ({}, "title is missing", "title"),
+        ({"title": ""}, "title must have at least 1 character", "title"),
+        ({"title": "x" * 201}, "title must have at most 200 characters", "title"),
+        ({"title": 7}, "title must be text, not a whole number", "title"),
+        ({"title": None}, "title must be text, not null", "title"),
+        ({"title": "x", "assignee_user_id": 0}, "assignee_user_id must be at least 1", "assignee_user_id"),
+        (
+            {"title": "x", "assignee_user_id": "7"},
+            "assignee_user_id must be a whole number or null, not text",
+            "assignee_user_id",
+        ),
+        (
+            {"title": "x", "supervisor_role_ids": [1] * 21},
+            "supervisor_role_ids must have at most 20 items",
+            "supervisor_role_ids",
+        ),
+        (
+            {"title": "x", "supervisor_role_ids": ["x"]},
+            "supervisor_role_ids[0] must be a whole number, not text",
+            "supervisor_role_ids",
+        ),
+        ({"title": "x", "titel": "y"}, "titel is an unknown field", "titel"),
+        ([], "The body must be an object, not a list", None),
+    ],
+)
+def test_what_is_wrong_with_a_field_is_a_sentence(body: object, message: str, field: str | None) -> None:
+    with pytest.raises(Problem) as refused:
+        read_body(TaskWanted, json.dumps(body).encode())
+    assert refused.value.message == message
+    assert (refused.value.details or {}).get("field") == field
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "reason"),
+    [
+        ({"service": ""}, "service", "must have at least 1 character"),
+        ({"message": 7}, "message", "must be text, not a whole number"),
+        ({"level": "LOUD"}, "level", "must not be 'LOUD': use one of DEBUG, INFO, WARN, ERROR"),
+        ({"event_id": "x"}, "event_id", "must be a UUID"),
+        ({"investigation_id": ""}, "investigation_id", "must have at least 1 character"),
+        ({"schema_version": 2}, "schema_version", "must be at most 1"),
+        ({"colour": "red"}, "colour", "is an unknown field"),
+    ],
+)
+@pytest.mark.contract("L12")
+def test_what_is_wrong_with_a_line_is_a_sentence(change: dict[str, object], field: str, reason: str) -> None:
+    said = refused_logs(json.dumps([LINE, {**LINE, **change}]))
+    assert said.message == f"Invalid log: log 1, {field}: {reason}"
+    assert said.details == {"index": 1, "field": field, "reason": reason}

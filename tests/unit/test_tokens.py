@@ -2,7 +2,9 @@
 
 import base64
 import json
+import logging
 import os
+import re
 import stat
 import time
 from datetime import timedelta
@@ -540,3 +542,88 @@ class TestBearer:
         (record,) = caplog.records
         assert record.__dict__["reason"] == "the token was refused: InvalidSignatureError"
         assert token not in str(record.__dict__)
+
+
+def jwk(key: Any, kid: str, **more: Any) -> dict[str, Any]:
+    """A public key as identity providers publish it: without an algorithm."""
+    kind = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPublicKey) else jwt.algorithms.ECAlgorithm
+    made = kind.to_jwk(key, as_dict=True)
+    return {**{name: value for name, value in made.items() if name not in ("alg", "key_ops")}, "kid": kid, **more}
+
+
+class TestSetsOfIdentityProviders:
+    def test_keys_without_an_algorithm_are_used_by_their_kind(self, rsa_key: Any) -> None:
+        curve = ec.generate_private_key(ec.SECP384R1())
+        entries = [jwk(rsa_key.public_key(), "one", use="sig", x5t="one"), jwk(curve.public_key(), "two")]
+        verifier = TokenVerifier(keys_of(*entries))
+        for algorithm in ("RS256", "RS384", "RS512"):
+            assert verifier.verify(signed(claims(), rsa_key, algorithm)).user == "ann"
+        assert verifier.verify(signed(claims(), curve, "ES384", kid="two")).user == "ann"
+        with pytest.raises(Unauthorized):
+            verifier.verify(signed(claims(), rsa_key, "PS256"))
+
+    def test_a_key_without_an_algorithm_is_never_a_shared_secret(self, rsa_key: Any) -> None:
+        entry = jwk(rsa_key.public_key(), "one")
+        verifier = TokenVerifier(keys_of(entry))
+        for algorithm in ("HS256", "HS384", "HS512", "none"):
+            for material in (pem(rsa_key), pem(rsa_key).strip(), json.dumps(entry), entry["n"]):
+                head = json.dumps({"alg": algorithm, "kid": "one"}).encode()
+                told = f"{encoded(head)}.{encoded(json.dumps(claims()).encode())}"
+                used = "HS256" if algorithm == "none" else algorithm
+                signature = jwt.get_algorithm_by_name(used).sign(told.encode(), material.encode())
+                with pytest.raises(Unauthorized):
+                    verifier.verify(f"{told}.{encoded(signature)}")
+        with pytest.raises(DeclarationError, match="alg None"):
+            keys_of({"kty": "oct", "kid": "one", "k": encoded(SECRET)})
+
+    def test_keys_for_encryption_are_passed_over_and_said_once(
+        self, rsa_key: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        public = rsa_key.public_key()
+        entries = [
+            jwk(public, "enc", use="enc", alg="RSA-OAEP"),
+            jwk(public, "enc-2", alg="RSA-OAEP-256"),
+            jwk(public, "enc-3", use="enc"),
+            jwk(public, "one", use="sig", alg="RS256"),
+        ]
+        with caplog.at_level(logging.INFO, logger="aftercommit.tokens"):
+            verifier = TokenVerifier(keys_of(*entries))
+        assert verifier.verify(signed(claims(), rsa_key, "RS256")).user == "ann"
+        for kid in ("enc", "enc-2", "enc-3"):
+            with pytest.raises(Unauthorized):
+                verifier.verify(signed(claims(), rsa_key, "RS256", kid=kid))
+        [said] = [record for record in caplog.records if record.message.startswith("token_keys_skipped")]
+        assert (said.used, len(said.skipped)) == (1, 3)  # type: ignore[attr-defined]
+        assert entries[0]["n"] not in caplog.text
+        with pytest.raises(DeclarationError, match="use 'enc'"):
+            keys_of(entries[0])
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            {"kty": "RSA", "kid": "x", "alg": "RS256"},
+            {"kty": "EC", "crv": "P-256", "kid": "x", "alg": "ES384"},
+            {"kty": "oct", "kid": "x", "alg": "HS256", "k": encoded(b"short")},
+            {"kty": "oct", "kid": "one", "alg": "HS256", "k": encoded(SECRET)},
+        ],
+    )
+    def test_a_key_for_signatures_that_is_wrong_is_refused_beside_good_ones(self, entry: dict[str, Any]) -> None:
+        with pytest.raises(DeclarationError):
+            keys_of(shared(), entry)
+
+    def test_a_function_makes_permissions_of_all_claims(self) -> None:
+        namespace: dict[str, Any] = {"TokenVerifier": lambda *arguments, **options: None, "keys": None}
+        page = (Path(__file__).parents[2] / "docs/guides/security.md").read_text()
+        example = next(part for part in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "realm_access" in part)
+        exec(compile(example, "security.md", "exec"), namespace)  # noqa: S102 - our own page, and the point of the test
+        verifier = TokenVerifier(keys_of(shared()), permissions=namespace["permissions_of"])
+        reader = verifier.verify(signed(claims(realm_access={"roles": ["analyst", "other"]})))
+        assert reader.may("investigation:INV-1:read")
+        assert not reader.may("investigation:INV-1:write")
+        assert not verifier.verify(signed(claims())).may("investigation:INV-1:read")
+
+    @pytest.mark.parametrize("made", [None, 7, ["x", 7], ["x"] * 2000])
+    def test_a_function_that_fails_lets_nobody_in(self, made: Any, caplog: pytest.LogCaptureFixture) -> None:
+        verifier = TokenVerifier(keys_of(shared()), permissions=lambda claims: made)
+        with pytest.raises(Unauthorized):
+            verifier.verify(signed(claims()))

@@ -1,6 +1,7 @@
-"""The keys of JWTs: several, each with a name (`kid`) and one algorithm that is fixed here and not by any token.
+"""The keys of JWTs: several, each with a name (`kid`) and an algorithm that is fixed here and not by any token.
 
-They come as a JWK set (RFC 7517), the form in which identity providers publish theirs. A key may also be given as PEM.
+They come as a JWK set (RFC 7517), the form in which identity providers publish theirs: keys in it that are not for
+signatures are passed over. A key may also be given as PEM.
 """
 
 import json
@@ -38,6 +39,9 @@ ALGORITHMS: Final[Mapping[str, str]] = {
     "EdDSA": "OKP",
 }
 _CURVES = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
+# What a key without `alg` is for. A public key says it by its kind, and a shared secret does not.
+_BY_CURVE: Final = {**{curve: algorithm for algorithm, curve in _CURVES.items()}, "Ed25519": "EdDSA", "Ed448": "EdDSA"}
+_RSA_FAMILY: Final = ("RS256", "RS384", "RS512")
 _LEAST_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _LEAST_BITS = 2048
 # A changed file is noticed within this time; looking costs a system call.
@@ -45,13 +49,25 @@ LOOK_SECONDS = 1.0
 LONGEST_NAME = 200
 
 
+class _NotForSignatures(Exception):
+    """A key that no token is verified with, in a set that may have others: for encryption, or of another algorithm."""
+
+
 class TokenKey(msgspec.Struct, frozen=True):
-    """One key: to verify with, and to sign with where the private half or the secret is known."""
+    """One key: to verify with, and to sign with where the private half or the secret is known.
+
+    It is for its `algorithm` alone; an RSA key of which nobody says the algorithm is for the others of `family`, too.
+    """
 
     kid: str
     algorithm: str
     verifying: Any
     signing: Any = None
+    family: tuple[str, ...] = ()
+
+    def takes(self, algorithm: object) -> bool:
+        """Whether a token with this `alg` may be verified with the key."""
+        return algorithm == self.algorithm or algorithm in self.family
 
 
 class KeySet(msgspec.Struct, frozen=True):
@@ -165,13 +181,22 @@ def parse_keys(text: str, what: str) -> KeySet:
     if not isinstance(entries, list) or not entries:
         raise DeclarationError(f'{what} hold no key: write a JWK set, {{"keys": [{{"kid": …, "alg": …, …}}]}}')
     keys: dict[str, TokenKey] = {}
+    skipped: list[_NotForSignatures] = []
     for number, entry in enumerate(entries, start=1):
-        key = _parse_key(entry, f"key {number} of {what}")
+        try:
+            key = _parse_key(entry, f"key {number} of {what}")
+        except _NotForSignatures as reason:
+            skipped.append(reason)
+            continue
         if key.kid in keys:
             raise DeclarationError(
                 f"key {number} of {what} is called {key.kid!r} like another one: give it its own kid"
             )
         keys[key.kid] = key
+    if not keys:
+        raise DeclarationError(str(skipped[0]))
+    if skipped:
+        say(logger, logging.INFO, "token_keys_skipped", used=len(keys), skipped=[str(each) for each in skipped][:20])
     return KeySet(keys, _named(document, "issuer", what), _named(document, "audience", what))
 
 
@@ -188,8 +213,14 @@ def _parse_key(entry: object, what: str) -> TokenKey:
     kid, algorithm = entry.get("kid"), entry.get("alg")
     if not isinstance(kid, str) or not 0 < len(kid) <= LONGEST_NAME:
         raise DeclarationError(f"{what} has no usable kid: give it a name of up to {LONGEST_NAME} characters")
+    if entry.get("use", "sig") != "sig":
+        raise _NotForSignatures(f"{what} ({kid!r:.60}) has use {entry['use']!r:.20}: only sig is for tokens")
+    family: tuple[str, ...] = ()
+    if algorithm is None and "pem" not in entry:
+        algorithm, *rest = _inferred(entry)
+        family = tuple(rest)
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise DeclarationError(f"{what} has alg {algorithm!r:.40}: fix one of {', '.join(ALGORITHMS)}")
+        raise _NotForSignatures(f"{what} has alg {algorithm!r:.40}: fix one of {', '.join(ALGORITHMS)}")
     document = _as_jwk(entry, algorithm, what) if "pem" in entry else entry
     if document.get("kty") != ALGORITHMS[algorithm]:
         raise DeclarationError(
@@ -198,7 +229,16 @@ def _parse_key(entry: object, what: str) -> TokenKey:
         )
     if document.get("crv") != _CURVES.get(algorithm, document.get("crv")):
         raise DeclarationError(f"{what} has alg {algorithm}, which needs the curve {_CURVES[algorithm]}")
-    return _loaded(kid, str(algorithm), document, what)
+    return msgspec.structs.replace(_loaded(kid, str(algorithm), document, what), family=family)
+
+
+def _inferred(entry: dict[str, Any]) -> tuple[str | None, ...]:
+    """The algorithms that a key without `alg` can be for, by its kind alone: whatever a token says, no other kind."""
+    if entry.get("kty") == "RSA":
+        return _RSA_FAMILY
+    curve = entry.get("crv")
+    algorithm = _BY_CURVE.get(curve) if isinstance(curve, str) else None
+    return (algorithm if algorithm is not None and ALGORITHMS[algorithm] == entry.get("kty") else None,)
 
 
 def _as_jwk(entry: dict[str, Any], algorithm: str, what: str) -> dict[str, Any]:

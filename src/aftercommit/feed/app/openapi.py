@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftercommit._version import __version__
+from aftercommit.feed.declaration.cursor import LARGEST, Position
 from aftercommit.feed.declaration.feed import Feed
+from aftercommit.feed.declaration.page import BareArray
 from aftercommit.feed.endpoints.asking import END, LONGEST_WAIT
 from aftercommit.feed.endpoints.gate import policy_of, what_of
 
@@ -163,9 +165,11 @@ def _parameters(path: str, feed: Feed) -> list[Json]:
         {
             "name": feed.wire.cursor,
             "in": "query",
-            "description": "Where to go on: the cursor behind the last item that was read.",
-            "example": feed.cursor.example,
-            "schema": {"type": "string", "pattern": feed.cursor.pattern},
+            "description": (
+                "Where to go on: the cursor behind the last item that was read. On pages, "
+                f"not together with `{feed.wire.before}` or `{feed.wire.from_time}`."
+            ),
+            **_place(feed),
         },
         {
             "name": feed.wire.limit,
@@ -193,13 +197,12 @@ def _back_parameters(feed: Feed) -> list[Json]:
             "name": feed.wire.before,
             "in": "query",
             "description": (
-                "Items right before this cursor; `previousCursor` goes further back, and is null at the beginning. "
+                f"Items right before this cursor. {_further_back(feed)} "
                 f"`{END}` stands before what is yet to come: the newest page. "
                 "The newest page has one, too, where it did not look at all that there is. "
                 f"Not together with `{feed.wire.cursor}` or `{feed.wire.from_time}`."
             ),
-            "example": feed.cursor.example,
-            "schema": {"type": "string", "pattern": f"{feed.cursor.pattern}|^{END}$"},
+            **_place(feed, END),
         },
         {
             "name": feed.wire.from_time,
@@ -212,6 +215,22 @@ def _back_parameters(feed: Feed) -> list[Json]:
             "schema": {"type": "string", "format": "date-time"},
         },
     ]
+
+
+def _place(feed: Feed, word: str | None = None) -> Json:
+    """Schema and example of a cursor in a query, or of this word instead."""
+    if isinstance(feed.cursor, Position):
+        schema: Json = {"type": "integer", "minimum": 0, "maximum": LARGEST}
+        schema = schema if word is None else {"oneOf": [schema, {"type": "string", "const": word}]}
+        return {"example": int(feed.cursor.example), "schema": schema}
+    pattern = feed.cursor.pattern if word is None else f"{feed.cursor.pattern}|^{word}$"
+    return {"example": feed.cursor.example, "schema": {"type": "string", "pattern": pattern}}
+
+
+def _further_back(feed: Feed) -> str:
+    if isinstance(feed.wire.body, BareArray):
+        return "The header `X-Previous-Cursor` goes further back, and is absent at the beginning."
+    return "`previousCursor` goes further back, and is null at the beginning."
 
 
 def path_parameter(path: str) -> str | None:

@@ -61,7 +61,7 @@ class Wire:
     `cursor` is read on from, `before` is read back from, and from `from_time` on is read what came then.
     """
 
-    cursor: str = "after"
+    cursor: str = "afterCursor"
     limit: str = "limit"
     body: Body = field(default_factory=lambda: PagedBody("items"))
     event_name: str = "message"

@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
 
+from aftercommit.errors import InvalidCursor
 from aftercommit.feed.declaration.cursor import Cursor, moment_of
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
@@ -82,7 +83,7 @@ class Questions:
         if given.get(wire.before) == END:
             return AskedEnd(asked.limit, asked.chosen)
         if wire.before in given:
-            return AskedBack(self._feed.cursor.parse(given[wire.before]), asked.limit, asked.chosen)
+            return AskedBack(self._cursor(wire.before, given[wire.before]), asked.limit, asked.chosen)
         if wire.from_time in given:
             return AskedFrom(moment_of(wire.from_time, given[wire.from_time]), asked.limit, asked.chosen)
         return asked
@@ -93,10 +94,19 @@ class Questions:
         # Number 0 stands before everything that is kept.
         beginning = Cursor(0) if feed.begins == "oldest" else None
         return Asked(
-            feed.cursor.parse(cursor) if cursor is not None else beginning,
+            self._cursor(feed.wire.cursor, cursor) if cursor is not None else beginning,
             feed.limits.parse(feed.wire.limit, given.get(feed.wire.limit)),
             feed.chosen(given),
         )
+
+    def _cursor(self, parameter: str, text: str) -> Cursor:
+        try:
+            return self._feed.cursor.parse(text)
+        except InvalidCursor as problem:
+            # `afterCursor` and `beforeCursor` are a cursor; others are named as they are called.
+            if not parameter.endswith("Cursor"):
+                problem.parameter = parameter
+            raise
 
     def _check_names(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
         for name in given:

@@ -28,7 +28,7 @@ def problem_of(feed: Feed, error: Exception) -> Problem | None:
         case Problem():
             return error
         case InvalidCursor():
-            return bad_request(str(error), cursor=error.text[:100])
+            return bad_request(str(error), **{error.parameter: error.text[:100]})
         case BadParameter():
             return bad_request(str(error), **{error.parameter[:60]: error.value[:100]})
         case CursorGone():
