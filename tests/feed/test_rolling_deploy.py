@@ -237,7 +237,8 @@ async def test_nobody_keeps_a_page_with_an_item_that_is_withheld(journal: Journa
     ):
         lines = (await later.poll()).json()["lines"]
         first, last = (f"{line['ts']}#{line['seq']:03d}" for line in (lines[0], lines[5]))
-        for asked in ({"afterCursor": first, "limit": 3}, {"beforeCursor": last, "limit": 3}, {}):
+        questions: list[dict[str, Any]] = [{"afterCursor": first, "limit": 3}, {"beforeCursor": last, "limit": 3}, {}]
+        for asked in questions:
             page = await reading.poll(**asked)
             assert "item failed" in page.text
             assert ("etag" in page.headers, page.headers["cache-control"]) == (False, "private, no-store")

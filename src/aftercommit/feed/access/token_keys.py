@@ -217,8 +217,7 @@ def _parse_key(entry: object, what: str) -> TokenKey:
         raise _NotForSignatures(f"{what} ({kid!r:.60}) has use {entry['use']!r:.20}: only sig is for tokens")
     family: tuple[str, ...] = ()
     if algorithm is None and "pem" not in entry:
-        algorithm, *rest = _inferred(entry)
-        family = tuple(rest)
+        algorithm, family = _inferred(entry)
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise _NotForSignatures(f"{what} has alg {algorithm!r:.40}: fix one of {', '.join(ALGORITHMS)}")
     document = _as_jwk(entry, algorithm, what) if "pem" in entry else entry
@@ -232,13 +231,13 @@ def _parse_key(entry: object, what: str) -> TokenKey:
     return msgspec.structs.replace(_loaded(kid, str(algorithm), document, what), family=family)
 
 
-def _inferred(entry: dict[str, Any]) -> tuple[str | None, ...]:
-    """The algorithms that a key without `alg` can be for, by its kind alone: whatever a token says, no other kind."""
+def _inferred(entry: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
+    """What a key without `alg` is for, by its kind alone: whatever a token says, no other kind."""
     if entry.get("kty") == "RSA":
-        return _RSA_FAMILY
+        return _RSA_FAMILY[0], _RSA_FAMILY[1:]
     curve = entry.get("crv")
     algorithm = _BY_CURVE.get(curve) if isinstance(curve, str) else None
-    return (algorithm if algorithm is not None and ALGORITHMS[algorithm] == entry.get("kty") else None,)
+    return algorithm if algorithm is not None and ALGORITHMS[algorithm] == entry.get("kty") else None, ()
 
 
 def _as_jwk(entry: dict[str, Any], algorithm: str, what: str) -> dict[str, Any]:
