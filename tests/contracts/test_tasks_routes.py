@@ -168,7 +168,7 @@ def test_the_list_has_what_one_made_works_on_or_supervises_newest_first_page_by_
     )
     mine = [tasks.create(70, f"t{n}", assignee_user_id=71, supervisor_role_ids=[70])["task_id"] for n in range(5)]
     tasks.create(74, "another's")
-    own = tasks.create(72, "one's own", supervisor_role_ids=[70], assignee_user_id=72)["task_id"]
+    own = tasks.create(72, "one's own", supervisor_role_ids=[70])["task_id"]
     tasks.act(71, mine[1], "submit-report", report="done")
 
     def listed(user: int, **parameters: Any) -> list[int]:

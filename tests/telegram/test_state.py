@@ -289,12 +289,12 @@ def test_making_the_tables_again_changes_nothing(where: str, store: Store):
 def test_tables_of_an_older_version_are_upgraded_and_those_of_a_newer_one_refused(where: str, store: Store):
     assert isinstance(store, SqlStore)
     store.put_link(link())
-    later = {**versions(), 3: "create table {schema}.later (id bigint primary key)"}
+    later = {**versions(), 4: "create table {schema}.later (id bigint primary key)"}
     store.driver.prepare(later)
     store.driver.prepare(later)
     assert len(store.links()) == 1
     other = open_store(where)
-    with pytest.raises(StateError, match="is of version 3, and this code knows 2: deploy the newer"):
+    with pytest.raises(StateError, match="is of version 4, and this code knows 3: deploy the newer"):
         other.prepare()
     other.close()
 

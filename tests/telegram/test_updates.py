@@ -37,6 +37,31 @@ def test_a_group_is_not_overheard(text: str):
     assert heard(message(text, "supergroup"), BOT) is None
 
 
+ANONYMOUS = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username": "GroupAnonymousBot"}
+
+
+def test_an_administrator_who_stays_anonymous_is_heard_and_other_bots_and_channels_are_not():
+    said = f"/status@{BOT}"
+    as_group = {"from": ANONYMOUS, "sender_chat": {"id": -5, "type": "supergroup"}}
+    assert heard(message(said, "supergroup", **as_group), BOT) == Command(-5, "status", "", None, private=False)
+    as_channel = {"from": {"id": 136817688, "is_bot": True}, "sender_chat": {"id": -7, "type": "channel"}}
+    assert heard(message(said, "supergroup", **as_channel), BOT) is None
+    assert heard(message(said, "supergroup", **{"from": {"id": 9, "is_bot": True}}), BOT) is None
+
+
+def test_a_topic_is_one_of_a_forum_and_no_chain_of_replies():
+    said = f"/status@{BOT}"
+    in_topic = heard(message(said, "supergroup", message_thread_id=42, is_topic_message=True), BOT)
+    assert in_topic == Command(-5, "status", "", "de", private=False, topic=42)
+    reply = heard(message(said, "supergroup", message_thread_id=42), BOT)
+    assert reply == Command(-5, "status", "", "de", private=False)
+
+
+@pytest.mark.parametrize("kind", ["channel_post", "edited_message", "edited_channel_post", "message_reaction"])
+def test_what_is_no_message_to_the_bot_says_nothing(kind: str):
+    assert heard({"update_id": 1, kind: message("/start")["message"]}, BOT) is None
+
+
 def test_a_group_that_names_the_bot_is_heard():
     assert heard(message("/start@aftercommit_bot CODE", "group"), BOT) == Command(-5, "start", "CODE", "de", False)
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from aftercommit.errors import MissingExtra
-from aftercommit.telegram.answers import Later, Reply, understand
+from aftercommit.telegram.answers import Later, Refused, Reply, understand
+from aftercommit.telegram.markup import plain
 from aftercommit.telegram.progress import WINDOW
 from aftercommit.telegram.redaction import Redaction
 from aftercommit.text import readable
@@ -26,6 +27,9 @@ except ModuleNotFoundError as problem:
 
 UPDATES: Final = ("message", "my_chat_member")
 _MOST_BODY: Final = 16 << 20
+# Of a message that is refused because of them alone.
+_NOT_HTML: Final = "can't parse entities"
+_NO_TOPIC: Final = "message thread not found"
 
 
 @cache
@@ -54,15 +58,27 @@ class BotApi:
         asked = {"offset": offset, "timeout": wait, "limit": WINDOW, "allowed_updates": UPDATES}
         return await self._call("getUpdates", asked, self._seconds + wait)
 
-    async def send_message(self, chat_id: int, text: str) -> Reply:
-        """A message of HTML, without a picture of what it links to."""
-        asked = {
+    async def send_message(self, chat_id: int, text: str, topic: int | None = None) -> Reply:
+        """A message of HTML, without a picture of what it links to, in a topic of a forum.
+
+        What Telegram cannot read as HTML is sent once more as plain text, and what was meant for a topic that is no
+        more goes to the chat.
+        """
+        asked: dict[str, Any] = {
             "chat_id": chat_id,
             "text": self._redaction.clean(text),
             "parse_mode": "HTML",
             "link_preview_options": {"is_disabled": True},
         }
-        return await self._call("sendMessage", asked)
+        if topic is not None:
+            asked["message_thread_id"] = topic
+        reply = await self._call("sendMessage", asked)
+        if isinstance(reply, Refused) and _NO_TOPIC in reply.reason.lower() and asked.pop("message_thread_id", None):
+            reply = await self._call("sendMessage", asked)
+        if isinstance(reply, Refused) and _NOT_HTML in reply.reason.lower():
+            del asked["parse_mode"]
+            reply = await self._call("sendMessage", {**asked, "text": plain(asked["text"])})
+        return reply
 
     async def set_my_commands(self, commands: Sequence[tuple[str, str]], language: str | None) -> Reply:
         """What Telegram offers to people who write to the bot, in one language or in all others."""

@@ -125,7 +125,8 @@ class Commands:
             place = link.place
         else:
             place = await self._reader.newest(found.user_id)
-        made = Link(command.chat_id, found.user_id, found.name, language, place, utc_now(), code_hash=hash_of(code))
+        told = {"code_hash": hash_of(code), "topic": command.topic}
+        made = Link(command.chat_id, found.user_id, found.name, language, place, utc_now(), **told)
         await self._memory.keep(lambda store: store.put_link(made))
         return made
 

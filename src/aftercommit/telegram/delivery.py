@@ -107,7 +107,7 @@ class Delivery:
             return link.is_same(now) and now is not None and (although_muted or not now.is_muted(utc_now()))
 
         await self._reach("bot.send", event_id=event_id, chat_id=link.chat_id)
-        reply = await self._sender.send(link.chat_id, text, still=still)
+        reply = await self._sender.send(link.chat_id, text, topic=link.topic, still=still)
         if reply is not STOPPING and reply is not STALE:
             await self._reach("bot.sent", event_id=event_id, chat_id=link.chat_id)
         return reply

@@ -32,6 +32,7 @@ from aftercommit.telegram.memory import Memory
 from aftercommit.telegram.poller import Poller
 from aftercommit.telegram.progress import WINDOW, Progress
 from aftercommit.telegram.sender import STOPPING, Sender
+from aftercommit.telegram.state import UPDATES
 from aftercommit.telegram.updates import Command, Heard, Membership, Renumbered, heard
 from aftercommit.telemetry import say
 from aftercommit.text import readable
@@ -92,6 +93,7 @@ class Listening(Service):
         self._broken = Waker()
         self._fatal: BaseException | None = None
         self._progress = Progress(0)
+        self._noted: str | None = ""
 
     async def run(self) -> None:
         """Until stopped: then what is being answered is finished and remembered, and the rest is told again."""
@@ -114,7 +116,7 @@ class Listening(Service):
         if not isinstance(reply, Done):
             await self._not_answered(reply)
             return
-        self._recovered()
+        await self._recovered()
         self._take(reply.result)
         if self._progress.is_open:
             await wait_for_any(_ANSWER_SECONDS, self.stopping, self._idle, self._broken)
@@ -201,7 +203,7 @@ class Listening(Service):
         self._progress.effected(entry.number)
         if text is None or not entry.answered:
             return True
-        answered = await self._answer(said.chat_id, text)
+        answered = await self._answer(said, text)
         await self.reach("bot.answered", chat_id=said.chat_id)
         return answered
 
@@ -225,11 +227,15 @@ class Listening(Service):
             await self._memory.do(lambda store: store.renumber(chat_id, new_chat_id))
             self._poller.add(new_chat_id)
 
-    async def _answer(self, chat_id: int, text: str) -> bool:
-        """Say it; what cannot be said in a few attempts is left: whoever asked will ask again. False: not yet."""
-        reason = ""
+    async def _answer(self, said: Heard, text: str) -> bool:
+        """Say it where it was asked. What cannot be said in a few attempts is left: whoever asked will ask again.
+
+        False: not yet.
+        """
+        reason, chat_id = "", said.chat_id
+        topic = said.topic if isinstance(said, Command) else None
         for attempt in range(1, _ATTEMPTS + 1):
-            reply = await self._sender.send(chat_id, text, patience=_LONGEST_WAIT)
+            reply = await self._sender.send(chat_id, text, topic=topic, patience=_LONGEST_WAIT)
             reason = reason_of(reply)
             match reply:
                 case Later(seconds=seconds):
@@ -262,15 +268,23 @@ class Listening(Service):
             raise TelegramRefused(reply.reason)
         self._failures += 1
         wait = wait_after(reply, self._failures)
+        reason, remedy = reason_of(reply), _remedy(reply)
         if self._failures == 1:
-            remedy = "stop the other program or webhook that uses this token" if isinstance(reply, Conflict) else None
-            say(logger, logging.WARNING, "bot_updates_failed", error=reason_of(reply), retry_in=wait, remedy=remedy)
+            say(logger, logging.WARNING, "bot_updates_failed", error=reason, retry_in=wait, remedy=remedy)
+        await self._note(f"the bot does not hear what people write ({reason}): {remedy}")
         await wait_for_any(wait, self.stopping, self._broken)
 
-    def _recovered(self) -> None:
+    async def _recovered(self) -> None:
         if self._failures:
             say(logger, logging.INFO, "bot_updates_again", failures=self._failures)
         self._failures = 0
+        await self._note(None)
+
+    async def _note(self, said: str | None) -> None:
+        """For whoever asks how the bot is; an earlier life may have left something there."""
+        if said != self._noted:
+            await self._memory.keep(lambda store: store.note_trouble(said, UPDATES))
+            self._noted = said
 
     async def _finish(self) -> None:
         """What is being answered gets its answer; how long that may take is for others to say."""
@@ -281,6 +295,15 @@ class Listening(Service):
     async def _remember(self) -> None:
         offset = self._progress.offset()
         await self._memory.keep(lambda store: store.save_offset(offset))
+
+
+def _remedy(reply: Reply) -> str:
+    """What whoever runs the bot has to do, when Telegram does not tell it what people write."""
+    if not isinstance(reply, Conflict):
+        return "see that this machine reaches Telegram; the bot tries again by itself"
+    if "webhook" in reply.reason.lower():
+        return "call deleteWebhook with this token, or give the bot a token of its own: a webhook gets the updates"
+    return "stop the other program that calls getUpdates with this token, or give the bot a token of its own"
 
 
 def _must_not_be_lost(said: Heard) -> bool:

@@ -61,7 +61,12 @@ def link(address: str, text: str) -> Html:
 
 def visible_length(text: str) -> int:
     """How long a message is to Telegram: without its tags, in units of UTF-16."""
-    return _units(html.unescape(re.sub(r"<[^>]*>", "", text)))
+    return _units(plain(text))
+
+
+def plain(text: str) -> str:
+    """What people see of a message, without its tags."""
+    return html.unescape(re.sub(r"<[^>]*>", "", text))
 
 
 def placeholders(line: str) -> set[str]:

@@ -40,9 +40,17 @@ class Sender:
         self._waiting: Counter[int] = Counter()
 
     async def send(
-        self, chat_id: int, text: str, *, still: Still | None = None, patience: float | None = None
+        self,
+        chat_id: int,
+        text: str,
+        *,
+        topic: int | None = None,
+        still: Still | None = None,
+        patience: float | None = None,
     ) -> Reply:
-        """Send when it is time; what came of it. `still` is asked then: a no, and nothing is sent (STALE).
+        """Send when it is time, to a topic of the chat if there is one; what came of it.
+
+        `still` is asked then: a no, and nothing is sent (STALE).
 
         Who would have to wait longer than `patience` seconds is told so at once, and for how long: a limited `Later`.
         Without it that holds for what Telegram has asked for, and others' messages are waited for.
@@ -58,7 +66,7 @@ class Sender:
                 return later
             if still is not None and not await self._asked(still):
                 return STALE
-            return await self._send(chat_id, text)
+            return await self._send(chat_id, text, topic)
 
     async def _asked(self, still: Still) -> bool:
         agreed = False
@@ -103,9 +111,9 @@ class Sender:
                 await wait_for_any(_LONGEST_WAIT if overall is None else overall, self._stopping, self._answered)
         return STOPPING
 
-    async def _send(self, chat_id: int, text: str) -> Reply:
+    async def _send(self, chat_id: int, text: str, topic: int | None) -> Reply:
         try:
-            reply = await self._api.send_message(chat_id, text)
+            reply = await self._api.send_message(chat_id, text, topic)
         finally:
             self._pacing.answered(chat_id, time.monotonic())
             self._answered.set()

@@ -10,6 +10,9 @@ from typing import Final, Protocol
 
 import msgspec
 
+# What can be wrong: with the feed, or with hearing what people write.
+FEED: Final = "feed"
+UPDATES: Final = "updates"
 FOR_EVER: Final = datetime.fromisoformat("9999-12-31T23:59:59+00:00")
 GAP: Final = "gap"
 
@@ -18,7 +21,8 @@ class Link(msgspec.Struct, frozen=True):
     """A chat that follows a user's events.
 
     `place` is the cursor after the last event that is done with. While it is muted, events pass and are counted in
-    `passed`. `unreachable` says why the last message could not be delivered; None when it could.
+    `passed`. `unreachable` says why the last message could not be delivered; None when it could. `topic` is where in a
+    forum messages go.
     """
 
     chat_id: int
@@ -32,6 +36,7 @@ class Link(msgspec.Struct, frozen=True):
     unreachable: str | None = None
     unreachable_at: datetime | None = None
     code_hash: str = ""
+    topic: int | None = None
 
     def is_same(self, other: "Link | None") -> bool:
         """Whether it is the same link at the same place: it was neither ended nor made anew, and nothing was sent."""
@@ -147,10 +152,10 @@ class Store(Protocol):
         """Updates before this number are dealt with."""
 
     def trouble(self) -> str | None:
-        """What is wrong with the feed and what to do, as a running bot has last noted it; None when nothing is."""
+        """What is wrong and what to do, as a running bot has last noted it; None when nothing is."""
 
-    def note_trouble(self, said: str | None) -> None:
-        """This is wrong with the feed; or nothing is any more."""
+    def note_trouble(self, said: str | None, about: str = FEED) -> None:
+        """This is wrong with the feed, or with updates; or nothing is any more."""
 
 
 def muted_until(now: datetime, time: timedelta | None) -> datetime:

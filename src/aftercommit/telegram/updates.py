@@ -9,13 +9,14 @@ _GONE: Final = frozenset({"kicked", "left"})
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A command for this bot; an empty `name` is text that is none."""
+    """A command for this bot; an empty `name` is text that is none. `topic` is where in a forum it was written."""
 
     chat_id: int
     name: str
     argument: str
     language: str | None
     private: bool
+    topic: int | None = None
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -54,7 +55,9 @@ def _message(message: Mapping[str, Any], bot_name: str) -> Heard | None:
     if isinstance(moved_to, int):
         return Renumbered(chat_id, moved_to)
     text, sender = message.get("text"), _part(message, "from")
-    if not isinstance(text, str) or sender.get("is_bot") is True:
+    # An administrator who writes as the group itself seems to be a bot, Telegram's own.
+    is_group = _part(message, "sender_chat").get("id") == chat_id
+    if not isinstance(text, str) or (sender.get("is_bot") is True and not is_group):
         return None
     private = _part(message, "chat").get("type") == "private"
     name, addressed, argument = _split(text, bot_name)
@@ -62,7 +65,14 @@ def _message(message: Mapping[str, Any], bot_name: str) -> Heard | None:
     if not private and not (addressed and name):
         return None
     code = sender.get("language_code")
-    return Command(chat_id, name, argument, code if isinstance(code, str) else None, private)
+    return Command(chat_id, name, argument, code if isinstance(code, str) else None, private, _topic(message))
+
+
+def _topic(message: Mapping[str, Any]) -> int | None:
+    """The topic of a forum; in other groups a thread is only a chain of replies."""
+    thread = message.get("message_thread_id")
+    is_topic = message.get("is_topic_message") is True and isinstance(thread, int) and not isinstance(thread, bool)
+    return thread if is_topic else None
 
 
 def _split(text: str, bot_name: str) -> tuple[str, bool, str]:

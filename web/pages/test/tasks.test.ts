@@ -93,7 +93,7 @@ describe("whose move it is", () => {
   test("is nobody's who is barred from it", () => {
     const own = task({ state: "reported", creator_user_id: 3, supervisor_role_ids: [2] });
     assert.equal(turnWords(own, MACHINE, grace), "Waiting for the role lead");
-    assert.equal(turnWords(task({ state: "reported", creator_user_id: 3 }), MACHINE, grace), "Waiting");
+    assert.equal(turnWords(task({ state: "reported", creator_user_id: 3 }), MACHINE, grace), "Nobody can approve it: hand it over");
   });
 });
 

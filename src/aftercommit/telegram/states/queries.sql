@@ -10,14 +10,15 @@ select {link_columns} from {schema}.link where chat_id = :chat_id
 -- name: put_link
 insert into {schema}.link as link ({link_columns})
 values (:chat_id, :user_id, :name, :language, :place, :linked_at, :muted_until, :passed, :unreachable,
-    :unreachable_at, :code_hash)
+    :unreachable_at, :code_hash, :topic)
 on conflict (chat_id) do update set
     place = case when link.user_id = excluded.user_id then link.place else excluded.place end,
     linked_at = case when link.user_id = excluded.user_id then link.linked_at else excluded.linked_at end,
     muted_until = case when link.user_id = excluded.user_id then link.muted_until else excluded.muted_until end,
     passed = case when link.user_id = excluded.user_id then link.passed else excluded.passed end,
     user_id = excluded.user_id, name = excluded.name, language = excluded.language,
-    unreachable = excluded.unreachable, unreachable_at = excluded.unreachable_at, code_hash = excluded.code_hash
+    unreachable = excluded.unreachable, unreachable_at = excluded.unreachable_at, code_hash = excluded.code_hash,
+    topic = excluded.topic
 
 -- name: unlink
 delete from {schema}.link where chat_id = :chat_id returning chat_id
@@ -107,7 +108,7 @@ insert into {schema}.progress (name, value) values (:name, :value)
 on conflict (name) do update set value = excluded.value
 
 -- name: trouble
-select said from {schema}.trouble where name = :name
+select said from {schema}.trouble order by name
 
 -- name: note_trouble
 insert into {schema}.trouble (name, said) values (:name, :said) on conflict (name) do update set said = excluded.said

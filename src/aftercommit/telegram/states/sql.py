@@ -12,14 +12,13 @@ import msgspec
 
 from aftercommit.clock import utc_now
 from aftercommit.errors import StateError
-from aftercommit.telegram.state import Code, Failure, Link
+from aftercommit.telegram.state import FEED, Code, Failure, Link
 
 Result = TypeVar("Result")
 Rows = list[tuple[Any, ...]]
 Run = Callable[..., Rows]
 
 OFFSET: Final = "update_offset"
-FEED: Final = "feed"
 # That a killed bot is gone is noticed soon and not at once.
 PATIENCE: Final = 2.0
 LOOK: Final = 0.05
@@ -215,16 +214,15 @@ class SqlStore:
         self._rows("save_progress", name=OFFSET, value=offset)
 
     def trouble(self) -> str | None:
-        """Why nothing is polled."""
-        rows = self._rows("trouble", name=FEED)
-        return str(rows[0][0]) if rows else None
+        """Why nothing is polled, or heard."""
+        return "; ".join(str(said) for (said,) in self._rows("trouble")) or None
 
-    def note_trouble(self, said: str | None) -> None:
-        """The feed does not answer; or it does."""
+    def note_trouble(self, said: str | None, about: str = FEED) -> None:
+        """Something is wrong; or it is no more."""
         if said is None:
-            self._rows("end_trouble", name=FEED)
+            self._rows("end_trouble", name=about)
         else:
-            self._rows("note_trouble", name=FEED, said=said)
+            self._rows("note_trouble", name=about, said=said)
 
     def _rows(self, statement: str, /, **parameters: Any) -> Rows:
         return self.driver.work(lambda run: run(statement, **parameters))

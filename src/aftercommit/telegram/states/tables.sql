@@ -44,3 +44,6 @@ create table {schema}.trouble (
     name text primary key,
     said text not null
 );
+
+-- version: 3
+alter table {schema}.link add column topic bigint;

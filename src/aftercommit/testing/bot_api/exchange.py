@@ -43,6 +43,9 @@ MOST_CALLS: Final = 100_000
 _ADDRESS: Final = re.compile(r"/bot(?P<token>[^/]*)/(?P<method>[^/]*)/?")
 _TOKEN: Final = re.compile(r"[1-9][0-9]{0,15}:[A-Za-z0-9_-]{20,64}")
 _CONFLICT: Final = "Conflict: terminated by other getUpdates request; make sure that only one bot instance is running"
+_WEBHOOK: Final = (
+    "Conflict: can't use getUpdates method while webhook is active; use deleteWebhook to delete the webhook first"
+)
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -181,9 +184,15 @@ class Exchange:
         if call.method.lower() == "getupdates":
             updates = await self._get_updates(call)
             return 200, {"ok": True, "result": [update.told() for update in updates]}
+        about = self._about(call.method.lower())
         result = self.methods.known[call.method.lower()](call)
-        about = {"description": "Webhook is already deleted"} if call.method.lower() == "deletewebhook" else {}
-        return 200, {"ok": True, "result": result, **about}
+        return 200, {"ok": True, "result": result, **({"description": about} if about else {})}
+
+    def _about(self, method: str) -> str | None:
+        """What Telegram says besides that it has done it."""
+        if method == "deletewebhook":
+            return "Webhook was deleted" if self.methods.webhook else "Webhook is already deleted"
+        return "Webhook was set" if method == "setwebhook" else None
 
     async def _get_updates(self, call: Call) -> list[Update]:
         limit = integer(call.arguments, "limit", 100, 1, 100)
@@ -198,13 +207,15 @@ class Exchange:
             self._changes.tell()
 
         def look() -> list[Update] | None:
-            if self._poller is not call:
+            if self._poller is not call or self.methods.webhook:
                 # Found on behalf of the other thread or task; raised in its own.
                 return []
             return self._messenger.updates[:limit] or ([] if self.closing else None)
 
         found = await _within(timeout, self._changes.until(look))
         with self._changes.lock:
+            if self.methods.webhook:
+                raise Refusal(409, _WEBHOOK)
             if self._poller is not call:
                 raise Refusal(409, _CONFLICT)
             self._poller = None

@@ -8,12 +8,13 @@ from typing import Any, Final
 from aftercommit.errors import AftercommitError
 from aftercommit.testing.bot_api.changes import Changes
 from aftercommit.testing.bot_api.markup import Entity, Formatted
-from aftercommit.testing.bot_api.records import Chat, Message, Update, marked
+from aftercommit.testing.bot_api.records import ANONYMOUS, Chat, Message, Update, marked
 
 DEFAULT_UPDATES: Final = frozenset({"message", "my_chat_member"})
 MOST_PENDING: Final = 10_000
 MOST_MESSAGES: Final = 20_000
 _FIRST_CHAT: Final = 700_000_001
+_FIRST_GROUP: Final = -1_000_000_000_001
 _LONGEST_NAME: Final = 64
 
 
@@ -88,6 +89,20 @@ class Messenger:
             self.changes.tell(chat)
             return chat
 
+    def open_group(self, title: str, *, is_forum: bool = False) -> Chat:
+        """A supergroup that the bot is a member of."""
+        with self.changes.lock:
+            number = min([_FIRST_GROUP + 1, *self.chats]) - 1
+            chat = Chat(number, title, is_group=True, is_forum=is_forum)
+            self.chats[number] = chat
+            self._messages[number] = []
+            self.changes.tell(chat)
+            return chat
+
+    def has_topic(self, chat_id: int, topic: int) -> bool:
+        """Whether somebody has written in this topic of a forum."""
+        return any(message.topic == topic for message in self.messages(chat_id))
+
     def _free_chat(self) -> int:
         while self._next_chat in self.chats:
             self._next_chat += 1
@@ -112,8 +127,8 @@ class Messenger:
         with self.changes.lock:
             return next((each for each in self._messages.get(chat_id, ()) if each.message_id == message_id), None)
 
-    def write(self, chat_id: int, text: str) -> Message:
-        """The person writes to the bot."""
+    def write(self, chat_id: int, text: str, *, topic: int | None = None, is_anonymous: bool = False) -> Message:
+        """The person writes to the bot; in a group, a member, or an administrator who stays anonymous."""
         with self.changes.lock:
             self._known(chat_id)
             if chat_id in self.blocked:
@@ -121,7 +136,11 @@ class Messenger:
             if not text.strip():
                 raise ChatError("the message is empty: write something")
             text = text.strip()[:4096]
+            chat = self.chats[chat_id]
+            if (topic is not None and not chat.is_forum) or (is_anonymous and not chat.is_group):
+                raise ChatError(f"chat {chat_id} is no forum, or no group: open one with open_group")
             message = self._add(chat_id, text, marked(text), from_bot=False)
+            message.topic, message.is_anonymous = topic, is_anonymous
             self._announce(message, "message", self.told(message))
             return message
 
@@ -132,11 +151,12 @@ class Messenger:
         *,
         reply_markup: Mapping[str, Any] | None = None,
         reply_to: int | None = None,
+        topic: int | None = None,
     ) -> Message:
         """The bot writes to the person."""
         with self.changes.lock:
             message = self._add(chat_id, content.text, content.entities, from_bot=True)
-            message.reply_markup, message.reply_to = reply_markup, reply_to
+            message.reply_markup, message.reply_to, message.topic = reply_markup, reply_to, topic
             self.changes.tell(message)
             return message
 
@@ -194,6 +214,10 @@ class Messenger:
             "chat": chat.told(),
             "date": message.date,
         }
+        if message.is_anonymous:
+            said |= {"from": ANONYMOUS, "sender_chat": chat.told()}
+        if message.topic is not None:
+            said |= {"message_thread_id": message.topic, "is_topic_message": True}
         if message.edit_date is not None:
             said["edit_date"] = message.edit_date
         original = None if message.reply_to is None else self.message(message.chat_id, message.reply_to)

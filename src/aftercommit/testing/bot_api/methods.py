@@ -51,6 +51,7 @@ class Methods:
         """No commands are set."""
         self._messenger = messenger
         self._rate = rate
+        self.webhook = ""
         self.commands: dict[tuple[str, str], Sequence[Mapping[str, str]]] = {}
         self.known: Mapping[str, Callable[[Call], Any]] = {
             "getme": self._get_me,
@@ -60,6 +61,7 @@ class Methods:
             "setmycommands": self._set_my_commands,
             "getmycommands": self._get_my_commands,
             "deletemycommands": self._delete_my_commands,
+            "setwebhook": self._set_webhook,
             "deletewebhook": self._delete_webhook,
             "getwebhookinfo": self._get_webhook_info,
             "getchat": self._get_chat,
@@ -80,8 +82,12 @@ class Methods:
         with self._messenger.changes.lock:
             chat = self._reachable(call)
             reply_to = self._reply_to(call.arguments, chat)
+            topic = integer(call.arguments, "message_thread_id", 0, 0, 1 << 31) or None
+            if topic is not None and not self._messenger.has_topic(chat.chat_id, topic):
+                raise bad_request("message thread not found")
             self._count(chat)
-            message = self._messenger.send(chat.chat_id, content, reply_markup=markup, reply_to=reply_to)
+            send = self._messenger.send
+            message = send(chat.chat_id, content, reply_markup=markup, reply_to=reply_to, topic=topic)
             call.message_id, call.was_taken = message.message_id, True
             return self._messenger.told(message)
 
@@ -137,13 +143,30 @@ class Methods:
         self.commands.pop(_scope(call.arguments), None)
         return True
 
+    def _set_webhook(self, call: Call) -> bool:
+        """Nothing is ever sent there: what matters is that getUpdates is refused."""
+        url = call.arguments.get("url", "")
+        if url and not url.startswith("https://"):
+            raise bad_request("bad webhook: An HTTPS URL must be provided for webhook")
+        with self._messenger.changes.lock:
+            self.webhook = url
+            self._messenger.changes.tell()
+        return True
+
     def _delete_webhook(self, call: Call) -> bool:
+        with self._messenger.changes.lock:
+            self.webhook = ""
+            self._messenger.changes.tell()
         if is_true(call.arguments, "drop_pending_updates"):
             self._messenger.confirm(1 << 31)
         return True
 
     def _get_webhook_info(self, call: Call) -> dict[str, Any]:
-        return {"url": "", "has_custom_certificate": False, "pending_update_count": len(self._messenger.updates)}
+        return {
+            "url": self.webhook,
+            "has_custom_certificate": False,
+            "pending_update_count": len(self._messenger.updates),
+        }
 
     def _chat(self, call: Call) -> Chat:
         if not call.arguments.get("chat_id"):

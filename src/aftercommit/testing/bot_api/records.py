@@ -14,22 +14,37 @@ _MARKED: Final = re.compile(
 _CLOSED: Final = frozenset({"code", "pre", "text_link", "url", "bot_command"})
 
 
+# Who writes in groups; and whom Telegram names as the sender of what an anonymous administrator writes.
+MEMBER: Final = 690_000_001
+ANONYMOUS: Final = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username": "GroupAnonymousBot"}
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A private chat of one person with the bot. In such a chat its id is the person's id too."""
+    """A private chat of one person with the bot, whose id is the person's id too; or a group, which has a title.
+
+    In a group whoever writes is one and the same member, or an administrator who does not show themselves.
+    """
 
     chat_id: int
     first_name: str
     last_name: str | None = None
     username: str | None = None
     language_code: str | None = None
+    is_group: bool = False
+    is_forum: bool = False
 
     def told(self) -> dict[str, Any]:
         """The chat as the Bot API tells it."""
+        if self.is_group:
+            forum = {"is_forum": True} if self.is_forum else {}
+            return {"id": self.chat_id, "title": self.first_name, "type": "supergroup", **forum}
         return {"id": self.chat_id, **self._names(), "type": "private"}
 
     def user(self) -> dict[str, Any]:
         """The person as the Bot API tells it."""
+        if self.is_group:
+            return {"id": MEMBER, "is_bot": False, "first_name": "Member"}
         language = {"language_code": self.language_code} if self.language_code else {}
         return {"id": self.chat_id, "is_bot": False, **self._names(), **language}
 
@@ -52,6 +67,8 @@ class Message:
     edit_date: int | None = None
     reply_markup: Mapping[str, Any] | None = None
     reply_to: int | None = None
+    topic: int | None = None
+    is_anonymous: bool = False
 
 
 @dataclass(slots=True)

@@ -170,9 +170,19 @@ class BotApiServer(Service):
             first_name, chat_id=chat_id, last_name=last_name, username=username, language=language
         )
 
-    def write(self, chat: Chat | int, text: str) -> Message:
-        """The person writes to the bot."""
-        return self.messenger.write(_id(chat), text)
+    def open_group(self, title: str = "Team", *, is_forum: bool = False) -> Chat:
+        """A supergroup that the bot is a member of; a forum has topics, each by a number."""
+        return self.messenger.open_group(title, is_forum=is_forum)
+
+    def write(self, chat: Chat | int, text: str, *, topic: int | None = None, is_anonymous: bool = False) -> Message:
+        """The person writes to the bot; in a group a member, or an administrator who stays anonymous."""
+        return self.messenger.write(_id(chat), text, topic=topic, is_anonymous=is_anonymous)
+
+    def set_webhook(self, url: str = "https://example.com/hook") -> None:
+        """Somebody sets a webhook for this bot ("" deletes it): 409 to getUpdates from now on."""
+        with self.changes.lock:
+            self._exchange.methods.webhook = url
+            self.changes.tell()
 
     def block(self, chat: Chat | int) -> None:
         """The person blocks the bot: 403 from now on."""

@@ -70,7 +70,7 @@ class View:
     def chat(self, chat: Chat) -> dict[str, Any]:
         """One chat."""
         blocked = chat.chat_id in self._messenger.blocked
-        return {**chat.told(), "language_code": chat.language_code, "blocked": blocked}
+        return {"first_name": chat.first_name, **chat.told(), "language_code": chat.language_code, "blocked": blocked}
 
     def message(self, message: Message) -> dict[str, Any]:
         """One message, and who wrote it."""
