@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from aftercommit.feed.access import trusted
 from aftercommit.feed.access.token_keys import TokenKeys
 from aftercommit.feed.access.tokens import mint
+from aftercommit.feed.http import compression
 from aftercommit.feed.http.asgi import headers_of, peer_of
 from aftercommit.feed.http.errors import not_found, unavailable
 from systems.system import SampleUser, System
@@ -50,7 +51,7 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
             text = (WEB / name).read_bytes()
         except FileNotFoundError:
             raise unavailable("The pages are not built: run `make web`, then load this again. /docs works") from None
-        return Response(text, headers={**GUARDS, "Cache-Control": "no-cache"}, media_type="text/html")
+        return _answer(request, text, "no-cache", "text/html")
 
     return show
 
@@ -60,8 +61,14 @@ async def _asset(request: Request) -> Response:
     found = _ASSET.fullmatch(request.path_params["name"])
     if found is None or not (WEB / "assets" / found[0]).is_file():
         raise not_found()
-    headers = {**GUARDS, "Cache-Control": "public, max-age=31536000, immutable"}
-    return Response((WEB / "assets" / found[0]).read_bytes(), headers=headers, media_type=_TYPES[found[1]])
+    content = (WEB / "assets" / found[0]).read_bytes()
+    return _answer(request, content, "public, max-age=31536000, immutable", _TYPES[found[1]])
+
+
+def _answer(request: Request, content: bytes, cache: str, media_type: str) -> Response:
+    """A file, compressed for those who can read that."""
+    body, encoding = compression.encoded(content, request.headers.get("accept-encoding", ""))
+    return Response(body, headers={**GUARDS, **encoding, "Cache-Control": cache}, media_type=media_type)
 
 
 def _sample(

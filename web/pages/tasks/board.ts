@@ -302,10 +302,22 @@ export class Board {
 
   #came(events: readonly TaskEvent[]): void {
     this.#events.addNew(events);
+    const lost = new Set(events.filter((event) => this.#isLost(event)).map((event) => event.task_id));
+    for (const id of lost) this.#lost(id, "It was handed over to somebody else.", 403);
     for (const id of new Set(events.map((event) => event.task_id))) {
+      if (lost.has(id)) continue;
       this.#heard.add(id);
       this.#refresher.ask(id);
     }
+  }
+
+  /** Whether an event says that the task is not this user's to see any more: then nobody asks for it. */
+  #isLost({ task_id, payload }: TaskEvent): boolean {
+    const { me } = this.#options.directory;
+    const left = payload["previous_assignee_user_id"] === me.user_id;
+    const known = this.#tasks.get(task_id);
+    if (!left || !known || known.creator_user_id === me.user_id) return false;
+    return !me.roles.some(({ role_id }) => known.supervisor_role_ids.includes(role_id));
   }
 
   #refused(error: FeedError): void {

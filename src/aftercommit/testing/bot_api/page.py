@@ -7,6 +7,7 @@ from typing import Final
 
 from aftercommit.errors import MissingExtra
 from aftercommit.feed.app import pages
+from aftercommit.feed.http import compression
 from aftercommit.feed.http.accept import prefers_page
 from aftercommit.feed.http.asgi import Asgi, Receive, Scope, Send, header_of
 
@@ -67,12 +68,13 @@ class NothingHere:
 
 def _route(path: str, name: str) -> Route:
     async def show(request: Request) -> Response:
-        return _response(name)
+        return _response(name, accept_encoding=request.headers.get("accept-encoding", ""))
 
     return Route(path, show, methods=["GET"])
 
 
-def _response(name: str, status: int = 200) -> Response:
+def _response(name: str, status: int = 200, accept_encoding: str = "") -> Response:
     folder = files(pages) if name == _TOKENS else files(__package__).joinpath("files")
     content = folder.joinpath(name).read_bytes()
-    return Response(content, status, _HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+    body, encoding = compression.encoded(content, accept_encoding)
+    return Response(body, status, {**_HEADERS, **encoding}, media_type=_TYPES[name.rpartition(".")[2]])

@@ -10,12 +10,24 @@ from typing import Any, Final
 
 import msgspec
 
-from aftercommit.feed.http.asgi import JSON, Asgi, Header, Receive, Scope, Send, answer, answer_problem
+from aftercommit.feed.http import compression
+from aftercommit.feed.http.asgi import (
+    JSON,
+    Asgi,
+    Header,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    answer_problem,
+    encoded,
+    header_of,
+)
 from aftercommit.feed.http.errors import method_not_allowed
 
 _POLICY: Final = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
-    b"form-action 'none'; frame-ancestors 'none'"
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _PAGE_HEADERS: Final[list[Header]] = [
     (b"content-security-policy", _POLICY),
@@ -23,7 +35,12 @@ _PAGE_HEADERS: Final[list[Header]] = [
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-cache"),
 ]
-_TYPES: Final = {"html": b"text/html; charset=utf-8", "js": b"text/javascript; charset=utf-8", "css": b"text/css"}
+_TYPES: Final = {
+    "html": b"text/html; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+    "css": b"text/css",
+    "svg": b"image/svg+xml",
+}
 
 
 class Constant:
@@ -43,8 +60,9 @@ class Constant:
             return
         if self._content is None:
             self._content = self._make()
-        length = (b"content-length", b"%d" % len(self._content))
-        await answer(send, 200, [length, *self._headers], b"" if method == "HEAD" else self._content)
+        content, about = compression.encoded(self._content, header_of(scope, b"accept-encoding") or "")
+        length = (b"content-length", b"%d" % len(content))
+        await answer(send, 200, [length, *encoded(about), *self._headers], b"" if method == "HEAD" else content)
 
 
 def docs_pages(openapi: Callable[[], Mapping[str, Any]]) -> dict[str, Asgi]:
@@ -52,6 +70,8 @@ def docs_pages(openapi: Callable[[], Mapping[str, Any]]) -> dict[str, Asgi]:
     return {
         "/docs": _file("docs.html"),
         "/docs.js": _file("docs.js"),
+        # Browsers ask for it by themselves, also beside figures and JSON.
+        "/favicon.ico": _file("icon.svg"),
         "/docs.css": _file("tokens.css", "docs.css"),
         "/openapi.json": Constant(lambda: msgspec.json.encode(openapi()), [JSON, (b"cache-control", b"no-cache")]),
     }
