@@ -86,6 +86,18 @@ async def test_an_anonymous_administrator_in_a_topic_is_answered_there_and_event
             assert (await scene.telegram.messages(group, 4))[3].topic is None
 
 
+async def test_chats_that_begin_together_ask_no_more_often_than_was_settled(tmp_path: Path):
+    async with stage(tmp_path) as scene:
+        for number in range(40):
+            scene.link(scene.telegram.open_chat(f"person {number}"), number + 100)
+        loop, began = asyncio.get_running_loop(), 0.0
+        async with scene.bot(polls_per_second=20.0):
+            began, before = loop.time(), len(scene.backend.requests)
+            await until(lambda: len(scene.backend.requests) >= before + 60)
+            # Two that were let through before this was looked at may be among them.
+            assert loop.time() - began >= (60 - 2) / 20
+
+
 async def test_what_telegram_cannot_read_as_html_is_sent_as_plain_text(tmp_path: Path):
     async with stage(tmp_path) as scene:
         chat = scene.telegram.open_chat("Ada")

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from aftercommit.cli import cli
 from aftercommit.clock import utc_now
 from aftercommit.telegram import Failure, Link, Store, open_store
 from aftercommit.testing.bot_api import BotApiServer
+from tests.hanging import stopped
 from tests.programs import REPOSITORY, Program, running
 
 FEED = "http://127.0.0.1:1/tasks/me/events"
@@ -118,6 +120,21 @@ def test_the_command_line_shows_that_the_feed_does_not_answer_a_running_bot(stat
     assert "the feed answered 401" in run("status", state=state, status=3).output
     store.note_trouble(None)
     run("status", state=state)
+
+
+@pytest.mark.contract("E7")
+def test_a_bot_whose_process_is_stopped_is_not_shown_as_well(telegram: BotApiServer, state: str):
+    with running("bot", folder=REPOSITORY, **environment(telegram, state)) as program:
+        program.line("bot_not_connected", program.stderr)
+        ada = telegram.open_chat("Ada")
+        telegram.write(ada, "/status")
+        telegram.wait_for_messages(ada, 1, timeout=60)
+        told = json.loads(run("status", "--json", state=state, status=3).output)["trouble"]
+        assert "the feed does not answer" in told
+        with stopped(program.process.pid):
+            began = time.monotonic()
+            while "has done nothing for" not in run("status", state=state, status=3).output:
+                assert time.monotonic() - began < 15
 
 
 def test_links_are_shown_and_ended(state: str, store: Store):

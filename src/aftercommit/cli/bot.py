@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
@@ -38,6 +38,8 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 LINK_COLUMNS = ("chat", "user", "name", "language", "place", "muted until", "passed", "unreachable")
 FAILURE_COLUMNS = ("when", "chat", "user", "event", "type", "kind", "reason")
 _LONGEST_CODE_LIFE = timedelta(days=7)
+# A bot says every five seconds that it works.
+_BEATS_WITHIN: Final = timedelta(seconds=14)
 
 _state_option = click.option(
     "--state",
@@ -128,7 +130,7 @@ def status(settings: Settings, state: str | None, as_json: bool) -> None:
         links, now, running = store.links(), utc_now(), store.is_taken()
         found = {
             "running": running,
-            "trouble": store.trouble() if running else None,
+            "trouble": (_hanging(store.last_beat(), now) or store.trouble()) if running else None,
             "links": len(links),
             "muted": sum(link.is_muted(now) for link in links),
             "unreachable": sum(link.unreachable is not None for link in links),
@@ -253,6 +255,14 @@ def unlink(settings: Settings, user: str | None, chat: int | None, yes: bool, st
     if not chosen:
         message("no chat is linked like this: `aftercommit bot links` shows those that are")
         raise click.exceptions.Exit(PARTIAL)
+
+
+def _hanging(beat: datetime | None, now: datetime) -> str | None:
+    """What to say of a bot that is there and does nothing: its process is stopped, or hangs."""
+    if beat is None or now - beat <= _BEATS_WITHIN:
+        return None
+    ago = shown_duration(timedelta(seconds=int((now - beat).total_seconds())))
+    return f"the bot's process has done nothing for {ago}: it is stopped or hangs; go on with it, or start it anew"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
@@ -21,7 +22,7 @@ from aftercommit.telegram.reader import Reader
 from aftercommit.telegram.redaction import Redaction, without_userinfo
 from aftercommit.telegram.sender import Sender
 from aftercommit.telegram.settings import BotSettings
-from aftercommit.telegram.state import Store
+from aftercommit.telegram.state import UPDATES, Store
 from aftercommit.telegram.states import open_store
 from aftercommit.telegram.texts import FALLBACK
 from aftercommit.telemetry import say
@@ -30,6 +31,7 @@ from aftercommit.text import readable
 logger = logging.getLogger("aftercommit.bot")
 
 _UPKEEP_SECONDS: Final = 3600.0
+_BEAT_SECONDS: Final = 5.0
 
 
 class Bot(Service):
@@ -63,6 +65,7 @@ class Bot(Service):
         self._ending.clear()
         memory = Memory(self._store or open_store(settings.state), self._ending)
         passing_on = asyncio.create_task(self._pass_on())
+        beating: asyncio.Task[None] | None = None
         addresses = (settings.api, settings.feed, settings.redeem)
         redaction = Redaction(settings.token, *addresses, credential=settings.credential)
         api = BotApi(settings.token, settings.api, seconds=settings.send_seconds, redaction=redaction)
@@ -71,7 +74,8 @@ class Bot(Service):
         logger.addFilter(redaction)
         try:
             await memory.open()
-            self.username = await self._introduce(api)
+            beating = asyncio.create_task(self._beat(memory), name="beat")
+            self.username = await self._introduce(api, memory)
             if self.username is not None:
                 await self._work(memory, api, reader, self.username)
         except StateUnavailable:
@@ -80,6 +84,9 @@ class Bot(Service):
                 raise
         finally:
             passing_on.cancel()
+            if beating is not None:
+                beating.cancel()
+                await asyncio.gather(beating, return_exceptions=True)
             await reader.close()
             await api.close()
             await memory.close()
@@ -127,7 +134,7 @@ class Bot(Service):
         await connector.started.wait()
         await connector.poller.wait()
 
-    async def _introduce(self, api: BotApi) -> str | None:
+    async def _introduce(self, api: BotApi, memory: Memory) -> str | None:
         """Who we are; waits for a Telegram that cannot be reached. None when the bot is told to stop."""
         failures = 0
         while not self.stopping.is_set():
@@ -136,15 +143,18 @@ class Bot(Service):
                 await self._offer_commands(api)
                 return str(reply.result.get("username") or "")
             failures += 1
-            await self._wait_for_telegram(reply, failures)
+            await self._wait_for_telegram(reply, failures, memory)
         return None
 
-    async def _wait_for_telegram(self, reply: Reply, failures: int) -> None:
+    async def _wait_for_telegram(self, reply: Reply, failures: int, memory: Memory) -> None:
         if isinstance(reply, Denied):
             raise TelegramRefused(reply.reason)
         wait = wait_after(reply, failures)
         if failures == 1:
-            say(logger, logging.WARNING, "bot_telegram_unreachable", error=reason_of(reply), retry_in=wait)
+            reason = reason_of(reply)
+            say(logger, logging.WARNING, "bot_telegram_unreachable", error=reason, retry_in=wait)
+            said = f"Telegram cannot be reached ({reason}): the bot tries again by itself"
+            await memory.keep(lambda store: store.note_trouble(said, UPDATES))
         await wait_for_any(wait, self.stopping)
 
     async def _offer_commands(self, api: BotApi) -> None:
@@ -162,6 +172,13 @@ class Bot(Service):
             except StateUnavailable as problem:
                 say(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem))
             await wait_for_any(_UPKEEP_SECONDS, self._ending)
+
+    async def _beat(self, memory: Memory) -> None:
+        """Say that the process works, for whoever asks beside it: that its lock is held says only that it is there."""
+        while True:
+            with suppress(StateUnavailable):
+                await memory.do(lambda store: store.beat(utc_now()))
+            await asyncio.sleep(_BEAT_SECONDS)
 
     async def _pass_on(self) -> None:
         await self.stopping.wait()

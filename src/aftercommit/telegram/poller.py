@@ -75,6 +75,7 @@ class Poller(Service):
         self._turns: dict[int, asyncio.Task[None]] = {}
         self._polls = asyncio.Semaphore(settings.polls)
         self._outage = Outage()
+        self._next_poll = 0.0
         self._news = Waker()
         self._fatal: BaseException | None = None
         self._problem: Trouble | None = None
@@ -196,6 +197,7 @@ class Poller(Service):
         """Ask; None when it turned out, while this one waited for its turn, that nobody is answered."""
         place, etag = seat.etag
         async with self._polls:
+            await self._spaced()
             if self._outage.wait(time.monotonic()) > 0:
                 return None
             polled = await self._reader.poll(link.user_id, link.place, etag if place == link.place else None)
@@ -211,6 +213,14 @@ class Poller(Service):
             if polled.page.events:
                 await self.reach("bot.fetched", chat_id=link.chat_id, count=len(polled.page.events))
         return polled
+
+    async def _spaced(self) -> None:
+        """All chats together ask no more often than was settled, also when they begin or come back together."""
+        now = time.monotonic()
+        moment = max(now, self._next_poll)
+        self._next_poll = moment + 1 / self._settings.polls_per_second
+        if moment > now:
+            await wait_for_any(moment - now, self.stopping)
 
     async def _deliver(self, link: Link, seat: Seat, page: Page) -> float:
         chat_id = link.chat_id

@@ -151,6 +151,12 @@ class Store(Protocol):
     def save_offset(self, offset: int) -> None:
         """Updates before this number are dealt with."""
 
+    def beat(self, now: datetime) -> None:
+        """The bot works at this moment."""
+
+    def last_beat(self) -> datetime | None:
+        """When the bot last said that it works; None when none ever did."""
+
     def trouble(self) -> str | None:
         """What is wrong and what to do, as a running bot has last noted it; None when nothing is."""
 

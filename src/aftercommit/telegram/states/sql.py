@@ -19,6 +19,7 @@ Rows = list[tuple[Any, ...]]
 Run = Callable[..., Rows]
 
 OFFSET: Final = "update_offset"
+BEAT: Final = "beat"
 # That a killed bot is gone is noticed soon and not at once.
 PATIENCE: Final = 2.0
 LOOK: Final = 0.05
@@ -212,6 +213,15 @@ class SqlStore:
     def save_offset(self, offset: int) -> None:
         """Updates are dealt with."""
         self._rows("save_progress", name=OFFSET, value=offset)
+
+    def beat(self, now: datetime) -> None:
+        """It works."""
+        self._rows("save_progress", name=BEAT, value=int(now.timestamp()))
+
+    def last_beat(self) -> datetime | None:
+        """When it last did."""
+        rows = self._rows("progress", name=BEAT)
+        return datetime.fromtimestamp(int(rows[0][0]), UTC) if rows else None
 
     def trouble(self) -> str | None:
         """Why nothing is polled, or heard."""
