@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.folding import folded
 from aftercommit.feed.redaction.patterns import Looks, TooDense
 from aftercommit.feed.redaction.rules import RULES, Rule
 from systems.investigations.story import Story
@@ -56,9 +57,9 @@ def with_rule(rule: Rule) -> Callable[[str], object]:
     """Look for what one rule finds."""
 
     def run(text: str) -> None:
-        folded = redaction._folded(text)[0]
+        searched = folded(text)[0]
         try:
-            for _ in rule.find(folded, folded.lower(), Looks(len(folded))):
+            for _ in rule.find(searched, searched.lower(), Looks(len(searched))):
                 pass
         except TooDense:
             # The text would be withheld.

@@ -33,6 +33,10 @@ UNITS: Final = [
     "aBcPass=1 ", "A_KEY=1 ", "4111_", "4111\n", "4111  ", "a411111111111111", "4111111111111112x",
     "4111111111111112.0 ", "a\u0301", "ñ", "cookies={", "cookies: a=b; ", "ATATT3", "x_1.2.3.4", "v100.1.1.1 ",
     "--password', '", "signature=Ab3dEf6 ",
+    "[.]", "a[.]", "1[.]2[.]3[.]4 ", "[at]", "a [at] ", " (dot) ", "[", "( ", "aа", "аa ", "пароль=", "пароль ",
+    "密码=",    " at a dot ", " at a dot com", " dot ", "a@localhost ", "@localhost", "13812345678 ", "0041446681800 ",
+    "00 41 44 66 ", "(11) 91234-", "8 (495) 123-45-", "8 ", "mot de passe ", "mot de ", "field: pw val: ",
+    "header=a val",    "1.2.3.4-beta ", 'password="\\"', "password: |\n \n", "password: |\n a\n\n a",
     "<a " + "a" * 990 + ">", "<a " + "b=c " * 240 + ">", "<key>", "<cookies>", "<cookies>a=", "<sig>", "<token>true",
 ]  # fmt: skip
 
@@ -73,5 +77,9 @@ VALUES: Final[Mapping[str, Callable[[int], Any]]] = {
     "cookies": lambda count: [{"cookies": "a=b"}] * count,
     "whole decimals": lambda count: [7.0] * count,
     "spoken passwords": lambda count: ["passwd hunter2"] * count,
+    "pairs by name": lambda count: [{"Key": "pw", "Value": "x"}] * count,
+    "telephones": lambda count: ["13812345678"] * count,
+    "signs in brackets": lambda count: ["a[.]b[at]c"] * count,
+    "letters that look Latin": lambda count: ["pаssword x"] * count,
     "digits": lambda count: ["12345678901"] * count,
 }

@@ -22,6 +22,7 @@ CATEGORIES: dict[Any, Callable[[str], bool]] = {
 }
 CATEGORIES |= {
     code.CATEGORY_NOT_SPACE: lambda character: not character.isspace(),
+    code.CATEGORY_NOT_WORD: lambda character: not (character.isalnum() or character == "_"),
     code.CATEGORY_NOT_DIGIT: lambda character: not character.isdecimal(),
 }
 SINGLE = (code.LITERAL, code.NOT_LITERAL, code.IN, code.ANY)

@@ -16,6 +16,7 @@ from aftercommit.errors import DeclarationError
 from aftercommit.feed.redaction import WITHHELD, Redactor, secret_names
 from aftercommit.feed.redaction import national_ids as ids
 from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.folding import folded
 from aftercommit.feed.redaction.patterns import Looks
 from aftercommit.feed.redaction.rules import RULES, Rule
 from tests.sizes import examples
@@ -360,9 +361,11 @@ class TestDeclaration:
     def test_every_rule_says_what_it_finds(self) -> None:
         known = {kind for rule in RULES for kind in rule.kinds}
         for text in GONE:
-            folded = redaction._folded(text)[0]
+            searched = folded(text)[0]
             for rule in RULES:
-                assert {span[2] for span in rule.find(folded, folded.lower(), Looks(len(folded)))} <= set(rule.kinds)
+                assert {span[2] for span in rule.find(searched, searched.lower(), Looks(len(searched)))} <= set(
+                    rule.kinds
+                )
         assert known >= {"email", "phone", "card", "national-id", "ip", "token", "jwt", "key", "secret", "password"}
 
     def test_every_name_of_a_secret_has_a_hint_by_which_it_is_found(self) -> None:

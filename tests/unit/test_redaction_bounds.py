@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aftercommit.feed.redaction import WITHHELD, Redactor
-from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.folding import folded
 from aftercommit.feed.redaction.patterns import PARTS, Looks
 from aftercommit.feed.redaction.rules import RULES
 from tests.sizes import examples
@@ -65,8 +65,8 @@ class TestQuickWays:
     @example("1.2.3.4")
     @example("eyJabcdefgh")
     def test_what_is_too_short_or_words_alone_has_nothing_in_it(self, text: str) -> None:
-        folded = redaction._folded(text)[0]
-        found = [span for rule in RULES for span in rule.find(folded, folded.lower(), Looks(100))]
+        searched = folded(text)[0]
+        found = [span for rule in RULES for span in rule.find(searched, searched.lower(), Looks(100))]
 
         assert (redactor.text(text) == text) is (not found)
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftercommit.feed.redaction import addresses, named, numbers, quick, rules, secret_names, spoken
+from aftercommit.feed.redaction import addresses, folding, named, numbers, quick, rules, secret_names, spoken
 from aftercommit.feed.redaction import redactor as redaction
+from aftercommit.feed.redaction.folding import folded
 from aftercommit.feed.redaction.patterns import Looks
 from aftercommit.feed.redaction.rules import RULES
 from tests.sizes import size
@@ -27,17 +28,20 @@ WORST = [
     "name: pw value: ", "('password','", "<a ", "<pw a>", "<phone a>", "<key>", "<cookies>", "<cookies>a=",
     "<input name=pw value=x>", "//a:b@",
     "sqlplus a/b", "-u a", "mysql -px ", '"a', "a&#64;b.", "aa:bb:cc:dd:ee:f", "4111_", "a411111111111111",
-    "$2b$10$aaaa", "cookies={",
+    "$2b$10$aaaa", "cookies={", "[.]", "a [at] ", "aа", "пароль=", " at a dot ", "a@localhost ", "13812345678 ",
+    "00 41 44 66 ", "(11) 91234-", "8 (495) 123-45-", "mot de passe ", "field: pw val: ", 'password="\\"',
+    "password: |\n a\n\n a",
 ]  # fmt: skip
 PIECES = [
     "password", "phone", "key", "bearer", "eyJ", "AKIA", "DE89", "4111", "1.2", "1", "a", "=", ":", '"', "\\", "'", "{",
     "[", "@", ".", "-", "--", "+", "(", "://", "::", "<", ">", "%22", "%3D", " ", "\n", "value", "name", "tel", "-u",
-    "-p", "mysql", "//", "</", "$", "_", "&#64;",
+    "-p", "mysql", "//", "</", "$", "_", "&#64;", "[.]", "(at)", "а", "пароль", " at ", " dot ", "val", "header", "00 ",
+    "8 (495)",
 ]  # fmt: skip
 # Several patterns begin anew at every character, and each may look ahead by a fixed number of them.
 MOST_STEPS = 400
 MODULES = (
-    redaction, quick, rules, named, spoken, addresses, numbers,
+    redaction, folding, quick, rules, named, spoken, addresses, numbers,
     secret_names,
 )  # fmt: skip
 
@@ -61,7 +65,7 @@ def count() -> Iterator[Count]:
 def steps_for(text: str, count: Count) -> int:
     """What it takes to look through the text, with as many looks as it needs."""
     count.steps = 0
-    searched = Text(redaction._folded(text)[0])
+    searched = Text(folded(text)[0])
     searched.count_of = count
     quick.is_plain(searched)
     for rule in RULES:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from aftercommit.feed.redaction import quick
 from aftercommit.feed.redaction.numbers import Span
-from aftercommit.feed.redaction.patterns import Looks
+from aftercommit.feed.redaction.patterns import Looks, beginning_of_word
 
 _AUTHORITY = re.compile(r"/{2,}+([^\s/?#\"'<>\\]*+)")
 _PORT = re.compile(r":\d*\Z|\]\Z")
@@ -44,12 +44,21 @@ def url_passwords(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
 
 # Plain, or as URLs, HTML and JSON may write it.
 _WRITTEN_AT = r"@|%(?:25)?40|&#(?:64|[xX]40);|&commat;|\\{1,2}(?:u0040|x40)"
-_DOMAIN = r"(?:([\w-]++(?:\.[\w-]++)+)|\[[0-9A-Fa-f:.]++\])"
+_DOMAIN = r"(?:([\w-]++(?:\.[\w-]++)+)|\[[0-9A-Fa-f:.]++\]|(?:[Ll]ocalhost|LOCALHOST)(?![\w.-]))"
 _MAIL = re.compile(rf"(?<![\w.+!#$*^~-])[\w.+!#$*^~-]++({_WRITTEN_AT}){_DOMAIN}")
 _QUOTED_MAIL = re.compile(rf"\"[^\"\r\n@]{{1,64}}+\"@{_DOMAIN}")
 _AT = re.compile(_WRITTEN_AT)
 _USERINFO = re.compile(r"://[^\s/?#\"'<>]*+\Z")
 _VERSION = re.compile(r"\d++\.\d++(?:\.|\Z)")
+# At `localhost` these are programs, and no people.
+_SERVICES = frozenset(
+    "root postgres mysql mariadb redis rabbit rabbitmq celery beam node git nobody daemon admin user app www-data "
+    "nginx apache ubuntu debian vagrant docker jenkins airflow kafka elastic".split()
+)
+_SPELLED = re.compile(
+    r" at [\w-]{1,63}+(?: dot [\w-]{1,63}){0,3} dot "
+    r"(?:com|org|net|edu|gov|info|io|dev|app|de|fr|uk|ru|br|cn|jp|eu|nl|es|pl|ch|ca|au)(?![\w-])"
+)
 _FILES = frozenset("png jpg jpeg gif svg webp ico css js mjs map ts json html".split())
 
 
@@ -68,8 +77,24 @@ def emails(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
             return
         looks.spend()
         place = match.end()
-        if _is_mailbox(match[2]) and not _USERINFO.search(text, max(0, match.start(1) - 300), match.start(1)):
+        if _is_persons(match) and not _USERINFO.search(text, max(0, match.start(1) - 300), match.start(1)):
             yield match.start(), place, "email"
+
+
+def spelled_emails(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+    """`ann at example dot com`. In brackets, `at` and `dot` are a sign by now."""
+    for match in _SPELLED.finditer(lowered):
+        looks.spend()
+        begin = beginning_of_word(lowered, match.start())
+        if begin < match.start():
+            yield begin, match.end(), "email"
+
+
+def _is_persons(match: re.Match[str]) -> bool:
+    """Whether it is a mailbox. At `localhost` there are programs, too."""
+    if match[0][-1] in "tT" and match[2] is None:
+        return match[0][: match.start(1) - match.start()].lower() not in _SERVICES
+    return _is_mailbox(match[2])
 
 
 def _is_mailbox(domain: str | None) -> bool:
@@ -91,6 +116,9 @@ _V4_HOST = re.compile(r"(?:ip|ec2|host)-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})(
 _MAC = re.compile(r"([:-])(?<=[0-9a-f]{2}[:-])[0-9a-f]{2}(?:\1[0-9a-f]{2}){4}(?![\w:-])")
 # Where a number touches a letter it is a version, unless it is greater than those are.
 _LEAST_TOUCHING = 100
+_PRERELEASE = re.compile(
+    r"[-+](?:alpha|beta|rc|dev|snapshot|release|final|preview|pre|post|ga|build|hotfix|patch|nightly|stable)"
+)
 _SOFTWARE = re.compile(r"(?:version|ver\.?|release|chrome|edg|opr|firefox|safari|webkit|build)[ :=/]{0,3}\Z")
 
 
@@ -102,7 +130,7 @@ def ip_addresses(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
         if first is None:
             continue
         begin, parts = first.start(), [int(part) for part in (first[0] + match[0]).split(".")]
-        if _is_machine(parts) and not _is_version(lowered, begin, parts[0]):
+        if _is_machine(parts) and not _is_version(lowered, begin, match.end(), parts[0]):
             yield begin, match.end(), "ip"
     for match in _V4_HOST.finditer(lowered) if quick.may_be_host(lowered) else ():
         looks.spend()
@@ -117,7 +145,9 @@ def _is_machine(parts: Iterable[int]) -> bool:
     return first != 127 and max(first, *rest) < 256 and any((first, *rest))
 
 
-def _is_version(lowered: str, begin: int, first: int) -> bool:
+def _is_version(lowered: str, begin: int, end: int, first: int) -> bool:
+    if first < _LEAST_TOUCHING and first != 10 and _PRERELEASE.match(lowered, end):
+        return True
     before = lowered[max(0, begin - 1) : begin]
     if before.isalpha() or before == "_":
         return first < _LEAST_TOUCHING and (first != 10 or before == "v")

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from aftercommit.feed.redaction.numbers import Span
-from aftercommit.feed.redaction.patterns import Looks, by_first_letter
+from aftercommit.feed.redaction.patterns import LONGEST_NAME, Looks, beginning_of_word, by_first_letter
 from aftercommit.feed.redaction.secret_names import (
     HINTS,
     JAR,
     LIKELY,
     MAYBE,
+    PHRASES,
     SECRET,
     holds_several,
     kind_in_query,
@@ -26,20 +27,21 @@ from aftercommit.feed.redaction.secret_names import (
 
 # The part of a name that gives it away, the rest of the name, what may close it (quotes of JSON, brackets of forms),
 # and what separates it from its value.
-LONGEST_NAME = 64
 # Of a value behind a name like `phone`, so much is looked at to see whether it is a number.
 LONGEST_PERSONAL = 100
 _CLOSING = r"(?:%22|%5[bd]|[\"'`\\\[\])]){0,4}"
 _NAMED = re.compile(
-    rf"((?:{by_first_letter(HINTS)})[\w.-]{{0,{LONGEST_NAME}}}+){_CLOSING}[ \t]{{0,3}}(?:\r?\n[ \t]{{0,3}})?"
+    rf"((?:{by_first_letter((*PHRASES, *HINTS))})[\w.-]{{0,{LONGEST_NAME}}}+)"
+    rf"{_CLOSING}[ \t]{{0,3}}(?:\r?\n[ \t]{{0,3}})?"
     r"(?:[!~]?[:=]{1,3}>?|->|(?<=-)>|%3[ad])[ \t]{0,3}((?:\r?\n[ \t]{0,16}){0,2}(?:(?<=[\n ])-[ \t])?)"
 )
 _FLAG = re.compile(r"--([a-z][\w-]{0,64}+)(?:[\"'],[ \t]?|[ \t]{1,2})(?=[^\s-])")
 # A name and a value that are told apart by what they are called: JSON, YAML; then two in brackets.
 _QUOTE = r"(?:\\{0,3}[\"'])?"
 _PAIR = re.compile(
-    rf"(?:name|key){_QUOTE}[ \t]{{0,3}}[:=][ \t]{{0,3}}{_QUOTE}([\w.\[\]-]{{2,64}}+){_QUOTE}[ \t]{{0,3}},?\s{{0,24}}"
-    rf"{_QUOTE}value{_QUOTE}[ \t]{{0,3}}[:=][ \t]{{0,3}}"
+    rf"(?:name|key|field|header|param|parameter|property|attribute|variable|setting)"
+    rf"{_QUOTE}[ \t]{{0,3}}[:=][ \t]{{0,3}}{_QUOTE}([\w.\[\]-]{{2,64}}+){_QUOTE}[ \t]{{0,3}},?\s{{0,24}}"
+    rf"{_QUOTE}(?:(?:new|old)_?)?val(?:ue)?{_QUOTE}[ \t]{{0,3}}[:=][ \t]{{0,3}}"
 )
 _IN_BRACKETS = re.compile(r"(?:\(|\[(?<=[\[,]\[)|\[(?<=, \[))b?[\"']([\w.-]{5,64}+)[\"'],[ \t]?(?=b?[\"'])")
 # Elements of XML and HTML, their attributes, and which of these hold a setting.
@@ -86,20 +88,12 @@ def named_values(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
             place = span[1]
     if "--" in text:
         yield from _flags(text, lowered, looks)
-    if "value" in lowered:
+    if "val" in lowered:
         yield from _matched(_PAIR, text, lowered, looks)
     if "'," in text or '",' in text:
         yield from _matched(_IN_BRACKETS, text, lowered, looks)
     if "<" in text and ">" in text:
         yield from _elements(text, lowered, looks)
-
-
-def beginning_of_word(text: str, place: int) -> int:
-    """Where the name or number that ends here begins, as far as one goes back."""
-    furthest = max(0, place - LONGEST_NAME)
-    while place > furthest and (text[place - 1].isalnum() or text[place - 1] in "_.-"):
-        place -= 1
-    return place
 
 
 def _value(text: str, place: int, kind: str, name: str | None) -> Span | None:

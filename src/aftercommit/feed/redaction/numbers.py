@@ -47,6 +47,12 @@ _ISSUERS = re.compile(
 )
 _DECIMAL = re.compile(r"\+\d+\.\d+")
 _DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}")
+_YEARS = re.compile(r"\(\d\d\) ?(?:19|20)\d\d-(?:19|20)\d\d")
+# With nothing between: mobiles of China, which much of North America looks like with its 1, and what begins with 00.
+_BARE = r"(?:1[3-9]\d{9}|00[1-9]\d{9,12})"
+_BARE_PHONE = re.compile(_BARE)
+_MEBIBYTE = 2**20
+_PAIRS = re.compile(r"\d\d(?:[^\d]{1,2}\d\d){3,7}")
 
 
 def digits_of(written: str) -> str:
@@ -68,14 +74,30 @@ def kind_of_digits(digits: str) -> str | None:
     if len(digits) >= LEAST_CARD and is_card(digits):
         return "card"
     for check in BY_LENGTH.get(len(digits), ()):
-        if check(digits):
+        # Sizes of memory and disks are whole mebibytes, and hardly any id is.
+        if check(digits) and int(digits) % _MEBIBYTE:
             return "national-id"
     return None
 
 
+def kind_of_text_of_digits(digits: str) -> str | None:
+    """The same of a text, which may be a phone as well: a number that is no text is mostly a size or a row."""
+    if kind := kind_of_digits(digits):
+        return kind
+    if _BARE_PHONE.fullmatch(digits) and int(digits) % _MEBIBYTE:
+        return "phone"
+    return None
+
+
+def _spaced_phone(written: str) -> str | None:
+    # A dump of bytes has pairs alone.
+    return None if _PAIRS.fullmatch(written) else _phone(written)
+
+
 def _phone(written: str) -> str | None:
     enough = 8 <= len(digits_of(written)) <= 17
-    return "phone" if enough and not _DECIMAL.fullmatch(written) and not _DATE.match(written) else None
+    other = _DECIMAL.fullmatch(written) or _DATE.match(written) or _YEARS.match(written)
+    return "phone" if enough and not other else None
 
 
 def _national(check: Callable[[str], bool]) -> Judge:
@@ -89,13 +111,24 @@ def _lettered(check: Callable[[str], bool]) -> Judge:
 
 _END = r"(?!\w|[.-]\d)"
 _AMERICA = r"(?<![-/])(?:1[ .-])?(?:\([2-9]\d{2}\)[ .-]?|[2-9]\d{2}[ .-])[2-9]\d{2}[ .-]\d{4}"
+_RUSSIA = r"(?:8[ -]?)?(?:\([3489]\d{2}\) ?|(?<=8[ -])[3489]\d{2}[ -])\d{3}[ -]\d{2}[ -]\d{2}"
 # By how they begin; then the shape, and who judges what has it.
 _NUMBERS: Sequence[tuple[str, str, Judge]] = (
+    # Neither a value of something nor a part of a path, and no size.
+    (
+        r"\d{11}",
+        rf"(?<![=:/#-])(?<!\": ){_BARE}(?!\w|[.-]\d| (?:bytes|B|KB|ns|us|µs|ms)(?!\w))",
+        kind_of_text_of_digits,
+    ),
     (r"\d{11}", r"\d{11,19}(?!\w|\.\d)", kind_of_digits),
     *((head, shape + _END, _national(check)) for head, shape, check in GROUPED),
     # Telephones: international, with 00, North America, and elsewhere with the 0 of long distance.
     (r"\+", r"\+[1-9](?:[ .\-()/]{0,2}\d){6,14}(?!\w)", _phone),
     (r"00", r"00[1-9]\d{0,2}(?:[ .\-/()]{1,2}\d{2,8}){2,5}(?!\w)", _phone),
+    (r"00[ .-]", r"00[ .-][1-9]\d{0,2}(?:[ .\-/()]{1,2}\d{1,8}){3,6}(?!\w)", _spaced_phone),
+    # Brazil, and Russia with the 8 of long distance.
+    (r"[1-9(]\d", r"(?:\([1-9]\d\) ?|[1-9]\d (?=9))9?\d{4}-\d{4}" + _END, _phone),
+    (r"8[ (-]|\(\d{3}", _RUSSIA + _END, _phone),
     (r"\(?0", r"(?<![-/])\(?0[1-9]\d{0,3}\)?[ /.-]\d{2,8}(?:[ .-]\d{2,4}){0,4}" + _END, _phone),
     (r"[2-9(]|1[ .-]", _AMERICA + _END, _phone),
 )
@@ -113,7 +146,7 @@ _LETTERS = tuple((head, shape + r"(?![\w-])", _lettered(check)) for head, shape,
 
 
 _LONG = re.compile(r"\\d\{(?:[3-9]|1\d)\}")
-_BRANCHES = {r"\+": "[+(0]", "00": "[+(0]", r"\(?0": "[+(0]"}
+_BRANCHES = {r"\+": "[+(0]", "00": "[+(0]", "00[ .-]": "[+(0]", r"\(?0": "[+(0]"}
 
 
 def _branch_of(head: str) -> str:

@@ -7,6 +7,8 @@ LOOKS = 1000
 CHARACTERS_PER_LOOK = 32
 # So many parts of a value may be texts and new names that no quick test lets pass, and one more for so many characters.
 PARTS = 2000
+# Of a name so much is looked at.
+LONGEST_NAME = 64
 
 
 class TooDense(Exception):
@@ -42,6 +44,14 @@ class Looks:
         self.left -= 1
         if self.left < 0:
             raise TooDense
+
+
+def beginning_of_word(text: str, place: int) -> int:
+    """Where the name or number that ends here begins, as far as one goes back."""
+    furthest = max(0, place - LONGEST_NAME)
+    while place > furthest and (text[place - 1].isalnum() or text[place - 1] in "_.-"):
+        place -= 1
+    return place
 
 
 def by_first_letter(patterns: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ _IN_TINY = re.compile("[:/pPcCoOsSjJ][:/wWiIvVsStTaA]")
 # Without signs, what is as short as this: tokens are longer, as are numbers, addresses of machines, and flags without a
 # space.
 _SHORT: Final = 10
-_PLAIN = re.compile(rf"[^@=:>%\d-]{{0,{_SHORT}}}|[^@=:>%.\s]{{0,8}}|[^@=:>%-]{{0,6}}")
+_PLAIN = re.compile(rf"[^@=:>%\d(\[{{-]{{0,{_SHORT}}}|[^@=:>%.\s]{{0,8}}|[^@=:>%-]{{0,6}}")
 # UUIDs and points in time.
 _PLAIN_AS_WHOLE = re.compile(
     r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
@@ -101,6 +101,11 @@ def emails(text: str, lowered: str) -> bool:
     if "@" in text or ("&" in text and ("&#64;" in text or "&commat;" in text)):
         return True
     return "40" in text and ("%" in text or "x40" in text or "X40" in text or "u0040" in text)
+
+
+def spelled_emails(text: str, lowered: str) -> bool:
+    """The word before the last part of a domain."""
+    return " dot " in lowered
 
 
 def ip_addresses(text: str, lowered: str) -> bool:

@@ -7,21 +7,19 @@ neither hides anything. The text itself is left as it was, but for what is repla
 
 import hashlib
 import re
-import string
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
 from functools import cache
 from importlib.resources import files
-from itertools import compress
 from math import isfinite
 from typing import Any, Final
 from uuid import UUID
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.redaction.numbers import LEAST_RUN, Span, kind_of_digits
+from aftercommit.feed.redaction.folding import LOWER, folded
+from aftercommit.feed.redaction.numbers import LEAST_RUN, Span, kind_of_digits, kind_of_text_of_digits
 from aftercommit.feed.redaction.patterns import Looks
 from aftercommit.feed.redaction.quick import is_plain
 from aftercommit.feed.redaction.rules import RULES, Rule
@@ -38,15 +36,13 @@ from aftercommit.feed.redaction.secret_names import (
     says_nothing,
 )
 
+
+def _spelled(names: str) -> tuple[str, ...]:
+    return tuple(each for name in names.split() for each in (name, name[0].upper() + name[1:], name.upper()))
+
+
 WITHHELD: Final = "[withheld]"
 DEEPEST = 64
-# Nobody sees these, or only above and below a letter, so they may stand anywhere within what is looked for.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u0300-\u036f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
-    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef]"
-)
-_LAST_FOLDED = 0x1FFFF
-_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _LEAST_NUMBER = 10 ** (LEAST_RUN - 1)
 _HARMLESS = (datetime, date, time_of_day, timedelta, UUID)
 _DECIMALS = (float, Decimal)
@@ -61,6 +57,9 @@ _LOOKS_SO: Final[Mapping[str, Callable[[str], bool]]] = {
     LIKELY: looks_opaque,
     JAR: holds_several,
 }
+# What fields are called that hold the name of another, and its value; in small letters, capitals, or with one first.
+_NAMES: Final = _spelled("name key field header param parameter property attribute variable setting")
+_VALUES: Final = frozenset(_spelled("value val old new oldValue newValue old_value new_value stringValue"))
 # Of the names of fields, so many are remembered, of this length at most.
 _MOST_KNOWN = 4096
 _LONGEST_KNOWN = 64
@@ -114,34 +113,25 @@ class Redactor:
     def _redacted(self, value: str, looks: Looks) -> str:
         if not self._own:
             if value.isdigit() and value.isascii():
-                return self._digits(value) or value
+                return self._mark_of(kind_of_text_of_digits(value)) or value
             if is_plain(value):
                 return value
         if not looks.add(len(value)):
             return WITHHELD
-        folded, places = _folded(value)
-        if folded is not value and is_plain(folded) and not self._own:
+        searched, places = folded(value)
+        if searched is not value and is_plain(searched) and not self._own:
             return value
-        spans = self._found(folded, looks)
-        if not spans:
-            return value
-        parts, done = [], 0
-        for begin, end, kind in _merged(spans):
-            if places is not None:
-                # Up to the last character that counts: what is unseen behind it stays, and says nothing.
-                begin, end = places[begin], places[end - 1] + 1
-            parts += [value[done:begin], _mark(kind)]
-            done = end
-        return "".join([*parts, value[done:]])
+        spans = self._found(self._rules, searched, looks)
+        return _replaced(value, spans, places) if spans else value
 
-    def _found(self, text: str, looks: Looks) -> list[Span]:
+    def _found(self, rules: Iterable[Rule], text: str, looks: Looks) -> list[Span]:
         lowered = text.lower()
         if len(lowered) != len(text):
             # Places have to be the same in both.
-            lowered = text.translate(_LOWER)
+            lowered = text.translate(LOWER)
         return [
             span
-            for rule in self._rules
+            for rule in rules
             if rule.may(text, lowered)
             for span in rule.find(text, lowered, looks)
             if span[2] not in self._keep
@@ -206,33 +196,37 @@ class Redactor:
         written = str(value)
         if kind and (mark := self._mark_for(written, kind)):
             return mark
-        if self._own:
-            shown = self._text(written, looks)
-            return value if shown == written else shown
-        mark = self._digits(written if value > 0 else written[1:])
-        return value if mark is None else mark if value > 0 else f"-{mark}"
+        if mark := self._mark_of(kind_of_digits(written if value > 0 else written[1:])):
+            return mark if value > 0 else f"-{mark}"
+        if self._own and (spans := self._found(self._own, written, looks)):
+            return _replaced(written, spans, None)
+        return value
 
-    def _digits(self, written: str) -> str | None:
+    def _mark_of(self, kind: str | None) -> str | None:
         """What stands for digits that have nothing around them; of all rules one alone finds something in them."""
-        kind = kind_of_digits(written)
         return None if kind is None or kind in self._keep else _mark(kind)
 
     def _fields(self, value: Mapping[Any, Any], depth: int, above: str | None, looks: Looks) -> dict[str, Any]:
         shown: dict[str, Any] = {}
         alike: dict[str, int] = {}
-        # The form in which headers and cookies are often recorded.
-        pair = value.get("name", value.get("key")) if "value" in value else None
+        # The form in which headers, cookies and changes are often recorded.
+        pair = None if _VALUES.isdisjoint(value) else self._kind_of_pair(value)
         for name, held in value.items():
             key = name if isinstance(name, str) else str(name)
             kind, free = self._known.get(key) or self._named(key, looks)
             if kind == JAR and not isinstance(held, str):
                 kind = SECRET if isinstance(held, _SEVERAL) else None
-            if key == "value" and kind is None and isinstance(pair, str):
-                kind = self._kind_of(pair)
+            if kind is None and key in _VALUES:
+                kind = pair
             if free in shown:
                 free = _apart(free, shown, alike)
             shown[free] = self._walk(held, depth - 1, kind or above, looks)
         return shown
+
+    def _kind_of_pair(self, value: Mapping[Any, Any]) -> str | None:
+        """What the first of the names beside a value says about it."""
+        names = (value[each] for each in _NAMES if isinstance(value.get(each), str))
+        return next(filter(None, map(self._kind_of, names)), None)
 
     def _named(self, name: str, looks: Looks) -> tuple[str | None, str]:
         """What a name says about its value, and the name as it is shown; remembered, since most come again and again.
@@ -253,7 +247,7 @@ class Redactor:
         return kind, shown
 
     def _kind_of(self, name: str) -> str | None:
-        kind = SECRET if name.lower() in self._names else kind_of(_folded(name)[0])
+        kind = SECRET if name.lower() in self._names else kind_of(folded(name)[0])
         return None if kind in self._keep else kind
 
 
@@ -264,6 +258,18 @@ def _apart(name: str, shown: Collection[str], alike: dict[str, int]) -> str:
         alike[name] = alike.get(name, 1) + 1
         free = f"{name} {alike[name]}"
     return free
+
+
+def _replaced(text: str, spans: Iterable[Span], places: Sequence[int] | None) -> str:
+    """The text with the kinds of what was found. `places` say where the characters were that were searched."""
+    parts, done = [], 0
+    for begin, end, kind in _merged(spans):
+        if places is not None:
+            # Up to the last character that counts: what is unseen behind it stays, and says nothing.
+            begin, end = places[begin], places[end - 1] + 1
+        parts += [text[done:begin], _mark(kind)]
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 def _mark(kind: str) -> str:
@@ -280,48 +286,6 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
         elif begin < end:
             merged.append((begin, end, kind))
     return merged
-
-
-def _folded(text: str) -> tuple[str, list[int] | None]:
-    """The text as it is searched, and where its characters come from if some were left out."""
-    places = None
-    plain = text.isascii()
-    if plain and text.isprintable():
-        return text, None
-    if _UNSEEN.search(text):
-        seen = list(map(frozenset(filter(_UNSEEN.match, set(text))).isdisjoint, text))
-        places = list(compress(range(len(text)), seen))
-        text = "".join(compress(text, seen))
-    if not plain and not _plain_characters().keys().isdisjoint(map(ord, set(text))):
-        text = text.translate(_plain_characters())
-    return text, places
-
-
-@cache
-def _plain_characters() -> dict[int, str]:
-    """Characters that stand for a plain one: other widths, styles and scripts of digits, spaces, lines."""
-    found: dict[int, str] = {}
-    for code in range(0x80, _LAST_FOLDED):
-        character = chr(code)
-        category = unicodedata.category(character)
-        plain = unicodedata.normalize("NFKC", character)
-        if category == "Nd":
-            found[code] = str(unicodedata.decimal(character))
-        elif category == "Zs":
-            found[code] = " "
-        elif category == "Pd" or code == 0x2212:
-            found[code] = "-"
-        elif category in ("Zl", "Zp") or code == 0x85:
-            found[code] = "\n"
-        elif len(plain) == 1 and plain.isascii():
-            found[code] = plain
-        elif (letter := _without_accents(character)).isascii() and len(letter) == 1:
-            found[code] = letter
-    return found
-
-
-def _without_accents(character: str) -> str:
-    return "".join(each for each in unicodedata.normalize("NFKD", character) if not unicodedata.combining(each))
 
 
 def _own_rule(kind: str, pattern: str) -> Rule:

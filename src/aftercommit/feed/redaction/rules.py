@@ -11,10 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from aftercommit.feed.redaction import quick
-from aftercommit.feed.redaction.addresses import emails, ip_addresses, mac_addresses, url_passwords
-from aftercommit.feed.redaction.named import beginning_of_word, named_values
+from aftercommit.feed.redaction.addresses import (
+    emails,
+    ip_addresses,
+    mac_addresses,
+    spelled_emails,
+    url_passwords,
+)
+from aftercommit.feed.redaction.named import named_values
 from aftercommit.feed.redaction.numbers import Span, find_numbers
-from aftercommit.feed.redaction.patterns import Looks, by_first_letter
+from aftercommit.feed.redaction.patterns import Looks, beginning_of_word, by_first_letter
 from aftercommit.feed.redaction.quick import May
 from aftercommit.feed.redaction.secret_names import LIKELY, MAYBE, SECRET, looks_secret
 from aftercommit.feed.redaction.spoken import command_lines, may_be_spoken, spoken_values
@@ -152,6 +158,7 @@ RULES: Final = (
     Rule(("token",), bearer_tokens, quick.bearer_tokens),
     Rule(("password",), url_passwords, quick.url_passwords),
     Rule(("email",), emails, quick.emails),
+    Rule(("email",), spelled_emails, quick.spelled_emails),
     Rule(("ip",), ip_addresses, quick.ip_addresses),
     Rule(("mac",), mac_addresses, quick.mac_addresses),
     Rule(("phone", "national-id", "card", "account"), numbers, quick.numbers),

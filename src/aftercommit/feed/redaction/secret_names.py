@@ -19,10 +19,14 @@ _SECRETS = (
     "sharedkey masterkey accountkey clientkey serverkey servicekey licensekey deploykey stripekey openaikey "
     "anthropickey sendgridkey twiliokey mailgunkey sshkey hmackey jwtkey recoverykey subscriptionkey credential "
     "authorization sessionid sessid sessionkey setcookie cookie connectionstring bearer csrf xsrf jwt recoverycode "
-    "onetimecode otpcode mfacode verificationcode securitycode requirepass masterauth"
+    "onetimecode otpcode mfacode verificationcode securitycode requirepass masterauth "
+    "adgangskode kodeord jelszo matkhau slaptazodis lozinka "
+    "пароль 密码 密碼 口令 パスワード 暗証番号 비밀번호 סיסמה סיסמא पासवर्ड รหัสผ่าน κωδικόςπρόσβασης κωδικοςπροσβασης"
 ).split()
 # As a whole name or as its last word: `pass`, `db.pass`, `userPass`.
-_SECRET_WORDS = frozenset("pass pw auth pin pincode cvv cvc cvv2 cvc2 csc otp totp sas".split())
+_SECRET_WORDS = frozenset(
+    "pass pw auth pin pincode cvv cvc cvv2 cvc2 csc otp totp sas hasło haslo heslo sifre parola".split()
+)
 _LAST_WORDS = (*_SECRET_WORDS, "key")
 # Also without anything between: `dbpass`.
 _BEFORE_PASS = "db sql pg postgres user root admin smtp mail ftp ldap redis login key store proxy my wifi".split()
@@ -75,15 +79,19 @@ _LIKELY = ("sig", "signature", "hmac")
 _WEAK = tuple("key hash nonce seed salt digest code".split())
 # In the query of a URL these are worth something whatever they look like.
 _IN_QUERIES = ("sig", "signature", "hmac", "authcode")
-_PUNCTUATION = re.compile(r"[^a-z0-9]+")
+# Letters of other scripts stay: of a word that is spelled with some that look Latin, the rest must not be a name.
+_PUNCTUATION = re.compile(r"[\W_]+")
 _WORD = re.compile(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++|\d++")
 # Every name that is meant above has one of these in it; looking for them is quick.
 HINTS: Final = (
     "pass pwd pw secret token key auth cred sess cookie conn bearer csrf xsrf jwt code pin cvv cvc csc otp sas phone "
     "tel mobile cell msisdn fax whatsapp wachtw ssn senha social salas national nino tax aadhaar bsn burger license "
     "losen cpf pesel person card cc pan iban account routing kennwort motde contrasena hash nonce sig seed salt hmac "
-    "digest"
+    "digest hasło haslo heslo sifre parola adgangskode kodeord jelszo mat_khau mat-khau matkhau slaptaz lozinka "
+    "пароль 密码 密碼 口令 パスワード 暗証番号 비밀번호 סיסמה סיסמא पासवर्ड รหัสผ่าน κωδικ"
 ).split()
+# Names of several words, for those who look for names in sentences.
+PHRASES: Final = ("mot de passe", "mat khau", "κωδικός πρόσβασης", "κωδικος προσβασης")
 # Of a longer name the end.
 LONGEST_NAME: Final = 200
 _HINT = re.compile(by_first_letter(HINTS))

@@ -12,7 +12,10 @@ from aftercommit.feed.redaction.numbers import Span
 from aftercommit.feed.redaction.patterns import Looks, by_first_letter
 from aftercommit.feed.redaction.secret_names import SECRET
 
-_PASSWORDS = "password passwd passphrase passwort kennwort contrasena requirepass masterauth".split()
+_PASSWORDS = (
+    *"password passwd passphrase passwort kennwort contrasena wachtwoord requirepass masterauth пароль".split(),
+    "mot de passe",
+)
 _PHONES = "phone telephone telefon tel mobile mob fax whatsapp".split()
 _LONG_ENOUGH = 8
 _QUOTED = r"([\"'])(?P<quoted>[^\"'\r\n]{1,128}+)"
