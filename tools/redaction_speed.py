@@ -57,7 +57,7 @@ def with_rule(rule: Rule) -> Callable[[str], object]:
     """Look for what one rule finds."""
 
     def run(text: str) -> None:
-        searched = folded(text)[0]
+        searched = folded(text, Looks(len(text)))[0]
         try:
             for _ in rule.find(searched, searched.lower(), Looks(len(searched))):
                 pass

@@ -361,7 +361,7 @@ class TestDeclaration:
     def test_every_rule_says_what_it_finds(self) -> None:
         known = {kind for rule in RULES for kind in rule.kinds}
         for text in GONE:
-            searched = folded(text)[0]
+            searched = folded(text, Looks(len(text)))[0]
             for rule in RULES:
                 assert {span[2] for span in rule.find(searched, searched.lower(), Looks(len(searched)))} <= set(
                     rule.kinds

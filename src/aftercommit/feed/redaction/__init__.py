@@ -1,6 +1,7 @@
 """Takes secrets and personal data out of what is about to leave.
 
-redactor      the whole: folding, walking through values, withholding when in doubt
+redactor      the whole: walking through values, withholding when in doubt
+folding       the copy of a text that is searched, without disguises
 rules         what is looked for; `named` (key=value), `spoken` (sentences, command lines), `addresses`
 quick         cheap tests that say when a rule has nothing to find
 numbers       cards, phones and ids; `national_ids` checks them; `secret_names` knows what names mean

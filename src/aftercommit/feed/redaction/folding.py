@@ -7,9 +7,11 @@ only look Latin become Latin in words that have Latin letters too. `[.]`, `(at)`
 import re
 import string
 import unicodedata
-from functools import cache
+from functools import cache, partial
 from itertools import compress
 from typing import Final
+
+from aftercommit.feed.redaction.patterns import Looks
 
 # Nobody sees these, or only above and below a letter, so they may stand anywhere within what is looked for.
 _UNSEEN = re.compile(
@@ -28,7 +30,7 @@ _DEFANGED = re.compile(r"[\[({] ?(\.|[Dd]ot|DOT|@|[Aa]t|AT|:) ?[\])}]")
 _SIGNS: Final = {".": ".", "dot": ".", "@": "@", "at": "@", ":": ":"}
 
 
-def folded(text: str) -> tuple[str, list[int] | None]:
+def folded(text: str, looks: Looks) -> tuple[str, list[int] | None]:
     """The text as it is searched, and where its characters come from if some were left out."""
     places = None
     plain = text.isascii()
@@ -40,22 +42,26 @@ def folded(text: str) -> tuple[str, list[int] | None]:
         if not plain and not _plain_characters().keys().isdisjoint(map(ord, set(text))):
             text = text.translate(_plain_characters())
         if not plain and _MIXED.search(text):
-            text = _WORD.sub(_as_latin, text)
+            text = _WORD.sub(partial(_as_latin, looks), text)
     if ("]" in text or ")" in text or "}" in text) and _DEFANGED.search(text):
-        return _with_signs(text, places)
+        return _with_signs(text, places, looks)
     return text, places
 
 
-def _as_latin(word: re.Match[str]) -> str:
-    return word[0].translate(_LATIN) if _MIXED.search(word[0]) else word[0]
+def _as_latin(looks: Looks, word: re.Match[str]) -> str:
+    if not _MIXED.search(word[0]):
+        return word[0]
+    looks.spend()
+    return word[0].translate(_LATIN)
 
 
-def _with_signs(text: str, places: list[int] | None) -> tuple[str, list[int]]:
+def _with_signs(text: str, places: list[int] | None, looks: Looks) -> tuple[str, list[int]]:
     """A sign instead of what stands for it, with the space on either side of it."""
     parts: list[str] = []
     kept: list[int] = []
     done = 0
     for match in _DEFANGED.finditer(text):
+        looks.spend()
         begin, end, sign = match.start(), match.end(), _SIGNS[match[1].lower()]
         if match[1] not in ".:":
             begin -= text[max(done, begin - 1) : begin] == " "

@@ -118,7 +118,7 @@ class Redactor:
                 return value
         if not looks.add(len(value)):
             return WITHHELD
-        searched, places = folded(value)
+        searched, places = folded(value, looks)
         if searched is not value and is_plain(searched) and not self._own:
             return value
         spans = self._found(self._rules, searched, looks)
@@ -247,7 +247,7 @@ class Redactor:
         return kind, shown
 
     def _kind_of(self, name: str) -> str | None:
-        kind = SECRET if name.lower() in self._names else kind_of(folded(name)[0])
+        kind = SECRET if name.lower() in self._names else kind_of(folded(name, Looks(len(name)))[0])
         return None if kind in self._keep else kind
 
 
