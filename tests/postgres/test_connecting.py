@@ -41,6 +41,9 @@ async def test_the_engine_runs_without_the_just_in_time_compiler_of_the_server(s
         row = await (await connection.execute("show jit")).fetchone()
 
     assert row == ("off",)
+    with shop.database.connect_sync(autocommit=False) as blocking:
+        blocking.rollback()
+        assert blocking.execute("show jit").fetchone() == ("off",)
 
 
 class Remembering(Database):

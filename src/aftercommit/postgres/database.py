@@ -65,10 +65,15 @@ def _closed_unless_ready(connection: psycopg.AsyncConnection[Any] | psycopg.Conn
         raise
 
 
-# The number of the server process, the schemas that are searched and in which order, and those that the setting names.
+# Whether nobody stands between us and the server (a pooler tells clients a process number of its own making), the
+# schemas that are searched and in which order, and those that the setting names.
+# A direct session does without the just-in-time compiler. Our statements are short and come by the thousand; where the
+# planner overestimates one, PostgreSQL compiles it anew each time: an append took up to two seconds on a busy machine.
 _SESSION: Final = (
-    "select pg_catalog.pg_backend_pid(), pg_catalog.current_schemas(true)::pg_catalog.text[], "
-    "pg_catalog.current_schemas(false)::pg_catalog.text[]"
+    "select pg_catalog.pg_backend_pid() operator(pg_catalog.=) %(pid)s, "
+    "pg_catalog.current_schemas(true)::pg_catalog.text[], pg_catalog.current_schemas(false)::pg_catalog.text[], "
+    "case when pg_catalog.pg_backend_pid() operator(pg_catalog.=) %(pid)s "
+    "then pg_catalog.set_config('jit', 'off', false) end"
 )
 _BUILT_INS: Final = "pg_catalog"
 
@@ -100,11 +105,6 @@ def _refuse_shadowed(schemas: list[str], dsn: str, problem: BaseException | None
     ) from problem
 
 
-def _is_direct_sync(connection: psycopg.Connection[Any]) -> bool:
-    row = connection.execute("select pg_backend_pid()").fetchone()
-    return row is not None and row[0] == connection.info.backend_pid
-
-
 def is_direct(connection: psycopg.BaseConnection[Any]) -> bool:
     """Whether a connection made here is one to the server itself, so that its session is ours alone."""
     return connection.prepare_threshold is not None
@@ -118,10 +118,6 @@ def speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
 # Other ways to write a time cannot be read. A session's setting is all right here, also behind a pooler: this is one of
 # those that servers report and poolers keep for each of their clients, where they may refuse `options` in a DSN.
 SPEAK_ISO: Final = "set datestyle to iso"
-
-# Our statements are short and come by the thousand. Where the planner overestimates one, PostgreSQL compiles it anew
-# each time: an append took two seconds instead of two milliseconds. Through a pooler this would reach other clients.
-NO_JIT: Final = "set jit to off"
 
 
 class RawJson(Loader):
@@ -179,10 +175,8 @@ class Database:
             with _closed_unless_ready(connection):
                 if not speaks_iso(connection):
                     await connection.execute(SPEAK_ISO)
-                # A pooler tells clients a process number of its own making.
-                if not listen and session[0] == connection.info.backend_pid:
+                if not listen and session[0]:
                     connection.prepare_threshold = WHEN_TOLD
-                    await connection.execute(NO_JIT)
                 await connection.set_autocommit(autocommit)
         except _FAILED as problem:
             raise not_connected(dsn, problem) from problem
@@ -192,11 +186,11 @@ class Database:
     def connect_sync(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
         """A new blocking connection, with the same errors."""
         try:
-            connection = self._with_built_ins_sync()
+            connection, session = self._with_built_ins_sync()
             with _closed_unless_ready(connection):
                 if not speaks_iso(connection):
                     connection.execute(SPEAK_ISO)
-                if _is_direct_sync(connection):
+                if session[0]:
                     connection.prepare_threshold = WHEN_TOLD
                 connection.autocommit = autocommit
         except _FAILED as problem:
@@ -218,10 +212,10 @@ class Database:
             _refuse_shadowed(hidden_by, dsn)
         return connection, session
 
-    def _with_built_ins_sync(self) -> psycopg.Connection[Any]:
+    def _with_built_ins_sync(self) -> tuple[psycopg.Connection[Any], Any]:
         connection, session = self._connected_sync({})
         if not (hidden_by := _shadowing(session)):
-            return connection
+            return connection, session
         connection.pgconn.finish()
         try:
             connection, session = self._connected_sync(_with_built_ins_first(self.dsn, session))
@@ -230,7 +224,7 @@ class Database:
         if _shadowing(session):
             connection.pgconn.finish()
             _refuse_shadowed(hidden_by, self.dsn)
-        return connection
+        return connection, session
 
     async def _connected(
         self, dsn: str, bounded: bool, options: dict[str, str]
@@ -251,7 +245,7 @@ class Database:
         parameters = {**self._parameters(self.dsn), **options}
         connection = psycopg.Connection.connect(self.dsn, autocommit=True, **parameters)
         with _closed_unless_ready(connection):
-            return connection, connection.execute(_SESSION).fetchone()
+            return connection, connection.execute(_SESSION, {"pid": connection.info.backend_pid}).fetchone()
 
     def _parameters(self, dsn: str, **others: Any) -> dict[str, Any]:
         # Server-side prepared statements do not survive transaction pooling.
@@ -259,7 +253,7 @@ class Database:
 
 
 async def _session(connection: psycopg.AsyncConnection[Any]) -> Any:
-    return await (await connection.execute(_SESSION)).fetchone()
+    return await (await connection.execute(_SESSION, {"pid": connection.info.backend_pid})).fetchone()
 
 
 def connect_timeout(answers_within: float) -> int:

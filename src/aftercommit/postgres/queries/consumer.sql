@@ -140,12 +140,13 @@ where source = 'session'
 
 -- name: commit_and_tidy
 commit;
--- In the same round trip, everything that a handler can leave in a session. Prepared statements stay.
-reset session authorization; reset all; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
+-- In the same round trip, everything that a handler can leave in a session, and what a connection of ours begins with. Prepared
+-- statements stay.
+reset session authorization; reset all; set datestyle to iso; set jit to off; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
 
 -- name: tidy
 -- The same after ROLLBACK.
-reset session authorization; reset all; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
+reset session authorization; reset all; set datestyle to iso; set jit to off; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
 
 -- name: begin_slice
 -- Opens a slice in the handler's transaction: the fence and the checkpoint in one row, then the inbox.
