@@ -125,8 +125,9 @@ class Restorable:
     def _base_backup(self, name: str, *options: str) -> Path:
         target = self.folder / name
         host, port = psycopg.conninfo.conninfo_to_dict(self.dsn())["host"], "5432"
-        command = [binaries(self.server.cluster.version) / "pg_basebackup", "-D", target, "-c", "fast", *options]
-        status, said = self._account.run([*command, "-h", str(host), "-p", port, "-U", "postgres"])
+        program: str | Path = binaries(self.server.cluster.version) / "pg_basebackup"
+        address = ["-h", str(host), "-p", port, "-U", "postgres"]
+        status, said = self._account.run([program, "-D", target, "-c", "fast", *options, *address])
         assert status == 0, said
         return target
 

@@ -7,7 +7,7 @@ integers, by long-polling, by streams, by both clients, by a consumer, and (in a
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,7 +152,7 @@ async def world(server: Restorable, dsn: str | None = None, typescript: str | No
         yield found
 
 
-def _readers(found: World, reading: Reading, typescript: str | None) -> list[Awaitable[None]]:
+def _readers(found: World, reading: Reading, typescript: str | None) -> list[Coroutine[Any, Any, None]]:
     """Everybody who reads, each from the beginning and until cancelled."""
 
     def sink(name: str) -> Callable[[int], None]:

@@ -75,6 +75,13 @@ async def _show(options: Options, tally: Tally, began: float) -> None:
     help="Processes stopped until others have taken over.",
 )
 @click.option(
+    "--restores",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Times that PostgreSQL is restored from a backup some seconds old.",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(0),
     default=0.0,
@@ -105,6 +112,7 @@ def main(
     kills: int,
     crashes: int,
     zombies: int,
+    restores: int,
     seconds: float,
     seed: int | None,
     only: str,
@@ -122,6 +130,7 @@ def main(
         kills=kills,
         crashes=crashes,
         zombies=zombies,
+        restores=restores,
         # Two kills in a second is what two cores can replace; a crash needs a few seconds.
         seconds=seconds or max(600.0, kills / 2.0, crashes * 8.0, zombies * 5.0),
         seed=random.SystemRandom().randrange(1_000_000) if seed is None else seed,

@@ -22,7 +22,7 @@ def lost(evidence: Evidence) -> Iterator[str]:
     """Acknowledged and not there; or committed with its business row and neither in the log nor set aside."""
     entered = _parts(evidence.entries)
     for operation in evidence.operations:
-        if operation.outcome == "ok":
+        if operation.outcome == "ok" and not _was_undone(operation, evidence):
             there = {part for _, part in entered.get(operation.op, ())}
             for part in set(operation.parts) - there:
                 yield f"{operation.op} part {part} ({operation.kind}) was acknowledged, and its row is gone"
@@ -108,13 +108,16 @@ def nonmonotonic_poll(evidence: Evidence) -> Iterator[str]:
 
 
 def gap(evidence: Evidence) -> Iterator[str]:
-    """The positions of a log are not 1, 2, 3 and so on."""
+    """The positions of a log are not 1, 2, 3 and so on, but for those between two of its lives."""
     for outbox in evidence.consumers:
-        positions = [row.position for row in evidence.log if row.outbox == outbox]
-        for expected, position in enumerate(sorted(positions), start=1):
+        expected = 1
+        for position in sorted(row.position for row in evidence.log if row.outbox == outbox):
+            for low, high in evidence.gaps.get(outbox, ()):
+                expected = high + 1 if low <= expected <= high else expected
             if position != expected:
                 yield f"{outbox}: position {position} stands where {expected} should be"
                 break
+            expected += 1
 
 
 def changed(evidence: Evidence) -> Iterator[str]:
@@ -122,7 +125,9 @@ def changed(evidence: Evidence) -> Iterator[str]:
     there = {(row.outbox, row.position): row.digest for row in evidence.log}
     for poll in evidence.polls:
         for position, digest in poll.rows:
-            if there.get((poll.outbox, position)) != digest:
+            # What a restore has taken back is gone, and nothing else stands there.
+            was_undone = any(low <= position <= high for low, high in evidence.gaps.get(poll.outbox, ()))
+            if there.get((poll.outbox, position)) != (None if was_undone else digest):
                 yield f"{poll.poller} read another event at position {position} of {poll.outbox} than is there now"
 
 
@@ -218,6 +223,11 @@ def _walks(evidence: Evidence) -> Iterator[tuple[str, str, list[tuple[tuple[int,
         walks[poll.poller, poll.outbox].append(poll.rows)
     for (poller, outbox), pages in walks.items():
         yield poller, outbox, pages
+
+
+def _was_undone(operation: Operation, evidence: Evidence) -> bool:
+    """Whether it may have been committed when a backup had been taken that was restored later."""
+    return any(operation.began <= end and operation.ended >= begin for begin, end in evidence.undone)
 
 
 def _is_poison(account: str) -> bool:

@@ -20,12 +20,14 @@ class Part(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A transaction of a writer: its outcome (`ok`, `fail`, `info`) and the parts it meant to leave behind."""
+    """A transaction of a writer: its outcome (`ok`, `fail`, `info`), the parts it meant to leave behind, when."""
 
     op: str
     kind: str
     outcome: str
     parts: tuple[int, ...] = ()
+    began: float = 0.0
+    ended: float = 0.0
 
 
 class Entry(NamedTuple):
@@ -97,6 +99,9 @@ class Evidence:
     stuck: Sequence[str] = ()
     # When the work did not come to its end, what is left of it is `stuck`, and not lost.
     unfinished: bool = False
+    # When what was committed was taken back by a restore, from and to; and the positions that no event has since.
+    undone: Sequence[tuple[float, float]] = ()
+    gaps: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     checkpoints: dict[str, int] = field(default_factory=dict)
     consumers: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(workload.CONSUMERS))
 
@@ -112,6 +117,7 @@ def collect(folder: Path, dsn: str) -> Evidence:
             "select consumer, op, part, account, number, is_foreign from shop.effect order by id"
         ).fetchall()
         checkpoints: dict[str, int] = dict(connection.execute("select name, position from book.consumer").fetchall())
+        gaps = {outbox: _gaps(connection, outbox) for outbox in workload.CONSUMERS}
         intrusions = connection.execute("select what from shop.intrusion order by at").fetchall()
     return Evidence(
         operations(folder),
@@ -123,6 +129,7 @@ def collect(folder: Path, dsn: str) -> Evidence:
         letters,
         [row[0] for row in intrusions],
         checkpoints=checkpoints,
+        gaps=gaps,
     )
 
 
@@ -139,7 +146,9 @@ def operations(folder: Path) -> list[Operation]:
         # A second attempt that failed does not undo a first one whose outcome nobody knows.
         if outcome == "fail" and line["op"] in uncertain:
             outcome = "info"
-        found[line["op"]] = Operation(line["op"], line["kind"], outcome, tuple(line.get("parts", ())))
+        began = found[line["op"]].began if line["op"] in found else line["at"]
+        parts = tuple(line.get("parts", ()))
+        found[line["op"]] = Operation(line["op"], line["kind"], outcome, parts, began, line["at"])
     return list(found.values())
 
 
@@ -176,6 +185,13 @@ def _outbox(connection: psycopg.Connection[Any], outbox: str) -> list[Logged]:
         """.encode()
     ).fetchall()
     return [Logged(outbox, *row) for row in rows]
+
+
+def _gaps(connection: psycopg.Connection[Any], outbox: str) -> list[tuple[int, int]]:
+    rows = connection.execute(
+        f"select lower(gap), upper(gap) - 1 from {outbox}.head, unnest(gaps) gap order by 1".encode()
+    ).fetchall()
+    return [(low, high) for low, high in rows]
 
 
 def _letters(connection: psycopg.Connection[Any], outbox: str) -> list[Letter]:

@@ -57,6 +57,7 @@ FAULTS = (
     "restarts",
     "pauses",
     "handlers",
+    "restores",
 )
 
 
@@ -67,6 +68,7 @@ class Options:
     kills: int = 300
     crashes: int = 20
     zombies: int = 20
+    restores: int = 2
     seconds: float = 600.0
     seed: int = 0
     only: frozenset[str] = frozenset(FAULTS)
@@ -93,7 +95,7 @@ class Options:
     @property
     def counted(self) -> dict[str, int]:
         """The faults of which a number is asked for."""
-        return {"kills": self.kills, "crashes": self.crashes, "zombies": self.zombies}
+        return {"kills": self.kills, "crashes": self.crashes, "zombies": self.zombies, "restores": self.restores}
 
     def has(self, fault: str) -> bool:
         return fault in self.only and fault not in self.missing and self.counted.get(fault, 1) > 0

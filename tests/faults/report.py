@@ -124,7 +124,9 @@ def figures(report: Report) -> dict[str, Any]:
 def markdown(report: Report) -> str:
     """A summary that a person reads, with the command that repeats the schedule."""
     options, tally = report.options, report.tally
-    asked = f"--kills {options.kills} --crashes {options.crashes} --zombies {options.zombies}"
+    asked = (
+        f"--kills {options.kills} --crashes {options.crashes} --zombies {options.zombies} --restores {options.restores}"
+    )
     when = datetime.now(UTC).date().isoformat()
     lines = [
         f"# Fault run of {when}: {report.verdict}",

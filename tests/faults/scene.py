@@ -44,6 +44,7 @@ class Scene:
         self.tally = tally
         self.folder = stage.folder / f"scene-{number}"
         self._stuck: list[str] = []
+        self._undone: list[tuple[float, float]] = []
         self._drained = False
 
     async def play(self) -> None:
@@ -60,6 +61,7 @@ class Scene:
                 await cast.close()
                 await overseer.close()
         found.ended = _ended(cast)
+        found.undone = self._undone
         found.stuck = self._stuck
         found.unfinished = not self._drained
         self._judge(found)
@@ -83,6 +85,7 @@ class Scene:
         cast.on_death = lambda death: None
         cast.plan = lambda actor: actor.part
         self._stuck += weather.stuck
+        self._undone = weather.undone
         await self._calm(cast, overseer)
 
     async def _faults(self, loops: list[object], overseer: Overseer) -> None:
@@ -102,7 +105,8 @@ class Scene:
     def _had_its_share(self) -> bool:
         options, tally = self.options, self.tally
         counted = all(
-            tally.counts[fault] >= options.target(fault, self.number) for fault in ("kills", "crashes", "zombies")
+            tally.counts[fault] >= options.target(fault, self.number)
+            for fault in ("kills", "crashes", "zombies", "restores")
         )
         return counted and not (self.number == options.scenes and unreached(options, set(tally.reached)))
 
@@ -146,7 +150,7 @@ class Scene:
         return "; ".join(f"{what}: {count}" for what, count in rows if count) or await self._unread(overseer) or ""
 
     async def _unread(self, overseer: Overseer) -> str | None:
-        heads = await overseer.heads() or {}
+        heads = dict(await overseer.ask(_ENDS) or ())
         for path in sorted(self.folder.glob("poller-*.jsonl")):
             last = history.last(path, "poll")
             if last is not None and last["upto"] < heads.get(last["outbox"], 0):
@@ -177,6 +181,7 @@ class Scene:
             shutil.rmtree(self.folder)
 
 
+_ENDS = "select 'book', max(position) from book.log union all select 'post', max(position) from post.log"
 _LEFT = "\n union all ".join(
     [
         *(
@@ -184,7 +189,8 @@ _LEFT = "\n union all ".join(
             f" and aggregate_id not like '{workload.POISON}-%'"
             for outbox in workload.CONSUMERS
         ),
-        "select consumer.name || ' is behind', head.position - consumer.position from book.consumer, book.head",
+        "select consumer.name || ' is behind', book.given(head.gaps, consumer.position, head.position)"
+        " from book.consumer, book.head",
         f"select 'dead letters to try', count(*) from book.dead_letter_events where status in ('retrying', 'waiting')"
         f" and aggregate_id not like '{workload.POISON}-%'",
     ]

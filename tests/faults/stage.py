@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -17,6 +18,8 @@ from psycopg import sql
 
 from aftercommit.errors import AftercommitError
 from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.postgres.embedded.account import choose_account
+from aftercommit.postgres.embedded.cluster import binaries
 from aftercommit.postgres.embedded.postmaster import wait_until_gone
 from aftercommit.testing.fault_proxy import FaultProxy
 from tests.faults import cleanup, workload
@@ -68,6 +71,41 @@ class Stage:
             wait_until_gone(pid, 30)
         else:
             self.server.kill()
+
+    def backup(self) -> None:
+        """A base backup of the running server, beside it."""
+        target, programs = self.folder / "backup", binaries(self.server.cluster.version)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        host = psycopg.conninfo.conninfo_to_dict(self.server.dsn)["host"]
+        command: list[str | Path] = [programs / "pg_basebackup", "-D", target / "data", "-c", "fast", "-X", "stream"]
+        command += ["-h", str(host), "-p", "5432", "-U", "postgres"]
+        if self.disk is not None:
+            command += ["-T", f"{self.disk / 'data'}={target / 'space'}"]
+        status, said = choose_account(self.server.cluster.data, programs).run(command)
+        assert status == 0, said
+
+    def restore(self) -> None:
+        """The backup in the place of the data: recovered to its end, and promoted, as after the loss of a disk."""
+        self.crash("immediate")
+        source, data = self.folder / "backup", self.server.cluster.data
+        account = choose_account(data, binaries(self.server.cluster.version))
+        shutil.rmtree(data)
+        shutil.copytree(source / "data", data, symlinks=True)
+        data.chmod(0o700)
+        if self.disk is not None:
+            shutil.rmtree(self.disk / "data")
+            shutil.copytree(source / "space", self.disk / "data")
+            (self.disk / "data").chmod(0o700)
+            account.take_over(self.disk / "data")
+            for link in (data / "pg_tblspc").iterdir():
+                link.unlink()
+                link.symlink_to(self.disk / "data")
+        with (data / "postgresql.auto.conf").open("a") as settings:
+            settings.write("restore_command = 'false'\n")
+        (data / "recovery.signal").touch()
+        account.take_over(data)
+        self.server.start()
 
     @asynccontextmanager
     async def scene(self, number: int) -> AsyncIterator[None]:

@@ -109,6 +109,23 @@ def test_an_unknown_outcome_may_have_happened_or_not():
     assert check(never) == []
 
 
+def test_what_a_restore_has_taken_back_is_not_lost_and_what_comes_after_it_must_not_be_skipped():
+    restored = replace(
+        good(),
+        operations=[*good().operations, Operation("gone", "plain", "ok", (0,), began=5.0, ended=6.0)],
+        polls=[*good().polls, Poll("poller-1", BOOK, 3, ((4, "gone"),))],
+        undone=[(4.0, 7.0)],
+        gaps={BOOK: [(4, 100)]},
+    )
+
+    assert check(restored) == []
+    assert seen(replace(restored, undone=[(6.5, 7.0)])) == {"lost"}
+    assert seen(replace(restored, gaps={})) == {"changed"}
+    # Another event at a position that a poller has seen.
+    again = [*good().log, logged(4, "d", 4)]
+    assert {"changed", "gap"} <= seen(replace(restored, log=again))
+
+
 def test_what_is_left_of_work_that_did_not_end_is_stuck_and_not_lost():
     left = replace(
         good(),

@@ -17,10 +17,10 @@ PATIENCE = 60.0
 
 @pytest.mark.timeout(300)
 def test_a_short_run_is_green_and_leaves_nothing_behind(tmp_path: Path):
-    asked = ["--seconds", "5", "--kills", "5", "--crashes", "1", "--zombies", "1", "--seed", "7"]
+    asked = ["--seconds", "5", "--kills", "5", "--crashes", "1", "--zombies", "1", "--restores", "1", "--seed", "7"]
     figures = tmp_path / "figures.json"
 
-    with harness(tmp_path, *asked, "--only", "kills,crashes,zombies,network", "--json", str(figures)) as run:
+    with harness(tmp_path, *asked, "--only", "kills,crashes,zombies,network,restores", "--json", str(figures)) as run:
         said, _ = run.communicate()
 
     found = json.loads(figures.read_text())
@@ -29,6 +29,7 @@ def test_a_short_run_is_green_and_leaves_nothing_behind(tmp_path: Path):
     assert run.returncode in (0, 4), said
     assert found["counts"]["kills"] > 0
     assert found["counts"]["events"] > 0
+    assert found["counts"]["restores"] == 1
     assert left_behind(tmp_path) == []
 
 

@@ -31,6 +31,8 @@ class Weather:
         self.counts = counts
         self.scene = scene
         self.stuck: list[str] = []
+        # From before the backup until the restored server ran: what was committed meanwhile may be gone.
+        self.undone: list[tuple[float, float]] = []
         self._great = asyncio.Lock()
 
     def chance(self, name: str) -> random.Random:
@@ -44,6 +46,7 @@ class Weather:
             "network": self.disturb,
             "exhaustion": self.exhaust,
             "disk": self.fill_disk,
+            "restores": self.restore,
         }
 
     @asynccontextmanager
@@ -68,6 +71,22 @@ class Weather:
                 self.counts["crashes"] += 1
                 self.counts[f"crashes ({manner})"] += 1
                 await self._see_it_flow("PostgreSQL had come back")
+
+    async def restore(self) -> None:
+        """PostgreSQL is restored from a backup that is some seconds old: the end of the log is taken back."""
+        chance = self.chance("restores")
+        while self.counts["restores"] < self.options.target("restores", self.scene):
+            await asyncio.sleep(chance.uniform(1.0, 8.0))
+            async with self._great:
+                began = time.monotonic()
+                await asyncio.to_thread(self.stage.backup)
+            await asyncio.sleep(chance.uniform(1.0, 4.0))
+            async with self._great_trouble():
+                self.overseer.forget()
+                await asyncio.to_thread(self.stage.restore)
+                self.undone.append((began, time.monotonic()))
+                self.counts["restores"] += 1
+                await self._see_it_flow("PostgreSQL was restored")
 
     async def _see_it_flow(self, since: str) -> None:
         began = time.monotonic()

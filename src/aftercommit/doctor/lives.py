@@ -34,7 +34,7 @@ def _told(case: Case, question: str) -> int | None:
 def _places(case: Case) -> Iterator[Trouble]:
     """Bookmarks and places of bots in this database, which may be of another log, where this one has never been."""
     for schema, table, name, place in case.rows("doctor_place_tables"):
-        parts = {"table": sql.Identifier(schema, table), "name": sql.Identifier(name), "place": sql.Identifier(place)}
+        parts = {"table": sql.Identifier(schema, table), "reader": sql.Identifier(name), "place": sql.Identifier(place)}
         found = asking(case.connection)(case.statements.render("doctor_places", **parts), {})
         if found:
             first, number = found[0]

@@ -113,7 +113,7 @@ def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
             "consumers",
             f"{name} has read up to {consumer.position}, and the log has never been there: it was restored, and the "
             "checkpoints were not",
-            f"`aftercommit restored`, then `aftercommit consumers seek {consumer.name} --to end`",
+            "`aftercommit restored`: the log then goes on above it, and the consumer with what is new",
             consumer.name,
         )
     idle = consumer.paused or consumer.holder is None

@@ -95,7 +95,7 @@ order by 1, 2
 
 -- name: doctor_places
 -- Those of its places that lie behind the end of this log; no number of a stream does, either.
-select {name}::text, (regexp_match({place}, '^(?:.*#)?([0-9]{{1,18}})$'))[1]::bigint
+select {reader}::text, (regexp_match({place}, '^(?:.*#)?([0-9]{{1,18}})$'))[1]::bigint
 from {table}, {schema}.head
 where (regexp_match({place}, '^(?:.*#)?([0-9]{{1,18}})$'))[1]::bigint > head.position
 order by 2 desc
