@@ -159,7 +159,7 @@ async def test_start_of_somebody_who_was_out_of_reach_says_that_it_goes_on(tmp_p
 
 @pytest.mark.contract("T11")
 async def test_a_message_that_telegram_never_takes_is_set_aside_and_the_next_one_sent(tmp_path: Path):
-    refusal = {"ok": False, "error_code": 400, "description": "Bad Request: can't parse entities: no such tag"}
+    refusal = {"ok": False, "error_code": 400, "description": "Bad Request: message is too long"}
     async with (
         stage(tmp_path) as scene,
         front(scene.telegram.url, lambda body: refusal if "task 1<" in body.get("text", "") else None) as address,

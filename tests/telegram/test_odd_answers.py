@@ -8,7 +8,7 @@ from aftercommit.telegram.answers import Later, understand
 from tests.telegram.bots import stage
 from tests.telegram.front import front
 
-REFUSAL = {"ok": False, "error_code": 400, "description": "Bad Request: can't parse entities: no \0 such tag"}
+REFUSAL = {"ok": False, "error_code": 400, "description": "Bad Request: message is too \0 long"}
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

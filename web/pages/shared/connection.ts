@@ -130,6 +130,7 @@ export class Connection {
       this.#badge.dataset["state"] = said.name;
       this.#spoken.textContent = wordsFor(this.#state, { ...known, left: null }, this.things).text;
     }
+    this.#badge.dataset["trouble"] = String(this.#state.error !== null);
     this.#text.textContent = said.text;
     this.#why.textContent = said.why;
     this.#badge.title = said.why;
