@@ -210,7 +210,7 @@ def test_what_is_withheld_tells_its_place_as_the_others_do():
     assert BareArray().withheld(entry(7), POSITION, "x") == {"event_id": 7, "withheld": "x"}
 
 
-@pytest.mark.parametrize("twice", [{"before": "after"}, {"from_time": "limit"}, {"limit": "after"}])
+@pytest.mark.parametrize("twice", [{"before": "afterCursor"}, {"from_time": "limit"}, {"limit": "afterCursor"}])
 def test_two_parameters_cannot_have_one_name(twice: dict[str, str]):
     with pytest.raises(DeclarationError, match="cannot both be"):
         Wire(**twice)  # type: ignore[arg-type]
