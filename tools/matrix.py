@@ -127,7 +127,7 @@ def server(version: int) -> Iterator[dict[str, str]]:
     port = _free_port()
     settings = {**SETTINGS_FOR_TESTS, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(port)}
     options = " ".join(f"-c {name}={value!r}" for name, value in settings.items())
-    control = [programs / "pg_ctl", "-D", data, "-w"]
+    control: list[str | Path] = [programs / "pg_ctl", "-D", data, "-w"]
     try:
         _must(account.run([programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-N", "-E", "UTF8"]))
         _must(account.run([*control, "-l", data / "log", "-o", options, "start"]))

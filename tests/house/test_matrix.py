@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import matrix
-from tools.matrix import FOLDERS, PARTS, WHOLE, Missing, Run
+from tools.matrix import FOLDERS, PARTS, WHOLE, Missing, Run, Version
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.contract("E8")
@@ -54,7 +54,7 @@ def test_every_part_runs_unit_contract_and_feed_tests() -> None:
 
 
 def test_a_promised_version_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {(3, 11, 7): Path("a"), (3, 11, 2): Path("b"), (3, 12, 1): Path("c")}
+    known: dict[Version, Path] = {(3, 11, 7): Path("a"), (3, 11, 2): Path("b"), (3, 12, 1): Path("c")}
 
     assert matrix.oldest("3.11", known) == ((3, 11, 2), Path("b"))
     with pytest.raises(Missing, match=r"Python 3\.13 is promised and not installed"):
