@@ -1,5 +1,6 @@
 """A task in work has somebody else who can decide on the report: otherwise nobody could ever approve it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ REMEDY = "name another assignee, or a supervising role that somebody else has"
 
 @pytest.fixture(scope="module", autouse=True)
 def people(tasks: Service) -> None:
-    named: dict[int, tuple[str, list[int]]] = {
+    named: dict[int, tuple[str, Sequence[int]]] = {
         ALONE: ("alone", []),
         MATE: ("mate", []),
         SOLE: ("sole", [OF_ONE]),

@@ -125,8 +125,8 @@ class Commands:
             place = link.place
         else:
             place = await self._reader.newest(found.user_id)
-        told = {"code_hash": hash_of(code), "topic": command.topic}
-        made = Link(command.chat_id, found.user_id, found.name, language, place, utc_now(), **told)
+        who = (command.chat_id, found.user_id, found.name)
+        made = Link(*who, language, place, utc_now(), code_hash=hash_of(code), topic=command.topic)
         await self._memory.keep(lambda store: store.put_link(made))
         return made
 
