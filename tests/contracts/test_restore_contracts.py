@@ -20,11 +20,10 @@ from click.testing import CliRunner
 from aftercommit.cli import cli
 from aftercommit.client import Pace, follow
 from aftercommit.consumer import LogWorker, WorkerSettings
-from aftercommit.feed import BareArray, Everything, Feed, Limits, LogEvent, PagedBody, Wire
+from aftercommit.feed import BareArray, Cursor, Everything, Feed, Limits, LogEvent, PagedBody, Wire
 from aftercommit.feed.access.bearer import BearerAccess
 from aftercommit.feed.access.tokens import TokenVerifier
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay, RelaySettings
