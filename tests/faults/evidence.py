@@ -1,6 +1,6 @@
 """What is known at the end of a scene: the histories of its processes and the tables as they ended. Values only."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +101,7 @@ class Evidence:
     unfinished: bool = False
     # When what was committed was taken back by a restore, from and to; and the positions that no event has since.
     undone: Sequence[tuple[float, float]] = ()
-    gaps: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    gaps: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     checkpoints: dict[str, int] = field(default_factory=dict)
     consumers: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(workload.CONSUMERS))
 
