@@ -234,7 +234,7 @@ class TestConsumers:
         (found,) = json.loads(run("consumers", "list", "--dsn", shop.dsn, "--json").stdout)
 
         expected = {"name": "index", "position": 0, "lag": 0, "lag_seconds": 0.0, "paused": False, "holder": None}
-        expected |= {"overdue": 0, "overdue_seconds": 0.0, "lost": 0}
+        expected |= {"overdue": 0, "overdue_seconds": 0.0, "lost": 0, "is_ahead": False}
         assert found == expected
         assert run("consumers", "list", "--dsn", shop.dsn).stdout.split() == (
             "consumer position lag lag (s) paused holder index 0 0 0.0 no -".split()

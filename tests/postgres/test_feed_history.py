@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aftercommit.errors import CursorGone
+from aftercommit.errors import CursorGone, DatabaseUnavailable
 from aftercommit.feed import Cursor, LogEvent, Page
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.postgres.feeding import (
@@ -175,6 +175,29 @@ async def test_a_cursor_beyond_the_end_of_the_log_is_gone(logs: Logs):
             assert caught.value.reason == "epoch"
             # Who has seen more than there is has seen all there is.
             assert caught.value.restart.number == (0 if key == "nobody" else 3)
+
+
+async def test_a_cursor_beyond_the_end_of_a_log_whose_next_life_is_due_is_to_be_tried_again(logs: Logs):
+    async with logs.relay(), logs.hub() as hub:
+        await logs.record(*lines("i-1", range(3)))
+        logs.rows("update life set timeline = 4711")
+        for feed, key in (("logs", "i-1"), ("everything", "")):
+            strand = await hub.strand(logs.feeds[feed], key)
+            with pytest.raises(DatabaseUnavailable, match="has not gone on yet"):
+                await hub.page(strand, Cursor(1000), 10)
+
+
+async def test_a_cursor_with_a_time_is_led_to_the_last_event_that_its_reader_can_have_seen(logs: Logs):
+    """Nobody noticed the restore, and other events have been written since."""
+    async with logs.relay(), logs.hub() as hub:
+        await logs.record(*lines("i-1", range(2)))
+        seen = (await hub.page(await hub.strand(logs.feed, "i-1"), Cursor(0), 10)).entries[-1].ts
+        await logs.record(*lines("i-1", range(2, 5)))
+        strand = await hub.strand(logs.feed, "i-1")
+        with pytest.raises(CursorGone) as caught:
+            await hub.page(strand, Cursor(1000, seen), 10)
+
+        assert caught.value.restart.number == 2
 
 
 @pytest.mark.parametrize("ring", [TINY, 1 << 20], ids=["from history", "from the ring"])
