@@ -34,6 +34,7 @@ class Weather:
         # From before the backup until the restored server ran: what was committed meanwhile may be gone.
         self.undone: list[tuple[float, float]] = []
         self._great = asyncio.Lock()
+        self._restoring: asyncio.Future[None] | None = None
 
     def chance(self, name: str) -> random.Random:
         return random.Random(f"{self.options.seed}/{self.scene}/{name}")
@@ -83,10 +84,15 @@ class Weather:
             await asyncio.sleep(chance.uniform(1.0, 4.0))
             async with self._great_trouble():
                 self.overseer.forget()
-                await asyncio.to_thread(self.stage.restore)
-                self.undone.append((began, time.monotonic()))
-                self.counts["restores"] += 1
+                # The scene may end meanwhile, and nobody starts a server whose data is only half there.
+                self._restoring = asyncio.ensure_future(self._put_back(began))
+                await asyncio.shield(self._restoring)
                 await self._see_it_flow("PostgreSQL was restored")
+
+    async def _put_back(self, began: float) -> None:
+        await asyncio.to_thread(self.stage.restore)
+        self.undone.append((began, time.monotonic()))
+        self.counts["restores"] += 1
 
     async def _see_it_flow(self, since: str) -> None:
         began = time.monotonic()
@@ -192,6 +198,8 @@ class Weather:
 
     async def clear_up(self) -> None:
         """Nothing is wrong any more."""
+        if self._restoring is not None:
+            await self._restoring
         if self.stage.proxy is not None:
             self.stage.proxy.heal()
         if self.stage.disk is not None:
