@@ -165,6 +165,8 @@ class Standby:
     def start(self) -> None:
         """Until it answers."""
         options = {"port": "5433", "listen_addresses": "", "unix_socket_directories": str(self._data), "fsync": "off"}
+        # A standby that takes fewer connections than its primary does not start.
+        options |= {"max_connections": "300"}
         command: list[str | Path] = [self._programs / "postgres", "-D", self._data]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]

@@ -74,8 +74,11 @@ class BoardPage:
         expect(found.first).to_be_visible(timeout=PATIENCE)
 
     def connection(self, name: str) -> None:
-        """Until events come this way: connecting, streaming, polling, waiting, stopped."""
-        expect(self.page.locator("#connection")).to_have_attribute("data-state", name, timeout=PATIENCE)
+        """Until events come this way: connecting, streaming, polling, waiting, stopped.
+
+        While a page polls, it tries the stream again once a minute.
+        """
+        expect(self.page.locator("#connection")).to_have_attribute("data-state", name, timeout=3 * PATIENCE)
 
     def went(self, name: str) -> None:
         """Until events have come this way, for however short a time."""

@@ -136,7 +136,7 @@ class LogPage:
 
     def connection(self, name: str) -> None:
         """Until lines come this way: connecting, streaming, polling, waiting, stopped."""
-        expect(self.page.locator("#connection")).to_have_attribute("data-state", name, timeout=PATIENCE)
+        expect(self.page.locator("#connection")).to_have_attribute("data-state", name, timeout=3 * PATIENCE)
 
     def went(self, name: str) -> None:
         """Until lines have come this way, for however short a time."""

@@ -33,6 +33,8 @@ WORKER_POINTS = (
     "consumer.fenced",
     "consumer.stopped",
 )
+# All programs of a run know the same versions, so nobody waits for newer code there.
+NEWER_CODE_POINTS = ("consumer.waiting", "consumer.put_back")
 LISTENER_POINTS = ("listener.working", "listener.deaf")
 HANDLER_POINTS = ("handler.begun", "handler.written")
 POINTS = {

@@ -36,6 +36,8 @@ SETTINGS = {
     "wal_recycle": "on",
 }
 SMALL_DISK_MEGABYTES = 768
+# What the tar format has room for.
+LONGEST_LINK = 99
 PREFIX = "aftercommit-faults-"
 
 
@@ -147,6 +149,8 @@ async def stage() -> AsyncIterator[Stage]:
             await asyncio.to_thread(server.start)
             if disk is not None:
                 _make_tablespace(server, disk, missing)
+                if len(str(disk / "data")) > LONGEST_LINK:
+                    missing["restores"] = f"pg_basebackup takes links of {LONGEST_LINK} characters: shorten TMPDIR"
             yield Stage(folder, server, disk if "disk" not in missing else None, missing)
         finally:
             with contextlib.suppress(AftercommitError):

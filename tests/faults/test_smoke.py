@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -13,6 +14,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a short name: pg_basebackup does not take long ones."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        yield Path(folder)
 
 
 @pytest.mark.timeout(300)
@@ -28,6 +36,7 @@ def test_a_short_run_is_green_and_leaves_nothing_behind(tmp_path: Path):
     # On a machine with much else to do it may be too little to count; what counts here is that all of it works.
     assert run.returncode in (0, 4), said
     assert found["counts"]["kills"] > 0
+    assert found["counts"]["restores"] == 1
     assert found["counts"]["events"] > 0
     assert left_behind(tmp_path) == []
 

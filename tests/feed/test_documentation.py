@@ -64,7 +64,7 @@ async def test_the_page_needs_nothing_from_elsewhere(journal: Journal):
             assert page.headers["content-type"].startswith("text/html")
             assert "default-src 'none'" in page.headers["content-security-policy"]
             parts = re.findall(r'(?:src|href)="([^"]+)"', page.text)
-            assert sorted(parts) == ["docs.css", "docs.js", "openapi.json"]
+            assert sorted(parts) == ["docs.css", "docs.js", "favicon.ico", "openapi.json"]
             for part in parts:
                 answer = await reading.client.get(f"/{part}")
                 assert answer.status_code == 200

@@ -391,4 +391,4 @@ def test_without_the_extra_the_error_names_it(absent):
 
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
-    assert "pip install 'aftercommit[alembic]'" in finished.stderr
+    assert "pip install -e '.[alembic]'" in finished.stderr

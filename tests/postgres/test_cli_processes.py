@@ -133,7 +133,7 @@ class TestWorker:
             wait_for(worker, "consumer_started")
             await shop.value_becomes(
                 "select count(*) from pg_stat_activity where datname = current_database()"
-                " and application_name = 'aftercommit worker' and state = 'idle in transaction'",
+                " and application_name = 'aftercommit worker (slice)' and state = 'idle in transaction'",
                 1,
             )
             worker.send(signal.SIGTERM)

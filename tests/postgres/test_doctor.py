@@ -538,7 +538,7 @@ class TestCommandLine:
         assert "warning  relays: no relay is alive" in result.stdout.splitlines()
         remedy = f"start `aftercommit relay --dsn '{shop.dsn}' --app module:outbox`"
         assert f"         remedy: {remedy}" in result.stdout.splitlines()
-        assert result.stderr == "24 findings: ok 23, warnings 1, problems 0\n"
+        assert result.stderr == "25 findings: ok 24, warnings 1, problems 0\n"
 
     def test_the_limits_are_those_of_status(self, shop: Shop) -> None:
         hold_lanes(shop)

@@ -8,7 +8,8 @@
 export { FeedError, type BodyKind, type Page, type Read } from "./answers.js";
 export { type Clock } from "./clock.js";
 export { Feed, type FeedOptions, type PageRequest, type TokenSource } from "./feed.js";
-export { follow, Follower, type FollowOptions, type FollowState } from "./follow.js";
+export { follow, Follower } from "./follow.js";
+export { type FollowOptions, type FollowState } from "./options.js";
 export { items, type ItemsOptions } from "./items.js";
 export { type StateName } from "./machine.js";
 export { type Network } from "./network.js";

@@ -2,7 +2,8 @@
 
 import { type FeedError } from "./answers.js";
 import { type Feed } from "./feed.js";
-import { follow, type FollowOptions } from "./follow.js";
+import { follow } from "./follow.js";
+import { type FollowOptions } from "./options.js";
 
 export type ItemsOptions<Item> = Omit<FollowOptions<Item>, "onItems" | "onRefused">;
 

@@ -135,7 +135,7 @@ select pg_xact_status(%(transaction)s::xid8)
 -- are compared there, because poolers set them too.
 select array_agg(name order by name) from pg_catalog.pg_settings
 where source = 'session'
-  and name not in ('application_name', 'idle_in_transaction_session_timeout', 'client_encoding', 'DateStyle', 'IntervalStyle',
+  and name not in ('application_name', 'idle_in_transaction_session_timeout', 'jit', 'client_encoding', 'DateStyle', 'IntervalStyle',
                    'TimeZone', 'standard_conforming_strings')
 
 -- name: commit_and_tidy

@@ -88,7 +88,7 @@ on conflict do nothing
 select pg_terminate_backend(pid, 5000)
 from pg_stat_activity
 where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
-  and (%(application)s::text is null or application_name = %(application)s)
+  and (%(application)s::text is null or application_name in (%(application)s, left(%(application)s, 50) || ' (slice)'))
 
 -- name: kit_blocked_sessions
 -- How many sessions of this database wait for a lock.
