@@ -105,12 +105,18 @@ class Settlement:
     ) -> Appended:
         """Write, after what has to be there first was made: a life of the log on this server, and partitions for it."""
         try:
-            return await self._with_partitions(connection, write)
+            appended = await self._with_partitions(connection, write)
         except _UnknownServer:
             if await self.recognise_server(connection) is not None:
                 # What this relay remembers of the outbox is of the life before.
                 raise DatabaseUnavailable("the database was restored or replaced by another: begin anew") from None
-        return await self._with_partitions(connection, write)
+            try:
+                appended = await self._with_partitions(connection, write)
+            except _UnknownServer:
+                raise DatabaseUnavailable("the server behind this connection changes again and again") from None
+        # Only what is committed was seen: what is rolled back may never have been.
+        self._seen = max(self._seen, appended.position or 0)
+        return appended
 
     async def _with_partitions(
         self, connection: psycopg.AsyncConnection[Any], write: Callable[[], Awaitable[Appended]]
@@ -147,7 +153,6 @@ class Settlement:
         self._refuse_stale(held, lanes)
         if not known:
             raise _UnknownServer
-        self._seen = max(self._seen, position or 0)
         return Appended(count, chosen, position, last_seq, latency, ids or ())
 
     async def record_failures(
