@@ -213,6 +213,7 @@ async def test_what_a_handler_changes_in_its_session_does_not_reach_the_next_eve
             await ledger.write(event, connection)
             seen = await (await connection.execute(SEEN)).fetchone()
             if event.payload.number == BAD:
+                connection.prepare_threshold = None
                 await connection.execute(SESSION)
             else:
                 await connection.execute(note, (str(seen), event.payload.number))
@@ -223,6 +224,7 @@ async def test_what_a_handler_changes_in_its_session_does_not_reach_the_next_eve
             ledger.write_sync(event, connection)
             seen = connection.execute(SEEN).fetchone()
             if event.payload.number == BAD:
+                connection.prepare_threshold = None
                 connection.execute(SESSION)
             else:
                 connection.execute(note, (str(seen), event.payload.number))

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import tuple_row
 
-from aftercommit.postgres.database import Database
+from aftercommit.postgres.database import Database, prepare_as_told
 from aftercommit.postgres.resilience import LOST, close_quietly
 
 
@@ -30,6 +30,7 @@ class Connections:
         """An asyncio connection, outside any transaction."""
         generation = self._generation
         connection = self._idle.pop() if self._idle else await self._connect()
+        prepare_as_told(connection)
         try:
             yield connection
         finally:
@@ -45,6 +46,7 @@ class Connections:
             generation = self._generation
             idle = self._idle_sync.pop() if self._idle_sync else None
         connection = idle or self._database.connect_sync()
+        prepare_as_told(connection)
         try:
             yield connection
         finally:

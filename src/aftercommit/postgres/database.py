@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any, Final, NoReturn
+from weakref import WeakSet
 
 import psycopg
 from psycopg import conninfo
@@ -105,9 +106,18 @@ def _refuse_shadowed(schemas: list[str], dsn: str, problem: BaseException | None
     ) from problem
 
 
+# Remembered here and not read from the connection, which handlers may change.
+_DIRECT: Final[WeakSet[psycopg.BaseConnection[Any]]] = WeakSet()
+
+
 def is_direct(connection: psycopg.BaseConnection[Any]) -> bool:
     """Whether a connection made here is one to the server itself, so that its session is ours alone."""
-    return connection.prepare_threshold is not None
+    return connection in _DIRECT
+
+
+def prepare_as_told(connection: psycopg.BaseConnection[Any]) -> None:
+    """Let the server keep plans of the statements that ask for it; behind a pooler it keeps none."""
+    connection.prepare_threshold = WHEN_TOLD if is_direct(connection) else None
 
 
 def speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
@@ -176,7 +186,8 @@ class Database:
                 if not speaks_iso(connection):
                     await connection.execute(SPEAK_ISO)
                 if not listen and session[0]:
-                    connection.prepare_threshold = WHEN_TOLD
+                    _DIRECT.add(connection)
+                    prepare_as_told(connection)
                 await connection.set_autocommit(autocommit)
         except _FAILED as problem:
             raise not_connected(dsn, problem) from problem
@@ -191,7 +202,8 @@ class Database:
                 if not speaks_iso(connection):
                     connection.execute(SPEAK_ISO)
                 if session[0]:
-                    connection.prepare_threshold = WHEN_TOLD
+                    _DIRECT.add(connection)
+                    prepare_as_told(connection)
                 connection.autocommit = autocommit
         except _FAILED as problem:
             raise not_connected(self.dsn, problem) from problem

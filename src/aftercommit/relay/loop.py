@@ -14,7 +14,7 @@ import psycopg
 from aftercommit.backoff import Exponential
 from aftercommit.errors import DeclarationError, LeaseLost, TransportUnavailable
 from aftercommit.outbox.declaration import Outbox
-from aftercommit.postgres.database import Database, privilege, require_schema
+from aftercommit.postgres.database import Database, is_direct, privilege, require_schema
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly, first_of
 from aftercommit.postgres.retention import Retention
@@ -216,7 +216,7 @@ class Relay(DatabaseService):
         carrier, doorbell = self.carrier(), self._doorbells[number]
         self._carriers.append(carrier)
         try:
-            if connection.prepare_threshold is not None:
+            if is_direct(connection):
                 await connection.execute(self._statements["plan_by_index"])
             while not self.stopping.is_set():
                 lanes = {lane for lane in self.lanes.held if lane % self.settings.carriers == number}

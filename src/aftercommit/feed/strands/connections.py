@@ -10,7 +10,7 @@ from psycopg.pq import TransactionStatus
 
 from aftercommit.errors import DatabaseSilent, DatabaseUnavailable
 from aftercommit.postgres.bounded import Unanswered, answered_within
-from aftercommit.postgres.database import Database
+from aftercommit.postgres.database import Database, is_direct
 from aftercommit.postgres.resilience import close_quietly, is_lost
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -94,7 +94,7 @@ class Connections:
 async def reading_connection(database: Database) -> psycopg.AsyncConnection[Any]:
     """A connection for the statements of feeds. Behind a pooler they are planned each time, and nothing is set."""
     connection = await database.connect(bounded=True)
-    if connection.prepare_threshold is not None:
+    if is_direct(connection):
         try:
             await connection.execute(Statements(Shape())["feed_plan"])
         except BaseException:
