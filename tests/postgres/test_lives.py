@@ -11,6 +11,7 @@ from aftercommit.consumer import LogWorker, WorkerSettings
 from aftercommit.postgres import lives, migrate
 from aftercommit.relay import Relay
 from tests.feed.journal import until
+from tests.postgres.old_schema import migrate_up_to
 from tests.relays import relay_on
 from tests.restoring import Restorable, restorable
 from tests.shop import OrderPlaced, Shop, shop_outbox
@@ -221,3 +222,17 @@ async def test_a_server_that_does_not_say_who_it_is_goes_on_with_the_same_life(
     finally:
         place.rows("grant execute on function pg_control_system() to public")
         place.rows("drop owned by nobody_special; drop role nobody_special")
+
+
+def test_a_log_that_is_in_use_when_lives_arrive_knows_its_server_before_any_relay_has_run(database: str) -> None:
+    """A server that is restored or promoted right after the upgrade is noticed, too."""
+    shape = shop_outbox().shape
+    with psycopg.connect(database, autocommit=True) as connection:
+        migrate_up_to(connection, shape, 4)
+        connection.execute(f"update {shape.schema}.head set position = 20".encode())
+        migrate.up(connection, shape)
+        row = connection.execute(
+            f"select system_identifier, timeline, database_oid, head_oid from {shape.schema}.life".encode()
+        ).fetchone()
+    assert row is not None
+    assert None not in row

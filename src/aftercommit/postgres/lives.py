@@ -76,7 +76,10 @@ async def begin(connection: psycopg.AsyncConnection[Any], shape: Shape, reason: 
 
 
 async def is_due(ask: Ask, shape: Shape) -> bool:
-    """Whether the log was restored for certain, and its next life has not begun. Changes nothing."""
+    """Whether the log will go on: it was restored for certain and its next life has not begun, or this server follows
+    another and may lag behind it. Changes nothing."""
+    if (await ask(Statements(shape)["in_recovery"], {}))[0][0]:
+        return True
     _, known, present = await _compared(ask, Statements(shape))
     return difference(known, present) is not None
 

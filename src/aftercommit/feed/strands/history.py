@@ -229,7 +229,7 @@ class History:
         """
         schema = feed.outbox.schema
         if await lives.is_due(self._connections.ask, feed.outbox.shape):
-            return DatabaseUnavailable(f"the log of {schema!r} was restored and has not gone on yet: try again")
+            return DatabaseUnavailable(f"the log of {schema!r} was restored or lags behind its primary: try again")
         restart = state.end
         if place.ts is not None and place.ts.timestamp() > 0:
             restart, _ = await self.before_moment(feed, key, place.ts + timedelta(milliseconds=1))

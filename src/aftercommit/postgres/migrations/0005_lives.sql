@@ -39,3 +39,17 @@ comment on function {schema}.given(int8multirange, bigint, bigint) is 'How many 
 insert into {schema}.life (number, base, previous_last, began_at, epoch, reason)
 select 1, 0, 0, coalesce((select ts from {schema}.log order by position limit 1), clock_timestamp()), epoch, 'the log was created'
 from {schema}.head;
+
+-- A log in use is known to be on this server from here on. What the server does not tell stays unknown.
+do $$
+begin
+    update {schema}.life
+    set system_identifier = (select system_identifier from pg_catalog.pg_control_system()),
+        timeline = ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
+        database_oid = (select oid from pg_catalog.pg_database where datname = current_database()),
+        head_oid = (select tableoid from {schema}.head)
+    where (select position from {schema}.head) > 0;
+exception when insufficient_privilege or undefined_function or feature_not_supported or object_not_in_prerequisite_state then
+    null;
+end
+$$;

@@ -31,6 +31,10 @@ select system_identifier from pg_catalog.pg_control_system()
 select ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))::bit(32)::integer
 where not pg_catalog.pg_is_in_recovery()
 
+-- name: in_recovery
+-- Whether this server follows another.
+select pg_catalog.pg_is_in_recovery()
+
 -- name: go_on_with_server
 -- The same life goes on with this server, which was started anew or is seen for the first time.
 with known as (
