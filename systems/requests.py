@@ -202,7 +202,7 @@ def _names_once(pairs: list[tuple[str, Any]]) -> None:
     names = {name for name, _ in pairs}
     if len(names) < len(pairs):
         twice = next(name for name in names if sum(name == each for each, _ in pairs) > 1)
-        raise bad_request(f"The field {twice!r:.100} is there more than once: send it once", field=twice[:100])
+        raise bad_request(f"The field {twice!r:.100} appears more than once: send it once", field=twice[:100])
 
 
 def _misread(problem: str) -> Problem:

@@ -62,8 +62,8 @@ class NobodyDecides(Problem):
     def __init__(self, assignee: int, remedy: str) -> None:
         super().__init__(
             400,
-            f"Nobody could approve the report of user {assignee}: the assignee never does, and there is no other "
-            f"creator or supervisor; {remedy}",
+            f"Nobody could approve the report of user {assignee}: the assignee cannot, and there is no other creator "
+            f"or supervisor; {remedy}",
             details={"field": "assignee_user_id", "assignee_user_id": assignee},
         )
 

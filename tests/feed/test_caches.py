@@ -123,7 +123,7 @@ async def test_a_bearer_token_may_keep_a_page_that_never_changes(journal: Journa
 async def test_what_is_no_list_of_headers_is_refused_when_the_application_is_made(journal: Journal, vary: Any):
     access = Silent()
     access.vary = vary  # type: ignore[attr-defined]
-    with pytest.raises(DeclarationError, match="must list names of headers"):
+    with pytest.raises(DeclarationError, match="must list header names"):
         own_lines(journal, access)
 
 

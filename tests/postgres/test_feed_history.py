@@ -210,7 +210,7 @@ async def test_a_cursor_whose_time_is_not_that_of_its_event_is_gone(logs: Logs, 
         assert cursor.ts is not None
         foreign = Cursor(2, cursor.ts.replace(year=2020))
 
-        with pytest.raises(CursorGone, match="not of the time") as caught:
+        with pytest.raises(CursorGone, match="does not have the time") as caught:
             await hub.page(strand, foreign, 10)
 
         assert caught.value.reason == "epoch"

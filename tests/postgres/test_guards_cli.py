@@ -113,13 +113,13 @@ class TestServiceTokens:
 
         assert "X-User-Id" not in reader.stderr + second.stderr
         assert first.stderr.splitlines()[1] == (
-            "from now on `X-User-Id` alone is not believed by development servers either: a program that names users "
+            "from now on, development servers do not believe `X-User-Id` alone either: a program that names users "
             "needs this token (the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
         )
         good("revoke", token_id, second_id)
         again = good("create", "bot", "--may", "act-as-user", "--json")
         assert json.loads(again.stdout)["name"] == "bot"
-        assert "from now on `X-User-Id` alone is not believed" in again.stderr
+        assert "development servers do not believe `X-User-Id` alone" in again.stderr
 
     def test_a_token_is_made_listed_and_revoked_and_shown_once(self, outbox: Shop) -> None:
         made = good("create", "bot", "--may", READ, "--may", "act-as-user", "--for", "90d", "--by", "ann")

@@ -120,7 +120,7 @@ async def test_a_relay_that_has_seen_the_log_further_on_notices_a_copy_of_the_da
 
     number, base, previous_last, reason = life(place)
     assert (number, previous_last) == (2, 3)
-    assert reason == "the log ended at 3 and had come to 5: it was restored from a copy"
+    assert reason == "the log ends at 3, but had reached 5 before: it was restored from a copy"
     assert positions(place) == [1, 2, 3, base + 1]
 
 

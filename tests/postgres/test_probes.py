@@ -87,7 +87,7 @@ def test_not_ready_while_the_database_hangs(server: EmbeddedPostgres) -> None:
         # Every look of the workers waits for this.
         holder.execute("lock table shop.dead_letter_events, shop.consumer in access exclusive mode")
         becomes(lambda: get(url, "/readyz")[0], 503)
-        assert "no answer of the database for" in get(url, "/readyz")[1]
+        assert "no answer from the database for" in get(url, "/readyz")[1]
         holder.rollback()
         becomes(lambda: get(url, "/readyz")[0], 200)
 

@@ -32,7 +32,7 @@ async def test_a_webhook_that_takes_the_updates_is_trouble_with_its_remedy_until
             scene.telegram.set_webhook()
             await until(lambda: WEBHOOK in (beside.trouble() or ""))
             status = (await asyncio.to_thread(run, "status", state=scene.state, status=3)).output
-            assert "the bot does not hear what people write (Conflict: can't use getUpdates" in status
+            assert "the bot receives no messages from people (Conflict: can't use getUpdates" in status
             assert WEBHOOK in status
             assert WEBHOOK in everything(caplog)
             scene.telegram.set_webhook("")

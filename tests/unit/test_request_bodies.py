@@ -113,7 +113,7 @@ def test_a_field_that_is_there_twice_is_refused_wherever_it_is() -> None:
         f'{{"logs": [{line}], "logs": [{line}]}}',
     ):
         problem = refused_logs(body)
-        assert problem.message.endswith("is there more than once: send it once")
+        assert problem.message.endswith("appears more than once: send it once")
         assert problem.details is not None
         assert problem.details["field"] in ("level", "logs")
     assert refused_body('{"name": "a", "name": "a"}').details == {"field": "name"}

@@ -262,7 +262,7 @@ def _hanging(beat: datetime | None, now: datetime) -> str | None:
     if beat is None or now - beat <= _BEATS_WITHIN:
         return None
     ago = shown_duration(timedelta(seconds=int((now - beat).total_seconds())))
-    return f"the bot's process has done nothing for {ago}: it is stopped or hangs; go on with it, or start it anew"
+    return f"the bot's process has done nothing for {ago}: it is stopped or hangs. Continue it, or restart it"
 
 
 @contextmanager

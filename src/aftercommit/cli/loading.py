@@ -37,7 +37,7 @@ def _one_of(application: Application, settings: Settings) -> Outbox:
     wanted = settings.schema or (next(iter(known)) if len(known) == 1 else None)
     if wanted not in known:
         raise DeclarationError(
-            f"--app {settings.app!r} has the outboxes {', '.join(known) or 'of nobody'}: choose one with --schema"
+            f"--app {settings.app!r} has the outboxes {', '.join(known) or 'none'}: choose one with --schema"
         )
     return known[wanted]
 

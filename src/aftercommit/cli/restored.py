@@ -19,25 +19,25 @@ from aftercommit.settings import Settings
 _REASON = "an operator said that the database was restored"
 
 
-@click.command(short_help="Say that the database was restored from a copy.")
+@click.command(short_help="Begin a new life of the log after a restore from a copy.")
 @click.option("--reason", default=_REASON, metavar="TEXT", help="Why, for the record.")
 @click.option(
     "--above",
     type=Count(),
     default=0,
     metavar="POSITION",
-    help="Go on above this position at least: for a server whose clock was wrong.",
+    help="Begin above this position at least, if the server's clock was wrong.",
 )
 @dry_run_option
 @yes_option
 @as_json
 @pass_settings
 def restored(settings: Settings, reason: str, above: int, **options: Any) -> None:
-    """Say that the database was restored from a copy: the log begins a new life, above every position given before.
+    """Begin a new life of the log, above every position given before, after the database was restored from a copy.
 
-    Only for a copy of the data folder, a snapshot, or a server that does not say who it is: a recovery to a point in
-    time, a promotion and a loaded dump are noticed by the relay. Harmless when nothing was restored: positions jump.
-    Say it before you start anything else.
+    You need this only after a copy of the data folder or a snapshot, or if the server does not show its timeline and
+    system identifier. The relay notices other restores by itself. Run it before you start anything else. If nothing
+    was restored, positions jump and nothing else happens.
     """
     database = load_database(settings, "restored")
     with database.connect_sync() as connection:
@@ -50,7 +50,9 @@ def restored(settings: Settings, reason: str, above: int, **options: Any) -> Non
         if options["as_json"]:
             print_json({"outbox": shape.schema, "dry_run": True, "head": seen.head, "life": seen.life})
         else:
-            message("a new life would begin at the microseconds since 1970: no reader skips or repeats anything")
+            message(
+                "the new life would begin at the microseconds since 1970; no reader skips an event or sees one twice"
+            )
         return
     if not options["yes"]:
         confirm("Begin a new life of the log?")
@@ -63,4 +65,4 @@ def restored(settings: Settings, reason: str, above: int, **options: Any) -> Non
     if options["as_json"]:
         print_json({"outbox": shape.schema, "dry_run": False, **asdict(life)})
     else:
-        message(f"life {life.number} of the log has begun: it goes on behind position {life.base:,}")
+        message(f"life {life.number} of the log has begun: it goes on after position {life.base:,}")

@@ -80,7 +80,7 @@ def _doing(relay: RelayState) -> str:
     if relay.is_alive:
         return f"{relay.lanes} lanes"
     if relay.silent_seconds is None:
-        return "last heard of in the future: the database's clock was set back"
+        return "last sign of life in the future: the database's clock was set back"
     return f"silent for {relay.silent_seconds:.0f} s"
 
 

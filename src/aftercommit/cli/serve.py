@@ -152,8 +152,8 @@ def _require_service_tokens(settings: Settings, database: Database) -> None:
             continue
         if not any(service_tokens.ACT_AS_USER in each.permissions and each.state != "revoked" for each in tokens):
             raise DeclarationError(
-                f"the readers of {outbox.schema!r} are named by the header X-User-Id, and no service token may name "
-                f"them yet. Make one with `aftercommit token create bot --may {service_tokens.ACT_AS_USER} --schema "
+                f"the header X-User-Id names the readers of {outbox.schema!r}, and there is no service token that may "
+                f"name them. Make one with `aftercommit token create bot --may {service_tokens.ACT_AS_USER} --schema "
                 f"{outbox.schema}` and give it to the program that sends the header"
             )
 

@@ -49,7 +49,7 @@ _may_option = click.option(
     "--may",
     multiple=True,
     metavar="PERMISSION",
-    help="What the user may, like 'investigation:*:read'; may be repeated. Without: what needs no permission.",
+    help="A permission, like 'investigation:*:read'; repeat it for more. Default: none.",
 )
 @click.option("--for", "lifetime", type=Duration(), default="1h", show_default=True, metavar="TIME", help="How long.")
 @click.option(
@@ -78,7 +78,7 @@ def mint(settings: Settings, user: str, may: tuple[str, ...], lifetime: timedelt
     line(minted)
     message(f"for {user!r}, until {until}: send it as `Authorization: Bearer …`")
     if not may:
-        message("it has no permissions (--may): enough for what a user may do as such, like the tasks; else 403")
+        message("it has no permissions (--may): enough for routes that ask for none, like the tasks; others answer 403")
 
 
 @token.command(short_help="Make a service token.")
@@ -112,7 +112,7 @@ def create(settings: Settings, name: str, may: tuple[str, ...], lifetime: timede
         message(f"service token {made.id} for {name!r}. This is the only time that it is shown: keep it now")
     if closes:
         message(
-            "from now on `X-User-Id` alone is not believed by development servers either: a program that names users "
+            "from now on, development servers do not believe `X-User-Id` alone either: a program that names users "
             "needs this token (the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
         )
 

@@ -52,8 +52,9 @@ _APPLICATION_NAME = "aftercommit up"
 _STARTED_BY = "AFTERCOMMIT_STARTED_BY"
 _LARGEST_PORT = 65_535
 _CLOSED = (
-    "  note: the server listens on {host}, so that `X-User-Id` alone names nobody, the bot included. Use 127.0.0.1, or "
-    "make a service token: `aftercommit token create bot --may act-as-user`, then AFTERCOMMIT_BOT_CREDENTIAL"
+    "  note: the server listens on {host}, so it does not believe `X-User-Id` alone, not even the bot's. Use "
+    "127.0.0.1, or make a service token with `aftercommit token create bot --may act-as-user` and set "
+    "AFTERCOMMIT_BOT_CREDENTIAL"
 )
 
 

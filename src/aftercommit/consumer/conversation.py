@@ -138,7 +138,7 @@ class Conversation:
         if isinstance(error, psycopg.Rollback) and call is not None:
             return SliceFailed(Failed(_rolled_back(call)), call.culprit)
         if connection.broken and _is_the_connections(error):
-            return ConnectionLost(f"the connection was lost while a slice was at work: {readable(error).strip()}")
+            return ConnectionLost(f"the connection was lost during a slice: {readable(error).strip()}")
         if call is not None:
             return SliceFailed(failed(error), call.culprit)
         if isinstance(self.step, Query) or (

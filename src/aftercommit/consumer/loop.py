@@ -239,7 +239,7 @@ class LogWorker(DatabaseService):
             # What was handled since is not handled in what was restored, and what was read ahead may not exist.
             raise DatabaseUnavailable(
                 f"the checkpoint of consumer {self.consumer.name!r} is {look.checkpoint} and was {self.position}: the "
-                "database behind this connection was restored, or somebody moved it"
+                "database behind this connection was restored, or somebody moved the checkpoint"
             )
         return look
 

@@ -93,7 +93,7 @@ class VersionWaits:
             version=newer.version,
             known=newer.known,
             until=until.isoformat(),
-            remedy="start a worker with the newer code: it takes over at once. What is not taken by then is parked",
+            remedy="start a worker with the newer code: it takes over at once. Events that are left by then are parked",
         )
 
 

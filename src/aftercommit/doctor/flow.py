@@ -15,9 +15,9 @@ def _relays(case: Case) -> Iterator[Trouble]:
     for relay in seen.relays:
         if relay.ahead_seconds:
             yield warning(
-                f"{relay.name} was last heard of {relay.ahead_seconds:.0f} s in the future: the clock of the database "
-                "server was set back",
-                "check that clock and its NTP; a relay that still runs is heard of again within its lease",
+                f"the last sign of life of {relay.name} is {relay.ahead_seconds:.0f} s in the future: the clock of the "
+                "database server was set back",
+                "check that clock and its NTP; a relay that still runs reports again within its lease",
             )
         elif not relay.is_alive:
             yield warning(

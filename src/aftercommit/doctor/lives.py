@@ -10,7 +10,7 @@ from aftercommit.postgres import lives
 from aftercommit.postgres.catalog import asking
 from aftercommit.text import plural
 
-_RESTORED = "start a relay, which begins the new life, or say `aftercommit restored`"
+_RESTORED = "start a relay, which begins the new life, or run `aftercommit restored`"
 
 
 def _life(case: Case) -> Iterator[Trouble]:
@@ -39,10 +39,10 @@ def _places(case: Case) -> Iterator[Trouble]:
         if found:
             first, number = found[0]
             yield warning(
-                f"{plural(len(found), 'place')} in {schema}.{table} lie behind the end of the log, {first!r:.60} at "
-                f"{number} for one: the log was restored and they were not, or they are places of another log",
-                "if they are of this log: `aftercommit restored`, and their readers go on with what is new",
+                f"{plural(len(found), 'place')} in {schema}.{table} lie past the end of the log, for example "
+                f"{first!r:.60} at {number}: the log was restored and they were not, or they belong to another log",
+                "if they belong to this log, run `aftercommit restored`: their readers then go on with new events",
             )
 
 
-LIVES = (Check("life", "the log goes on where it should, and nobody has read further than it goes", _life),)
+LIVES = (Check("life", "no restore goes unnoticed, and nobody has read past the end of the log", _life),)

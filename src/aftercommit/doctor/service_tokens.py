@@ -12,13 +12,13 @@ def _service_tokens(case: Case) -> Iterator[Trouble]:
     make = f"`aftercommit token create bot --may {_ACT_AS_USER} --schema {case.shape.schema}`"
     if case.users_by_header and all(state == "revoked" for state in states):
         yield problem(
-            "readers are named by the header X-User-Id, and no service token may name them: `serve` does not start, "
-            "and a server that runs answers 401",
+            "the header X-User-Id names the readers, and no service token may name them: `serve` does not start, "
+            "and a running server answers 401",
             f"make one with {make} and give it to the program that sends the header",
         )
     elif "expired" in states and "valid" not in states:
         yield warning(
-            "every service token that may name users has expired: whoever shows one is answered 401",
+            "every service token that may name users has expired: requests with one are answered 401",
             f"make a new one with {make}, then revoke the old ones",
         )
 

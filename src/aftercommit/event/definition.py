@@ -144,7 +144,7 @@ class EventType:
         if record.schema_version > self.version:
             raise NewerVersion(
                 f"{self.name} {record.event_id} has schema version {record.schema_version}, this code knows "
-                f"{self.version}: deploy the newer code, which takes it up by itself",
+                f"{self.version}: deploy the newer code, which retries it by itself",
                 event_type=self.name,
                 version=record.schema_version,
                 known=self.version,

@@ -62,8 +62,8 @@ class Registry:
                 raise DeclarationError(
                     f"{event_type.name!r} is at version {event_type.version} and has no upcaster from version "
                     f"{', '.join(map(str, missing))}: declare it with @outbox.upcast({event_type.name!r}, "
-                    f"from_version={missing[0]}), and import its module before this; or say oldest_version="
-                    f"{missing[-1] + 1} in its declaration, if no older event is left anywhere"
+                    f"from_version={missing[0]}), and import its module first; or declare oldest_version="
+                    f"{missing[-1] + 1}, if no older event is left anywhere"
                 )
 
     def named(self, name: str) -> EventType:

@@ -106,7 +106,7 @@ class _Probes:
         if path == "/livez":
             if self.engine is None or self.engine.is_alive:
                 return "200 OK", "alive"
-            return "503 Service Unavailable", "the event loop is blocked: a handler keeps it for itself"
+            return "503 Service Unavailable", "the event loop is blocked, probably by a handler"
         if path == "/readyz":
             reasons = ["not started yet"] if self.engine is None else self.engine.not_ready
             return ("503 Service Unavailable", "\n".join(reasons)) if reasons else ("200 OK", "ready")

@@ -111,9 +111,9 @@ def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
     if consumer.is_ahead:
         yield Problem(
             "consumers",
-            f"{name} has read up to {consumer.position}, and the log has never been there: it was restored, and the "
-            "checkpoints were not",
-            "`aftercommit restored`: the log then goes on above it, and the consumer with what is new",
+            f"{name} has read up to {consumer.position}, past the end of the log: the log was restored, and the "
+            "checkpoint was not",
+            "run `aftercommit restored`: the log then goes on above that position, and the consumer with new events",
             consumer.name,
         )
     idle = consumer.paused or consumer.holder is None

@@ -95,7 +95,7 @@ async def _look(
         number, known, present = await _compared(_asking(connection), statements)
         reason = reason or difference(known, present)
         if row[0] < seen:
-            reason = reason or f"the log ended at {row[0]} and had come to {seen}: it was restored from a copy"
+            reason = reason or f"the log ends at {row[0]}, but had reached {seen} before: it was restored from a copy"
         parameters = {**present._asdict(), "number": number}
         if reason is None:
             await connection.execute(statements["go_on_with_server"], parameters)
@@ -148,7 +148,7 @@ async def _told(ask: Ask, question: bytes) -> int | None:
 def difference(known: Server, present: Server) -> str | None:
     """Why a log on the one cannot simply go on on the other; None when it can. What is not told does not differ."""
     said = {
-        "system_identifier": "the database is on another server: restored, upgraded or loaded from a dump",
+        "system_identifier": "the database is on another server: it was restored, upgraded or loaded from a dump",
         "timeline": "the server was promoted, or recovered to a point in time",
         "database_oid": "the database was copied",
         "head_oid": "the tables were loaded from a dump",

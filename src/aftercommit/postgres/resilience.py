@@ -95,7 +95,7 @@ class DatabaseService(Service):
         if self._answered_at is None:
             return f"{self.name}: not connected yet"
         silent = time.monotonic() - self._answered_at
-        return f"{self.name}: no answer of the database for {silent:.0f} s" if silent > within else None
+        return f"{self.name}: no answer from the database for {silent:.0f} s" if silent > within else None
 
     async def stop_within(self, seconds: float) -> None:
         """Stop; what has not ended by then is cancelled. A database that hangs holds up nobody's end."""

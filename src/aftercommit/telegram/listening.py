@@ -271,7 +271,7 @@ class Listening(Service):
         reason, remedy = reason_of(reply), _remedy(reply)
         if self._failures == 1:
             say(logger, logging.WARNING, "bot_updates_failed", error=reason, retry_in=wait, remedy=remedy)
-        await self._note(f"the bot does not hear what people write ({reason}): {remedy}")
+        await self._note(f"the bot receives no messages from people ({reason}): {remedy}")
         await wait_for_any(wait, self.stopping, self._broken)
 
     async def _recovered(self) -> None:

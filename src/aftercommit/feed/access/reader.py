@@ -98,7 +98,7 @@ class CachePolicy:
         """DeclarationError when `vary` does not list names of headers."""
         names = tuple(access.vary) if isinstance(access, Varying) else ()
         if isinstance(getattr(access, "vary", None), str) or not all(map(_is_name, names)):
-            raise DeclarationError(f"{access!r:.100}: vary={names!r:.100} must list names of headers, as ('Cookie',)")
+            raise DeclarationError(f"{access!r:.100}: vary={names!r:.100} must list header names, like ('Cookie',)")
         known = {name.lower() for name in names}
         may_store = bool(names) and "*" not in known
         vary: Header = (b"vary", ", ".join(names).encode() if may_store else b"*")

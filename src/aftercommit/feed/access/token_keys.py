@@ -214,7 +214,7 @@ def _parse_key(entry: object, what: str) -> TokenKey:
     if not isinstance(kid, str) or not 0 < len(kid) <= LONGEST_NAME:
         raise DeclarationError(f"{what} has no usable kid: give it a name of up to {LONGEST_NAME} characters")
     if entry.get("use", "sig") != "sig":
-        raise _NotForSignatures(f"{what} ({kid!r:.60}) has use {entry['use']!r:.20}: only sig is for tokens")
+        raise _NotForSignatures(f"{what} ({kid!r:.60}) has use {entry['use']!r:.20}: only 'sig' keys verify tokens")
     family: tuple[str, ...] = ()
     if algorithm is None and "pem" not in entry:
         algorithm, family = _inferred(entry)

@@ -158,7 +158,7 @@ class TokenVerifier:
         except Exception as problem:  # noqa: BLE001 - the team's own function may raise anything, and then nobody comes in
             # Not the error's own text: it may quote a claim.
             say(logger, logging.WARNING, "claims_not_understood", error=type(problem).__name__)
-            raise Unauthorized("what the token's claims permit cannot be told") from None
+            raise Unauthorized("the permissions cannot be computed from the token's claims") from None
 
     def _remember(self, token: str, known: _Known) -> None:
         # The one that was not seen for longest goes. Only verified ones are here: nobody pushes others out by guessing.

@@ -30,7 +30,7 @@ def exposition(app: FeedApp) -> str:
         _family("feed_polls_waiting", "gauge", "Polls that wait for news.", [("", streams.waiting)]),
         _family("feed_pages_total", "counter", "Polls answered, by status.", answers),
         _family("feed_items_withheld_total", "counter", "Items that could not be made.", withheld),
-        _family("feed_held", "gauge", "1 after an event that needs newer code.", held),
+        _family("feed_held", "gauge", "1 once the process has met an event that needs newer code.", held),
         _family("feed_strands", "gauge", "Strands that are kept in memory.", [("", hub.strands)]),
         _family("feed_ring_bytes", "gauge", "Bytes of entries in memory.", [("", hub.ring_bytes)]),
         _family("feed_questions_total", "counter", "Questions that readers cost the database.", [("", hub.questions)]),

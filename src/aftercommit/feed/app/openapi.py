@@ -36,8 +36,8 @@ _REFUSALS: Mapping[int, str] = {
     404: "There is nothing of this name.",
     429: "Too many requests, or too many open streams; try again after `retry_after` seconds.",
     503: (
-        "The server cannot answer at the moment; try again after `retry_after` seconds. While a new version is being "
-        "deployed, `details` may name an event for which this server is too old."
+        "The server cannot answer at the moment; try again after `retry_after` seconds. During a deployment, "
+        "`details` may name an event for which this server is too old."
     ),
 }
 _GONE = (
@@ -166,7 +166,7 @@ def _parameters(path: str, feed: Feed) -> list[Json]:
             "name": feed.wire.cursor,
             "in": "query",
             "description": (
-                "Where to go on: the cursor behind the last item that was read. On pages, "
+                "Where to go on: the cursor of the last item that was read. On pages, "
                 f"not together with `{feed.wire.before}` or `{feed.wire.from_time}`."
             ),
             **_place(feed),
@@ -264,7 +264,7 @@ def _page_headers(feed: Feed) -> Json:
         "X-Next-Cursor": _header("Where to go on, where the body does not say it."),
         "X-Previous-Cursor": _header("Where to go further back, where the body does not say it."),
         "X-Never-Given": _header(
-            "Numbers before items of this page that were never given, as in `21-1790000000000000`."
+            "Ranges of numbers before items of this page that belong to no event, as in `21-1790000000000000`."
         ),
         "Preference-Applied": _header("That the wish to wait was heard."),
     }

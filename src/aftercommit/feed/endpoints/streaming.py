@@ -40,7 +40,7 @@ class Streaming(Endpoint):
             told = [*admission.caching.stream, *admission.headers]
             if self._hub.unread_for(self.feed) > UNREAD_WITHOUT_STREAM:
                 # From memory it could be opened, and would be silent: whoever waits for news should know.
-                raise unavailable("The log cannot be read at the moment, so no news would come: try again", 2)
+                raise unavailable("The log cannot be read at the moment, so the stream would stay silent: try again", 2)
             if scope["method"] == "HEAD":
                 await answer(send, 200, [*HEADERS, *told])
                 return

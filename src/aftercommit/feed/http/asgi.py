@@ -185,7 +185,7 @@ class BodyLimit:
         if encoding is not None and encoding.lower() not in ("", "identity"):
             problem = Problem(
                 415,
-                f"A body with Content-Encoding {encoding!r:.60} cannot be read: send it as it is",
+                f"A body with Content-Encoding {encoding!r:.60} cannot be read: send it without an encoding",
                 headers={"Accept-Encoding": "identity"},
             )
             await answer_problem(send, problem, scope["method"], [(b"connection", b"close")])

@@ -214,7 +214,7 @@ class GuardedProtocol(HttpToolsProtocol):
 def problem_of_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
     """What HTTP has us refuse, by version and headers, that the parser lets pass (RFC 9110 and 9112)."""
     if version not in ("1.0", "1.1"):
-        return Problem(505, f"HTTP/{version} is not spoken here: use HTTP/1.1")
+        return Problem(505, f"HTTP/{version} is not supported: use HTTP/1.1")
     hosts = 0
     for name, value in headers:
         if name == b"host":
@@ -223,11 +223,11 @@ def problem_of_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Pro
             if version == "1.0":
                 return bad_request("HTTP/1.0 has no Transfer-Encoding: send a Content-Length")
             if value.lower() != b"chunked":
-                return Problem(501, "Of transfer encodings, chunked alone is understood")
+                return Problem(501, "The only supported Transfer-Encoding is chunked")
         elif name == b"expect" and value.lower() != b"100-continue":
-            return Problem(417, "Of expectations, 100-continue alone can be met")
+            return Problem(417, "The only supported Expect is 100-continue")
     if hosts > 1 or (hosts == 0 and version == "1.1"):
-        return bad_request("A request has one Host header" if hosts else "There is no Host header")
+        return bad_request("A request must have one Host header" if hosts else "The Host header is missing")
     return None
 
 

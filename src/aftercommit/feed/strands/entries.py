@@ -67,7 +67,7 @@ class EntryMaker:
         held = Held(record.event_type, record.schema_version, known)
         if (feed.name, held) not in self.held:
             self.held.add((feed.name, held))
-            remedy = "start this server with code that declares it; until then readers of this feed wait here"
+            remedy = "start this server with code that declares the event; until then readers of this feed wait here"
             fields = {"event_type": held.event_type, "version": held.version, "known": known, "remedy": remedy}
             say(logger, logging.WARNING, "feed_held", feed=feed.name, event_id=str(record.event_id), **fields)
         facets = feed.facets_of(record.payload, None)

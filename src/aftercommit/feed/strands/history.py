@@ -121,7 +121,7 @@ class _State(NamedTuple):
         if place.number > max(known, self.base):
             raise _OtherHistory(f"the cursor is at {place.number}, and the newest event is {known}")
         if self.place_ts is not None and place.ts is not None and not same_moment(self.place_ts, place.ts):
-            raise _OtherHistory(f"event {place.number} is not of the time that the cursor says")
+            raise _OtherHistory(f"event {place.number} does not have the time in the cursor")
 
     @property
     def end(self) -> Cursor:

@@ -81,8 +81,9 @@ def _refuse_our_folder(asked: Any) -> None:
     followed = asked.script_directory.get_revisions(heads)
     if any(Path(each.path).parent == _VERSIONS for each in followed if each is not None):
         raise DeclarationError(
-            f"the new revision would follow one of aftercommit's and be written into {_VERSIONS}: begin a branch of "
-            "your own with `alembic revision --head base --version-path PATH`, where PATH is your folder of versions"
+            f"the new revision would follow one of aftercommit's, and Alembic would write it into {_VERSIONS}: begin a "
+            "branch of your own with `alembic revision --head base --version-path PATH`, where PATH is your folder of "
+            "versions"
         )
 
 
