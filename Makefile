@@ -38,7 +38,7 @@ web: $(RUN) ## build the pages that browsers get, into build/web/site
 # Python and wheels and stays below five minutes on two cores; `make test-all` adds what takes longer or runs other programs.
 # Tests start Python by the hundred: what it compiles is kept, whatever the environment says (`make clean` removes it).
 test test-all test-oldest long: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP) web ## run the tests that take at most five minutes, on PostgreSQL 18 or on that of DATABASE_URL
+test: $(STAMP) web ## run five minutes of tests, on PostgreSQL 18 or on that of DATABASE_URL
 	$(PYTEST) -m 'not long and not thorough and not needs' $(ARGS)
 
 test-all: $(STAMP) web ## run every test but the campaigns, also those that need programs of the system
