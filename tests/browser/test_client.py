@@ -57,6 +57,7 @@ def following(program: str, service: Service, case: str, token: str, **settings:
             process.terminate()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("streams", ["yes", "no"])
 def test_every_line_comes_once_and_in_order(programs: str, investigations: Service, streams: str):
     case = investigations.open()

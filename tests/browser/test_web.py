@@ -9,12 +9,14 @@ import pytest
 from tools import web
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L13")
 @pytest.mark.timeout(300)
 def test_the_typescript_client_passes_its_tests_and_the_conformance_cases():
     web.test()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_types_are_strict_and_the_client_declares_its_own():
     web.check()

@@ -88,6 +88,7 @@ def test_a_failed_save_leaves_the_old_place_and_no_rubbish(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["place"]
 
 
+@pytest.mark.thorough
 def test_a_file_holds_an_old_place_or_a_new_one_when_its_writer_is_killed(tmp_path: Path):
     program = textwrap.dedent("""
         import sys

@@ -17,6 +17,7 @@ from tests.investigations import ROOT, Service, serving, some
 PATIENCE = 240.0
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L11", "L13")
 async def test_a_server_that_is_killed_and_replaced_loses_and_repeats_nothing(investigations: Service, tmp_path):
     service = investigations

@@ -52,6 +52,7 @@ async def test_without_a_cursor_the_newest_page_comes_first(journal: Journal):
     assert texts(streamed) == texts(polled) == list(numbered(10, 21))
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L11", "L13")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "polls"])
 async def test_two_servers_cut_again_and_again_lose_and_repeat_nothing(journal: Journal, stream: bool):

@@ -49,6 +49,7 @@ async def write_in_turn(journal: Journal) -> None:
         await write_newer(journal, f"new {number + 1}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_python_client_skips_and_repeats_nothing(journal: Journal, stream: bool):
     async with asyncio.timeout(PATIENCE), half_deployed(journal) as (gate, finish):
@@ -83,6 +84,7 @@ async def take(seen: list[FeedEvent], items, total: int) -> None:
         seen.append(item)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("streams", ["yes", "no"])
 async def test_the_typescript_client_skips_and_repeats_nothing(journal: Journal, streams: str):
     built = await asyncio.to_thread(web.build_tests)

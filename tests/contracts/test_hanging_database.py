@@ -70,6 +70,7 @@ async def all_answered(client: httpx.AsyncClient, *questions: Asked) -> list[htt
     return await asyncio.gather(*(client.request(method, path, json=body) for method, path, body in questions))
 
 
+@pytest.mark.thorough
 def test_every_route_is_answered_and_a_change_is_made_once(hanging: PostgresServerForTests):
     told = {ANSWERS_WITHIN: str(LIMIT)}
     with prepared(hanging) as dsn, serving(dsn, workers=1, **told) as (server, url):

@@ -133,6 +133,7 @@ def attacks() -> dict[str, str]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L8")
 def test_forged_tokens_are_401_everywhere_and_all_alike(investigations: Service, processes: tuple[str, str]) -> None:
     case = investigations.open()
@@ -237,6 +238,7 @@ def test_a_service_token_that_is_revoked_ends_its_streams_in_every_process(
         eventually(lambda url=url: refused(url, case, made.token))  # type: ignore[misc]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L8", "L11")
 def test_a_token_that_expires_ends_its_streams_in_every_process(
     investigations: Service, processes: tuple[str, str]

@@ -11,6 +11,7 @@ from tests.investigations import ROOT, Service, some
 AT_ONCE = 4
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L12")
 def test_an_investigation_that_somebody_does_not_let_go_of_is_a_503_of_its_own(investigations: Service):
     service = investigations

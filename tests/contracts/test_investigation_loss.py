@@ -194,6 +194,7 @@ FILTERS: list[tuple[dict[str, str], Callable[[str, str], bool]]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_nothing_is_lost_or_repeated_while_writers_commit_out_of_order_and_servers_are_killed(
     postgres_server: PostgresServerForTests,

@@ -43,6 +43,7 @@ def test_every_route_is_described_and_its_page_needs_nobody_else(investigations:
     assert "://" not in page.text
 
 
+@pytest.mark.thorough
 @pytest.mark.sized
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "not allowed"])
 def test_no_answer_is_a_failure_or_differs_from_its_description(investigations: Service, mode: GenerationMode) -> None:

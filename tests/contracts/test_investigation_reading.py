@@ -300,6 +300,7 @@ def expired() -> str:
     return jwt.encode({**claims, **granted}, jwt.PyJWK(SECRET).key, "HS256", {"kid": SECRET["kid"]})
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L9")
 def test_the_limit_of_an_investigation_counts_all_users_in_all_processes(investigations: Service) -> None:
     case = investigations.open()

@@ -56,6 +56,7 @@ def status(url: str, path: str, token: str) -> int:
     return answer.status_code
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L8", "L12")
 def test_up_has_sample_users_live_traffic_and_its_own_documentation(database: str, tmp_path: Path) -> None:
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path / "home")}
@@ -85,6 +86,7 @@ def test_up_has_sample_users_live_traffic_and_its_own_documentation(database: st
     assert keys.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L8")
 def test_tokens_are_handed_to_this_machine_alone_and_only_in_development(database: str, tmp_path: Path) -> None:
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path / "home")}
@@ -121,6 +123,7 @@ def port() -> Iterator[int]:
         yield kept
 
 
+@pytest.mark.thorough
 def test_up_with_several_server_processes_ends_all_of_them_also_when_it_is_killed(
     database: str, tmp_path: Path, port: int
 ) -> None:
@@ -139,6 +142,7 @@ def test_up_with_several_server_processes_ends_all_of_them_also_when_it_is_kille
         eventually(lambda: is_free(port) or None)
 
 
+@pytest.mark.thorough
 def test_several_server_processes_on_a_free_port_tell_the_figures_of_all_and_of_the_relay(
     database: str, tmp_path: Path
 ) -> None:
@@ -166,6 +170,7 @@ def test_several_server_processes_on_a_free_port_tell_the_figures_of_all_and_of_
         )
 
 
+@pytest.mark.thorough
 def test_every_server_process_logs_as_it_was_told_and_hears_how_long_a_drain_takes(
     database: str, tmp_path: Path
 ) -> None:
@@ -183,6 +188,7 @@ def test_every_server_process_logs_as_it_was_told_and_hears_how_long_a_drain_tak
     assert [line["seconds"] for line in logged if line["event"] == "streams_draining"] == [0.25, 0.25]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L11")
 def test_a_quiet_stream_is_kept_alive_by_heartbeats(database: str, tmp_path: Path) -> None:
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path / "home")}
@@ -197,6 +203,7 @@ def test_a_quiet_stream_is_kept_alive_by_heartbeats(database: str, tmp_path: Pat
             assert up.ends() == 0, up
 
 
+@pytest.mark.thorough
 def test_an_address_with_a_slash_too_many_leads_to_the_one_without(database: str, tmp_path: Path) -> None:
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path / "home")}
     with running("up", "--app", APP, "--port", "0", "--rate", "0", folder=REPOSITORY, **told) as up:
@@ -208,6 +215,7 @@ def test_an_address_with_a_slash_too_many_leads_to_the_one_without(database: str
         assert (posted.status_code, posted.headers["Allow"]) == (405, "GET, HEAD")
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_served_is_said_in_a_line(database: str, tmp_path: Path) -> None:
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path)}
     for arguments, said in (

@@ -54,6 +54,7 @@ def logs_of(told: Iterator[Message | Place | Retry]) -> Iterator[tuple[dict[str,
             yield json.loads(each.data), each.id
 
 
+@pytest.mark.thorough
 def test_history_and_news_come_as_log_events_with_their_cursor_as_id(investigations: Service) -> None:
     case = investigations.open()
     investigations.write(case, *some(5))
@@ -146,6 +147,7 @@ def test_a_reader_that_is_cut_off_at_every_event_misses_and_repeats_nothing(inve
             assert reader.result(2 * PATIENCE) == list(range(1, total + 1))
 
 
+@pytest.mark.thorough
 def test_a_reader_that_does_not_read_is_cut_off(investigations: Service) -> None:
     case = investigations.open()
     for _ in range(2):
@@ -167,6 +169,7 @@ def test_a_reader_that_does_not_read_is_cut_off(investigations: Service) -> None
         assert eventually(was_cut)
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L3")
 def test_readers_go_on_when_server_processes_are_killed(postgres_server: PostgresServerForTests) -> None:
     with service(postgres_server) as investigations:
@@ -213,6 +216,7 @@ def count_of(investigations: Service, case: str) -> int:
     return int(investigations.rows(query, case)[0][0])
 
 
+@pytest.mark.thorough
 def test_a_stream_says_goodbye_when_the_server_stops_and_the_server_ends_in_time(
     postgres_server: PostgresServerForTests,
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_server_of_feeds_is_refused(shop: Shop) -> None:
         FeedApp(shop.database, {"/orders": feed}, {})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [*COMMANDS, ("doctor",)], ids=" ".join)
 def test_commands_say_what_is_missing(shop: Shop, command: tuple[str, ...]) -> None:
     words = [*command, "--app", "tests.unfinished_app:outbox", "--dsn", shop.dsn]

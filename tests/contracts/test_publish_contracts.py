@@ -298,6 +298,7 @@ ACCESS_PATHS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("C7")
 @pytest.mark.parametrize("view", ["event_outbox", "as_the_document_has_it"])
 @pytest.mark.parametrize("path", ACCESS_PATHS)

@@ -259,6 +259,7 @@ async def test_a_recovery_to_a_point_in_time_under_readers_of_every_kind(server:
         assert not [said for said in found.refused if said.startswith("410")]
 
 
+@pytest.mark.thorough
 async def test_a_reader_that_slept_through_the_restore_goes_on_with_the_first_new_event(server: Restorable) -> None:
     async with world(server) as found:
         await found.write(*range(1, 21))
@@ -278,6 +279,7 @@ async def test_a_reader_that_slept_through_the_restore_goes_on_with_the_first_ne
         assert found.rows(f"select count(*) from journal.log where position > {base}") == [(45,)]
 
 
+@pytest.mark.thorough
 async def test_a_promotion_under_readers(server: Restorable) -> None:
     """The primary is lost with what the standby has not heard of."""
     with server.standby() as standby:
@@ -305,6 +307,7 @@ async def test_a_promotion_under_readers(server: Restorable) -> None:
     await asyncio.to_thread(server.server.start)
 
 
+@pytest.mark.thorough
 async def test_a_copy_of_the_data_folder_under_running_processes(server: Restorable) -> None:
     """It looks no different from the original: the relay, which has seen more, knows better."""
     async with world(server) as found:
@@ -322,6 +325,7 @@ async def test_a_copy_of_the_data_folder_under_running_processes(server: Restora
         await found.handled(numbers(range(1, 21), range(100, 120)))
 
 
+@pytest.mark.thorough
 async def test_a_copy_that_an_operator_tells_of(server: Restorable) -> None:
     """Every process was down, and nobody has seen more."""
     async with world(server) as found:
@@ -346,6 +350,7 @@ async def test_a_copy_that_an_operator_tells_of(server: Restorable) -> None:
         assert [entry.number for entry in page.entries] == list(range(base + 1, base + 11))
 
 
+@pytest.mark.thorough
 async def test_the_same_backup_restored_twice(server: Restorable) -> None:
     async with world(server) as found:
         await found.write(*range(1, 6))

@@ -39,6 +39,7 @@ def refused(answer: httpx.Response) -> str:
     return str(answer.json()["message"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("user", "roles"), [(ALONE, ()), (ALONE, (EMPTY,)), (SOLE, (OF_ONE,)), (SOLE, (OF_ONE, EMPTY))]
 )

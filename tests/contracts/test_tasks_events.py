@@ -37,6 +37,7 @@ def reader(tasks: Service) -> int:
     return reader
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T1", "T2")
 def test_the_answer_is_an_array_of_items_in_ascending_order_fifty_at_a_time(tasks: Service, reader: int):
     answer = tasks.as_user(reader).get(EVENTS)

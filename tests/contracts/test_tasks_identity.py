@@ -57,6 +57,7 @@ def credential(tasks: Service) -> Iterator[str]:
     tasks.trusts_neighbours()
 
 
+@pytest.mark.thorough
 def test_without_a_credential_a_neighbour_is_believed_and_nobody_who_only_looks_like_one(tasks: Service):
     for path in READ:
         assert ask(tasks, LOCAL, path).status_code == 200

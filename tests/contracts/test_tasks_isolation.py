@@ -25,6 +25,7 @@ def received(
         return answer.status_code, told + answer.read().decode()
 
 
+@pytest.mark.thorough
 def test_no_route_shows_a_foreign_task_to_anybody(tasks: Service):
     canary = f"canary-{uuid4().hex}"
     key = {"Idempotency-Key": f"key-{uuid4()}"}

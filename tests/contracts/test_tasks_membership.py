@@ -205,6 +205,7 @@ async def test_who_comes_to_publish_lets_a_dismissal_that_waits_go_first(team: T
     assert (other, "report_submitted") not in positions(tasks, team.supervisor)
 
 
+@pytest.mark.thorough
 async def test_a_task_that_somebody_does_not_let_go_of_is_a_503_of_its_own(team: Team, pool: ThreadPoolExecutor):
     tasks, task = team.tasks, team.task()
     async with await connected(tasks) as connection:

@@ -23,6 +23,7 @@ def tasks(development_tasks: Service) -> Service:
     return development_tasks
 
 
+@pytest.mark.thorough
 @pytest.mark.sized
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["allowed", "not allowed"])
 def test_no_answer_is_a_failure_or_differs_from_its_description(tasks: Service, mode: GenerationMode):

@@ -18,6 +18,7 @@ def site(database: str) -> str:
     return database
 
 
+@pytest.mark.thorough
 async def test_people_at_work_do_only_what_they_may_and_all_of_it(site: str):
     signals = Signals()
     async with Traffic(Database(site), rate=1e6, seed=3, probe=signals):

@@ -180,6 +180,7 @@ class Relays:
         self._stack.close()
 
 
+@pytest.mark.thorough
 def test_everybody_hears_of_everything_that_is_theirs_once_and_in_order_and_of_nothing_else(
     postgres_server: PostgresServerForTests,
 ):

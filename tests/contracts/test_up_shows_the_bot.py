@@ -78,6 +78,7 @@ def port() -> Iterator[int]:
         yield kept
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T9", "T12")
 @pytest.mark.timeout(400)
 def test_a_task_becomes_a_message_and_a_kill_loses_and_doubles_nothing(database: str, tmp_path: Path, port: int):

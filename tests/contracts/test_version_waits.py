@@ -76,6 +76,7 @@ class TestRollout:
     def worker(self, shop: Shop, version: int) -> Any:
         return running("worker", *APP, "--dsn", shop.dsn, "--lease", "60", SHOP_VERSION=str(version))
 
+    @pytest.mark.thorough
     def test_an_old_worker_waits_visibly_until_a_new_one_comes_and_nothing_is_parked(
         self, shop: Shop, relay: Program
     ) -> None:
@@ -104,6 +105,7 @@ class TestRollout:
         assert shop.rows("select * from version_wait") == []
         assert sum('"consumer_waiting_for_version"' in line for line in old.stderr) == 1
 
+    @pytest.mark.thorough
     def test_a_new_worker_that_stands_by_takes_over_at_once(self, shop: Shop, relay: Program) -> None:
         with self.worker(shop, 1) as old:
             until(old, "consumer_started")
@@ -118,6 +120,7 @@ class TestRollout:
                 assert numbers_handled(shop, 3)[-1] == (2, 2)
         assert letters(shop) == []
 
+    @pytest.mark.thorough
     def test_after_a_rollback_the_old_worker_waits_and_goes_on_with_the_next_rollout(
         self, shop: Shop, relay: Program
     ) -> None:
@@ -255,6 +258,7 @@ async def test_a_dead_letter_keeps_its_attempts_while_old_code_has_it(shop: Shop
         assert handled(shop, "o-1") == [(2, 0), (2, 8)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ordering", ["relaxed", "strict"])
 async def test_behind_the_bus_the_delivery_is_put_back_and_others_go_on(shop: Shop, ordering: str) -> None:
     old, new = declared(1, ordering=ordering), declared(2, ordering=ordering)
@@ -285,6 +289,7 @@ async def test_behind_the_bus_the_delivery_is_put_back_and_others_go_on(shop: Sh
     assert shop.rows("select * from version_wait") == []
 
 
+@pytest.mark.thorough
 async def test_behind_the_bus_the_wait_is_bounded_too(shop: Shop) -> None:
     old, new = declared(1, version_wait_seconds=1.0), declared(2)
     publish(shop, new, 0)

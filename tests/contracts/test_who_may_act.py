@@ -63,6 +63,7 @@ def test_behind_a_proxy_that_hides_itself_a_header_alone_names_nobody(dsn: str, 
         assert httpx.get(f"{front}{ROOT}/me", headers=own, verify=TLS).status_code == 200
 
 
+@pytest.mark.thorough
 def test_without_a_service_token_a_server_does_not_start_and_says_how_to_make_one(
     postgres_server: PostgresServerForTests,
 ):

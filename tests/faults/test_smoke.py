@@ -23,6 +23,7 @@ def tmp_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_a_short_run_is_green_and_leaves_nothing_behind(tmp_path: Path):
     asked = ["--seconds", "5", "--kills", "5", "--crashes", "1", "--zombies", "1", "--restores", "1", "--seed", "7"]
@@ -41,6 +42,7 @@ def test_a_short_run_is_green_and_leaves_nothing_behind(tmp_path: Path):
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(180)
 def test_a_harness_that_is_killed_leaves_nothing_behind(tmp_path: Path):
     with harness(tmp_path, "--only", "restarts", "--seconds", "60") as run:
@@ -50,6 +52,7 @@ def test_a_harness_that_is_killed_leaves_nothing_behind(tmp_path: Path):
     until(lambda: left_behind(tmp_path) == [])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(180)
 def test_an_interrupted_harness_ends_in_order(tmp_path: Path):
     with harness(tmp_path, "--only", "restarts", "--seconds", "60") as run:

@@ -65,6 +65,7 @@ async def becomes(client: httpx.AsyncClient, status: int) -> httpx.Response:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.thorough
 async def test_every_request_is_answered_while_the_database_hangs(
     server: PostgresServerForTests, journal: Journal, caplog: pytest.LogCaptureFixture
 ):
@@ -114,6 +115,7 @@ async def test_every_request_is_answered_while_the_database_hangs(
     assert len(services) == len(set(services)), services
 
 
+@pytest.mark.thorough
 async def test_whoever_cannot_be_checked_is_not_let_in_and_who_was_let_in_goes_on(
     server: PostgresServerForTests, journal: Journal
 ):
@@ -132,6 +134,7 @@ async def test_whoever_cannot_be_checked_is_not_let_in_and_who_was_let_in_goes_o
         assert await stream.texts(1) == ["two"]
 
 
+@pytest.mark.thorough
 async def test_whether_something_exists_is_not_waited_for_without_end(journal: Journal):
     asked = asyncio.Event()
 
@@ -145,6 +148,7 @@ async def test_whether_something_exists_is_not_waited_for_without_end(journal: J
         assert asked.is_set()
 
 
+@pytest.mark.thorough
 async def test_the_end_of_a_server_does_not_wait_for_the_database(server: PostgresServerForTests, journal: Journal):
     app = impatient(journal)
     async with journal.served(app, service(app)) as reading:
@@ -156,6 +160,7 @@ async def test_the_end_of_a_server_does_not_wait_for_the_database(server: Postgr
             await reading.server.stop()
 
 
+@pytest.mark.thorough
 async def test_who_waits_when_the_server_ends_is_answered(server: PostgresServerForTests, journal: Journal):
     """Although the limit is longer than a server may take to end."""
     app = impatient(journal, limit=600.0)
@@ -186,6 +191,7 @@ def changes(app: FeedApp) -> Callable[[Request], Awaitable[Response]]:
     return change
 
 
+@pytest.mark.thorough
 async def test_what_a_network_has_swallowed_reaches_no_other_reader(journal: Journal):
     await journal.write("mine", book="b-1")
     await journal.write("secret", book="b-2")

@@ -400,6 +400,7 @@ async def test_a_feed_of_arrays_tells_its_cursor_in_a_header(journal: Journal):
         assert back == ["5", "3"]
 
 
+@pytest.mark.thorough
 async def test_while_lines_are_written_no_walk_misses_or_repeats_one(journal: Journal):
     """Walks with tags and without, of different sizes, through two servers in turn."""
     total = 200

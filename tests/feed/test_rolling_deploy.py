@@ -152,6 +152,7 @@ async def test_an_event_of_a_type_that_is_not_declared_here_is_held_where_all_ty
         assert texts(await lines_alone.poll(afterCursor=BEGINNING)) == ["one", "three"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("live", [True, False])
 async def test_a_stream_stays_at_the_event_says_so_once_and_sends_its_reader_on(journal: Journal, live: bool):
     await journal.write("one", "two")
@@ -188,6 +189,7 @@ async def test_a_stream_without_a_cursor_that_would_begin_with_it_sends_its_read
         assert not any("id" in block for block in blocks)
 
 
+@pytest.mark.thorough
 async def test_a_stream_that_waits_ends_with_its_token_and_with_the_server(journal: Journal):
     await write_newer(journal, "one")
     access = BearerAccess(TokenVerifier(journal.keys, leeway=0))

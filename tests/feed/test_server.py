@@ -235,6 +235,7 @@ async def test_the_end_of_one_process_loses_no_reader(journal: Journal):
         assert await asyncio.to_thread(second.wait, SECONDS) == 0
 
 
+@pytest.mark.thorough
 async def test_several_workers_share_an_address_and_stop_together(journal: Journal):
     await journal.write(*numbered(3))
     with program(journal, workers=2) as (process, url):
@@ -249,6 +250,7 @@ async def test_several_workers_share_an_address_and_stop_together(journal: Journ
         assert await asyncio.to_thread(process.wait, SECONDS) == 0
 
 
+@pytest.mark.thorough
 async def test_the_figures_are_those_of_all_workers(journal: Journal):
     with program(journal, workers=2) as (_, url):
         async with client(journal, url) as reader:
@@ -268,6 +270,7 @@ async def test_the_figures_are_those_of_all_workers(journal: Journal):
             assert sum(map(int, pages)) == 20
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_is_killed_is_replaced(journal: Journal):
     with program(journal, workers=2) as (process, url):
         async with client(journal, url) as reader:
@@ -283,6 +286,7 @@ async def test_a_worker_that_is_killed_is_replaced(journal: Journal):
             assert (await reader.get("/healthz")).status_code == 200
 
 
+@pytest.mark.thorough
 async def test_workers_end_when_the_supervisor_is_killed(journal: Journal):
     """Otherwise they would hold the address, and nobody would be there to end them."""
     with program(journal, workers=2) as (process, url):
@@ -301,6 +305,7 @@ def is_gone(process: int) -> bool:
         return True
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L11")
 async def test_sighup_replaces_workers_while_readers_are_served(journal: Journal):
     await journal.write(*numbered(3))
@@ -316,6 +321,7 @@ async def test_sighup_replaces_workers_while_readers_are_served(journal: Journal
         assert await asyncio.to_thread(process.wait, SECONDS) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L11")
 async def test_a_stop_of_several_workers_is_bounded_also_for_readers_that_do_not_read(journal: Journal):
     """One worker is frozen altogether; the others have readers with full sockets."""
@@ -340,6 +346,7 @@ async def test_a_stop_of_several_workers_is_bounded_also_for_readers_that_do_not
             writer.close()
 
 
+@pytest.mark.thorough
 async def test_several_workers_whose_application_cannot_start_end_with_an_error(database: str):
     command = [sys.executable, "-c", BROKEN]
     ended = await asyncio.to_thread(

@@ -120,6 +120,7 @@ def test_pauses_stay_long_while_workers_go_on_dying(monkeypatch: pytest.MonkeyPa
     assert pauses[12] == 0.0, "one that has served for a while is replaced at once"
 
 
+@pytest.mark.thorough
 async def test_workers_whose_feeds_have_failed_are_replaced_until_they_work_again(journal: Journal, tmp_path: Path):
     await journal.write(*numbered(3))
     broken = tmp_path / "broken"

@@ -139,6 +139,7 @@ async def test_a_reader_that_is_cut_before_its_first_event_comes_back_without_lo
             assert await again.texts(150) == list(numbered(150))
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L11")
 async def test_readers_that_come_in_the_middle_of_a_bulk_miss_nothing_from_where_they_began(journal: Journal):
     """Without a cursor that is the most recent hundred at that moment; with one it is the cursor, however late."""
@@ -244,6 +245,7 @@ async def test_a_stream_is_rotated_with_a_goodbye(journal: Journal):
         assert reading.app.streams.ended["rotation"] == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L8")
 async def test_an_expired_token_ends_its_stream(journal: Journal):
     access = BearerAccess(TokenVerifier(journal.keys, leeway=0))
@@ -260,6 +262,7 @@ async def test_an_expired_token_ends_its_stream(journal: Journal):
     raise AssertionError("no token lasted until its stream was open")
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L8")
 async def test_a_revoked_token_ends_its_stream_and_its_long_poll(journal: Journal):
     listener = Listener(journal.database)

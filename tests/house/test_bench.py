@@ -25,6 +25,7 @@ def series(name: str, *rates: float, peer: str | None = None) -> Series:
     return Series(name, peer, samples=[Sample(int(rate), 1.0, 0.001, 0.002) for rate in rates])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cases", [("bulk", "drain"), pytest.param(tuple(CASES), marks=pytest.mark.long)])
 def test_cases_run_and_the_record_the_page_and_the_picture_are_written(tmp_path: Path, cases: tuple[str, ...]):

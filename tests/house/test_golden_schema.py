@@ -11,6 +11,7 @@ def test_the_golden_schema_is_what_the_migrations_make():
     assert schema.difference() == "", "run `make schema` and review the difference"
 
 
+@pytest.mark.thorough
 def test_a_golden_schema_that_differs_is_shown_as_a_diff(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.programs import CLEANED, running
 
 README = Path(__file__).parents[2] / "README.md"
@@ -33,6 +35,7 @@ def run(program: Path, **environment: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.thorough
 def test_the_first_event_prints_what_the_readme_says_and_up_handles_one_more(tmp_path: Path) -> None:
     """A newcomer pastes the blocks into files: the first handles its own events, the other leaves that to `up`."""
     home = str(tmp_path / "home")

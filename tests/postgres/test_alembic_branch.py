@@ -186,6 +186,7 @@ def test_there_is_one_revision_for_each_migration_and_they_follow_each_other():
     assert found == [f"aftercommit_{migration}" for migration in migrations()]
 
 
+@pytest.mark.thorough
 def test_the_branch_makes_what_up_makes_beside_the_projects_own_heads(project, postgres_server):
     assert {line.split()[0] for line in project.runs("heads").splitlines()} == {"orders", NEWEST}
 
@@ -349,6 +350,7 @@ def test_a_revision_leaves_the_wait_for_locks_of_the_statements_after_it_alone(p
         assert value(connection, "select setting from waits") == "0"
 
 
+@pytest.mark.thorough
 def test_a_revision_asks_briefly_for_a_table_that_somebody_reads(project):
     project.runs("upgrade", "heads")
     project.revision("scope", "op.migrate_outbox('shop:outbox')")

@@ -73,6 +73,7 @@ async def test_a_walk_is_complete_whatever_its_pages_and_shows_nothing_of_others
                 assert [entry.number for entry in await again.walk(hub)] == mine[10:]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T3", "T4", "T5")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_readers_who_poll_miss_nothing_while_writers_commit_out_of_order_and_relays_take_over(

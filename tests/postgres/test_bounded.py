@@ -43,6 +43,7 @@ async def connections(database: str) -> AsyncIterator[Connections]:
     await connections.close()
 
 
+@pytest.mark.thorough
 async def test_half_an_answer_is_never_read_by_the_next_who_asks(
     connections: Connections, locked: psycopg.Connection[Any]
 ):
@@ -66,6 +67,7 @@ async def test_half_an_answer_of_one_who_was_cancelled_is_never_read_by_the_next
     assert await connections.ask(OTHER, {}) == [("mine",)]
 
 
+@pytest.mark.thorough
 async def test_half_an_answer_is_never_read_by_the_next_request_of_a_system(
     database: str, locked: psycopg.Connection[Any]
 ):
@@ -81,6 +83,7 @@ async def test_half_an_answer_is_never_read_by_the_next_request_of_a_system(
             assert await (await connection.execute(OTHER)).fetchall() == [("mine",)]
 
 
+@pytest.mark.thorough
 async def test_the_server_is_told_that_nobody_waits_any_more(connections: Connections, locked: psycopg.Connection[Any]):
     with pytest.raises(DatabaseSilent):
         async with connections.answered():
@@ -89,6 +92,7 @@ async def test_the_server_is_told_that_nobody_waits_any_more(connections: Connec
     await until(lambda: not waiting_for_lock(locked))
 
 
+@pytest.mark.thorough
 async def test_waiting_for_a_connection_counts(connections: Connections, locked: psycopg.Connection[Any]):
     """Two readers, one connection: both are answered, although the second has asked the database nothing."""
 
@@ -100,6 +104,7 @@ async def test_waiting_for_a_connection_counts(connections: Connections, locked:
     assert [type(answer) for answer in answers] == [DatabaseSilent, DatabaseSilent]
 
 
+@pytest.mark.thorough
 async def test_a_network_that_swallows_everything_is_not_waited_for(database: str):
     async with FaultProxy(database) as proxy:
         connections = Connections(Database(proxy.dsn, answers_within=LIMIT), 2)
@@ -115,6 +120,7 @@ async def test_a_network_that_swallows_everything_is_not_waited_for(database: st
         await connections.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("statement", [b"select pg_advisory_lock(42)", SECRET], ids=["nothing", "a half"])
 async def test_a_statement_that_is_not_answered_ends_its_connection(
     database: str, locked: psycopg.Connection[Any], statement: bytes

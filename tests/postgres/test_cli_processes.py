@@ -122,6 +122,7 @@ class TestWorker:
         assert shop.rows("select order_id from public.indexed") == [("o-1",)]
         assert shop.rows("select name, worker from consumer") == [("order-index", None)]
 
+    @pytest.mark.thorough
     async def test_a_second_signal_ends_it_on_the_spot(self, shop: Shop) -> None:
         """The handler of this consumer never returns, so a graceful stop would take as long as its timeout."""
         shop.publish(OrderPaid("o-1", 5))
@@ -182,6 +183,7 @@ class TestDatabaseThatComesAndGoes:
         assert 'password authentication failed for user "limited"' in relay.stderr[-1]
         assert "wr0ng" not in str(relay)
 
+    @pytest.mark.thorough
     def test_a_missing_privilege_ends_it_with_the_remedy(self, own_server: EmbeddedPostgres) -> None:
         with psycopg.connect(own_server.dsn, autocommit=True) as connection:
             migrate.up(connection, shop_outbox().shape)

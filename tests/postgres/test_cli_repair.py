@@ -133,6 +133,7 @@ class TestOperations:
         whole = run("replay", "show", operation, "--limit", "25")
         assert (whole.stdout.count("was handled already"), whole.stderr) == (25, "")
 
+    @pytest.mark.thorough
     def test_a_replay_that_is_interrupted_prints_its_document(self, shop: Shop, parked: list[str]) -> None:
         start = ("replay", "start", "--consumer", CONSUMER, "--yes", "--json")
         with running(*start, DATABASE_URL=shop.dsn) as program:
@@ -143,6 +144,7 @@ class TestOperations:
         assert (document["status"], document["total"], document["done"]) == ("running", 2, 0)
         assert [str(row[0]) for row in shop.rows("select id from operation")] == [document["id"]]
 
+    @pytest.mark.thorough
     def test_a_replay_that_nobody_works_on_says_that_it_waits_and_how_to_leave_it(
         self, shop: Shop, parked: list[str]
     ) -> None:
@@ -153,6 +155,7 @@ class TestOperations:
         ((operation,),) = shop.rows("select id from operation")
         assert f"Ctrl-C ends the waiting and keeps what is left: `aftercommit replay resume {operation}` goes" in waits
 
+    @pytest.mark.thorough
     def test_without_json_it_says_how_to_go_on(self, shop: Shop, parked: list[str]) -> None:
         with running("replay", "start", "--consumer", CONSUMER, "--yes", DATABASE_URL=shop.dsn) as program:
             program.line("nobody works for consumer", program.stderr)

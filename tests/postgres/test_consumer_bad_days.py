@@ -163,6 +163,7 @@ async def test_a_database_that_takes_no_writes_is_waited_for(shop: Shop) -> None
     assert ledger.numbers() == [0, 1, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compressible", [True, False])
 async def test_a_page_is_bounded_by_bytes_and_nothing_is_skipped(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, compressible: bool
@@ -249,6 +250,7 @@ def restart(server: EmbeddedPostgres) -> None:
     server.start()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["async", "sync", "side by side", "without inbox"])
 async def test_a_restart_of_the_database_in_the_middle_changes_no_effect(
     own_server: EmbeddedPostgres, own_shop: Shop, kind: str

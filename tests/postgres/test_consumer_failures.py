@@ -452,6 +452,7 @@ async def test_a_page_interrupted_by_a_stop_is_taken_up_where_it_was_left(shop: 
     assert letters(shop, "(payload->>'number')::int, status, attempts") == [(6, "parked", 1), (1, "parked", 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ordering", ["relaxed", "strict"])
 async def test_an_event_that_is_overtaken_has_its_letter_although_the_page_is_never_finished(
     shop: Shop, ordering: Literal["relaxed", "strict"]

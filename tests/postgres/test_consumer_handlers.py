@@ -372,6 +372,7 @@ async def test_a_deferred_constraint_violated_at_commit_fails_its_event_alone(sh
     ]
 
 
+@pytest.mark.thorough
 async def test_an_async_handler_that_takes_too_long_is_ended_and_undone(shop: Shop) -> None:
     ledger = Ledger(shop)
     consumer = shop.outbox.consumer("index", retry_count=0, timeout=ENOUGH)
@@ -392,6 +393,7 @@ async def test_an_async_handler_that_takes_too_long_is_ended_and_undone(shop: Sh
     assert f"took longer than {ENOUGH:g} s: raise the consumer's timeout or make it quicker" in rows[0][3]
 
 
+@pytest.mark.thorough
 async def test_a_blocking_handler_that_hangs_is_cut_off_and_the_consumer_goes_on(shop: Shop) -> None:
     """In Python or in a statement, several times over: what each wrote is undone, and late ones can write no more."""
     ledger = Ledger(shop)
@@ -471,6 +473,7 @@ async def test_blocking_handlers_of_different_aggregates_run_side_by_side(shop: 
     assert inbox(shop, "index") == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("through", ["log", "bus"])
 async def test_concurrency_is_a_limit_and_keeps_the_order_within_each_aggregate(shop: Shop, through: str) -> None:
     ledger = Ledger(shop)

@@ -61,6 +61,7 @@ async def test_of_two_workers_one_works_and_the_other_stands_by(shop: Shop) -> N
     assert ledger.numbers() == list(range(20))
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_stands_by_says_once_who_works_and_again_when_that_is_another(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -179,6 +180,7 @@ async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(
     assert letters(shop) == [("resolved", 1)] * 3
 
 
+@pytest.mark.thorough
 async def test_a_slow_slice_leaves_a_fresh_lease_behind(shop: Shop) -> None:
     """Renewed when it began, the lease would be over at its end, and a standby could step in before the next slice."""
     fresh: list[bool] = []
@@ -206,6 +208,7 @@ async def test_a_slow_slice_leaves_a_fresh_lease_behind(shop: Shop) -> None:
     assert other.counts["consumer.active"] == 0
 
 
+@pytest.mark.thorough
 async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_server(shop: Shop) -> None:
     """Its machine lost power: the connection stays open and the row locked, until the server's patience ends."""
     ledger = Ledger(shop)
@@ -230,6 +233,7 @@ async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_se
     assert ledger.numbers() == [1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_a_handler_slower_than_the_lease_does_not_lose_it(shop: Shop, concurrency: int) -> None:
     """The standby looks for a chance all the time, during the slow handler and right after it."""
@@ -337,6 +341,7 @@ async def test_effects_are_had_once_across_a_crash_in_the_middle(shop: Shop, wit
     assert inbox(shop, "index") == (60 if with_inbox else 0)
 
 
+@pytest.mark.thorough
 async def test_an_event_that_kills_every_worker_is_parked_after_its_counted_starts(shop: Shop) -> None:
     """The first death is nobody's in particular: a slice has many events. Then each start is counted beforehand."""
     ledger = Ledger(shop)
@@ -376,6 +381,7 @@ async def run_poisonous(shop: Shop) -> int:
         process.close()
 
 
+@pytest.mark.thorough
 async def test_an_event_that_kills_the_process_is_parked_and_those_around_it_are_handled_once(shop: Shop) -> None:
     """A real process dies in the handler, is started again until it lives; so does a retry of the parked letter."""
     ledger = Ledger(shop)

@@ -77,6 +77,7 @@ async def test_a_different_program_alive_under_the_name_is_refused(shop: Shop) -
         pass
 
 
+@pytest.mark.thorough
 async def test_a_handler_renamed_by_a_rolling_deployment_stands_by_and_takes_over(shop: Shop) -> None:
     """The name is the identity: the same events under a new function are the same consumer."""
     signals = Signals()

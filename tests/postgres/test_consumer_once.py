@@ -68,6 +68,7 @@ async def test_a_letter_whose_commit_was_not_answered_is_handled_once_without_an
     assert ledger.numbers() == [0]
 
 
+@pytest.mark.thorough
 async def test_a_handler_that_swallows_its_timeout_is_blamed_itself(shop: Shop) -> None:
     ledger = Ledger(shop)
     consumer = shop.outbox.consumer("index", retry_count=0, timeout=3.0)

@@ -59,6 +59,7 @@ def _prepare(dsn: str) -> None:
 
 
 class TestOrders:
+    @pytest.mark.thorough
     async def test_totals_come_out_right_although_the_bank_is_busy_now_and_then(self, demo: Shop) -> None:
         signals = Signals()
         database = Database(demo.dsn)
@@ -135,6 +136,7 @@ def figures(program: Program, name: str, at_least: int) -> str:
 
 
 class TestUp:
+    @pytest.mark.thorough
     def test_everything_runs_in_an_empty_directory_and_stops_without_a_trace(self, tmp_path: Path) -> None:
         home = tmp_path / ".aftercommit"
         with running("up", "--interval", "0.2", "--rate", "50", folder=tmp_path) as up:
@@ -160,6 +162,7 @@ class TestUp:
         assert "\x1b" not in str(up)
         assert not [line for line in up.stderr if line.startswith("Traceback")], up
 
+    @pytest.mark.thorough
     def test_a_second_one_attaches_and_goes_on_when_the_first_has_stopped(self, tmp_path: Path) -> None:
         home = tmp_path / ".aftercommit"
         arguments = ("up", "--interval", "0.2", "--rate", "20")
@@ -180,6 +183,7 @@ class TestUp:
                 assert second.ends() == 0, second
         assert server_of(home) is None
 
+    @pytest.mark.thorough
     def test_two_interrupts_in_a_row_end_it_at_once_and_leave_no_server_behind(self, tmp_path: Path) -> None:
         home = tmp_path / ".aftercommit"
         with running("up", "--interval", "0.2", folder=tmp_path) as up:
@@ -201,6 +205,7 @@ class TestUp:
             again.send(signal.SIGINT)
             assert again.ends() == 0, again
 
+    @pytest.mark.thorough
     def test_each_schema_is_one_line_and_what_has_no_consumers_handles_nothing(
         self, database: str, tmp_path: Path
     ) -> None:
@@ -217,6 +222,7 @@ class TestUp:
             assert line.endswith(said)
             assert not [line for line in up.stdout if "handled" in line]
 
+    @pytest.mark.thorough
     def test_with_a_database_url_no_server_is_started(self, database: str, tmp_path: Path) -> None:
         with running("up", "--interval", "0.2", folder=tmp_path, DATABASE_URL=database) as up:
             figures(up, "handled", 1)
@@ -244,6 +250,7 @@ class TestUp:
         assert up.stderr[-1].startswith("error: the embedded PostgreSQL cannot use ")
         assert not [line for line in up.stderr if line.startswith("Traceback")], up
 
+    @pytest.mark.thorough
     def test_a_terminal_gets_a_live_panel_and_its_cursor_back(self, database: str, tmp_path: Path) -> None:
         terminal, other_end = pty.openpty()
         fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))

@@ -237,6 +237,7 @@ def has_schema(dsn: str, name: str) -> bool:
         return bool(value(connection, "select count(*) from pg_namespace where nspname = %s", [name]))
 
 
+@pytest.mark.thorough
 def test_migrate_makes_what_up_makes_and_django_knows_it(project, postgres_server):
     assert "[ ] 0002_repair" in project.manages("showmigrations", "aftercommit")
 
@@ -251,6 +252,7 @@ def test_migrate_makes_what_up_makes_and_django_knows_it(project, postgres_serve
     assert "No migrations to apply" in project.cold("migrate").stdout
 
 
+@pytest.mark.thorough
 def test_orm_connections_of_blocking_handlers_are_closed_when_the_handlers_end(project):
     """Each slice has a thread of its own, and Django a connection per thread."""
     project.databases["default"]["OPTIONS"] = {"application_name": "orm"}
@@ -274,6 +276,7 @@ def test_there_is_one_migration_of_djangos_for_each_of_ours(project):
     assert [line.split("]")[1].strip() for line in shown.splitlines()[1:]] == [str(each) for each in migrations()]
 
 
+@pytest.mark.thorough
 def test_sqlmigrate_prints_statements_that_make_the_same_tables(project):
     printed = [project.manages("sqlmigrate", "aftercommit", str(migration)) for migration in migrations()]
 
@@ -284,6 +287,7 @@ def test_sqlmigrate_prints_statements_that_make_the_same_tables(project):
         assert migrate.up(connection, SHOP) == []
 
 
+@pytest.mark.thorough
 def test_a_database_of_the_version_before_is_upgraded_with_its_events(project):
     with connected(project.dsn) as connection:
         migrate_up_to(connection, SHOP, 1)
@@ -299,6 +303,7 @@ def test_a_database_of_the_version_before_is_upgraded_with_its_events(project):
         assert value(connection, "select id from shop_events.outbox") == kept
 
 
+@pytest.mark.thorough
 def test_a_scope_that_is_declared_later_comes_with_the_next_migrate(project):
     project.manages("migrate")
     assert "scope column tenant_id is missing" in project.manage("check", "--database", "default", SCOPED="1").stderr
@@ -313,6 +318,7 @@ def test_a_scope_that_is_declared_later_comes_with_the_next_migrate(project):
     assert "has the column 'tenant_id'" in refused.stderr
 
 
+@pytest.mark.thorough
 def test_going_back_keeps_the_tables_until_dropping_all_events_is_allowed(project):
     project.manages("migrate")
 
@@ -328,6 +334,7 @@ def test_going_back_keeps_the_tables_until_dropping_all_events_is_allowed(projec
     assert not has_schema(project.dsn, "shop_events")
 
 
+@pytest.mark.thorough
 def test_outboxes_live_on_the_databases_that_the_settings_say(tmp_path, database, billing, python):
     project = Project(tmp_path, database, python, billing=billing)
     outboxes = json.dumps({"default": ["shop.events.outbox"], "billing": ["shop.events:billing"]})
@@ -345,6 +352,7 @@ def test_outboxes_live_on_the_databases_that_the_settings_say(tmp_path, database
     assert json.loads(shown)["current"] is True
 
 
+@pytest.mark.thorough
 def test_several_outboxes_share_a_database(project):
     outboxes = json.dumps(["shop.events.outbox", "shop.events.billing"])
 
@@ -387,6 +395,7 @@ def test_an_app_without_outboxes_is_noticed(project):
     assert "AFTERCOMMIT_OUTBOXES names no outbox" in checked.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("environment", [{}, {"NO_MIGRATIONS": "1"}], ids=["by migrations", "without migrations"])
 def test_djangos_test_runner_makes_databases_with_the_outbox(project, environment):
     finished = project.manage("test", "--noinput", **environment)
@@ -395,6 +404,7 @@ def test_djangos_test_runner_makes_databases_with_the_outbox(project, environmen
     assert "Ran 3 tests" in finished.stderr
 
 
+@pytest.mark.thorough
 def test_manage_py_hands_over_to_the_command_line_with_djangos_database(project):
     assert "applied 0002_repair" in project.manages("aftercommit", "migrate", "up")
 
@@ -410,6 +420,7 @@ def test_manage_py_hands_over_to_the_command_line_with_djangos_database(project)
     assert "'cache' is sqlite" in project.manage("aftercommit", "status", "--database", "cache").stderr
 
 
+@pytest.mark.thorough
 def test_call_command_hands_over_too_and_a_failure_is_a_command_error(project):
     program = "from django.core.management import call_command; call_command('aftercommit', 'migrate', 'check')"
 
@@ -421,6 +432,7 @@ def test_call_command_hands_over_too_and_a_failure_is_a_command_error(project):
     project.manages("shell", "-c", program)
 
 
+@pytest.mark.thorough
 def test_the_role_that_django_assumes_is_assumed_by_the_command_line_too(project):
     role = f"owner of {project.databases['default']['NAME']}"
     with connected(project.dsn) as connection:

@@ -120,6 +120,7 @@ def project(tmp_path: Path, database: str, python: Warm) -> Project:
     return Project(tmp_path, database, python)
 
 
+@pytest.mark.thorough
 def test_a_django_migration_makes_what_up_makes(project, postgres_server):
     finished = project.manage("migrate", "shop", "0001")
     assert finished.returncode == 0, finished.stderr
@@ -151,6 +152,7 @@ def test_the_plan_says_in_words_what_will_be_done(project):
     assert "Bring the outbox 'shop events' up to date" in project.manage("migrate", "--plan").stdout
 
 
+@pytest.mark.thorough
 def test_a_migration_can_be_reversed_only_where_dropping_all_events_was_allowed(project):
     assert project.manage("migrate").returncode == 0
 
@@ -166,6 +168,7 @@ def test_a_migration_can_be_reversed_only_where_dropping_all_events_was_allowed(
         assert value(connection, "select count(*) from pg_namespace where nspname = 'shop events'") == 0
 
 
+@pytest.mark.thorough
 def test_the_system_check_warns_while_the_tables_are_behind(project):
     command = ["check", "--database", "default"]
     before = project.manage(*command)

@@ -117,6 +117,7 @@ def hold_lanes(shop: Shop, count: int = 64) -> None:
     )
 
 
+@pytest.mark.thorough
 async def test_a_healthy_outbox_gives_no_cause_for_a_word(shop: Shop) -> None:
     async with relay_on(shop):
         shop.publish(*(OrderPlaced("o", number) for number in range(20)))
@@ -599,6 +600,7 @@ class TestCommandLine:
         assert f"user '{role}' lacks select on upkeep" in told[0].found
         assert told[1].found.startswith("could not be looked at: database user")
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("table", ["log", "upkeep", "migration"])
     def test_a_table_that_somebody_has_locked_is_a_problem_and_holds_nobody_up(self, shop: Shop, table: str) -> None:
         with shop.connect() as other:

@@ -95,6 +95,7 @@ def write_pid(file: Path, pid: int) -> None:
     file.write_text(f"{pid}\n{rest}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", [16, 18])
 def test_a_new_folder_becomes_a_server_that_keeps_its_data_over_a_restart(
     make: Make, tmp_path: Path, version: int
@@ -176,6 +177,7 @@ def test_a_folder_with_a_long_path_gets_a_short_private_socket_folder(make: Make
     assert not socket_folder.exists()
 
 
+@pytest.mark.thorough
 def test_a_second_process_attaches_and_does_not_stop_what_it_does_not_own(
     make: Make, start_owner: StartOwner, tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_second_process_attaches_and_does_not_stop_what_it_does_not_own(
     assert not server.is_running(), "an owner that ends in order stops its server"
 
 
+@pytest.mark.thorough
 def test_the_server_of_a_killed_owner_is_adopted(make: Make, start_owner: StartOwner, tmp_path: Path) -> None:
     owner = start_owner(tmp_path)
     attached, server = make(tmp_path), make(tmp_path)
@@ -206,6 +209,7 @@ def test_the_server_of_a_killed_owner_is_adopted(make: Make, start_owner: StartO
     assert not attached.attached, "once the owner has left, whoever starts next owns the server"
 
 
+@pytest.mark.thorough
 def test_a_forked_child_does_not_stop_the_server_of_its_parent(tmp_path: Path) -> None:
     script = """
         import os, sys
@@ -238,6 +242,7 @@ def test_one_folder_is_for_one_version_at_a_time(make: Make, tmp_path: Path) -> 
         make(tmp_path, version=16).start()
 
 
+@pytest.mark.thorough
 def test_a_recovery_longer_than_the_timeout_goes_on_and_is_waited_for_by_the_next_start(
     make: Make, tmp_path: Path
 ) -> None:
@@ -258,6 +263,7 @@ def test_a_recovery_longer_than_the_timeout_goes_on_and_is_waited_for_by_the_nex
     assert run(patient, "select one from kept") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", [16, 18])
 def test_a_stale_pid_that_now_belongs_to_another_process_confuses_nobody(
     make: Make, tmp_path: Path, version: int
@@ -344,6 +350,7 @@ def test_a_server_that_cannot_start_shows_its_log(make: Make, tmp_path: Path) ->
     assert not server.attached
 
 
+@pytest.mark.thorough
 def test_a_full_disk_while_the_folder_is_made_leaves_nothing_half_made(make: Make, tmp_path: Path) -> None:
     # A limit on the size of files stands in for the full disk: the same writes fail, with a like message.
     script = """

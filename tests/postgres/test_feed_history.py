@@ -72,6 +72,7 @@ async def test_a_filtered_page_says_how_far_it_looked(logs: Logs, ring: int):
             assert (list(page.entries), page.has_more, page.next) == ([], False, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("window", [8, 1000], ids=["in many rounds", "in few rounds"])
 async def test_ring_and_history_answer_alike_whatever_is_asked(
     logs: Logs, window: int, monkeypatch: pytest.MonkeyPatch

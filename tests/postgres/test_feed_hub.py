@@ -178,6 +178,7 @@ async def test_one_who_gives_up_waiting_for_a_strand_takes_it_from_nobody(logs: 
             await impatient
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T3", "T4")
 async def test_pollers_through_two_processes_see_everything_once_in_whatever_order_writers_commit(logs: Logs):
     """Writers hold their transactions open over each other; pollers of all kinds go from hub to hub."""

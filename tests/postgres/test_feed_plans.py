@@ -118,6 +118,7 @@ def filtered(plan: Plan) -> float:
     return sum(float(node.get("Rows Removed by Filter", 0)) * float(node["Actual Loops"]) for node in plan.nodes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("low", [0, 25_000, 49_000])
 @pytest.mark.parametrize("direction", ["asc", "desc"])
 def test_a_deep_page_of_a_stream_costs_what_the_first_costs(logs, connection, low, direction):

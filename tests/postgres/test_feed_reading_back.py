@@ -28,6 +28,7 @@ async def back_from(hub: FeedHub, feed: Feed, key: str, before: Cursor, limit: i
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L5")
 @pytest.mark.parametrize("window", [8, 1000], ids=["in many rounds", "in few rounds"])
 async def test_back_from_anywhere_comes_what_a_walk_forwards_met_before(

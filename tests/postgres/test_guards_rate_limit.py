@@ -68,6 +68,7 @@ async def test_bursts_over_several_processes_stay_within_the_documented_bound(sh
         assert [await taken(each, rate, 10) for each in (one, two)] == [0, 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("E6")
 async def test_in_any_stretch_of_time_several_processes_let_no_more_through_than_the_bound(shop: Shop):
     """Real processes ask as fast as they can, for several windows: also across what would be the turn of one."""
@@ -127,6 +128,7 @@ class Started:
             program.communicate()
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("E6")
 async def test_who_stays_within_the_limit_is_never_refused_whichever_process_answers(shop: Shop):
     rate, passed = Rate("user", 20, 1), 0
@@ -178,6 +180,7 @@ async def test_moments_are_told_by_the_clock_of_the_database(shop: Shop, monkeyp
     assert shop.value("select abs(extract(epoch from now()) - moments[1] / 1000000) < 60 from rate_log")
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("E6")
 async def test_a_clock_that_is_set_back_freezes_nobody_for_longer_than_a_window(shop: Shop):
     rate = Rate("user", 10, 2)

@@ -65,6 +65,7 @@ def life(shop: Shop) -> tuple[int, int, int, str]:
     return shop.rows("select number, base, previous_last, reason from life order by number desc limit 1")[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_after_a_recovery_to_a_point_in_time_positions_and_streams_go_on_above_all_that_was_given(
     running: Restorable, place: Shop
@@ -88,6 +89,7 @@ async def test_after_a_recovery_to_a_point_in_time_positions_and_streams_go_on_a
     assert place.value("select count(*) from log where position > 30") == 10
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_a_backup_that_is_restored_twice_goes_on_above_what_was_given_after_the_first_time(
     running: Restorable, place: Shop
@@ -107,6 +109,7 @@ async def test_a_backup_that_is_restored_twice_goes_on_above_what_was_given_afte
     assert life(place)[0] == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_a_relay_that_has_seen_the_log_further_on_notices_a_copy_of_the_data_folder(
     running: Restorable, place: Shop
@@ -124,6 +127,7 @@ async def test_a_relay_that_has_seen_the_log_further_on_notices_a_copy_of_the_da
     assert positions(place) == [1, 2, 3, base + 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_a_server_that_is_merely_restarted_goes_on_without_a_gap(running: Restorable, place: Shop) -> None:
     async with relaying(place):
@@ -136,6 +140,7 @@ async def test_a_server_that_is_merely_restarted_goes_on_without_a_gap(running: 
     assert life(place)[0] == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_a_dump_that_is_loaded_beside_the_original_begins_a_life_of_its_own(
     running: Restorable, place: Shop
@@ -152,6 +157,7 @@ async def test_a_dump_that_is_loaded_beside_the_original_begins_a_life_of_its_ow
     assert "the database was copied" in life(other)[3]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_consumers_handle_what_was_restored_and_what_is_new_once_and_count_no_position_that_was_never_given(
     running: Restorable, place: Shop, caplog: pytest.LogCaptureFixture
@@ -205,6 +211,7 @@ async def test_several_programs_that_notice_at_once_begin_one_life(running: Rest
     assert place.value("select count(*) from life") == 2
 
 
+@pytest.mark.thorough
 async def test_a_server_that_does_not_say_who_it_is_goes_on_with_the_same_life(
     running: Restorable, place: Shop
 ) -> None:

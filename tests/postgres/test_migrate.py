@@ -189,6 +189,7 @@ def test_programs_that_start_at_once_migrate_once(database):
         assert value(connection, "select count(*) from scoped.lane") == 64
 
 
+@pytest.mark.thorough
 def test_processes_that_start_at_once_migrate_once(database):
     program = textwrap.dedent(MIGRATE_AND_WAIT)
     started = [subprocess.Popen([sys.executable, "-c", program, database]) for _ in range(4)]

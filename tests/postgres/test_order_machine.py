@@ -271,6 +271,7 @@ class OrderMachine(RuleBasedStateMachine):
         return dict(self.control.execute("select id, version from orders").fetchall())
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T3")
 @pytest.mark.sized
 @pytest.mark.timeout(900)

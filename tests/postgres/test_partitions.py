@@ -220,6 +220,7 @@ def test_retention_stops_at_a_consumer_that_has_not_read_yet_unless_forced(conne
     assert partitions.drop_before(connection, SHAPE, older_than=tomorrow(), force=True) == ["log_000002"]
 
 
+@pytest.mark.thorough
 def test_retention_beside_a_reader_blocks_no_writer_and_is_finished_by_the_next_run(small, caplog):
     caplog.set_level(logging.INFO, "aftercommit.retention")
     with (

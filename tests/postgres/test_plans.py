@@ -122,6 +122,7 @@ def rows_of(engine: Engine, query: str) -> list[Any]:
     return [row[0] for row in engine.connection.execute(query.encode())]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("watermark", [0, 30_000])
 def test_fresh_events_are_read_along_their_index(engine, watermark):
     plan = explain(engine, STATEMENTS["due_fresh"], watermark=watermark, lanes=LANES, limit=LIMIT)

@@ -59,6 +59,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
         yield server
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["relay", "worker"])
 def test_ready_while_the_database_answers_and_not_ready_while_it_is_away(
     server: EmbeddedPostgres, command: str
@@ -77,6 +78,7 @@ def test_ready_while_the_database_answers_and_not_ready_while_it_is_away(
         becomes(lambda: get(url, "/readyz"), (200, "ready\n"))
 
 
+@pytest.mark.thorough
 def test_not_ready_while_the_database_hangs(server: EmbeddedPostgres) -> None:
     """Its connections are there, and nobody answers: a server that is stopped, a network that swallows everything."""
     with (

@@ -97,6 +97,7 @@ async def test_codecs_of_the_application_leave_what_is_published_alone(connectio
     assert [row[0] for row in await connection.fetch(query, [*one.event_ids, *many.event_ids])] == ["1", "2", "3"]
 
 
+@pytest.mark.thorough
 async def test_a_value_that_asyncpg_read_can_be_published(connection):
     """Its ids are a class of its own."""
     owner = await connection.fetchval("select gen_random_uuid()")

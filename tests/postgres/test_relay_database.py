@@ -166,6 +166,7 @@ async def test_a_crash_under_load_loses_nothing_that_was_committed(
     assert len(committed) <= len(numbers) <= len(committed) + 1
 
 
+@pytest.mark.thorough
 async def test_a_database_that_is_down_at_the_start_is_waited_for(
     crashing_shop: Shop, embedded: EmbeddedPostgres, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -33,6 +33,7 @@ class OpensAnyway(RecordingTransport):
         pass
 
 
+@pytest.mark.thorough
 async def test_an_outage_spends_no_attempt_is_said_once_and_ends_in_order(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:

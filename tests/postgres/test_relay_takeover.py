@@ -96,6 +96,7 @@ async def test_sigterm_ends_a_relay_with_status_0_and_frees_its_lanes(shop: Shop
     assert free_lanes(shop) == 64
 
 
+@pytest.mark.thorough
 async def test_lanes_of_a_killed_relay_are_taken_over_when_its_lease_has_run_out(shop: Shop) -> None:
     """SIGKILL: nobody says goodbye. The heir's own lease is of minutes: it goes by the one that the dead relay had."""
     with RelayProcess(shop, lease=1.0) as victim:

@@ -101,6 +101,7 @@ class TestEditsAfterPublishing:
         assert shop.rows("select distinct payload->>'note' from log") == [("",)]
         assert letters(shop, "status, payload->>'note'") == [("resolved", "new")]
 
+    @pytest.mark.thorough
     async def test_one_that_failed_when_it_was_to_handle_it_again_gets_the_new_payload(self, shop: Shop) -> None:
         """Its row is in the outbox, failed: the log must not get another payload by it."""
         _, fragile = await parked_behind_bus(shop)
@@ -207,6 +208,7 @@ async def test_a_replay_of_another_number_than_was_counted_is_not_begun(shop: Sh
 
 
 class TestLocks:
+    @pytest.mark.thorough
     async def test_a_transaction_that_had_to_give_way_is_run_again(self, shop: Shop) -> None:
         """Another session has the letter of another consumer of the event, and wants the event's row."""
         shop.outbox = shop_outbox(max_attempts=1)

@@ -68,6 +68,7 @@ class SlowTransport:
 
 
 class TestEdits:
+    @pytest.mark.thorough
     async def test_an_event_on_its_way_is_not_edited_and_the_log_says_what_the_transport_was_given(
         self, shop: Shop
     ) -> None:

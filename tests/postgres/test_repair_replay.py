@@ -75,6 +75,7 @@ class TestToAConsumer:
         assert orders_in_ledger(fragile.ledger) == {"o-1": [0, 1, 2], "o-2": [0, 1, 2, 0, 1, 2]}
         assert inbox(shop, "index") == 6
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("ordering", ["relaxed", "strict"])
     async def test_the_order_within_an_aggregate_is_kept(self, shop: Shop, ordering: Any) -> None:
         fragile = Fragile(shop, ordering=ordering, concurrency=3)
@@ -162,6 +163,7 @@ class TestToAConsumer:
 
 
 class TestThroughTheTransport:
+    @pytest.mark.thorough
     async def test_events_of_the_log_get_a_new_position_and_are_handled_by_those_who_had_not(self, shop: Shop) -> None:
         fragile = Fragile(shop, 1)
         other = Fragile(shop, name="other", ledger=fragile.ledger)
@@ -183,6 +185,7 @@ class TestThroughTheTransport:
         assert sorted(fragile.ledger.numbers()) == [0, 0, 1, 1, 2, 2]
         assert letters(shop, "status") == [("resolved",)]
 
+    @pytest.mark.thorough
     async def test_failed_rows_of_the_outbox_go_again(self, shop: Shop) -> None:
         shop.outbox = shop_outbox(max_attempts=1)
         fragile = Fragile(shop, 1)
@@ -197,6 +200,7 @@ class TestThroughTheTransport:
         assert sorted(fragile.ledger.numbers()) == [0, 1, 2]
         assert letters(shop, "status") == [("resolved",)]
 
+    @pytest.mark.thorough
     async def test_letters_of_a_relay_and_of_consumers_go_to_their_owners_in_one_replay(self, shop: Shop) -> None:
         shop.outbox = shop_outbox(max_attempts=1)
         fragile = Fragile(shop, 0, 1)
@@ -209,6 +213,7 @@ class TestThroughTheTransport:
         assert (found.total, counts(done)) == (2, ("done", 2, 2, 0, 0))
         assert sorted(fragile.ledger.numbers()) == [0, 1]
 
+    @pytest.mark.thorough
     async def test_one_consumer_behind_the_bus_can_be_meant(self, shop: Shop) -> None:
         fragile = Fragile(shop)
         other = Fragile(shop, name="other", ledger=fragile.ledger)
@@ -228,6 +233,7 @@ class TestThroughTheTransport:
 
 
 class TestTheHorizon:
+    @pytest.mark.thorough
     async def test_events_that_the_inbox_has_forgotten_are_refused_unless_told(self, shop: Shop) -> None:
         fragile = Fragile(shop, 2)
         place_in_log(shop, *numbered(3))
@@ -276,6 +282,7 @@ class TestDrivers:
         async with worker_on(shop, fragile.consumer):
             assert counts(await driving) == ("done", 2, 2, 0, 0)
 
+    @pytest.mark.thorough
     async def test_a_step_that_takes_longer_than_the_lease_leaves_a_lease_that_has_just_begun(self, shop: Shop) -> None:
         fragile = Fragile(shop)
         place_in_log(shop, *numbered(2))
@@ -302,6 +309,7 @@ class TestDrivers:
         async with worker_on(shop, fragile.consumer):
             assert counts(await driving) == ("done", 2, 2, 0, 0)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("point", ["replay.feeding", "replay.fed", "replay.stepped"])
     async def test_a_driver_killed_anywhere_leaves_a_replay_that_another_finishes(self, shop: Shop, point: str) -> None:
         fragile = Fragile(shop)
@@ -337,6 +345,7 @@ class TestDrivers:
                 await zombie
         assert fragile.ledger.numbers() == [0, 1, 2, 3] * 2
 
+    @pytest.mark.thorough
     async def test_an_abort_takes_back_what_was_fed_and_not_tried(self, shop: Shop) -> None:
         fragile = Fragile(shop, 3)
         place_in_log(shop, *numbered(4))
@@ -421,6 +430,7 @@ class TestDrivers:
         assert max(detail["count"] for detail in signals.details["replay.fed"]) < 6
 
 
+@pytest.mark.thorough
 @pytest.mark.newest
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [10_000, pytest.param(50_000, marks=pytest.mark.long)])

@@ -15,6 +15,7 @@ ALL = Selection(from_position=1)
 PARKED = Selection(statuses=("parked",))
 
 
+@pytest.mark.thorough
 async def test_a_discarded_letter_is_not_wanted_again_while_its_event_is_on_its_way(shop: Shop) -> None:
     """Its consumer is passed by in this delivery, and would count as having taken it."""
     _, fragile = await parked_behind_bus(shop, 1)
@@ -30,6 +31,7 @@ async def test_a_discarded_letter_is_not_wanted_again_while_its_event_is_on_its_
     assert fragile.ledger.numbers().count(1) == 2
 
 
+@pytest.mark.thorough
 async def test_a_replay_that_handles_a_discarded_event_resolves_its_letter(shop: Shop) -> None:
     _, fragile = await parked_behind_bus(shop, 1)
     (event_id,) = (row[0] for row in letters(shop, "event_id"))
@@ -45,6 +47,7 @@ async def test_a_replay_that_handles_a_discarded_event_resolves_its_letter(shop:
     assert outbox_rows(shop) == []
 
 
+@pytest.mark.thorough
 async def test_discarding_what_was_to_be_handled_again_counts_it_as_handled(shop: Shop) -> None:
     fragile = Fragile(shop)
     place_in_log(shop, ("o-1", 1))
@@ -68,6 +71,7 @@ async def test_that_a_consumer_keeps_no_inbox_is_known_without_its_declaration(s
         await desk(shop, declared=False).start(ALL, to="index")
 
 
+@pytest.mark.thorough
 async def test_two_replays_of_one_delivery_publish_it_once(shop: Shop) -> None:
     transport, _ = await parked_by_relay(shop)
     first = await desk(shop).start(Selection(consumer=RELAY))

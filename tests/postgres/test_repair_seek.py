@@ -114,6 +114,7 @@ class TestWhatIsHandledThen:
         await fragile.work()
         assert fragile.ledger.numbers() == [0, 1, 2, 3, 4, 6]
 
+    @pytest.mark.thorough
     async def test_an_event_with_an_open_letter_goes_the_letters_way(self, shop: Shop) -> None:
         fragile = Fragile(shop, 2)
         place_in_log(shop, *numbered(5))
@@ -143,6 +144,7 @@ class TestWorkers:
             assert (await desk(shop).seek("index", "start", dry_run=True)).worker is not None
         assert checkpoint(shop, "index") == 5
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("remembers", [True, False], ids=["inbox", "no inbox"])
     async def test_by_force_the_worker_begins_anew_from_the_new_place(self, shop: Shop, remembers: bool) -> None:
         """One that rests holds its place in memory as well: it must not go on from there."""

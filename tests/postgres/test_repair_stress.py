@@ -174,6 +174,7 @@ async def bus_stage(shop: Shop, seed: int) -> AsyncIterator[tuple[Stage, Sequenc
         yield stage, ids
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("staged", [log_stage, bus_stage], ids=["log", "bus"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_every_event_is_handled_once_or_given_up_whatever_operators_do(

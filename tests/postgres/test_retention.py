@@ -324,6 +324,7 @@ class TestPasses:
         with connected(database, autocommit=False) as other, pytest.raises(DatabaseError, match="autocommit=True"):
             sweep(other)
 
+    @pytest.mark.thorough
     def test_pages_are_read_by_their_place_and_guards_by_their_keys(self, connection) -> None:
         """However large the tables are, a statement reads its pages and nothing from end to end."""
         handle_many(connection, 50_000)
@@ -662,6 +663,7 @@ def locked(database: str, connection: psycopg.Connection[Any]) -> Iterator[psyco
 
 
 class TestLocks:
+    @pytest.mark.thorough
     def test_a_round_is_not_held_up_by_a_locked_table(self, connection, locked) -> None:
         handle(connection, uuid7())
         with the_only_one(connection, SHAPE, interval=0) as ours:
@@ -670,6 +672,7 @@ class TestLocks:
         assert swept["inbox"].kept_back == ("somebody relies on its horizon at this moment",)
         assert len(inbox(connection)) == 1
 
+    @pytest.mark.thorough
     def test_the_command_says_that_the_table_is_locked(self, database, connection, locked) -> None:
         result = run(database, "sweep")
         assert result.exit_code == 1

@@ -153,6 +153,7 @@ def test_the_environment_chooses_the_server(server: PostgresServerForTests, monk
         assert (given.dsn, given.embedded) == (server.dsn, None)
 
 
+@pytest.mark.thorough
 def test_the_server_of_a_killed_test_run_is_removed_by_the_next_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_folder_that_is_just_being_made_is_left_to_its_maker(monkeypatch: pyte
         assert (folder / "lock").read_text() == ""
 
 
+@pytest.mark.thorough
 def test_a_server_lies_in_memory_where_there_is_room_unless_a_place_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

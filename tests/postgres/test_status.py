@@ -220,6 +220,7 @@ class TestHolders:
             reading.result(timeout=60)
         assert f"process {pid} (the relay), waiting for its locks" in blocking.holds
 
+    @pytest.mark.thorough
     def test_a_locked_table_is_not_waited_for_and_its_holder_is_named(self, shop: Shop) -> None:
         with open_transaction(shop, LOCK) as holder:
             result = run(shop)
@@ -371,6 +372,7 @@ class TestLimits:
 
 
 class TestVolume:
+    @pytest.mark.thorough
     def test_a_look_costs_the_same_with_a_long_past(self, shop: Shop) -> None:
         """A look reads indexes, and of the log some forty rows."""
         fill_log(shop, 100_000, apart=0.01)

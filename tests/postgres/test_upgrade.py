@@ -141,6 +141,7 @@ def alive(shop: Shop, count: int) -> None:
     wait_until(lambda: shop.value(query) >= count, timeout=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.newest
 @pytest.mark.sized
 @pytest.mark.timeout(300)
@@ -228,6 +229,7 @@ def template_at(server: PostgresServerForTests, version: int) -> Iterator[str]:
     server.drop(dsn)
 
 
+@pytest.mark.thorough
 @pytest.mark.newest
 @pytest.mark.sized
 @pytest.mark.timeout(900)

@@ -42,6 +42,7 @@ async def test_a_webhook_that_takes_the_updates_is_trouble_with_its_remedy_until
         beside.close()
 
 
+@pytest.mark.thorough
 async def test_another_program_with_the_same_token_is_told_apart(tmp_path: Path):
     async with stage(tmp_path) as scene:
         beside = scene.store()
@@ -86,6 +87,7 @@ async def test_an_anonymous_administrator_in_a_topic_is_answered_there_and_event
             assert (await scene.telegram.messages(group, 4))[3].topic is None
 
 
+@pytest.mark.thorough
 async def test_chats_that_begin_together_ask_no_more_often_than_was_settled(tmp_path: Path):
     async with stage(tmp_path) as scene:
         for number in range(40):

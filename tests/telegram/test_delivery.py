@@ -34,6 +34,7 @@ def expected(first: int, last: int) -> list[str]:
     return [f"🆕 task {number}" for number in range(first, last + 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T9", "T11")
 async def test_a_linked_chat_is_told_every_event_in_order(tmp_path: Path):
     async with stage(tmp_path) as scene:
@@ -63,6 +64,7 @@ async def test_a_bot_that_is_started_again_goes_on_where_it_was(tmp_path: Path):
         assert len(scene.texts(ada)) == 9
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T11")
 @pytest.mark.parametrize(
     "fault",
@@ -89,6 +91,7 @@ async def test_a_failure_that_passes_delays_events_and_loses_none(fault: Fault, 
         store.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T11")
 @pytest.mark.parametrize(
     ("fault", "kind"), [(Blocked(), "blocked"), (ChatNotFound(), "gone")], ids=["blocked", "chat not found"]
@@ -180,6 +183,7 @@ async def test_a_message_that_telegram_never_takes_is_set_aside_and_the_next_one
         store.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T11")
 async def test_the_limits_are_not_exceeded_by_many_chats_with_much_to_tell(tmp_path: Path):
     async with stage(tmp_path, limits=Limits(overall=10, per_chat=1)) as scene:
@@ -196,6 +200,7 @@ async def test_the_limits_are_not_exceeded_by_many_chats_with_much_to_tell(tmp_p
         assert all(titles(scene, chat) == expected(1, 2) for chat in chats)
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T11")
 async def test_a_limit_of_the_whole_bot_holds_everybody(tmp_path: Path):
     for seconds in (2, 8, 30):
@@ -222,6 +227,7 @@ async def while_all_are_limited(scene: Stage, seconds: int) -> Sequence[Call]:
     return scene.telegram.calls("sendMessage")
 
 
+@pytest.mark.thorough
 async def test_a_bot_whose_token_is_taken_away_ends_and_moves_no_place(tmp_path: Path):
     denial = {"ok": False, "error_code": 401, "description": "Unauthorized"}
     async with (

@@ -12,6 +12,7 @@ from tests.telegram.kills import POINTS, campaign
 pytestmark = pytest.mark.contract("T12")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", ["sqlite", "postgres"])
 async def test_a_bot_that_is_killed_at_every_point_loses_nothing(
     state: str, tmp_path: Path, request: pytest.FixtureRequest

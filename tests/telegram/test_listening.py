@@ -20,6 +20,7 @@ from tests.telegram.bots import quick_pacing, said, stage
 from tests.telegram.gates import Gate
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "fault", [ServerError(502), Drop(), Hang(), TooManyRequests(retry_after=1)], ids=["502", "dropped", "hangs", "429"]
 )

@@ -96,6 +96,7 @@ async def test_a_user_whose_polls_always_fail_does_not_hold_up_the_others(tmp_pa
         assert scene.texts(chats[1]) == []
 
 
+@pytest.mark.thorough
 async def test_when_nobody_is_answered_one_asks_for_all(tmp_path: Path):
     async with stage(tmp_path) as scene:
         for user in range(1, 31):

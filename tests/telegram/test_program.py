@@ -74,6 +74,7 @@ def test_it_says_once_that_the_backend_is_down_and_ends_cleanly_on_sigterm(teleg
     assert telegram.token not in "\n".join(program.stderr)
 
 
+@pytest.mark.thorough
 def test_a_second_one_on_the_same_state_ends_with_one_clear_line(telegram: BotApiServer, state: str, store: Store):
     store.lock()
     with running("bot", folder=REPOSITORY, **environment(telegram, state)) as program:
@@ -122,6 +123,7 @@ def test_the_command_line_shows_that_the_feed_does_not_answer_a_running_bot(stat
     run("status", state=state)
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("E7")
 def test_a_bot_whose_process_is_stopped_is_not_shown_as_well(telegram: BotApiServer, state: str):
     with running("bot", folder=REPOSITORY, **environment(telegram, state)) as program:

@@ -69,6 +69,7 @@ def database(server: Restorable) -> str:
     return server.dsn("tasks")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_chat_hears_of_everything_once_across_a_recovery_of_the_tasks_to_a_point_in_time(
     server: Restorable, tmp_path: Path

@@ -28,6 +28,7 @@ from tests.telegram.front import front
 SECRET = "1000000001:" + "very-secret-token-of-the-bot-0123456"
 
 
+@pytest.mark.thorough
 async def test_no_log_line_of_ours_or_of_httpx_has_the_token(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
     async with BotApiServer(token=SECRET) as telegram, stage(tmp_path) as scene:

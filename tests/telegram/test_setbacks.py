@@ -172,6 +172,7 @@ async def test_the_trouble_of_one_user_is_shown_to_that_one_alone(tmp_path: Path
                 assert "403" not in status
 
 
+@pytest.mark.thorough
 async def test_while_nobody_is_answered_everybody_is_told_so_and_strangers_no_details(tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada, bob, stranger = (scene.telegram.open_chat(name) for name in ("Ada", "Bob", "Stranger"))

@@ -121,6 +121,7 @@ async def test_the_bot_answers_while_the_first_question_hangs(tmp_path: Path):
             assert "The first question is still under way." in answer.text
 
 
+@pytest.mark.thorough
 async def test_telegram_that_is_away_at_the_start_is_waited_for_and_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -140,6 +141,7 @@ async def test_a_token_that_telegram_does_not_know_ends_the_bot(tmp_path: Path):
         assert scene.backend.requests == []
 
 
+@pytest.mark.thorough
 async def test_a_second_bot_on_the_state_does_not_ask_anybody(tmp_path: Path):
     async with stage(tmp_path) as scene, scene.bot():
         asked = len(scene.backend.requests)

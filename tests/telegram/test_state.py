@@ -315,6 +315,7 @@ def test_a_second_bot_on_the_same_state_is_refused_and_told_why(where: str, stor
     second.close()
 
 
+@pytest.mark.thorough
 def test_the_state_of_a_bot_that_was_killed_is_free_at_once(where: str):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, where], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

@@ -74,6 +74,7 @@ async def test_a_bot_that_is_not_connected_says_which_case_it_is_in_every_langua
             store.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T10")
 async def test_a_bot_that_polls_says_why_nothing_comes_as_it_changes(tmp_path: Path):
     async with stage(tmp_path) as scene, asyncio.timeout(240):
@@ -135,6 +136,7 @@ async def test_the_log_says_what_to_do_about_a_token_that_is_revoked_while_the_b
         assert REMEDY in line["remedy"]
 
 
+@pytest.mark.thorough
 async def test_what_is_wrong_for_one_user_is_not_told_to_all_while_nobody_is_answered(tmp_path: Path):
     async with stage(tmp_path) as scene, asyncio.timeout(240):
         ada, bob, stranger = (scene.telegram.open_chat(name) for name in ("Ada", "Bob", "Stranger"))

@@ -93,6 +93,7 @@ def test_what_says_nothing_to_the_bot_is_passed_over(update: dict[str, Any]):
     assert heard(update, BOT) is None
 
 
+@pytest.mark.thorough
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(),

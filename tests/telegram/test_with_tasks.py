@@ -77,6 +77,7 @@ def told(telegram: BotApiServer, chat: Chat, *texts: str) -> None:
     telegram.wait_until(look, timeout=SECONDS)
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T9", "T10", "T11", "T12")
 def test_a_person_links_a_chat_and_hears_of_tasks_across_deaths_of_bot_and_backend(
     telegram: BotApiServer, database_with_tasks: str, port: int

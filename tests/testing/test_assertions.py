@@ -99,6 +99,7 @@ def test_scope_correlation_and_conditions_narrow_it(aftercommit_world: World) ->
     assert "      correlation_id: expected 'story-2', was 'story-1'" in said(caught)
 
 
+@pytest.mark.thorough
 def test_values_are_compared_as_the_payload_holds_them(aftercommit_world: World, aftercommit_dsn: str) -> None:
     outbox = aftercommit_world.outbox
     noted = outbox.declare("noted")

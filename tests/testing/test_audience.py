@@ -26,6 +26,7 @@ def aftercommit_prepare() -> Callable[[str], None]:
     return prepare
 
 
+@pytest.mark.thorough
 def test_who_hears_can_be_asserted_before_and_after_the_append(aftercommit_world: World) -> None:
     world = aftercommit_world
     world.publish(TaskChanged("t-1"), tenant_id="acme", audience=["user:17", "user:23"])

@@ -278,6 +278,7 @@ def test_two_servers_do_not_write_to_one_file(tmp_path: Path):
 # --- as a program
 
 
+@pytest.mark.thorough
 def test_the_server_runs_by_itself():
     command = [sys.executable, "-m", "aftercommit.testing.bot_api", "--port", "0"]
     with subprocess.Popen(
@@ -295,6 +296,7 @@ def test_the_server_runs_by_itself():
         assert program.wait(PATIENCE) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "said"), [(("--token", "x"), "the token is not like Telegram's"), (("--port", "70000"), "--port")]
 )

@@ -68,6 +68,7 @@ def test_a_service_that_dies_there_has_its_effects_once(aftercommit_world: World
     assert [event.position for event in aftercommit_world.published()] == [1, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("declare", [write_ledger, write_ledger_blocking])
 def test_several_deaths_in_a_row_are_followed_by_success(aftercommit_world: World, declare: Any) -> None:
     declare(aftercommit_world.outbox)
@@ -79,6 +80,7 @@ def test_several_deaths_in_a_row_are_followed_by_success(aftercommit_world: Worl
         assert connection.execute(LEDGER).fetchall() == [("o-1", "")]
 
 
+@pytest.mark.thorough
 def test_some_may_pass_before_the_first_dies(aftercommit_world: World) -> None:
     write_ledger(aftercommit_world.outbox, "first", start="earliest")
     write_ledger(aftercommit_world.outbox, "second", start="earliest")
@@ -89,6 +91,7 @@ def test_some_may_pass_before_the_first_dies(aftercommit_world: World) -> None:
     assert [attempt.consumer for attempt in drained.handled] == ["first", "second"]
 
 
+@pytest.mark.thorough
 def test_a_crash_that_never_comes_fails_the_test(aftercommit_world: World) -> None:
     aftercommit_world.publish(OrderPlaced("o-1"), tenant_id="acme")
     aftercommit_world.crash_at("relay.delivered")
@@ -131,6 +134,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.thorough
 def test_a_program_that_asks_dies_where_its_environment_says(aftercommit_world: World) -> None:
     aftercommit_world.publish(OrderPlaced("o-1"), tenant_id="acme")
     environment = {**os.environ, **crash_environment("relay.appended")}

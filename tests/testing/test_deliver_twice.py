@@ -12,6 +12,7 @@ from tests.shop import OrderPaid, OrderPlaced
 from tests.testing.till import LEDGER, write_ledger, write_ledger_blocking
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("declare", [write_ledger, write_ledger_blocking])
 def test_writes_in_the_handlers_transaction_happen_once(aftercommit_world: World, declare: Any) -> None:
     declare(aftercommit_world.outbox)

@@ -35,6 +35,7 @@ def test_everything_is_appended_and_handled_once(aftercommit_world: World, trans
     assert (again.appended, again.attempts) == (0, ())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_what_handlers_publish_is_drained_too(aftercommit_world: World, transport: Any) -> None:
     outbox = aftercommit_world.outbox
@@ -91,6 +92,7 @@ def test_errors_can_be_looked_at_instead(aftercommit_world: World, transport: An
     aftercommit_world.drain(transport=transport)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_retries_are_brought_forward_until_they_succeed(aftercommit_world: World, transport: Any) -> None:
     calls: list[int] = []
@@ -149,6 +151,7 @@ def test_brought_forward_retries_keep_the_order_of_an_aggregate(aftercommit_worl
         assert seen == [0, 1, 2, 3]
 
 
+@pytest.mark.thorough
 def test_a_story_without_end_is_bounded(aftercommit_world: World) -> None:
     outbox = aftercommit_world.outbox
 
@@ -173,6 +176,7 @@ def test_a_handler_that_hangs_is_bounded(aftercommit_world: World) -> None:
         aftercommit_world.drain(timeout=0.5)
 
 
+@pytest.mark.thorough
 def test_only_the_named_consumers_run(aftercommit_world: World) -> None:
     write_ledger(aftercommit_world.outbox, "one", start="earliest")
     write_ledger(aftercommit_world.outbox, "two", start="earliest")

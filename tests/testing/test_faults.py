@@ -46,6 +46,7 @@ def test_another_applications_sessions_are_spared_unless_named(world: World) -> 
             web.execute("select 1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("point", ["relay.deliver", "consumer.read"])
 def test_a_database_that_crashes_in_the_middle_loses_nothing(point: str) -> None:
     outbox = shop_outbox()

@@ -68,6 +68,7 @@ def test_every_example_is_a_file_that_is_run() -> None:
     assert unnamed == []
 
 
+@pytest.mark.thorough
 def test_ordinary_examples_run_without_any_plugin_for_coroutines(project: Path) -> None:
     others = {FAILING, WITH_ASYNCIO, WITH_ANYIO, *SERVERS_OF_THEIR_OWN}
     names = [name for name in blocks("file") if name.startswith("test_") and name not in others]
@@ -75,23 +76,28 @@ def test_ordinary_examples_run_without_any_plugin_for_coroutines(project: Path) 
     passes(project, "-p", "no:asyncio", "-p", "no:anyio", *names)
 
 
+@pytest.mark.thorough
 def test_the_django_example_runs(project: Path) -> None:
     passes(project, "-p", "no:asyncio", "django_project")
 
 
+@pytest.mark.thorough
 def test_examples_with_a_world_of_their_own_run(project: Path) -> None:
     said = passes(project, "-p", "no:asyncio", "-rA", *SERVERS_OF_THEIR_OWN)
     assert [name for name in SERVERS_OF_THEIR_OWN if f"PASSED {name}" not in said] == []
 
 
+@pytest.mark.thorough
 def test_the_example_for_pytest_asyncio_runs(project: Path, postgres_server: PostgresServerForTests) -> None:
     assert "1 passed" in passes(project, "-p", "no:anyio", WITH_ASYNCIO, server=postgres_server)
 
 
+@pytest.mark.thorough
 def test_the_example_for_anyio_runs(project: Path, postgres_server: PostgresServerForTests) -> None:
     assert "1 passed" in passes(project, "-p", "no:asyncio", WITH_ANYIO, server=postgres_server)
 
 
+@pytest.mark.thorough
 def test_a_failing_assertion_says_what_the_guide_says(project: Path, postgres_server: PostgresServerForTests) -> None:
     ran = run(project, FAILING, server=postgres_server)
     assert ran.returncode == 1, ran.stdout
@@ -101,6 +107,7 @@ def test_a_failing_assertion_says_what_the_guide_says(project: Path, postgres_se
         assert re.search(".+".join(map(re.escape, line.strip().split("…"))), said), f"{line!r} is not in:\n{said}"
 
 
+@pytest.mark.thorough
 def test_the_examples_have_complete_types(project: Path) -> None:
     """A user's mypy --strict finds nothing to say about code that uses the kit."""
     names = [name for name in blocks("file") if name.endswith(".py") and "django" not in name]
@@ -110,6 +117,7 @@ def test_the_examples_have_complete_types(project: Path) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+@pytest.mark.thorough
 def test_the_readmes_example_runs_with_the_files_of_the_guide(
     project: Path, postgres_server: PostgresServerForTests
 ) -> None:

@@ -72,6 +72,7 @@ def run() -> Iterator[Run]:
         yield run_in
 
 
+@pytest.mark.thorough
 def test_a_run_that_uses_no_fixture_imports_nothing_of_ours(project: pytest.Pytester) -> None:
     project.makepyfile("""
         import sys
@@ -91,6 +92,7 @@ def test_fixtures_are_prefixed_and_none_is_autouse(project: pytest.Pytester, run
     result.stdout.fnmatch_lines(["*--aftercommit-dsn=DSN*", "*--aftercommit-postgres=VERSION*"])
 
 
+@pytest.mark.thorough
 def test_each_test_has_a_database_of_its_own_and_the_template_is_made_once(project: pytest.Pytester, run: Run) -> None:
     project.makeini(textwrap.dedent(INI) + "\naftercommit_prepare = shop:make_tables\n")
     project.makepyfile("""
@@ -119,6 +121,7 @@ def test_each_test_has_a_database_of_its_own_and_the_template_is_made_once(proje
     run(project, passed=3)
 
 
+@pytest.mark.thorough
 def test_tables_come_from_a_function_or_a_file_of_sql_named_in_the_ini(
     project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServerForTests
 ) -> None:
@@ -135,6 +138,7 @@ def test_tables_come_from_a_function_or_a_file_of_sql_named_in_the_ini(
     run(project, passed=1)
 
 
+@pytest.mark.thorough
 def test_workers_of_xdist_do_not_meet_on_a_server_of_yours(
     project: pytest.Pytester, run: Run, postgres_server: PostgresServerForTests
 ) -> None:
@@ -162,6 +166,7 @@ def databases(server: PostgresServerForTests) -> set[Any]:
         return {name for (name,) in connection.execute("select datname from pg_database").fetchall()}
 
 
+@pytest.mark.thorough
 def test_the_embedded_server_is_of_the_version_that_is_told(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile("""
         def test_version(aftercommit_world):
@@ -171,6 +176,7 @@ def test_the_embedded_server_is_of_the_version_that_is_told(project: pytest.Pyte
     run(project, "--aftercommit-postgres", "16", passed=1)
 
 
+@pytest.mark.thorough
 def test_an_option_comes_before_the_ini_and_the_ini_before_the_environment(
     project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +241,7 @@ def test_a_broken_ini_fails_the_tests_that_need_it_and_no_others(project: pytest
     result.stdout.fnmatch_lines(["*DeclarationError: aftercommit_app = shop:inbox:*has no attribute 'inbox'"])
 
 
+@pytest.mark.thorough
 def test_two_outboxes_in_one_run_have_a_template_each(
     project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServerForTests
 ) -> None:
@@ -287,6 +294,7 @@ def test_a_server_that_does_not_answer_is_named_by_the_option_that_gave_it(
     result.stdout.fnmatch_lines([f"*start it, or leave {given_by} out to use an embedded one*"])
 
 
+@pytest.mark.thorough
 def test_a_crash_that_was_planned_and_never_came_fails_the_test_at_its_end(
     project: pytest.Pytester, run: Run, postgres_server: PostgresServerForTests
 ) -> None:

@@ -56,6 +56,7 @@ def steps_into(value: Any, draw: Any) -> tuple[Any, list[str | int]]:
         way.append(step)
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(OBJECTS)
 def test_any_json_object_reads_back_as_it_was(payload):

@@ -169,6 +169,7 @@ def test_an_idle_strand_is_small(feed: Feed):
     assert sys.getsizeof(strand) + sum(map(sys.getsizeof, parts)) < 700
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(
     some.lists(

@@ -118,6 +118,7 @@ def test_in_no_stretch_of_time_does_more_pass_than_the_limit_and_nobody_within_i
                     passed.append(now)
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("E6")
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(0, 20 * SECOND), max_size=20), st.integers(MOST_MOMENTS + 1, MOST_MOMENTS + 20))
@@ -225,6 +226,7 @@ class Process:
             self.sent = self.answer = None
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L9", "E6")
 @settings(max_examples=500, deadline=None)
 @given(

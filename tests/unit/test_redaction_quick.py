@@ -94,6 +94,7 @@ PIECE = st.one_of(
 MIXED = st.lists(st.one_of(PIECE, st.sampled_from([" ", "", ", ", "x"])), max_size=6).map("".join)
 
 
+@pytest.mark.thorough
 @given(MIXED)
 @settings(max_examples=examples(400))
 @example("::2")

@@ -113,6 +113,7 @@ def test_twice_the_text_takes_twice_the_steps(unit: str, count: Count) -> None:
     assert whole < 2.4 * half
 
 
+@pytest.mark.thorough
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join))
 @settings(max_examples=size(5, 50), derandomize=True, deadline=None)
 def test_no_mixture_takes_more_than_so_many_steps_for_a_character(count: Count, unit: str) -> None:

@@ -219,6 +219,7 @@ Steps = list[tuple[str, int]]
 STEP = st.tuples(st.sampled_from(["write", "write", "end", "end", "prepare"]), st.integers(0, 5))
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.lists(STEP, max_size=4), st.lists(STEP, max_size=4)), max_size=25))
 def test_resolved_never_passes_a_seq_that_an_open_transaction_has_drawn(turns: list[tuple[Steps, Steps]]):
