@@ -14,6 +14,7 @@ from aftercommit.consumer import LogWorker
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
+from aftercommit.postgres.statements import _texts
 from tests.hostile import (
     ASYNC_ACTS,
     SYNC_ACTS,
@@ -235,3 +236,46 @@ async def test_what_a_handler_changes_in_its_session_does_not_reach_the_next_eve
     assert shop.rows("select distinct note from public.ledger where number <> %s", [BAD]) == [
         ("('4MB', True, True, 0, '', 0, 0, True)",)
     ]
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("with_inbox", [True, False], ids=["inbox", "no inbox"])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_an_event_is_handled_once_when_only_tidying_up_after_its_commit_fails(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, kind: str, with_inbox: bool
+) -> None:
+    """The server has committed: nothing is tried again or reported, and the connection is not used again."""
+    for name in ("commit_and_tidy", "tidy"):
+        fails = "select 1 / (to_regclass('pg_temp.mine') is null)::int; discard temp"
+        monkeypatch.setitem(_texts(), name, _texts()[name].replace("discard temp", fails))
+    ledger = Ledger(shop)
+    handled: list[int] = []
+    sessions: list[int] = []
+    consumer = shop.outbox.consumer("index", retry_count=1, inbox=with_inbox, start="earliest")
+    leave = "create temp table mine (n int)"
+    if kind == "async":
+
+        @consumer.on(OrderPlaced)
+        async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
+            handled.append(event.payload.number)
+            sessions.append(connection.info.backend_pid)
+            await ledger.write(event, connection)
+            if event.payload.number == 0:
+                await connection.execute(leave)
+    else:
+
+        @consumer.on(OrderPlaced)
+        def handle_sync(event: Event[OrderPlaced], connection: psycopg.Connection[Any]) -> None:
+            handled.append(event.payload.number)
+            sessions.append(connection.info.backend_pid)
+            ledger.write_sync(event, connection)
+            if event.payload.number == 0:
+                connection.execute(leave)
+
+    async with worker_on(shop, consumer):
+        for number in range(2):
+            shop.publish(OrderPlaced("o-1", number))
+            append(shop)
+            await settled(shop, "index")
+    assert (handled, ledger.numbers(), letters(shop)) == ([0, 1], [0, 1], [])
+    assert sessions[0] != sessions[1]

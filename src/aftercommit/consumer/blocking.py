@@ -1,6 +1,5 @@
 """The blocking half of running a slice: what `execute` does for asyncio handlers, in a thread that it watches."""
 
-from contextlib import suppress
 from sys import getrefcount
 from typing import Any
 
@@ -109,10 +108,12 @@ def _undo(statements: Statements, connection: psycopg.Connection[Any]) -> None:
     """Undo what is not committed, and what a handler has left in the session."""
     if connection.closed:
         return
-    # A connection that is not clean afterwards is not used again.
-    with suppress(psycopg.Error):
+    try:
         connection.rollback()
         if is_direct(connection):
             connection.execute(statements["tidy"])
         if not speaks_iso(connection):
             connection.execute(SPEAK_ISO)
+    except psycopg.Error:
+        # It is not clean, and is not used again.
+        connection.close()

@@ -95,7 +95,7 @@ class Conversation:
         self.until = 0.0
         # How many calls shared the transaction.
         self.calls = 0
-        # A handler has ended the transaction; or may have, and has to be asked for.
+        # A handler has ended the transaction; or it may have ended otherwise, and the server has to be asked.
         self.ended = False
         self.unsure = False
         self._call: Call | None = None
@@ -145,7 +145,9 @@ class Conversation:
             isinstance(error, AftercommitError) and not isinstance(error, NotCommitted)
         ):
             return error
-        # At COMMIT: with a deferred constraint any event of the slice may be the one.
+        # At COMMIT: with a deferred constraint any event of the slice may be the one. Or the server did commit, and
+        # what failed came after that: it has to be asked, unless it said no.
+        self.unsure = not isinstance(error, NotCommitted)
         return SliceFailed(failed(error), None)
 
     def require_transaction(self, row: tuple[str] | None, server: PGconn) -> None:

@@ -1,7 +1,6 @@
 """Runs a slice's script on a connection: asyncio handlers here, blocking ones in a thread (`blocking`)."""
 
 import asyncio
-from contextlib import suppress
 from sys import getrefcount
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.event.correlation import tell, told
 from aftercommit.postgres.commits import commit_async, committed_async
 from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
-from aftercommit.postgres.resilience import LOST
+from aftercommit.postgres.resilience import LOST, close_quietly
 from aftercommit.postgres.statements import Statements
 
 # How many seconds something has that is told to end, before it is not waited for any more.
@@ -50,6 +49,9 @@ class SliceExecutor:
             return await (self._in_thread if blocking else self._here)(connections, talk)
         except Exception:
             if talk.ended or (talk.unsure and await self._was_committed(connections, talk)):
+                if talk.step is None:
+                    # Everything was handled and committed; only tidying up has failed.
+                    return talk.handled
                 await self._return_unhandled(connections, talk)
             raise
 
@@ -153,16 +155,18 @@ class SliceExecutor:
         """Undo what is not committed, and what a handler has left in the session."""
         if connection.closed:
             return
-        # A connection that is not clean afterwards is not used again.
-        with suppress(psycopg.Error):
+        try:
             await connection.rollback()
             if is_direct(connection):
                 await connection.execute(self._statements["tidy"])
             if not speaks_iso(connection):
                 await connection.execute(SPEAK_ISO)
+        except psycopg.Error:
+            # It is not clean, and is not used again.
+            await close_quietly(connection)
 
     async def _was_committed(self, connections: Connections, talk: Conversation) -> bool:
-        """Whether a handler that failed had committed the slice before: then others count as handled that are not."""
+        """Whether a slice that failed is committed: by a handler, so that others count as handled, or by us."""
         if talk.mark.transaction is None:
             return False
         statement, parameters = self._statements["outcome_of_transaction"], {"transaction": talk.mark.transaction}
