@@ -11,7 +11,7 @@ import pytest
 
 from aftercommit.consumer import names
 from aftercommit.doctor import diagnose
-from aftercommit.errors import OperationBusy
+from aftercommit.errors import ConsumerNameTaken, OperationBusy
 from aftercommit.postgres import migrate
 from aftercommit.postgres.embedded import EmbeddedPostgres
 from aftercommit.postgres.health import problems
@@ -72,6 +72,67 @@ async def test_a_lease_that_another_was_told_to_take_for_longer_is_left_alone(sh
     )
     async with relay_on(shop, settings=RelaySettings(lease=LEASE)) as relay:
         assert relay.lanes.held == frozenset()
+
+
+# Programs from before leases knew their length write the end alone, for whatever length they were told.
+OLD_LEASE = "leased_until = clock_timestamp() + interval '590 s'"
+
+
+async def test_an_older_relay_keeps_the_lanes_that_it_took_from_one_that_stopped(shop: Shop) -> None:
+    async with relay_on(shop, settings=RelaySettings(lease=LEASE)) as relay:
+        await holds(relay.lanes, 64)
+    shop.rows("insert into relay (id, name) values (gen_random_uuid(), 'relay old')")
+    shop.rows(f"update lane set relay = (select id from relay), token = gen_random_uuid(), {OLD_LEASE}")
+    seen = look(shop)
+    assert (seen.relays[0].lanes, seen.free_lanes) == (64, 0)
+    shop.signals = Signals()
+    async with relay_on(shop, settings=RelaySettings(lease=LEASE)) as relay:
+        assert relay.lanes.held == frozenset()
+
+
+async def test_an_older_worker_keeps_the_consumer_that_it_took_from_one_that_stopped(shop: Shop) -> None:
+    consumer = shop.outbox.consumer("index")
+    consumer.on(OrderPlaced)(Ledger(shop).write)
+    async with worker_on(shop, consumer, lease=LEASE):
+        pass
+    shop.rows(f"update consumer set worker = 'old', token = gen_random_uuid(), {OLD_LEASE}")
+    assert look(shop).consumers[0].holder == "old"
+    async with await shop.database.connect() as connection:
+        assert (await names.known_consumers(connection, shop.outbox.shape))[0].alive
+        with pytest.raises(ConsumerNameTaken, match="at work"):
+            await names.rename(connection, shop.outbox.shape, "index", "search")
+        with pytest.raises(ConsumerNameTaken, match="at work"):
+            await names.forget(connection, shop.outbox.shape, "index")
+    async with worker_on(shop, consumer, lease=LEASE, signals=Signals(), wait_for="consumer.standing_by"):
+        assert shop.value("select worker from consumer") == "old"
+
+
+async def test_an_older_driver_keeps_the_replay_that_it_drives(shop: Shop) -> None:
+    fragile = Fragile(shop, 1)
+    place_in_log(shop, *numbered(3))
+    await fragile.work()
+    operation = await desk(shop).start(Selection(from_position=1), to="index")
+    shop.rows("update operation set driver = gen_random_uuid(), driven_until = clock_timestamp() + interval '590 s'")
+    assert look(shop).operations[0].driven
+    with pytest.raises(OperationBusy):
+        await Driver(shop.outbox, shop.database, operation.id).run()
+
+
+@pytest.mark.parametrize("ends", ["59 min", "61 min"])
+async def test_a_lease_without_a_length_is_void_when_it_ends_more_than_an_hour_ahead(shop: Shop, ends: str) -> None:
+    consumer = shop.outbox.consumer("index")
+    consumer.on(OrderPlaced)(Ledger(shop).write)
+    async with worker_on(shop, consumer):
+        pass
+    shop.rows(
+        "update consumer set worker = 'old', token = gen_random_uuid(), lease_seconds = null, "
+        f"leased_until = clock_timestamp() + interval '{ends}'"
+    )
+    is_void = ends == "61 min"
+    assert look(shop).consumers[0].holder == (None if is_void else "old")
+    waited = "consumer.active" if is_void else "consumer.standing_by"
+    async with worker_on(shop, consumer, lease=LEASE, signals=Signals(), wait_for=waited):
+        assert (shop.value("select worker from consumer") == "old") is not is_void
 
 
 async def test_a_worker_takes_a_consumer_whose_lease_ends_in_the_far_future(shop: Shop) -> None:

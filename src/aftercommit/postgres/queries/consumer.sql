@@ -55,7 +55,7 @@ on conflict (name) do nothing
 
 -- name: consumers
 -- Every consumer with its checkpoint and whether somebody holds it.
-select name, position, paused, declared_by, worker, coalesce(clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true), false) as alive
+select name, position, paused, declared_by, worker, coalesce(clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)), false) as alive
 from {schema}.consumer order by name
 
 -- name: take_consumer
@@ -76,7 +76,7 @@ open as (
     from {schema}.consumer
     where name = %(consumer)s
       and (token is null or token = %(token)s or leased_until < clock_timestamp()
-           or leased_until > clock_timestamp() + make_interval(secs => greatest(lease_seconds, %(lease)s)) or exists (select from awaited))
+           or leased_until > clock_timestamp() + make_interval(secs => greatest(coalesce(lease_seconds, 3600), %(lease)s)) or exists (select from awaited))
     for update skip locked
 ),
 over as (
@@ -109,7 +109,7 @@ where name = %(consumer)s and token = %(token)s
 -- Hand the consumer over to a standby at once.
 with freed as (
     -- Who can hand over has not died of an event: nothing that was begun is unfinished.
-    update {schema}.consumer set worker = null, token = null, leased_until = null, suspect_position = null, suspect_attempts = 0
+    update {schema}.consumer set worker = null, token = null, leased_until = null, lease_seconds = null, suspect_position = null, suspect_attempts = 0
     where name = %(consumer)s and token = %(token)s
     returning 1
 )
@@ -302,7 +302,7 @@ select name, pg_notify(%(channel)s, %(changed)s) from changed
 -- Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name, while nobody works under the old one.
 with renamed as (
     update {schema}.consumer set name = %(new)s
-    where name = %(old)s and (leased_until is null or not (clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true)))
+    where name = %(old)s and (leased_until is null or not (clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600))))
     returning 1
 ),
 inbox as (
@@ -328,7 +328,7 @@ select count(*) from renamed
 -- Remove a checkpoint that no program uses any more, with its inbox; what is open of its dead letters is discarded.
 with free as (
     select 1 where not exists (
-        select from {schema}.consumer where name = %(name)s and clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true)
+        select from {schema}.consumer where name = %(name)s and clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600))
     )
 ),
 forgotten as (

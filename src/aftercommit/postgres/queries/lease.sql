@@ -41,13 +41,14 @@ where seen_at between clock_timestamp() - make_interval(secs => %(lease)s) and c
 
 -- name: take_lanes
 -- Free and expired lanes, as many as our share allows, and those whose lease ends further ahead than it is long: it was taken before
--- the clock was set back. (Somebody may have been told a longer lease than we were, and older code writes no length.) A lane somebody is just taking or writing under is skipped, not
--- waited for. A relay whose lanes are taken is counted no more, until it says that it lives after all.
+-- the clock was set back. (Somebody may have been told a longer lease than we were. Older code writes no length: whoever releases a
+-- lease clears it, and one without a length is void when it ends more than an hour ahead.) A lane somebody is just taking or writing
+-- under is skipped, not waited for. A relay whose lanes are taken is counted no more, until it says that it lives after all.
 with open as (
     select lane, relay
     from {schema}.lane
     where (relay is null or leased_until < clock_timestamp()
-           or leased_until > clock_timestamp() + make_interval(secs => greatest(lease_seconds, %(lease)s)))
+           or leased_until > clock_timestamp() + make_interval(secs => greatest(coalesce(lease_seconds, 3600), %(lease)s)))
       and token is distinct from %(token)s
     order by lane
     limit %(wanted)s
@@ -74,7 +75,7 @@ with mine as (
 update {schema}.lane
 set relay = case when suspect then gen_random_uuid() end,
     token = case when suspect then gen_random_uuid() end,
-    leased_until = case when suspect then '-infinity'::timestamptz end
+    leased_until = case when suspect then '-infinity'::timestamptz end, lease_seconds = null
 from mine where lane.lane = mine.lane
 
 -- name: leave

@@ -21,7 +21,7 @@ where id = %(id)s
 -- name: operations
 -- Operations, newest first; without the payload that was edited, which is shown with its letter alone.
 select id, kind, status, requested_by, reason, target, selection, detail - 'former_payload', per_second, total, done, skipped, failed, created_at, finished_at,
-       coalesce(clock_timestamp() < driven_until and coalesce(clock_timestamp() >= driven_until - make_interval(secs => lease_seconds), true), false)
+       coalesce(clock_timestamp() < driven_until and clock_timestamp() >= driven_until - make_interval(secs => coalesce(lease_seconds, 3600)), false)
 from {schema}.operation
 where (%(id)s::uuid is null or id = %(id)s::uuid) and (%(kinds)s::text[] is null or kind = any(%(kinds)s::text[]))
 order by created_at desc, id
@@ -164,7 +164,7 @@ update {schema}.operation
 set driver = %(driver)s, driven_by = %(driven_by)s, driven_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where id = %(id)s and finished_at is null
   and (driver is null or driver = %(driver)s or driven_until < clock_timestamp()
-       or driven_until > clock_timestamp() + make_interval(secs => greatest(lease_seconds, %(lease)s)))
+       or driven_until > clock_timestamp() + make_interval(secs => greatest(coalesce(lease_seconds, 3600), %(lease)s)))
 returning status
 
 -- name: who_drives
@@ -192,7 +192,7 @@ returning status
 
 -- name: release_operation
 -- Somebody else may go on at once.
-update {schema}.operation set driver = null, driven_until = null where id = %(id)s and driver = %(driver)s
+update {schema}.operation set driver = null, driven_until = null, lease_seconds = null where id = %(id)s and driver = %(driver)s
 
 -- name: ask_to_abort
 -- Whoever drives it sees this with the next step.
@@ -372,11 +372,11 @@ select distinct item.consumer_name::text, consumer.paused
 from {schema}.operation_event item
 left join {schema}.consumer on consumer.name = item.consumer_name
 where item.operation_id = %(id)s and item.state = %(state)s and item.position is not null
-  and (consumer.paused or consumer.leased_until is null or not (clock_timestamp() < consumer.leased_until and coalesce(clock_timestamp() >= consumer.leased_until - make_interval(secs => consumer.lease_seconds), true)))
+  and (consumer.paused or consumer.leased_until is null or not (clock_timestamp() < consumer.leased_until and clock_timestamp() >= consumer.leased_until - make_interval(secs => coalesce(consumer.lease_seconds, 3600))))
 union all
 select null, false
 where exists (select from {schema}.operation_event where operation_id = %(id)s and state = %(state)s and position is null)
-  and not exists (select from {schema}.lane where clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true))
+  and not exists (select from {schema}.lane where clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)))
 
 -- name: held_up
 -- Aggregates of which an item is to be delivered behind a row that has failed: if the outbox is strict, it waits.

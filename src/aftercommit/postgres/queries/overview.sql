@@ -75,7 +75,7 @@ from bounds
 -- many of its dead letters are due to be tried again, since when, how many events that it has yet to read are gone, and whether
 -- its checkpoint is where the log has never been.
 select consumer.name::text, consumer.position, {schema}.given(head.gaps, consumer.position, head.position), consumer.paused,
-       case when clock_timestamp() < consumer.leased_until and coalesce(clock_timestamp() >= consumer.leased_until - make_interval(secs => consumer.lease_seconds), true) then consumer.worker end,
+       case when clock_timestamp() < consumer.leased_until and clock_timestamp() >= consumer.leased_until - make_interval(secs => coalesce(consumer.lease_seconds, 3600)) then consumer.worker end,
        greatest(0, extract(epoch from clock_timestamp() - next.ts))::float8,
        due.letters, greatest(0, extract(epoch from statement_timestamp() - due.since))::float8,
        {schema}.given(head.gaps, consumer.position, coalesce(next.position - 1, head.position)), consumer.position > head.position
@@ -117,13 +117,13 @@ where status = 'pending' and (aggregate_type, aggregate_id) not in (select aggre
 -- lanes whose lease holds.
 select relay.name, extract(epoch from clock_timestamp() - relay.seen_at)::float8, count(lane.lane)
 from {schema}.relay
-left join {schema}.lane on lane.relay = relay.id and clock_timestamp() < lane.leased_until and coalesce(clock_timestamp() >= lane.leased_until - make_interval(secs => lane.lease_seconds), true)
+left join {schema}.lane on lane.relay = relay.id and clock_timestamp() < lane.leased_until and clock_timestamp() >= lane.leased_until - make_interval(secs => coalesce(lane.lease_seconds, 3600))
 group by relay.id
 order by relay.name, relay.id
 
 -- name: overview_lanes
 -- Lanes that nobody holds.
-select count(*) from {schema}.lane where relay is null or not (clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true))
+select count(*) from {schema}.lane where relay is null or not (clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)))
 
 -- name: overview_dead_letters
 -- Dead letters that somebody or something still has to deal with, by owner and status.
@@ -136,7 +136,7 @@ order by consumer_name, status
 -- name: overview_operations
 -- Operations under way, and whether somebody drives them.
 select id::text, kind::text, status::text, requested_by, total, done + skipped + failed, failed,
-       coalesce(clock_timestamp() < driven_until and coalesce(clock_timestamp() >= driven_until - make_interval(secs => lease_seconds), true), false), greatest(0, extract(epoch from clock_timestamp() - created_at))::float8
+       coalesce(clock_timestamp() < driven_until and clock_timestamp() >= driven_until - make_interval(secs => coalesce(lease_seconds, 3600)), false), greatest(0, extract(epoch from clock_timestamp() - created_at))::float8
 from {schema}.operation
 where finished_at is null
 order by created_at

@@ -295,7 +295,7 @@ select task from {schema}.upkeep where task in ('inbox', 'log') order by task fo
 
 -- name: checkpoint_of
 -- Where a consumer is, who holds it, what it takes, and whether it keeps an inbox.
-select position, case when clock_timestamp() < leased_until and coalesce(clock_timestamp() >= leased_until - make_interval(secs => lease_seconds), true) then worker end, string_to_array(declared_by, ' '), inbox
+select position, case when clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)) then worker end, string_to_array(declared_by, ' '), inbox
 from {schema}.consumer where name = %(consumer)s
 
 -- name: hold_consumer
@@ -346,6 +346,6 @@ where log.position > %(low)s and log.position <= %(high)s
 -- name: move_by_hand
 -- The checkpoint is elsewhere, and the lease is nobody's: who held it is fenced, and reads the checkpoint when taking it anew.
 update {schema}.consumer
-set position = %(position)s, worker = null, token = null, leased_until = null, suspect_position = null, suspect_attempts = 0,
+set position = %(position)s, worker = null, token = null, leased_until = null, lease_seconds = null, suspect_position = null, suspect_attempts = 0,
     updated_at = clock_timestamp()
 where name = %(consumer)s

@@ -4,7 +4,7 @@ insert into {schema}.upkeep as upkeep (task, ran_at, leased_until, lease_seconds
 values ('sweep', clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease)s), %(lease)s)
 on conflict (task) do update set ran_at = excluded.ran_at, leased_until = excluded.leased_until, lease_seconds = excluded.lease_seconds
 where (upkeep.leased_until is null or upkeep.leased_until < clock_timestamp()
-       or upkeep.leased_until > clock_timestamp() + make_interval(secs => greatest(upkeep.lease_seconds, %(lease)s)))
+       or upkeep.leased_until > clock_timestamp() + make_interval(secs => greatest(coalesce(upkeep.lease_seconds, 3600), %(lease)s)))
   -- A round that was done in the future says only that the clock was set back.
   and (upkeep.ran_at is null or upkeep.ran_at <= clock_timestamp() - make_interval(secs => %(interval)s) or upkeep.ran_at > clock_timestamp())
 returning leased_until
@@ -17,7 +17,7 @@ returning leased_until
 
 -- name: release_sweep
 -- The round is over, unless it is somebody else's by now.
-update {schema}.upkeep set leased_until = null where task = 'sweep' and leased_until = %(until)s
+update {schema}.upkeep set leased_until = null, lease_seconds = null where task = 'sweep' and leased_until = %(until)s
 
 -- name: brief_locks
 -- Whoever holds a row that has to go is not waited for: the next pass finds it.
