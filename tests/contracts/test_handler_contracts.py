@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from aftercommit.consumer import LogWorker
+from aftercommit.consumer.conversation import Mark
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
@@ -185,6 +186,35 @@ async def test_a_handler_that_ends_the_transaction_as_text_costs_its_neighbours_
     assert sorted(ledger.numbers()) == sorted({*range(EVENTS)} - {BAD} | {*committed})
     found = letters(shop, "(payload->>'number')::int, status, error_class")
     assert found == [(BAD, "parked", "HandlerEndedTransaction")]
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_handler_that_ends_the_transaction_is_found_out_where_a_pooler_hides_the_session_s_name(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    begin = Mark.begin
+
+    def begin_unseen(mark: Mark, name: str, transaction: str, server: Any) -> None:
+        begin(mark, name + " which the pooler does not report", transaction, server)
+
+    monkeypatch.setattr(Mark, "begin", begin_unseen)
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=0, timeout=TIMEOUT)
+
+    async def act(connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute("commit; begin")
+
+    def act_sync(connection: psycopg.Connection[Any]) -> None:
+        connection.execute("commit; begin")
+
+    declare(consumer, ledger, act_sync if kind == "sync" else act, blocking=kind == "sync")
+    async with asyncio.timeout(60):
+        await consume(shop, consumer, "log")
+    assert sorted(ledger.numbers()) == list(range(EVENTS))
+    assert letters(shop, "(payload->>'number')::int, status, error_class") == [
+        (BAD, "parked", "HandlerEndedTransaction")
+    ]
 
 
 SESSION = """

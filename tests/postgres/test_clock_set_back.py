@@ -115,7 +115,8 @@ async def test_an_older_driver_keeps_the_replay_that_it_drives(shop: Shop) -> No
     shop.rows("update operation set driver = gen_random_uuid(), driven_until = clock_timestamp() + interval '590 s'")
     assert look(shop).operations[0].driven
     with pytest.raises(OperationBusy):
-        await Driver(shop.outbox, shop.database, operation.id).run()
+        async with asyncio.timeout(20):
+            await Driver(shop.outbox, shop.database, operation.id).run()
 
 
 @pytest.mark.parametrize("ends", ["59 min", "61 min"])

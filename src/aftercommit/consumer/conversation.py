@@ -63,16 +63,17 @@ class Mark:
         self._settings = _reported(server)
 
     def is_gone(self, server: PGconn) -> bool:
-        """Whether the transaction seems to have ended: it costs no question."""
+        """Whether the transaction may have ended, without a question. It always may where a pooler hides the name."""
         if server.transaction_status == TransactionStatus.IDLE:
             return True
-        return self._name is not None and server.parameter_status(b"application_name") != self._name
+        return self._name is None or server.parameter_status(b"application_name") != self._name
 
     def holds(self, transaction: str, server: PGconn) -> bool:
         """Whether it is the same transaction after all; then a handler has chosen another name."""
         if transaction != self.transaction:
             return False
-        self._name = server.parameter_status(b"application_name")
+        if self._name is not None:
+            self._name = server.parameter_status(b"application_name")
         return True
 
     def changed(self, server: PGconn) -> list[str]:
