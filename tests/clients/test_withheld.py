@@ -82,6 +82,32 @@ async def test_a_part_that_is_read_tells_of_it_too(journal: Journal, caplog: pyt
         assert [record.message.split()[0] for record in caplog.records if "gap" in record.message] == ["feed_gap"]
 
 
+def taxed(event: LogEvent[LineWritten]) -> Any:
+    """Items with a field of this name; of line 2 nothing but its place is beside it."""
+    place = {name: to_item(event)[name] for name in ("event_id", "ts", "seq")}
+    return {**(place if event.payload.text == "line 2" else to_item(event)), "withheld": "120.00"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_item_with_a_field_of_that_name_is_an_event(
+    journal: Journal, stream: bool, caplog: pytest.LogCaptureFixture
+):
+    """Only one that looks exactly like a note is withheld, and the server's log says why."""
+    await journal.write(*numbered(3))
+    app = journal.app(feed=journal_feed(journal.outbox, item=taxed))
+    async with journal.served(app) as reading:
+        url = f"{reading.server.url}/books/b-1/lines"
+        follower = follow(url, token=journal.token(), start=BEGINNING, gapless=True, pace=QUICK, stream=stream)
+        async with asyncio.timeout(PATIENCE), aclosing(follower.with_gaps()) as items:
+            seen = [await anext(items) for _ in range(3)]
+    assert [number_or_gap(each) for each in seen] == [1, ("withheld", 2), 3]
+    assert isinstance(seen[0], FeedEvent)
+    assert seen[0].data["withheld"] == "120.00"
+    assert app.hub.withheld["lines"] == 1
+    [said] = [record for record in caplog.records if record.message == "feed_item_withheld"]
+    assert "rename that field" in getattr(said, "error", "")
+
+
 async def test_a_hold_is_a_sign_of_life_and_no_event():
     async with scripted_feed(events=2) as feed:
 

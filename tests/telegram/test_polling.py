@@ -163,6 +163,19 @@ async def test_an_event_that_the_server_cannot_show_is_told_recorded_and_gone_on
         store.close()
 
 
+@pytest.mark.contract("E4")
+async def test_an_event_with_a_field_named_withheld_is_delivered(tmp_path: Path):
+    async with stage(tmp_path) as scene:
+        ada = scene.telegram.open_chat("Ada")
+        scene.link(ada, 17, place="0")
+        [one] = scene.backend.publish(17, count=1)
+        scene.backend.script.extend([say([]), say([{**one, "withheld": "120.00"}])])
+        async with scene.bot():
+            [sent] = await scene.telegram.messages(ada, 1)
+            await scene.points.wait("bot.saved", 1)
+        assert sent.text.splitlines()[0] == "🆕 task 1"
+
+
 async def test_a_feed_that_leads_back_to_a_place_that_is_gone_tells_nobody_again_and_again(tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada = scene.telegram.open_chat("Ada")

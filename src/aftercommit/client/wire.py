@@ -18,6 +18,8 @@ _RANGE: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 # Of what is not understood so much is kept: whoever takes secrets out before it is shown has to find them whole.
 _MOST_KEPT: Final = 16 << 10
 _QUOTED: Final = 80
+# All that a note in place of an event may have. An item with anything else is an event, whatever it calls `withheld`.
+_NOTE: Final = {"event_id", "ts", "seq", "position", "withheld"}
 # Before what is yet to come: asks for the newest page, wherever a feed begins.
 END: Final = "end"
 
@@ -202,7 +204,12 @@ def _never_given(headers: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
 
 
 def _event(item: Any, cursor: str | None) -> FeedEvent:
-    return FeedEvent(_identity(item), item, cursor, number_in(cursor), _text(item.get("withheld")))
+    return FeedEvent(_identity(item), item, cursor, number_in(cursor), _withheld(item))
+
+
+def _withheld(item: Mapping[str, Any]) -> str | None:
+    """Why the server could not show an event; None where the item is one."""
+    return _text(item.get("withheld")) if item.keys() <= _NOTE else None
 
 
 def _cursor_of(item: Any) -> str | None:
@@ -213,7 +220,7 @@ def _cursor_of(item: Any) -> str | None:
     if isinstance(ts, str) and isinstance(seq, int):
         return f"{ts}#{seq:03d}"
     # What other items call their position is their own affair.
-    return str(position) if isinstance(position, int) and _text(item.get("withheld")) else None
+    return str(position) if isinstance(position, int) and _withheld(item) else None
 
 
 def _identity(item: Any) -> str:

@@ -95,10 +95,17 @@ export function readEvent<Item>(kind: BodyKind, value: unknown): Read<Item> {
   if (typeof id !== "string" && typeof id !== "number") throw unreadable("an event has no event_id");
   const { ts, seq } = value;
   const number = typeof seq === "number" ? seq : undefined;
-  const withheld = textOrNull(value["withheld"]) || null;
+  const withheld = withheldIn(value);
   const placed = typeof ts === "string" && number !== undefined;
   const paged = placed ? `${ts}#${String(number).padStart(3, "0")}` : withheld === null ? null : positionIn(value);
   return { item: value as Item, id: String(id), number, cursor: kind === "array" ? String(id) : paged, withheld };
+}
+
+/** All that a note in place of an event may have. An item with anything else is an event, whatever it calls `withheld`. */
+const NOTE: ReadonlySet<string> = new Set(["event_id", "ts", "seq", "position", "withheld"]);
+
+function withheldIn(value: Record<string, unknown>): string | null {
+  return Object.keys(value).every((key) => NOTE.has(key)) ? textOrNull(value["withheld"]) || null : null;
 }
 
 /** Only a withheld event tells its cursor so: what others call their position is their own affair. */

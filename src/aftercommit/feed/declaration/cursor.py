@@ -41,7 +41,10 @@ class CursorFormat(Protocol):
         """The text for a cursor, or for the place of an entry."""
 
     def fields(self, place: Entry | Cursor) -> dict[str, Any]:
-        """The fields of an item from which a client makes this cursor; none where an item does not tell it."""
+        """The fields of an item from which a client makes this cursor; none where an item does not tell it.
+
+        Clients know `ts`, `seq` and `position`; a note with other fields they would take for an event.
+        """
 
 
 def text_of(form: CursorFormat, place: Cursor | None) -> str | None:

@@ -7,7 +7,7 @@ all: it is held, until a process serves it that can read it.
 
 import logging
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,8 @@ logger = logging.getLogger("aftercommit.feed")
 
 # The values of an event are in the order of its fields; that is more than the checker can follow.
 _log_event: Any = LogEvent
+# Clients take an item for a note that it is withheld when it has this text and nothing beside its place.
+_NOTE: Final = {"event_id", "ts", "seq", "position", "withheld"}
 
 
 class EntryMaker:
@@ -50,6 +52,7 @@ class EntryMaker:
             body = json_rules.ENCODER.encode(item)
             if body[:1] != b"{":
                 raise TypeError(f"the item is {type(item).__name__}, and must be a mapping")
+            _check_is_no_note(body)
             facets = feed.facets_of(record.payload, event)
         except NewerSchemaVersion:
             return self._hold(feed, stored, number, feed.outbox.registry.named(record.event_type).version)
@@ -89,6 +92,15 @@ def log_event(feed: Feed, stored: Stored) -> LogEvent[Any]:
     event = feed.outbox.registry.read(stored.record)
     made: LogEvent[Any] = _log_event(*msgspec.structs.astuple(event), ts=stored.ts, stream_seq=stored.stream_seq)
     return made
+
+
+def _check_is_no_note(body: bytes) -> None:
+    """TypeError for an item that every client would take for a note: better withheld here, where it is said."""
+    if b'"withheld"' not in body:
+        return
+    item = msgspec.json.decode(body)
+    if item.keys() <= _NOTE and isinstance(item.get("withheld"), str) and item["withheld"]:
+        raise TypeError("the item has only its place and `withheld`, as a note has: rename that field, or add another")
 
 
 def _note(feed: Feed, stored: Stored, number: int, reason: str) -> Entry:
