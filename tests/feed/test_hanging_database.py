@@ -22,9 +22,10 @@ from aftercommit.feed.app.service import service
 from aftercommit.postgres.database import Database
 from aftercommit.testing.fault_proxy import FaultProxy
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.feed.journal import Journal, numbered, prepare_journal, until
+from tests.feed.journal import Journal, Reading, numbered, prepare_journal, until
 from tests.hanging import LIMIT, frozen
 
+UNREAD = "The log cannot be read at the moment, so whether there is news is not known: try again"
 SILENT = f"The database did not answer within {LIMIT:g} seconds: try again"
 
 
@@ -53,6 +54,26 @@ def assert_silent(answer: httpx.Response) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.text
     if answer.request.method != "HEAD":
         assert answer.json() == {"error": "unavailable", "message": SILENT, "retry_after": 5}
+
+
+def assert_unread(answer: httpx.Response) -> None:
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2"), answer.text
+    if answer.request.method != "HEAD":
+        assert answer.json()["message"] == UNREAD
+
+
+async def no_news(reading: Reading, newest: httpx.Response) -> list[httpx.Response]:
+    """The answers to all who have everything: by their tag or their cursor, waiting or not."""
+    held = {"If-None-Match": newest.headers["etag"]}
+    place = newest.json()["pagination"]["nextCursor"]
+    waiting = {"Prefer": "wait=1"}
+    return await asyncio.gather(
+        reading.poll(headers=held, limit=2),
+        reading.poll(headers={**held, **waiting}, limit=2),
+        reading.poll(limit=2, afterCursor=place),
+        reading.poll(headers=waiting, limit=2, afterCursor=place),
+        reading.client.head("/books/b-1/lines", headers=held, params={"limit": 2}),
+    )
 
 
 async def becomes(client: httpx.AsyncClient, status: int) -> httpx.Response:
@@ -101,9 +122,10 @@ async def test_every_request_is_answered_while_the_database_hangs(
                 assert away["details"]["since"].endswith("Z")
                 assert (await reading.client.get("/healthz")).status_code == 200
                 assert "feed_following 0\n" in (await reading.client.get("/metrics")).text
-                assert (
-                    await reading.poll(headers={"If-None-Match": first.headers["etag"]}, limit=2)
-                ).status_code == 304
+                # What is known is still served, but nobody is told that there is nothing new.
+                assert await reading.texts(limit=2) == [line["text"] for line in first.json()["lines"]]
+                for unknown in await no_news(reading, first):
+                    assert_unread(unknown)
             # It is well again, and nobody has to do anything.
             await becomes(reading.client, 200)
             assert await reading.texts(book="b-2") == ["elsewhere"]
@@ -113,6 +135,28 @@ async def test_every_request_is_answered_while_the_database_hangs(
     services = [getattr(record, "service", None) for record in said]
     assert services.count("tailer journal") == 1, services
     assert len(services) == len(set(services)), services
+
+
+@pytest.mark.thorough
+async def test_a_wait_that_a_hanging_database_outlasts_does_not_end_with_nothing_new(
+    server: PostgresServerForTests, journal: Journal
+):
+    await journal.write(*numbered(2))
+    app = impatient(journal)
+    async with journal.served(app, service(app)) as reading:
+        first = await reading.poll(limit=2)
+        place = first.json()["pagination"]["nextCursor"]
+        held = {"If-None-Match": first.headers["etag"]}
+        await becomes(reading.client, 200)
+        wait = {"Prefer": "wait=8"}
+        with frozen(server):
+            for ended in await asyncio.gather(
+                reading.poll(headers={**held, **wait}, limit=2),
+                reading.poll(headers=wait, limit=2, afterCursor=place),
+            ):
+                assert_unread(ended)
+        await becomes(reading.client, 200)
+        assert {answer.status_code for answer in await no_news(reading, first)} == {200, 304}
 
 
 @pytest.mark.thorough

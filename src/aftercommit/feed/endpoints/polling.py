@@ -11,6 +11,8 @@ from aftercommit.feed.endpoints.etag import tag_of
 from aftercommit.feed.endpoints.gate import Admission, Gate
 from aftercommit.feed.endpoints.ready import Ready, ReadyPages, check_held, ready_page
 from aftercommit.feed.http.asgi import JSON, Header, Receive, Scope, Send, answer, connection_of, peer_of
+from aftercommit.feed.http.errors import unavailable
+from aftercommit.feed.live.stream import UNREAD_WITHOUT_STREAM
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
@@ -18,6 +20,7 @@ from aftercommit.service import Waker, wait_for_any
 
 HAS_MORE: Final[Header] = (b"x-has-more", b"true")
 NO_MORE: Final[Header] = (b"x-has-more", b"false")
+UNREAD: Final = "The log cannot be read at the moment, so whether there is news is not known: try again"
 # Stands for the head in the tag of a page that was read back. No head is below 0, so no other page has such a tag.
 READ_BACK: Final = -1
 
@@ -54,15 +57,23 @@ class Polling(Endpoint):
                 if wait is not None:
                     await self._await_news(wait, admission, strand, head, asked)
                 if strand.current and strand.head == head:
+                    self._check_read()
                     await self._answer_unchanged(send, tag, admission, wait)
                     return
         page = await self._page(admission, asked, wait)
+        if page.is_empty:
+            self._check_read()
         if isinstance(question, AskedEnd):
             # Whoever reads back from the end will not come to what a page could not show before it.
             check_held(page.held)
         # Made with the page's own head: it covers nothing that the page could not have had.
         tag = tag_of(page.strand, *asked, admission.rights, page.head)
         await self._send_page(scope["method"], send, page, tag, admission, wait)
+
+    def _check_read(self) -> None:
+        """503 instead of "nothing new" while nobody can know: the log has not been read for too long."""
+        if self._hub.unread_for(self.feed) > UNREAD_WITHOUT_STREAM:
+            raise unavailable(UNREAD, 2)
 
     async def _answer_back(
         self, method: str, send: Send, strand: Strand, admission: Admission, asked: AskedBack, held: str | None
