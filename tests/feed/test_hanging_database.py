@@ -5,7 +5,7 @@ Stopped is the whole server, one of this module's own; nothing tells those who a
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -62,7 +62,7 @@ def assert_unread(answer: httpx.Response) -> None:
         assert answer.json()["message"] == UNREAD
 
 
-async def no_news(reading: Reading, newest: httpx.Response) -> list[httpx.Response]:
+async def no_news(reading: Reading, newest: httpx.Response) -> Sequence[httpx.Response]:
     """The answers to all who have everything: by their tag or their cursor, waiting or not."""
     held = {"If-None-Match": newest.headers["etag"]}
     place = newest.json()["pagination"]["nextCursor"]
