@@ -369,7 +369,8 @@ async def test_a_reader_that_leaves_is_noticed_while_nothing_happens(journal: Jo
 
 
 async def test_a_stream_takes_no_task_beyond_its_own(journal: Journal):
-    # The first of all loads the strand.
+    # The relay has begun its tasks when something has come through; the first stream of all loads the strand.
+    await journal.write("one")
     async with journal.served() as reading, reading.stream() as first:
         await first.block()
         # Until the listener works it has tasks of its own.

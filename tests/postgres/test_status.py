@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,6 +22,7 @@ from aftercommit.cli import cli
 from aftercommit.cli.figures import Pace
 from aftercommit.cli.look import Look
 from aftercommit.cli.screen import Screen, ago
+from aftercommit.clock import utc_now
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres import holders
 from aftercommit.postgres.health import Limits, problems
@@ -163,7 +165,9 @@ class TestFigures:
         assert row.split() == ["keys", "7d", "5", "0s", "ago", "2", "held", "by", "x"]
 
     def test_operations_under_way_are_shown_with_their_progress(self, shop: Shop) -> None:
-        driven = operate(shop, total=10, done=3, failed=1, driver=uuid4(), driven_until="infinity")
+        driven = operate(
+            shop, total=10, done=3, failed=1, driver=uuid4(), driven_until=utc_now() + timedelta(minutes=30)
+        )
         left = operate(shop, total=5)
         operate(shop, status="done", finished_at="now")
 
@@ -318,7 +322,7 @@ class TestLimits:
         fill_log(shop, 100, apart=2)
         shop.rows(
             "insert into consumer (name, position, declared_by, worker, token, leased_until)"
-            " values ('index', 70, 'x', 'w', gen_random_uuid(), 'infinity')"
+            " values ('index', 70, 'x', 'w', gen_random_uuid(), now() + interval '30 min')"
         )
 
         result = run(shop, *limits)
@@ -331,7 +335,7 @@ class TestLimits:
         [
             ("", "and nobody works for it: start `aftercommit worker index --app module:outbox`"),
             ("paused = true", "and is paused: `aftercommit consumers resume index`"),
-            ("worker = 'w', token = gen_random_uuid(), leased_until = 'infinity'", None),
+            ("worker = 'w', token = gen_random_uuid(), leased_until = now() + interval '30 min'", None),
         ],
     )
     def test_retries_that_are_due_and_made_by_nobody_are_a_problem(
