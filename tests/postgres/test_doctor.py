@@ -112,7 +112,7 @@ def hold_lanes(shop: Shop, count: int = 64) -> None:
     relay = uuid4()
     shop.rows("insert into relay (id, name, listening) values (%s, 'relay one', false)", [relay])
     shop.rows(
-        "update lane set relay = %s, token = gen_random_uuid(), leased_until = now() + interval '30 min' where lane < %s",
+        "update lane set relay = %s, token = gen_random_uuid(), leased_until = now() + '30 min' where lane < %s",
         [relay, count],
     )
 
