@@ -72,6 +72,7 @@ def test_every_line_comes_once_and_in_order(programs: str, investigations: Servi
         assert not [each for each in client.said if "gap" in each]
 
 
+@pytest.mark.thorough
 def test_filters_are_the_servers(programs: str, investigations: Service):
     case = investigations.open()
     investigations.write(case, line("a"), line("b", level="ERROR"), line("c"))
@@ -83,6 +84,7 @@ def test_filters_are_the_servers(programs: str, investigations: Service):
         assert client.seqs() == [2, 5]
 
 
+@pytest.mark.thorough
 def test_who_may_not_read_is_refused_for_good(programs: str, investigations: Service):
     case = investigations.open()
     token = investigations.token("investigation:another:read")

@@ -145,6 +145,7 @@ async def test_a_stream_that_does_not_work_is_given_up_for_polling(broken: Act):
         assert feed.requests[-1].path == "/logs"
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("E7")
 async def test_a_stream_that_stops_beating_is_lost_as_soon_as_its_server_said():
     patient = Pace(backoff=0.01, poll=0.05, silence=3600.0)
@@ -157,6 +158,7 @@ async def test_a_stream_that_stops_beating_is_lost_as_soon_as_its_server_said():
         assert follower.heard < PATIENCE
 
 
+@pytest.mark.thorough
 async def test_headers_without_a_body_are_no_stream():
     patient = Pace(backoff=0.01, poll=0.05, first_bytes=0.5, silence=3600.0)
     async with scripted_feed(events=1, streams=[only_headers] * 3) as feed:
@@ -167,6 +169,7 @@ async def test_headers_without_a_body_are_no_stream():
         assert State.STREAMING not in states
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L13")
 async def test_polling_asks_with_an_encoded_cursor_and_the_last_tag_and_goes_on_after_trouble():
     polls = [drop, refuse(500), answer_with(b'{"logs": ['), answer_with(b"[]"), refuse(429, retry_after=0)]

@@ -130,6 +130,7 @@ class Announcing(MemoryBookmark):
             pass
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L13")
 async def test_a_server_that_drains_sends_its_readers_elsewhere(journal: Journal):
     await journal.write("first")

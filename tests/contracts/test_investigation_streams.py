@@ -73,6 +73,7 @@ def test_history_and_news_come_as_log_events_with_their_cursor_as_id(investigati
     }
 
 
+@pytest.mark.thorough
 def test_the_same_filters_hold_and_the_place_moves_on_past_what_they_hide(investigations: Service) -> None:
     case = investigations.open()
     investigations.write(case, *some(20), line("bad", level="ERROR"), *some(20))

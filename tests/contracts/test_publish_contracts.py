@@ -438,6 +438,7 @@ def test_a_correlation_id_in_context_is_in_every_envelope_published_inside(conne
     assert stories == ["settlement 2026-03"] * 4 + [str(outside)]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("S8")
 def test_the_innermost_story_is_the_one_an_event_belongs_to(connection, reader):
     """S8: and a correlation id of the event's own goes before any context."""

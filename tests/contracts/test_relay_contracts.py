@@ -64,6 +64,7 @@ async def test_only_what_is_pending_and_due_goes_out(shop: Shop) -> None:
     assert {row[0] for row in shop.rows("select id from outbox")} == {failed, waiting}
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("C2")
 async def test_publishers_side_by_side_never_take_the_same_event(shop: Shop) -> None:
     """C2: three relays with batches of four drain two hundred events; every event was delivered by exactly one."""

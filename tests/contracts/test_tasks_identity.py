@@ -91,6 +91,7 @@ def test_without_a_credential_a_neighbour_is_believed_and_nobody_who_only_looks_
     assert not refused(tasks, {**LOCAL, "Origin": tasks.url})
 
 
+@pytest.mark.thorough
 def test_a_neighbour_that_shows_a_wrong_credential_is_refused_whatever_it_names(tasks: Service):
     """Also when the header cannot be read: who is not believed is not told what else is wrong."""
     made_up = f"act_{'a' * 12}_{'b' * 43}"
@@ -155,6 +156,7 @@ def test_a_credential_for_something_else_acts_for_nobody(tasks: Service, credent
     assert problem_of(redeemed) == (401, "unauthorized")
 
 
+@pytest.mark.thorough
 def test_a_credential_that_is_revoked_ends_what_it_opened_and_one_that_is_made_ends_neighbours(tasks: Service):
     """Streams that were opened on trust alone end as soon as trust is not enough any more, and the other way round."""
 
@@ -176,6 +178,7 @@ def test_a_credential_that_is_revoked_ends_what_it_opened_and_one_that_is_made_e
     tasks.trusts_neighbours()
 
 
+@pytest.mark.thorough
 def test_from_another_machine_nobody_is_believed_without_a_credential(tasks: Service, credential: str):
     address = own_address()
     with serving(tasks.dsn, workers=1, host="0.0.0.0", kind=DEVELOPMENT) as (_, url):

@@ -72,11 +72,13 @@ def test_a_code_is_good_once_and_says_whose_it_was(tasks: Service):
     assert again.json() == wrong.json()
 
 
+@pytest.mark.thorough
 def test_a_code_is_read_as_people_write_it(tasks: Service, bot: str):
     for written in (str.lower, lambda code: code.replace("-", ""), lambda code: f" {code.replace('0', 'o')} "):
         assert redeem(tasks, written(make(tasks, EDSGER)["code"]), Authorization=bot).status_code == 200
 
 
+@pytest.mark.thorough
 def test_a_new_code_ends_the_one_before_and_nobody_elses(tasks: Service, bot: str):
     other = make(tasks, GRACE)["code"]
     first, second = make(tasks, EDSGER)["code"], make(tasks, EDSGER)["code"]
@@ -102,6 +104,7 @@ def test_of_two_who_show_a_code_at_once_exactly_one_wins(tasks: Service, bot: st
             assert sorted(answer.status_code for answer in answers) == [200, 404, 404, 404]
 
 
+@pytest.mark.thorough
 def test_what_is_stored_is_a_hash_and_the_code_is_in_no_log(tasks: Service):
     code = make(tasks, EDSGER)["code"]
     [(stored,)] = tasks.rows("select code_hash from tasks.link_codes where user_id = %s", EDSGER)
@@ -111,6 +114,7 @@ def test_what_is_stored_is_a_hash_and_the_code_is_in_no_log(tasks: Service):
     assert code.replace("-", "") not in str(tasks.server)
 
 
+@pytest.mark.thorough
 def test_codes_are_redeemed_by_programs_alone(tasks: Service):
     code = make(tasks, EDSGER)["code"]
     assert problem_of(redeem(tasks, code, Authorization=tasks.as_user(EDSGER).headers["authorization"])) == (
@@ -125,6 +129,7 @@ def test_codes_are_redeemed_by_programs_alone(tasks: Service):
         assert redeem(tasks, code, Authorization=credential).json()["user_id"] == EDSGER
 
 
+@pytest.mark.thorough
 def test_whoever_guesses_is_told_to_wait(tasks: Service):
     with patience_anew(tasks) as credential, httpx.Client(timeout=PATIENCE, verify=TLS) as client:
         headers = {"Authorization": credential}

@@ -83,6 +83,7 @@ def trace(tasks: Service, task_id: int) -> tuple[Any, ...]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: f"{each.state}{'' if each.assigned else ' free'}")
 def test_everybody_tries_everything_in_every_state(tasks: Service, situation: Situation):
     tried = 0

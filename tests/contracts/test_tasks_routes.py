@@ -291,6 +291,7 @@ def test_only_an_administrator_says_who_has_which_role_and_one_stays(tasks: Serv
         assert tasks.as_user(75).delete(f"{ROOT}/roles/1/members/75").status_code == 200
 
 
+@pytest.mark.thorough
 def test_connections_that_the_database_has_ended_cost_one_request_and_not_one_each(
     postgres_server: PostgresServerForTests,
 ):

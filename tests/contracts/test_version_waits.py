@@ -165,6 +165,7 @@ async def test_every_kind_of_consumer_stops_before_the_event_and_keeps_the_order
     assert letters(shop) == []
 
 
+@pytest.mark.thorough
 async def test_when_the_wait_is_over_the_event_is_parked_and_newer_code_takes_it_up(shop: Shop) -> None:
     old, new = declared(1, version_wait_seconds=1.0), declared(2)
     publish(shop, new, 0)
@@ -304,6 +305,7 @@ async def test_behind_the_bus_the_wait_is_bounded_too(shop: Shop) -> None:
     assert handled(shop) == [(2, 0)]
 
 
+@pytest.mark.thorough
 async def test_the_old_worker_does_not_take_the_consumer_back(shop: Shop) -> None:
     """Two workers that know no more than each other leave the lease where it is."""
     old = declared(1)

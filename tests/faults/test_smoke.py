@@ -64,6 +64,7 @@ def test_an_interrupted_harness_ends_in_order(tmp_path: Path):
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_an_unknown_fault_is_refused_with_those_that_are_known(tmp_path: Path):
     with harness(tmp_path, "--only", "earthquakes") as run:
         said, _ = run.communicate()

@@ -54,6 +54,7 @@ async def numbers(client: httpx.AsyncClient, user: str, **parameters: Any) -> li
     return [item["number"] for item in answer.json()]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T4", "T5")
 async def test_at_one_address_everybody_gets_their_own_and_a_tag_is_good_for_one(tasks: Tasks):
     async with served(tasks) as client:

@@ -62,6 +62,7 @@ async def test_its_newest_page_can_be_asked_for_and_read_back_from(oldest_first:
         assert refused.status_code == 400
 
 
+@pytest.mark.thorough
 async def test_an_empty_feed_waits_for_its_first_event_without_a_cursor(journal: Journal):
     journal.feed = journal_feed(journal.outbox, name="from_the_beginning", begins="oldest")
     async with journal.served() as reading:

@@ -61,6 +61,7 @@ def texts(answer: httpx.Response) -> list[str]:
     return [line["text"] for line in answer.json()["lines"]]
 
 
+@pytest.mark.thorough
 async def test_a_tag_of_one_reader_is_never_answered_304_to_another(journal: Journal):
     await two_books(journal)
     await journal.write(*numbered(5), book="shared")
@@ -80,6 +81,7 @@ async def test_a_tag_of_one_reader_is_never_answered_304_to_another(journal: Jou
                     assert (again.status_code, other.status_code) == (304, 200)
 
 
+@pytest.mark.thorough
 async def test_an_answer_to_a_cookie_is_asked_for_again_each_time(journal: Journal):
     await two_books(journal)
     async with journal.served(own_lines(journal, cookie_access())) as reading:

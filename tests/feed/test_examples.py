@@ -42,6 +42,7 @@ def shop(tmp_path: Path, database: str) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 async def test_the_ten_lines_of_the_readme_serve_what_its_first_program_published(shop: Path, database: str) -> None:
     await publish(imported(shop / "first.py"), database)
     keys = TokenKeys.for_development(shop / ".aftercommit")

@@ -119,6 +119,7 @@ async def echo(request: Request) -> Response:
     return Response(await request.body())
 
 
+@pytest.mark.thorough
 async def test_who_speaks_http_1_0_gets_a_stream_without_chunks(journal: Journal):
     """It does not know them: the stream is as it is, and ends with the connection."""
     await journal.write("one")

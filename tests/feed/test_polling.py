@@ -40,6 +40,7 @@ async def test_a_walk_by_next_cursor_sees_every_line_once_and_ends_with_null(jou
         }
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L6", "L7")
 async def test_a_304_costs_no_query_and_has_no_body(journal: Journal):
     await journal.write(*numbered(3))
@@ -303,6 +304,7 @@ async def test_a_long_poll_with_a_tag_waits_for_what_matches_its_filters(journal
         assert [line["text"] for line in answer.json()["lines"]] == ["one", "two"]
 
 
+@pytest.mark.thorough
 async def test_a_long_poll_that_nothing_comes_for_is_304(journal: Journal):
     await journal.write("one")
     async with journal.served() as reading:
@@ -311,6 +313,7 @@ async def test_a_long_poll_that_nothing_comes_for_is_304(journal: Journal):
         assert (answer.status_code, answer.headers["preference-applied"]) == (304, "wait=1")
 
 
+@pytest.mark.thorough
 async def test_a_long_poll_that_only_others_came_for_says_how_far_was_looked(journal: Journal):
     await journal.write("one", level="ERROR")
     async with journal.served() as reading:

@@ -71,6 +71,7 @@ async def test_a_page_ends_before_the_event_and_the_next_is_503_until_newer_code
         assert texts(await old.poll(afterCursor=four)) == ["line 5"]
 
 
+@pytest.mark.thorough
 async def test_history_that_is_older_than_the_ring_holds_as_well(journal: Journal):
     await write_newer(journal, "new 1")
     await journal.write(*numbered(150, 2))

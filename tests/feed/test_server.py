@@ -215,6 +215,7 @@ async def test_sigterm_drains_although_streams_are_open(journal: Journal):
         assert await asyncio.to_thread(process.wait, SECONDS) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("L11")
 async def test_the_end_of_one_process_loses_no_reader(journal: Journal):
     """Readers of two processes; the one that serves them is killed again and again, and lines go on coming."""

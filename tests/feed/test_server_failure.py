@@ -36,6 +36,7 @@ async def test_a_database_that_was_not_migrated_is_said_and_seen_by_health(
     assert any("migrate" in str(getattr(record, "error", "")) for record in caplog.records)
 
 
+@pytest.mark.thorough
 async def test_feeds_that_have_failed_for_good_do_not_blame_the_database(journal: Journal):
     async def failing(point: str, detail: dict[str, Any]) -> None:
         if point == "feed.read" and is_broken:
@@ -83,6 +84,7 @@ async def test_a_server_within_another_program_fails_with_its_feeds(database: st
         await asyncio.wait_for(server.wait(), SECONDS)
 
 
+@pytest.mark.thorough
 async def test_a_server_whose_feeds_have_failed_ends_with_an_error(journal: Journal, tmp_path: Path):
     await journal.write(*numbered(3))
     broken = tmp_path / "broken"

@@ -368,6 +368,7 @@ async def test_a_reader_that_leaves_is_noticed_while_nothing_happens(journal: Jo
         assert reading.app.streams.ended == {"left": 1}
 
 
+@pytest.mark.thorough
 async def test_a_stream_takes_no_task_beyond_its_own(journal: Journal):
     # The relay has begun its tasks when something has come through; the first stream of all loads the strand.
     await journal.write("one")
@@ -441,6 +442,7 @@ async def test_a_reader_that_does_not_read_is_cut(journal: Journal):
             await closed(reader)
 
 
+@pytest.mark.thorough
 async def test_a_reader_that_trickles_is_cut(journal: Journal):
     times = StreamTimes(tick=0.02, stall=30, floor=50_000, floor_window=0.5)
     async with journal.served(journal.app(times=times)) as reading:
@@ -471,6 +473,7 @@ async def test_a_reader_that_lags_gets_many_events_in_one_write(journal: Journal
         assert len(sizes) < 60
 
 
+@pytest.mark.thorough
 async def test_streams_and_long_polls_do_not_hold_up_a_stop(journal: Journal):
     await journal.write("one")
     async with journal.served() as reading:

@@ -7,6 +7,7 @@ import pytest
 from tools import schema
 
 
+@pytest.mark.thorough
 def test_the_golden_schema_is_what_the_migrations_make():
     assert schema.difference() == "", "run `make schema` and review the difference"
 

@@ -63,6 +63,7 @@ def test_a_promised_version_that_is_missing_is_named(monkeypatch: pytest.MonkeyP
         pass
 
 
+@pytest.mark.thorough
 def test_interpreters_are_those_of_the_machine_and_not_of_an_environment() -> None:
     known = matrix.interpreters()
 

@@ -181,6 +181,7 @@ def test_a_downgrade_drops_events_only_where_it_is_allowed(project):
         assert value(connection, "select count(*) from pg_namespace where nspname = %s", [FIRST.schema]) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("schema", ["events", "public"])
 def test_autogenerate_leaves_the_outbox_alone(database, schema):
     shape = Shape(schema, {"tenant_id": str}, ("tenant_id",))

@@ -258,6 +258,7 @@ def test_a_configuration_that_cannot_work_is_named(project, outboxes, message):
     assert message in refused.stderr
 
 
+@pytest.mark.thorough
 def test_going_back_keeps_the_tables_until_dropping_all_events_is_allowed(project):
     project.runs("upgrade", "aftercommit@head")
 
@@ -275,6 +276,7 @@ def test_going_back_keeps_the_tables_until_dropping_all_events_is_allowed(projec
     project.runs("upgrade", "aftercommit@head")
 
 
+@pytest.mark.thorough
 def test_autogenerate_proposes_what_a_changed_declaration_lacks(project):
     project.runs("upgrade", "heads")
     behind = project.alembic("check", SCOPED="1")
@@ -294,6 +296,7 @@ def test_autogenerate_proposes_what_a_changed_declaration_lacks(project):
     project.runs("downgrade", "shop@orders", SCOPED="1")
 
 
+@pytest.mark.thorough
 def test_the_first_revision_of_a_new_project_is_not_written_into_our_package(project):
     own = project.folder / "migrations" / "versions"
     for path in own.glob("*.py"):
@@ -311,6 +314,7 @@ def test_the_first_revision_of_a_new_project_is_not_written_into_our_package(pro
     project.runs("upgrade", "heads")
 
 
+@pytest.mark.thorough
 def test_autogenerate_proposes_an_outbox_that_is_not_there_and_its_reverse_refuses_to_drop_events(project):
     project.write("alembic.ini", "shop:outbox shop:billing")
     with connected(project.dsn) as connection:
@@ -387,6 +391,7 @@ async def test_the_comparison_asks_by_every_driver(database, driver):
         await disposing
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("absent", ["alembic", "sqlalchemy"])
 def test_without_the_extra_the_error_names_it(absent):
     program = f"import sys; sys.modules[{absent!r}] = None; import aftercommit.postgres.alembic"

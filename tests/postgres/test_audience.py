@@ -226,6 +226,7 @@ class TestDeclaredLater:
         assert after.heard() == {ANN: [4]}
         assert after.rows("select audience from log order by position") == [([],), ([],), ([],), ([ANN],)]
 
+    @pytest.mark.thorough
     async def test_programs_of_before_go_on_and_a_relay_of_before_loses_no_audience(
         self, before: Tasks, caplog: pytest.LogCaptureFixture
     ):
@@ -307,6 +308,7 @@ class TestRetention:
             older_than = datetime.now(UTC) + timedelta(days=1)
             return partitions.drop_before(connection, shape or tasks.outbox.shape, older_than=older_than)
 
+    @pytest.mark.thorough
     async def test_partitions_are_made_and_dropped_together(self, small: Tasks):
         """Whoever does it needs not know of the audience."""
         async with small.relay():
@@ -319,6 +321,7 @@ class TestRetention:
         assert self.partitions_of(small, "audience") == self.partitions_of(small, "log")
         assert small.heard() == {ANN: [31, 32, 33, 34, 35]}
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("step", ["before the audience", "detached"])
     async def test_a_run_that_was_interrupted_leaves_nobody_behind(self, small: Tasks, step: str):
         async with small.relay():

@@ -294,6 +294,7 @@ async def test_a_reader_of_whom_nobody_has_heard_has_an_empty_feed(tasks: Tasks)
 class TestModel:
     """Random publishes against a model: the audience of each event is the one it was published with."""
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("seed", range(5))
     async def test_every_reader_hears_what_the_model_says(self, tasks: Tasks, seed: int):
         chance = random.Random(seed)

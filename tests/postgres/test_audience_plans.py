@@ -89,6 +89,7 @@ def scanned_whole(plan: Plan) -> list[str]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T4")
 @pytest.mark.parametrize("direction", ["asc", "desc"])
 @pytest.mark.parametrize(

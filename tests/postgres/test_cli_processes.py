@@ -154,6 +154,7 @@ def own_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
 
 
 class TestDatabaseThatComesAndGoes:
+    @pytest.mark.thorough
     def test_it_is_waited_for_and_that_is_said_once(self, own_server: EmbeddedPostgres) -> None:
         with psycopg.connect(own_server.dsn, autocommit=True) as connection:
             migrate.up(connection, shop_outbox().shape)
@@ -171,6 +172,7 @@ class TestDatabaseThatComesAndGoes:
         assert len(outages) == len(set(outages)), relay
         assert shop.value("select count(*) from log") == 1
 
+    @pytest.mark.thorough
     def test_a_wrong_password_ends_it_at_once(self, own_server: EmbeddedPostgres) -> None:
         with psycopg.connect(own_server.dsn, autocommit=True) as connection:
             connection.execute("create role limited login password 'right'")
@@ -209,6 +211,7 @@ class TestStatus:
             assert status.ends() == 0, status
         assert {json.loads(line)["outbox"] for line in status.stdout} == {"shop"}
 
+    @pytest.mark.thorough
     def test_watching_survives_an_outage(self, own_server: EmbeddedPostgres) -> None:
         with psycopg.connect(own_server.dsn, autocommit=True) as connection:
             migrate.up(connection, shop_outbox().shape)

@@ -291,6 +291,7 @@ async def test_a_restart_of_the_database_in_the_middle_changes_no_effect(
     assert inbox(shop, "index") == (0 if kind == "without inbox" else 150)
 
 
+@pytest.mark.thorough
 async def test_an_event_that_crashes_the_database_server_again_and_again_is_parked(
     own_server: EmbeddedPostgres, own_shop: Shop
 ) -> None:
@@ -321,6 +322,7 @@ async def test_an_event_that_crashes_the_database_server_again_and_again_is_park
     assert letters(shop, "(payload->>'number')::int, status, error_class") == [(3, "parked", "HandlerNeverFinished")]
 
 
+@pytest.mark.thorough
 async def test_a_database_that_is_down_at_the_start_is_said_once_and_waited_for(
     own_server: EmbeddedPostgres, own_shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -234,6 +234,7 @@ async def test_a_predicate_that_raises_fails_its_event_alone(shop: Shop) -> None
     assert letters(shop, "status, attempts, error_class") == [("parked", 2, "ZeroDivisionError")]
 
 
+@pytest.mark.thorough
 async def test_an_operator_retries_a_parked_letter_with_plain_sql(shop: Shop) -> None:
     """Once the cause is mended the retry resolves it; if not, it is parked again at once, and counted."""
     ledger = Ledger(shop)

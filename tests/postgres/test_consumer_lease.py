@@ -102,6 +102,7 @@ async def test_a_stop_hands_over_at_once(shop: Shop) -> None:
     assert ledger.numbers() == [0, 1, 2, 3]
 
 
+@pytest.mark.thorough
 async def test_a_standby_takes_over_from_a_killed_worker_after_its_lease(shop: Shop) -> None:
     ledger = Ledger(shop)
     consumer = writing(shop, ledger)
@@ -314,6 +315,7 @@ async def test_a_connection_lost_during_a_handler_spends_no_attempt(shop: Shop, 
     assert letters(shop) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("with_inbox", [True, False])
 async def test_effects_are_had_once_across_a_crash_in_the_middle(shop: Shop, with_inbox: bool) -> None:
     """Without an inbox the checkpoint alone says what was handled; it commits with the effects."""

@@ -139,6 +139,7 @@ def test_a_django_migration_makes_what_up_makes(project, postgres_server):
     assert "No migrations to apply" in project.manage("migrate", scoped=True).stdout
 
 
+@pytest.mark.thorough
 def test_sqlmigrate_prints_statements_that_make_the_same_tables(project):
     printed = project.manage("sqlmigrate", "shop", "0001").stdout
 

@@ -396,6 +396,7 @@ def fill_log(shop: Shop, count: int) -> None:
 
 
 class TestFlow:
+    @pytest.mark.thorough
     def test_events_that_nobody_carries(self, shop: Shop) -> None:
         assert only(shop, "relays").level == "warning"
         shop.place()
@@ -477,6 +478,7 @@ class TestFlow:
         assert finding.level == "warning"
         assert finding.found.startswith("consumer 'index' is declared and has no checkpoint")
 
+    @pytest.mark.thorough
     def test_events_that_failed_and_their_dead_letters(self, shop: Shop) -> None:
         event = shop.place()
         shop.rows("update outbox set status = 'failed', retry_count = 1, last_error = 'e'")
@@ -572,6 +574,7 @@ class TestCommandLine:
         assert "--app broken_shop:outbox cannot be imported: ZeroDivisionError: not today" in result.stdout
         assert "ok       indexes: all are valid" in result.stdout
 
+    @pytest.mark.thorough
     def test_one_of_several_outboxes_has_to_be_chosen(self, shop: Shop) -> None:
         with psycopg.connect(shop.dsn, autocommit=True) as connection:
             migrate.up(connection, Shape("billing"))

@@ -118,6 +118,7 @@ def test_a_new_folder_becomes_a_server_that_keeps_its_data_over_a_restart(
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", [16, 18])
 def test_what_was_committed_survives_a_kill_of_the_server(make: Make, tmp_path: Path, version: int) -> None:
     server = make(tmp_path, version=version)
@@ -132,6 +133,7 @@ def test_what_was_committed_survives_a_kill_of_the_server(make: Make, tmp_path: 
     assert "was not properly shut down" in server.cluster.log.read_text()
 
 
+@pytest.mark.thorough
 def test_defaults_are_durable_and_settings_override_them(make: Make, tmp_path: Path) -> None:
     server = make(tmp_path, settings={"max_connections": "20"})
     server.start()
@@ -149,6 +151,7 @@ def test_settings_that_would_break_the_server_are_refused(tmp_path: Path, settin
         EmbeddedPostgres(tmp_path, settings=settings)
 
 
+@pytest.mark.thorough
 def test_tcp_is_on_request_and_only_local(make: Make, tmp_path: Path) -> None:
     server = make(tmp_path, port=0)
     server.start()
@@ -163,6 +166,7 @@ def test_tcp_is_on_request_and_only_local(make: Make, tmp_path: Path) -> None:
     assert server.port == port
 
 
+@pytest.mark.thorough
 def test_a_folder_with_a_long_path_gets_a_short_private_socket_folder(make: Make, tmp_path: Path) -> None:
     server = make(tmp_path / ('long, and "odd" \' ' * 6))
     server.start()
@@ -342,6 +346,7 @@ def test_a_path_that_is_a_file_is_a_clear_error(make: Make, tmp_path: Path) -> N
         make(tmp_path / "home").start()
 
 
+@pytest.mark.thorough
 def test_a_server_that_cannot_start_shows_its_log(make: Make, tmp_path: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match=r"did not start(.|\n)*shared_buffers"):
         make(tmp_path, settings={"shared_buffers": "a lot"}).start()

@@ -285,6 +285,7 @@ async def test_old_logs_are_removed(shop: Shop, monkeypatch: pytest.MonkeyPatch)
     assert shop.rows("select key from rate_log") == [("last",)]
 
 
+@pytest.mark.thorough
 async def test_two_processes_that_count_the_same_keys_never_wait_in_a_circle(shop: Shop):
     keys = [str(number) for number in range(300)]
     here, there = Signals(), Signals()

@@ -194,6 +194,7 @@ async def test_consumers_handle_what_was_restored_and_what_is_new_once_and_count
     assert not [record for record in caplog.records if "consumer_events_lost" in record.getMessage()]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_several_programs_that_notice_at_once_begin_one_life(running: Restorable, place: Shop) -> None:
     async with relaying(place):

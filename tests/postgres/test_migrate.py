@@ -171,6 +171,7 @@ def test_several_outboxes_share_a_database(connection):
         migrate.check(connection, shape)
 
 
+@pytest.mark.thorough
 def test_programs_that_start_at_once_migrate_once(database):
     barrier = threading.Barrier(8)
 
@@ -228,6 +229,7 @@ def test_a_migration_whose_backend_is_terminated_leaves_nothing_and_completes_la
         assert "applied 0001_engine" in migrate.up(connection, Shape())
 
 
+@pytest.mark.thorough
 def test_a_migrating_process_that_is_killed_leaves_nothing_and_completes_later(database):
     with connected(database, autocommit=False) as holder:
         hold_up_the_migration(holder)
@@ -309,6 +311,7 @@ def test_a_closed_connection_is_refused(database):
             migrate.check(connection, Shape())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [Shape(), SCOPED, RICH], ids=["plain", "scoped", "rich"])
 def test_the_script_makes_what_up_makes(postgres_server, database, shape):
     migrate_up(database, shape)
@@ -413,6 +416,7 @@ def test_a_view_that_something_depends_on_is_not_taken_away(connection):
         migrate.up(connection, Shape(scope={"tenant_id": str}))
 
 
+@pytest.mark.thorough
 def test_a_migration_asks_briefly_for_locks_and_names_who_is_in_the_way(database):
     migrate_up(database)
     with (
@@ -454,6 +458,7 @@ def test_an_up_that_has_nothing_to_do_waits_for_nobody(database):
         assert migrate.up(connection, SCOPED, patience=5) == []
 
 
+@pytest.mark.thorough
 def test_a_migration_that_somebody_else_runs_is_waited_for_and_named_in_the_end(database):
     with connected(database, autocommit=False, application_name="other migration") as holder:
         hold_up_the_migration(holder)

@@ -62,6 +62,7 @@ def test_psql_upgrades_a_database_with_events(database, options):
         assert value(connection, "select count(*) from shop.outbox") == 1
 
 
+@pytest.mark.thorough
 def test_psql_asks_briefly_for_a_table_that_somebody_reads_and_leaves_nothing_half_done(database):
     with connected(database) as connection:
         migrate_up_to(connection, Shape(SHAPE.schema), 1)

@@ -94,6 +94,7 @@ def outages_said(caplog: pytest.LogCaptureFixture, service: str = "relay") -> in
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("point", ["relay.read", "relay.deliver", "relay.delivered", "relay.appended"])
 async def test_a_crash_of_the_database_in_any_phase_loses_nothing(
     crashing_shop: Shop, embedded: EmbeddedPostgres, caplog: pytest.LogCaptureFixture, point: str

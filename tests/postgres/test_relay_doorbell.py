@@ -319,6 +319,7 @@ async def test_a_new_session_of_a_relay_begins_awake(shop: Shop) -> None:
         await shop.signals.wait_total("relay.appended", 1)
 
 
+@pytest.mark.thorough
 async def test_the_first_event_of_a_new_outbox_is_found_however_late_it_commits(shop: Shop) -> None:
     """The sequence shows 1 before anything was drawn; taking that for resolved would hide the first event for good."""
     async with relay_on(shop) as relay:

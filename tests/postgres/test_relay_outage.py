@@ -111,6 +111,7 @@ async def test_a_relay_can_be_stopped_while_the_destination_is_down(shop: Shop) 
     assert shop.value("select count(*) from lane where relay is not null") == 0
 
 
+@pytest.mark.thorough
 async def test_an_outage_right_after_a_takeover_spends_no_attempt_either(shop: Shop) -> None:
     """After a takeover attempts are counted before delivery; one that could not be made is given back."""
     shop = replace(shop, outbox=shop_outbox(max_attempts=2))

@@ -87,6 +87,7 @@ async def test_events_behind_a_failed_one_wait_until_an_operator_sends_it_again(
     assert [number for name, number in transport.keys if name == "a"] == [0, 1, 2]
 
 
+@pytest.mark.thorough
 async def test_several_failed_events_of_one_aggregate_are_sent_again_in_their_order(shop: Shop) -> None:
     """All fall due at once; only the first may go, and while it fails again the others wait without being asked for."""
     relaxed = replace(shop, outbox=shop_outbox(backoff=Never()))

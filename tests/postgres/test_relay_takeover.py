@@ -21,6 +21,7 @@ def free_lanes(shop: Shop) -> int:
     return int(shop.value("select count(*) from lane where relay is null"))
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("K2")
 async def test_an_event_that_kills_the_process_is_parked_and_the_others_are_delivered(
     shop: Shop, tmp_path: Path
@@ -213,6 +214,7 @@ async def test_suspicion_goes_with_the_lanes(shop: Shop) -> None:
     await connection.close()
 
 
+@pytest.mark.thorough
 async def test_a_relay_cut_off_for_longer_than_its_lease_stops_delivering(shop: Shop) -> None:
     """It cannot renew, so somebody else may have its lanes: it delivers nothing until it can."""
     transport = RecordingTransport()

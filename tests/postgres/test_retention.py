@@ -140,6 +140,7 @@ class TestInbox:
         assert inbox(connection) == {new}
         assert upkeep(connection, "inbox", "removed") == 1
 
+    @pytest.mark.thorough
     def test_the_horizon_stands_before_the_first_row_goes_and_never_runs_back(self, database, connection) -> None:
         """Whoever asks what is sure to be in the inbox must never hear a horizon that is older than what is gone."""
         handle(connection, uuid7())
@@ -531,6 +532,7 @@ class TestLog:
         log.execute("update aftercommit.consumer set position = 32")
         assert sweep(log, Retention(log=DAY))["log"].removed == 3
 
+    @pytest.mark.thorough
     def test_a_log_that_somebody_has_locked_is_left_to_the_next_round(self, database, log, monkeypatch) -> None:
         monkeypatch.setattr(retention, "PATIENCE", 0.2)
         handle(log, uuid7())

@@ -44,6 +44,7 @@ def test_each_test_gets_an_empty_database_of_its_own(database: str) -> None:
     assert run(database, "select count(*) from pg_tables where schemaname = 'public'") == [(0,)]
 
 
+@pytest.mark.thorough
 def test_clones_equal_their_template_and_are_apart_from_each_other(server: PostgresServerForTests) -> None:
     prepared: list[str] = []
 
@@ -80,6 +81,7 @@ def test_a_template_that_fails_to_be_prepared_leaves_nothing(server: PostgresSer
         server.clone("broken")
 
 
+@pytest.mark.thorough
 def test_an_outbox_has_a_template_with_your_tables_and_its_own_made_once(server: PostgresServerForTests) -> None:
     prepared: list[str] = []
 
@@ -174,6 +176,7 @@ def test_the_server_of_a_killed_test_run_is_removed_by_the_next_run(
     assert not list(tmp_path.glob("aftercommit-test-*"))
 
 
+@pytest.mark.thorough
 def test_a_server_that_a_test_has_stopped_is_not_taken_for_one_of_a_killed_run() -> None:
     with PostgresServerForTests() as server:
         dsn = server.clone(server.template("kept", lambda dsn: None))
@@ -186,6 +189,7 @@ def test_a_server_that_a_test_has_stopped_is_not_taken_for_one_of_a_killed_run()
         assert run(dsn, "select one from kept") == [(1,)]
 
 
+@pytest.mark.thorough
 def test_a_folder_that_is_just_being_made_is_left_to_its_maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It has opened its lock and does not hold it yet."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

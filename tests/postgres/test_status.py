@@ -330,6 +330,7 @@ class TestLimits:
         assert result.exit_code == (0 if words is None else 3)
         assert (words or "") in result.stderr
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("columns", "words"),
         [

@@ -115,6 +115,7 @@ def test_the_canonical_views_show_every_event_with_its_status(database):
         assert value(connection, "select last_error from event_outbox where status = 'failed'") == "broken"
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("S3")
 def test_stations_read_pending_sent_and_failed_under_their_own_names(stations):
     """S3: states `pending`, `sent`, `failed` with `attempts` and `sent_at`, under exactly these names."""
@@ -356,6 +357,7 @@ def test_a_view_that_shows_one_id_takes_a_marked_one(database):
         assert rows(connection, query) == [(new, "o-1", "acme", "pending", {"n": 1})]
 
 
+@pytest.mark.thorough
 def test_a_view_can_be_declared_anew_with_other_columns_and_keeps_its_privileges(database):
     def declared(**columns: str) -> Shape:
         return Shape(views=(DeclaredView("events", columns, writable=True),))

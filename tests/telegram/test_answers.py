@@ -96,6 +96,7 @@ def test_what_a_proxy_says_is_not_telegrams_word(status: int, body: bytes):
     assert isinstance(understand(status, body), Later)
 
 
+@pytest.mark.thorough
 @given(
     st.integers(100, 599), st.binary(max_size=200) | st.text(max_size=100).map(lambda text: json.dumps(text).encode())
 )

@@ -160,6 +160,7 @@ async def test_start_of_somebody_who_was_out_of_reach_says_that_it_goes_on(tmp_p
             assert "This chat is linked to Ada" in await scene.says(ada, "/start")
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T11")
 async def test_a_message_that_telegram_never_takes_is_set_aside_and_the_next_one_sent(tmp_path: Path):
     refusal = {"ok": False, "error_code": 400, "description": "Bad Request: message is too long"}
@@ -280,6 +281,7 @@ async def test_a_page_is_not_held_in_memory_while_telegram_makes_its_chat_wait(t
         assert scene.place(ada) == "0"
 
 
+@pytest.mark.thorough
 async def test_a_chat_with_a_long_backlog_does_not_keep_others_waiting(tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada, bob = scene.telegram.open_chat("Ada"), scene.telegram.open_chat("Bob")
@@ -292,6 +294,7 @@ async def test_a_chat_with_a_long_backlog_does_not_keep_others_waiting(tmp_path:
             assert len(scene.telegram.sent(ada)) <= 40
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T11")
 async def test_a_group_that_became_a_supergroup_is_followed_to_its_new_number(tmp_path: Path):
     async with stage(tmp_path) as scene:

@@ -37,6 +37,7 @@ async def test_commands_are_heard_again_when_telegram_is_back(
         assert said(caplog) == ["bot_updates_failed"]
 
 
+@pytest.mark.thorough
 async def test_a_second_program_with_the_same_token_is_told_and_does_not_end_the_bot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -96,6 +97,7 @@ class Shaky:
         return fail
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T12")
 @pytest.mark.parametrize("name", ["lock", "prepare", "links", "link", "move", "offset", "save_offset"])
 async def test_a_state_that_is_away_for_a_while_repeats_and_loses_nothing(
@@ -177,6 +179,7 @@ async def test_connect_asks_once_however_many_want_it_at_a_time(tmp_path: Path):
             assert len(scene.backend.requests) == 2
 
 
+@pytest.mark.thorough
 async def test_a_slow_command_of_one_chat_holds_up_nobody_and_its_chat_keeps_its_order(tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada, bob = scene.telegram.open_chat("Ada"), scene.telegram.open_chat("Bob")
@@ -196,6 +199,7 @@ async def test_a_slow_command_of_one_chat_holds_up_nobody_and_its_chat_keeps_its
         assert gate.count == 1
 
 
+@pytest.mark.thorough
 async def test_more_than_telegram_tells_at_a_time_is_heard_behind_a_slow_command(tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada, mallory, bob = (scene.telegram.open_chat(name) for name in ("Ada", "Mallory", "Bob"))

@@ -16,6 +16,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "bot.sqlite") if request.param == "sqlite" else str(request.getfixturevalue("database"))
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T11")
 async def test_what_no_database_can_store_is_set_aside_all_the_same(tmp_path: Path, where: str):
     """PostgreSQL knows no NUL in texts. A record that cannot be written would be tried for ever, and its chat wait."""

@@ -40,6 +40,7 @@ idle_longest = 0.1
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T9")
 async def test_the_logs_of_an_investigation_are_told_under_their_own_names(tmp_path: Path):
     path = tmp_path / "logs.toml"

@@ -22,6 +22,7 @@ FAILURES: dict[str, Act] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T10")
 @pytest.mark.parametrize("act", FAILURES.values(), ids=FAILURES.keys())
 async def test_an_error_is_logged_nothing_moves_and_the_next_poll_asks_for_the_same(
@@ -176,6 +177,7 @@ async def test_an_event_with_a_field_named_withheld_is_delivered(tmp_path: Path)
         assert sent.text.splitlines()[0] == "🆕 task 1"
 
 
+@pytest.mark.thorough
 async def test_a_feed_that_leads_back_to_a_place_that_is_gone_tells_nobody_again_and_again(tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada = scene.telegram.open_chat("Ada")
@@ -189,6 +191,7 @@ async def test_a_feed_that_leads_back_to_a_place_that_is_gone_tells_nobody_again
         assert scene.place(ada) == "3"
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T10")
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_backend_that_asks_for_time_is_given_it(status: int, tmp_path: Path):

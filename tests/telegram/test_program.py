@@ -59,6 +59,7 @@ def run(*arguments: str, state: str, status: int = 0) -> Any:
     return outcome
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T8")
 def test_it_says_once_that_the_backend_is_down_and_ends_cleanly_on_sigterm(telegram: BotApiServer, state: str):
     with running("bot", "-v", folder=REPOSITORY, **environment(telegram, state)) as program:

@@ -108,6 +108,7 @@ async def test_a_bot_that_telegram_makes_wait_tells_everybody_at_once():
         assert len(way.telegram.calls("sendMessage")) == 2
 
 
+@pytest.mark.thorough
 async def test_whoever_has_no_patience_does_not_wait_for_a_message_that_is_on_its_way():
     asked, go = asyncio.Event(), asyncio.Event()
 

@@ -114,6 +114,7 @@ def test_a_refused_user_ends_who_comes_and_is_waited_for_by_the_bot_that_works(d
     newcomer.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("T11")
 @pytest.mark.parametrize("code", ["25006", "42501"], ids=["read-only", "no privilege"])
 async def test_a_message_whose_place_cannot_be_kept_at_first_is_not_sent_again(

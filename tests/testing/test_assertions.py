@@ -71,6 +71,7 @@ def test_what_is_more_than_the_expected_event_has_is_a_difference(aftercommit_wo
     ]
 
 
+@pytest.mark.thorough
 def test_events_are_found_in_the_outbox_and_in_the_log_alike(aftercommit_world: World) -> None:
     aftercommit_world.publish(OrderPlaced("o-1", 1), tenant_id="acme")
     aftercommit_world.drain()
@@ -242,6 +243,7 @@ def test_another_database_is_looked_into_by_its_address(aftercommit_world: World
         aftercommit_world.published(on=object())  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_typed_scope_is_compared_by_its_type(aftercommit_server: Any) -> None:
     outbox = Outbox("typed", scope={"owner_id": UUID, "account_id": int})
     happened = outbox.declare("happened")

@@ -54,6 +54,7 @@ def test_a_point_that_does_not_exist_is_refused_with_those_that_do(aftercommit_w
         crash_environment("nowhere")
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("S4")
 @pytest.mark.parametrize(("transport", "point"), ALWAYS)
 def test_a_service_that_dies_there_has_its_effects_once(aftercommit_world: World, transport: Any, point: str) -> None:

@@ -63,6 +63,7 @@ def test_a_database_that_crashes_in_the_middle_loses_nothing(point: str) -> None
         assert world.drain().appended == 0
 
 
+@pytest.mark.thorough
 def test_what_was_committed_just_before_a_crash_is_still_there() -> None:
     """A test of a crash must not see commits undone that would survive in production."""
     outbox = shop_outbox()
@@ -202,6 +203,7 @@ def test_waiting_for_somebody_who_never_waits_has_a_deadline(aftercommit_world: 
         aftercommit_world.faults.wait_until_blocked(timeout=0.01)
 
 
+@pytest.mark.thorough
 def test_faults_can_be_called_by_a_handler(aftercommit_world: World) -> None:
     world = aftercommit_world
     cut: list[int] = []

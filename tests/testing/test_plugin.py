@@ -83,6 +83,7 @@ def test_a_run_that_uses_no_fixture_imports_nothing_of_ours(project: pytest.Pyte
     project.runpytest_subprocess("-q").assert_outcomes(passed=1)
 
 
+@pytest.mark.thorough
 def test_fixtures_are_prefixed_and_none_is_autouse(project: pytest.Pytester, run: Run) -> None:
     result = run(project, "--fixtures")
     ours = [line.split()[0] for line in result.outlines if "_aftercommit_pytest.py" in line]
@@ -231,6 +232,7 @@ def test_what_cannot_prepare_a_database_is_named_with_the_remedy(tmp_path: Path)
         server_for(None, "eighteen")
 
 
+@pytest.mark.thorough
 def test_a_broken_ini_fails_the_tests_that_need_it_and_no_others(project: pytest.Pytester, run: Run) -> None:
     project.makeini(textwrap.dedent(INI).replace("shop:outbox", "shop:inbox"))
     project.makepyfile("""
@@ -274,6 +276,7 @@ def test_an_error_in_a_file_of_sql_names_the_file_and_the_line(tmp_path: Path, a
         prepare(aftercommit_dsn)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "given_by", ["--aftercommit-dsn", "aftercommit_dsn in pytest's ini file", "AFTERCOMMIT_TEST_DSN"]
 )

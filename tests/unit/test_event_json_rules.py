@@ -82,6 +82,7 @@ def test_a_forbidden_value_anywhere_is_refused_with_its_place(data, payload, for
     assert caught.value.field == json_rules.dotted(way)
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(OBJECTS)
 def test_what_may_be_stored_is_never_refused(payload):
@@ -107,6 +108,7 @@ def seconds(value: Any) -> float:
     return best
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "build",
     [

@@ -134,6 +134,7 @@ VALUES = some.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(some.dictionaries(some.just("level") | some.text(max_size=20), VALUES, max_size=6))
 def test_any_payload_has_facets(payload: dict[str, Any]):
     value = payload.get("level")

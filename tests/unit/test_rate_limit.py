@@ -89,6 +89,7 @@ def test_whoever_waits_as_long_as_told_gets_through_and_so_does_the_next_request
         assert [each.allowed for each in take(limiter, 2)] == [True, True]
 
 
+@pytest.mark.thorough
 @pytest.mark.contract("E6")
 @settings(deadline=None)
 @given(
