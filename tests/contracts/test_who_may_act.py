@@ -88,7 +88,6 @@ def test_without_a_service_token_a_server_does_not_start_and_says_how_to_make_on
             assert "http://0.0.0.0:" in server.line("server_listening", server.stderr)
 
 
-@pytest.mark.thorough
 def test_figures_are_for_those_who_may_read_them_unless_the_server_was_told_otherwise(dsn: str):
     told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json"}
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -115,7 +115,6 @@ def test_the_canonical_views_show_every_event_with_its_status(database):
         assert value(connection, "select last_error from event_outbox where status = 'failed'") == "broken"
 
 
-@pytest.mark.thorough
 @pytest.mark.contract("S3")
 def test_stations_read_pending_sent_and_failed_under_their_own_names(stations):
     """S3: states `pending`, `sent`, `failed` with `attempts` and `sent_at`, under exactly these names."""
