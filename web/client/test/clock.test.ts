@@ -1,33 +1,8 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
-import { Alarm, wakeful, type Clock } from "../src/clock.js";
-
-/** Time that a test moves. `late`: how much too late timers are called. */
-function manual(): { clock: Clock; pass: (seconds: number, late?: number) => void } {
-  let now = 0;
-  let timers: { at: number; call: () => void }[] = [];
-  const clock: Clock = {
-    now: () => now,
-    after: (seconds, call) => {
-      const timer = { at: now + seconds, call };
-      timers.push(timer);
-      return () => void (timers = timers.filter((each) => each !== timer));
-    },
-  };
-  const pass = (seconds: number, late = 0): void => {
-    const end = now + seconds;
-    for (;;) {
-      const next = timers.filter(({ at }) => at + late <= end).sort((one, other) => one.at - other.at)[0];
-      if (!next) break;
-      timers = timers.filter((each) => each !== next);
-      now = Math.max(now, next.at + late);
-      next.call();
-    }
-    now = Math.max(now, end);
-  };
-  return { clock, pass };
-}
+import { Alarm, wakeful } from "../src/clock.js";
+import { manual } from "./scripted.js";
 
 describe("an alarm", () => {
   test("rings when its time is over, and once", () => {

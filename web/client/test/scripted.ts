@@ -75,3 +75,29 @@ export const FAST: Clock = {
 
 /** Waits are short, and yet a busy machine has a real minute for whatever must come. */
 export const QUICK = { clock: FAST, patience: { answer: 6000, firstBytes: 6000, silence: 6000 } };
+
+/** Time that a test moves. `late`: how much too late timers are called. */
+export function manual(): { clock: Clock; pass: (seconds: number, late?: number) => void } {
+  let now = 0;
+  let timers: { at: number; call: () => void }[] = [];
+  const clock: Clock = {
+    now: () => now,
+    after: (seconds, call) => {
+      const timer = { at: now + seconds, call };
+      timers.push(timer);
+      return () => void (timers = timers.filter((each) => each !== timer));
+    },
+  };
+  const pass = (seconds: number, late = 0): void => {
+    const end = now + seconds;
+    for (;;) {
+      const next = timers.filter(({ at }) => at + late <= end).sort((one, other) => one.at - other.at)[0];
+      if (!next) break;
+      timers = timers.filter((each) => each !== next);
+      now = Math.max(now, next.at + late);
+      next.call();
+    }
+    now = Math.max(now, end);
+  };
+  return { clock, pass };
+}
