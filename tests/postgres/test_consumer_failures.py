@@ -329,6 +329,45 @@ async def test_many_letters_take_turns_with_new_events(shop: Shop, monkeypatch: 
     assert sorted(ledger.numbers("bad")) == list(range(40))
 
 
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("manner", ["raises", "fails at commit", "loses its connection"])
+async def test_letters_get_on_although_one_of_them_takes_up_their_whole_turn(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, manner: str
+) -> None:
+    """What the failed slice has taught must not be forgotten with the turn: the next one would fail in the same way."""
+    monkeypatch.setattr(letters_room, "LETTERS_SECONDS", 0.0)
+    shop.rows("create table once (number int unique deferrable initially deferred)")
+    shop.rows("insert into once values (4)")
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=1)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> Park | None:
+        if event.attempt == 1:
+            return Park("the first attempt")
+        await ledger.write(event, connection)
+        if event.payload.number != 4:
+            return None
+        if manner == "raises":
+            raise ValueError("the second attempt")
+        if manner == "fails at commit":
+            await connection.execute("insert into shop.once values (4)")
+        else:
+            await connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        return None
+
+    place_in_log(shop, *numbered(8))
+    await handle_all(shop, consumer)
+    shop.rows(RETRY_NOW)
+    async with asyncio.timeout(30):
+        await handle_all(shop, consumer)
+
+    left = letters(shop, "(payload->>'number')::int, status")
+    assert [status for number, status in sorted(left) if number == 4] == ["parked"]
+    assert {status for number, status in left if number != 4} == {"resolved"}
+    assert sorted(ledger.numbers()) == [number for number in range(8) if number != 4]
+
+
 async def test_any_text_of_an_error_can_be_stored(shop: Shop) -> None:
     consumer = shop.outbox.consumer("index", retry_count=0)
     texts = ["NUL \x00 inside", "lone \ud800 surrogate", "x" * 5000, ""]

@@ -79,8 +79,8 @@ class LetterRetries:
             return False
         await self._reach("consumer.retrying", letters=len(records))
 
-        def goes_on() -> bool:
-            return proceeds() and time.monotonic() - started <= LETTERS_SECONDS
+        def has_time() -> bool:
+            return time.monotonic() - started <= LETTERS_SECONDS
 
         items, unwanted = self._prepare(records)
         items = await self._without_newer(connection, items)
@@ -88,7 +88,7 @@ class LetterRetries:
             await self._resolve_unwanted(unwanted)
         # Starts are counted in one place, so suspects go one after the other.
         groups = by_aggregate(items, self._consumer.concurrency if first is None else 1)
-        await finish_all(self._retry(connection, group, goes_on, first) for group in groups)
+        await finish_all(self._retry(connection, group, proceeds, has_time, first) for group in groups)
         return True
 
     async def _without_newer(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
@@ -137,6 +137,7 @@ class LetterRetries:
         connection: psycopg.AsyncConnection[Any],
         items: Sequence[Item],
         proceed: Callable[[], bool],
+        has_time: Callable[[], bool],
         first: First | None,
     ) -> None:
         failed: set[UUID] = set()
@@ -165,8 +166,16 @@ class LetterRetries:
             nonlocal skipped
             skipped += events - handled
 
-        options: dict[str, Any] = {"first": first, "proceed": proceed, "strict": self._strict, "on_slice": count}
-        manner = Manner(begin, fail, end=end, **options)
+        manner = Manner(
+            begin,
+            fail,
+            end=end,
+            first=first,
+            proceed=proceed,
+            has_time=has_time,
+            strict=self._strict,
+            on_slice=count,
+        )
         left = {item.record.event_id for item in await self._runner.run(items, manner)}
         done = [item.record.event_id for item in items if item.record.event_id not in failed | left]
         self._letters.tell_resolved(done, skipped)

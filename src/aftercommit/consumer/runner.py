@@ -43,8 +43,9 @@ class Manner:
 
     `begin` opens a slice; `end` may close it, told how long it took. `on_failure` gets an event that failed and,
     under strict ordering, those behind it. `first` is asked before each event, which then goes alone, and may rule
-    it out. `proceed` says between slices whether to go on. `on_slice` hears of each that was committed: how many events
-    it had, and how many were handled and not skipped.
+    it out. `proceed` says between slices whether to go on. `has_time` does so, too, but lets at least one event get to
+    its end, and whatever a failed slice has shown: or the next turn would begin, and fail, in the same way. `on_slice`
+    hears of each that was committed: how many events it had, and how many were handled and not skipped.
     """
 
     begin: Callable[[Sequence[Item]], Query]
@@ -52,6 +53,7 @@ class Manner:
     end: Callable[[float], Query | None] = _nothing
     first: Callable[[Item], Awaitable[Failed | None]] | None = None
     proceed: Callable[[], bool] = _always
+    has_time: Callable[[], bool] = _always
     strict: bool = False
     on_slice: Callable[[int, int], None] = _unheard
 
@@ -104,7 +106,9 @@ class Runner:
             if failure is not None:
                 item, behind = walk.take(strict=manner.strict)
                 await manner.on_failure(item, failure, behind)
-            elif not manner.proceed() or not await self._advance(walk, manner):
+                continue
+            rests = not manner.proceed() or (walk.may_rest and not manner.has_time())
+            if rests or not await self._advance(walk, manner):
                 break
         if not alone:
             self._pace = walk.size

@@ -25,6 +25,7 @@ class Walk:
     def __init__(self, items: Sequence[Item], *, alone: bool = False, size: int = FIRST) -> None:
         """At the beginning, with slices of this size; `alone` keeps every event in a slice of its own."""
         self.waiting = deque(items)
+        self._all = len(items)
         self._known: dict[int, Failed] = {}
         self._size = 1 if alone else size
         self._grows = not alone
@@ -35,6 +36,11 @@ class Walk:
     def size(self) -> int:
         """How many events a slice takes, as far as the handlers' pace has shown."""
         return self._size
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether something has got done, and nothing is known that would be forgotten."""
+        return len(self.waiting) < self._all and not self._known
 
     def failure(self) -> Failed | None:
         """The failure of the next event, if it is known already."""
@@ -48,6 +54,8 @@ class Walk:
             return item, []
         behind = [other for other in self.waiting if other.record.aggregate == item.record.aggregate]
         self.waiting = deque(other for other in self.waiting if other.record.aggregate != item.record.aggregate)
+        for other in behind:
+            self._known.pop(id(other), None)
         return item, behind
 
     def segment(self) -> list[Item]:
