@@ -139,6 +139,8 @@ class BotBeside(Service):
         """Once, before anybody has talked to this bot: whoever is unlinked later stays so."""
         store = open_store(self.settings.state)
         try:
+            # Locked first: another `up` of older code may be at work on these tables.
+            store.lock()
             store.prepare()
             if store.links() or store.offset():
                 return

@@ -179,7 +179,7 @@ def failures(
     """Show events that were set aside for good, and gaps, the newest first."""
     if forget and (user is not None or chat is not None):
         raise click.UsageError("--forget is for all that was set aside: leave --user and --chat out")
-    with _store(state) as store:
+    with _store(state, changes=forget) as store:
         now = utc_now()
         total = store.count_failures(chat, user_id=user)
         found = store.failures(chat, user_id=user, limit=max(total, 1) if forget else limit)
@@ -225,7 +225,7 @@ def code(settings: Settings, user: str, name: str | None, lifetime: timedelta | 
         raise click.UsageError(f"--for {said}: a code ends; give 10m, and 7d at most")
     if not can_be_user(user):
         raise click.UsageError(f"--user {user!r:.60}: give the user as the feed knows them, as in 17")
-    with _store(options["state"], make=True) as store:
+    with _store(options["state"], changes=True, make=True) as store:
         made = issue_code(store, user, name or user, lifetime)
     until = _day(utc_now() + lifetime)
     if options["as_json"]:
@@ -245,7 +245,7 @@ def unlink(settings: Settings, user: str | None, chat: int | None, yes: bool, st
     """End links; a running bot notices with its next turn. What was set aside stays on record."""
     if user is None and chat is None:
         raise click.UsageError("nothing to unlink: say --user or --chat")
-    with _store(state) as store:
+    with _store(state, changes=True) as store:
         chosen = [link for link in store.links() if user in (None, link.user_id) and chat in (None, link.chat_id)]
         if chosen and not yes:
             confirm(f"unlink {', '.join(f'chat {link.chat_id} of user {link.user_id}' for link in chosen)}?")
@@ -266,8 +266,8 @@ def _hanging(beat: datetime | None, now: datetime) -> str | None:
 
 
 @contextmanager
-def _store(state: str | None, *, make: bool = False) -> "Iterator[Store]":
-    """The state, beside a bot that may work on it."""
+def _store(state: str | None, *, changes: bool = False, make: bool = False) -> "Iterator[Store]":
+    """The state, beside a bot that may work on it. Commands that only read do not upgrade its tables."""
     from aftercommit.telegram.settings import STATE
     from aftercommit.telegram.states import exists, open_store, safe_place
 
@@ -280,7 +280,10 @@ def _store(state: str | None, *, make: bool = False) -> "Iterator[Store]":
         message(f"a new state is made in {safe_place(where)}: the bot has to run with the same --state")
     store = open_store(where)
     try:
-        store.prepare()
+        if changes:
+            store.prepare_beside_bot(make=make)
+        else:
+            store.check()
         yield store
     finally:
         store.close()

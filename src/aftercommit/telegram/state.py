@@ -77,6 +77,15 @@ class Store(Protocol):
     def prepare(self) -> None:
         """Make the tables, or bring them up to this code. Raises StateError for those of newer code."""
 
+    def check(self) -> None:
+        """For those who read beside a bot: StateError when the tables are missing, older or newer. Changes nothing."""
+
+    def prepare_beside_bot(self, *, make: bool = False) -> None:
+        """For those who write beside a bot: upgrade the tables; with `make`, also make missing ones.
+
+        StateError when a running bot works on older tables.
+        """
+
     def lock(self) -> None:
         """Be the only bot on this state until it is closed; StateTaken when another one is."""
 

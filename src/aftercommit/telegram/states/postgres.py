@@ -66,6 +66,20 @@ class PostgresDriver:
                 self._drop()
                 raise self._unavailable(problem) from problem
 
+    def one(self, statement: str, /, **parameters: Any) -> Rows:
+        """In a transaction, so that a COMMIT which fails is noticed."""
+        return self.work(lambda run: run(statement, **parameters))
+
+    def version(self) -> int:
+        """What the table of versions says, if there is one."""
+
+        def work(run: Run) -> int:
+            connection = self._connected()
+            there = connection.execute("select to_regclass(%s) is not null", [f"{self._schema}.applied"]).fetchone()
+            return self._applied(connection) if there is not None and there[0] else 0
+
+        return self.work(work)
+
     def prepare(self, versions: Mapping[int, str]) -> None:
         """Apply what was not applied."""
 
@@ -79,9 +93,7 @@ class PostgresDriver:
             connection.execute(
                 sql.SQL("create table if not exists {}.applied (version bigint primary key)").format(name)
             )
-            row = connection.execute(sql.SQL("select max(version) from {}.applied").format(name)).fetchone()
-            applied = (row[0] if row is not None else None) or 0
-            for number, text in outstanding(versions, applied, self.where):
+            for number, text in outstanding(versions, self._applied(connection), self.where):
                 named = text.replace("{schema}", self._schema).replace("{index}", "")
                 connection.execute(named.replace("{failure}", f"{self._schema}.failure").encode())
                 connection.execute(sql.SQL("insert into {}.applied values (%s)").format(name), [number])
@@ -130,6 +142,11 @@ class PostgresDriver:
                     self._connection.execute("select pg_advisory_unlock(hashtextextended(%s, 2))", [self._schema])
             self._locked = False
             self._drop()
+
+    def _applied(self, connection: psycopg.Connection[Any]) -> int:
+        asked = sql.SQL("select max(version) from {}.applied").format(sql.Identifier(self._schema))
+        row = connection.execute(asked).fetchone()
+        return int((row[0] if row is not None else None) or 0)
 
     def _attempt(self, function: Callable[[Run], Result]) -> Result:
         connection = self._connected()

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from aftercommit.clock import utc_now
-from aftercommit.errors import StateError
+from aftercommit.errors import StateError, StateTaken
 from aftercommit.telegram.state import FEED, Code, Failure, Link
 
 Result = TypeVar("Result")
@@ -30,8 +30,18 @@ _SECTION: Final = re.compile(r"^-- (?:name|version): (\w+)$", re.MULTILINE)
 class Driver(Protocol):
     """One database. `work` is given a function that runs a statement by its name and returns its rows."""
 
+    @property
+    def where(self) -> str:
+        """The place in words, without a password."""
+
     def work(self, function: Callable[[Run], Result]) -> Result:
         """Run the function in one transaction; StateUnavailable when that cannot be done at the moment."""
+
+    def one(self, statement: str, /, **parameters: Any) -> Rows:
+        """Run one statement, in a transaction of its own."""
+
+    def version(self) -> int:
+        """The version of the tables, 0 without any. Changes nothing."""
 
     def prepare(self, versions: Mapping[int, str]) -> None:
         """Apply, in order, what was not applied yet."""
@@ -80,6 +90,36 @@ class SqlStore:
     def prepare(self) -> None:
         """Make or upgrade the tables."""
         self.driver.prepare(versions())
+
+    def check(self) -> None:
+        """Refuse tables that are not of this version."""
+        found = self.driver.version()
+        if found == 0:
+            raise self._missing()
+        if outstanding(versions(), found, self.driver.where):
+            raise StateError(
+                f"the bot's state in {self.driver.where} is of version {found}, and this aftercommit needs version "
+                f"{max(versions())}. Use the aftercommit of the running bot, or start the newer bot, which upgrades "
+                "the state"
+            )
+
+    def prepare_beside_bot(self, *, make: bool = False) -> None:
+        """Upgrade the tables under the bot's own lock, so that no bot starts on them meanwhile."""
+        found = self.driver.version()
+        if found == max(versions()):
+            return
+        if found == 0 and not make:
+            raise self._missing()
+        try:
+            self.driver.lock()
+        except StateTaken:
+            # A bot of this version may just have prepared them.
+            self.check()
+            return
+        try:
+            self.prepare()
+        finally:
+            self.driver.close()
 
     def lock(self) -> None:
         """Be the only bot."""
@@ -234,8 +274,11 @@ class SqlStore:
         else:
             self._rows("note_trouble", name=about, said=said)
 
+    def _missing(self) -> StateError:
+        return StateError(f"there is no state of a bot in {self.driver.where}: run `aftercommit bot`, or say --state")
+
     def _rows(self, statement: str, /, **parameters: Any) -> Rows:
-        return self.driver.work(lambda run: run(statement, **parameters))
+        return self.driver.one(statement, **parameters)
 
 
 def _sections(file: str) -> dict[str, str]:

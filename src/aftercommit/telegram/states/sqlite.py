@@ -3,7 +3,8 @@
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,23 +29,37 @@ class SqliteDriver:
         self._turn = threading.RLock()
         self._folder_lock = FolderLock(path.with_name(path.name + ".lock"), "aftercommit bot")
 
+    @property
+    def where(self) -> str:
+        """The file."""
+        return str(self.path)
+
     def work(self, function: Callable[[Run], Result]) -> Result:
         """In one transaction, which has reached the disk when this returns."""
-        with self._turn:
+        with self._turn, self._dropped_on_error():
+            connection = self._opened()
+            # Immediately: whoever reads first and writes then would be refused if another has written meanwhile.
+            connection.execute("begin immediate")
             try:
-                connection = self._opened()
-                # Immediately: whoever reads first and writes then would be refused if another has written meanwhile.
-                connection.execute("begin immediate")
-                try:
-                    result = function(self._run)
-                    connection.execute("commit")
-                finally:
-                    if connection.in_transaction:
-                        connection.execute("rollback")
-                return result
-            except (sqlite3.Error, OSError) as problem:
-                self._drop()
-                raise StateUnavailable(f"the bot's state in {self.path}: {problem}") from problem
+                result = function(self._run)
+                connection.execute("commit")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+            return result
+
+    def one(self, statement: str, /, **parameters: Any) -> Rows:
+        """Without BEGIN: one that reads does not wait for a bot that hangs in the middle of a write."""
+        with self._turn, self._dropped_on_error():
+            return self._run(statement, **parameters)
+
+    def version(self) -> int:
+        """What the file says of itself. It is opened for reading: this may be a file of somebody else."""
+        if not self.path.exists():
+            return 0
+        address = f"{self.path.absolute().as_uri()}?mode=ro"
+        with self._dropped_on_error(), closing(sqlite3.connect(address, _BUSY_SECONDS, uri=True)) as reader:
+            return int(reader.execute("pragma user_version").fetchone()[0])
 
     def prepare(self, versions: Mapping[int, str]) -> None:
         """Apply what was not applied; the file remembers its version itself."""
@@ -52,7 +67,7 @@ class SqliteDriver:
         def work(run: Run) -> None:
             connection = self._opened()
             applied = int(connection.execute("pragma user_version").fetchone()[0])
-            for number, text in outstanding(versions, applied, str(self.path)):
+            for number, text in outstanding(versions, applied, self.where):
                 named = (
                     text.replace("{schema}", _SCHEMA).replace("{index}", f"{_SCHEMA}.").replace("{failure}", "failure")
                 )
@@ -111,6 +126,14 @@ class SqliteDriver:
 
     def _run(self, statement: str, /, **parameters: Any) -> Rows:
         return self._opened().execute(self._statements[statement], parameters).fetchall()
+
+    @contextmanager
+    def _dropped_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as problem:
+            self._drop()
+            raise StateUnavailable(f"the bot's state in {self.path}: {problem}") from problem
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
