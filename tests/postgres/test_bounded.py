@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from aftercommit.postgres.bounded import BoundedConnection, Unanswered
 from aftercommit.testing.fault_proxy import FaultProxy
 from systems.requests import Lender
 from tests.feed.journal import until
+from tests.postgres.pgbouncer import PgBouncer
 
 # A stall of this machine must not look like a server that hangs where the test needs an answer.
 LIMIT = 3.0
@@ -90,6 +92,27 @@ async def test_the_server_is_told_that_nobody_waits_any_more(connections: Connec
             await connections.ask(SECRET, {})
     # The lock is still held: without being told it would wait on.
     await until(lambda: not waiting_for_lock(locked))
+
+
+@pytest.mark.needs("pgbouncer")
+@pytest.mark.parametrize("gives_up", ["after the limit", "by cancelling"])
+async def test_behind_a_pooler_the_server_is_told_too(
+    database: str, locked: psycopg.Connection[Any], tmp_path: Path, gives_up: str
+):
+    """A pooler forgets a client that is gone: cut first, the statement would go on and hold its locks."""
+    with PgBouncer(database, tmp_path) as bouncer:
+        for _ in range(3):
+            connection = await Database(bouncer.dsn, answers_within=LIMIT).connect(bounded=True)
+            assert isinstance(connection, BoundedConnection)
+            connection.answers_within = 1.0 if gives_up == "after the limit" else None
+            asking = asyncio.create_task(connection.execute("select pg_advisory_lock(42)"))
+            if gives_up == "by cancelling":
+                await until(lambda: waiting_for_lock(locked))
+                asking.cancel()
+            with pytest.raises((Unanswered, asyncio.CancelledError)):
+                await asking
+            assert connection.closed
+            await until(lambda: not waiting_for_lock(locked), 10)
 
 
 @pytest.mark.thorough

@@ -5,20 +5,16 @@ use, or keep busy, the connection on which it commits.
 """
 
 import asyncio
-import contextlib
-import os
-import select
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 import psycopg
-from psycopg import pq
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from aftercommit.errors import AftercommitError
+from aftercommit.postgres.cutting import CLOSED, cut
 from aftercommit.postgres.database import is_direct
 
 AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
@@ -64,19 +60,6 @@ class LentSync(psycopg.Connection[Any]):
         raise MisusedConnection("close() in a handler: leave it open, the consumer goes on with it")
 
 
-def _closed() -> pq.abc.PGconn:
-    nowhere = pq.PGconn.connect_start(b"=")
-    nowhere.finish()
-    return nowhere
-
-
-# How long it may take to cancel a statement, and behind a pooler until its answer comes, before the wire is cut anyhow.
-_CANCEL_SECONDS: Final = 3.0
-_ANSWER_SECONDS: Final = 1.0
-# What a connection that is taken back is connected to.
-_CLOSED: Final = _closed()
-
-
 def lend_async(connection: psycopg.AsyncConnection[Any]) -> LentAsync:
     """A twin for handlers: the same session, with adapters, row types and a lock of its own."""
     lent = LentAsync.__new__(LentAsync)
@@ -111,7 +94,7 @@ def take_back(lent: LentAsync | LentSync) -> bool:
 def _taken_back(lent: LentAsync | LentSync) -> bool:
     if is_busy(lent):
         return False
-    lent.pgconn = _CLOSED
+    lent.pgconn = CLOSED
     return True
 
 
@@ -127,44 +110,7 @@ def abandon(connection: AnyConnection, *twins: AnyConnection) -> Callable[[], No
     Nobody is waited for, and nothing freed that another thread may be using: whoever works on the connection sees its
     end. Returns what ends it, which may take a moment.
     """
-    ending = cut(connection)
+    ending = cut(connection, awaits_answer=not is_direct(connection))
     for each in (connection, *twins):
-        each.pgconn = _CLOSED
+        each.pgconn = CLOSED
     return ending
-
-
-def cut(connection: AnyConnection) -> Callable[[], None]:
-    """What cancels the statement under way and then cuts the wire.
-
-    In this order: a pooler forgets a client that is gone, and with it whose statement is to be cancelled. The server
-    would go on with the statement, and hold its locks. The session is not killed by its number: behind a pooler the
-    number is not the server's.
-    """
-    if connection.closed:
-        return lambda: None
-    cancelling = threading.Thread(target=_cancel, args=(_cancelling(connection),), daemon=True)
-    wire = socket.socket(fileno=os.dup(connection.pgconn.socket))
-    direct = is_direct(connection)
-
-    def end() -> None:
-        cancelling.start()
-        # A server that hangs does not keep us from the cut.
-        cancelling.join(_CANCEL_SECONDS)
-        with wire, contextlib.suppress(OSError):
-            if not direct:
-                # A pooler passes the request on when it has taken it; then the statement is answered.
-                select.select([wire], [], [], _ANSWER_SECONDS)
-            wire.shutdown(socket.SHUT_RDWR)
-
-    return end
-
-
-def _cancel(cancelling: Callable[[], None]) -> None:
-    with contextlib.suppress(psycopg.Error):
-        cancelling()
-
-
-def _cancelling(connection: AnyConnection) -> Callable[[], None]:
-    if psycopg.capabilities.has_cancel_safe():
-        return connection.pgconn.cancel_conn().blocking
-    return connection.pgconn.get_cancel().cancel

@@ -10,9 +10,10 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from aftercommit.consumer.loans import cut
 from aftercommit.consumer.slices import Call
 from aftercommit.errors import AftercommitError
+from aftercommit.postgres.cutting import cut
+from aftercommit.postgres.database import is_direct
 
 Result = TypeVar("Result")
 
@@ -68,7 +69,7 @@ class Watch:
             connection = self.connection
             if connection is None:
                 return
-            end = cut(connection)
+            end = cut(connection, awaits_answer=not is_direct(connection))
         end()
 
 
