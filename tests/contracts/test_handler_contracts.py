@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -266,6 +268,60 @@ async def test_what_a_handler_changes_in_its_session_does_not_reach_the_next_eve
     assert shop.rows("select distinct note from public.ledger where number <> %s", [BAD]) == [
         ("('4MB', True, True, 0, '', 0, 0, True)",)
     ]
+
+
+@contextmanager
+def leaked_work_mem(dsn: str, value: str) -> Iterator[None]:
+    """Another client of the pooler has set this for the session, in each session of the pool."""
+    with ExitStack() as clients:
+        pool = [clients.enter_context(psycopg.connect(dsn, prepare_threshold=None)) for _ in range(5)]
+        for client in pool:
+            client.execute(f"set work_mem = '{value}'".encode())
+        for client in pool:
+            client.commit()
+        yield
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.needs("pgbouncer")
+@pytest.mark.parametrize("changes", [False, True], ids=["changes nothing", "changes it too"])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_settings_that_another_client_of_a_pooler_left_are_not_taken_for_the_handler_s(
+    shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, changes: bool
+) -> None:
+    caplog.set_level(logging.INFO, "aftercommit.consumer")
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", retry_count=0)
+    note = "update public.ledger set note = current_setting('work_mem') where number = %s"
+    change = "set local work_mem = '5MB'"
+    if kind == "async":
+
+        @consumer.on(OrderPlaced)
+        async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
+            await ledger.write(event, connection)
+            await connection.execute(note, [event.payload.number])
+            if changes and event.payload.number == BAD:
+                await connection.execute(change)
+    else:
+
+        @consumer.on(OrderPlaced)
+        def handle_sync(event: Event[OrderPlaced], connection: psycopg.Connection[Any]) -> None:
+            ledger.write_sync(event, connection)
+            connection.execute(note, [event.payload.number])
+            if changes and event.payload.number == BAD:
+                connection.execute(change)
+
+    shop.publish(*(OrderPlaced("o-1", number) for number in range(EVENTS)))
+    append(shop)
+    with PgBouncer(shop.dsn, tmp_path) as bouncer, leaked_work_mem(bouncer.dsn, "3MB"):
+        async with asyncio.timeout(60), LogWorker(shop.outbox, consumer, Database(bouncer.dsn), probe=shop.signals):
+            await settled(shop, "index")
+    assert ledger.numbers() == list(range(EVENTS))
+    assert letters(shop) == []
+    assert shop.rows("select distinct note from public.ledger") == [("3MB",)]
+    alone = [record for record in caplog.records if record.getMessage().startswith("events_handled_one_by_one")]
+    assert len(alone) == changes
+    assert (shop.rows("select count(distinct xmin::text)::int from public.ledger") == [(EVENTS,)]) is changes
 
 
 @pytest.mark.contract("E1")

@@ -30,7 +30,7 @@ def run_in_thread(statements: Statements, connections: Connections, talk: Conver
     with connections.lend_sync() as connection:
         watch.connection = connection
         try:
-            connection.execute("begin")
+            _begin(statements, connection, talk)
             while (step := talk.next_step()) is not None:
                 watch.enter(None)
                 talk.answer = _step(statements, connection, step, talk, watch)
@@ -44,6 +44,16 @@ def run_in_thread(statements: Statements, connections: Connections, talk: Conver
             if watch.leave():
                 connection.close()
         return talk.handled
+
+
+def _begin(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> None:
+    if is_direct(connection):
+        connection.execute("begin")
+        return
+    cursor = connection.execute(statements["begin_in_pool"])
+    cursor.nextset()
+    row = cursor.fetchone()
+    talk.settings = row[0] if row else ()
 
 
 def _step(
@@ -96,8 +106,8 @@ def _calls(
 
 def _commit(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> None:
     if talk.calls > 1:
-        row = connection.execute(statements["changed_settings"]).fetchone()
-        talk.require_own_settings(row[0] if row else None, connection.pgconn)
+        row = connection.execute(statements["session_settings"]).fetchone()
+        talk.require_same_settings(row[0] if row else (), connection.pgconn)
     tidies = talk.calls > 0 and is_direct(connection)
     commit(connection, statements["commit_and_tidy"] if tidies else b"commit")
     if not speaks_iso(connection):

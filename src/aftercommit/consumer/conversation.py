@@ -93,6 +93,8 @@ class Conversation:
         self.mark = Mark()
         # What handlers work on, and until when the one at work may take.
         self.lent: LentAsync | LentSync | None = None
+        # What was set in the session before the slice, as name=value. A connection of our own begins with nothing.
+        self.settings: Sequence[str] = ()
         self.until = 0.0
         # How many calls shared the transaction.
         self.calls = 0
@@ -157,9 +159,10 @@ class Conversation:
             self.ended = True
             raise MisusedConnection(f"handler {name_of(self.call.handler)} ended the transaction it was given")
 
-    def require_own_settings(self, changed: Sequence[str] | None, server: PGconn) -> None:
+    def require_same_settings(self, now: Sequence[str], server: PGconn) -> None:
         """Events that share a transaction share its settings: they may do so while no handler changes any."""
-        names = [*(changed or ()), *self.mark.changed(server)]
+        changed = {each.partition("=")[0] for each in set(self.settings).symmetric_difference(now)}
+        names = [*sorted(changed), *self.mark.changed(server)]
         if names:
             error = ChangedSettings(
                 f"a handler changed {', '.join(names)}: its events are handled one by one from now on"

@@ -58,7 +58,7 @@ class SliceExecutor:
     async def _here(self, connections: Connections, talk: Conversation) -> int:
         async with connections.lend() as connection:
             try:
-                await connection.execute("begin")
+                await self._begin(connection, talk)
                 while (step := talk.next_step()) is not None:
                     talk.answer = await self._step(connection, step, talk)
                 await self._commit(connection, talk)
@@ -67,6 +67,15 @@ class SliceExecutor:
                 await self._undo(connection)
                 raise blamed from error
             return talk.handled
+
+    async def _begin(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
+        if is_direct(connection):
+            await connection.execute("begin")
+            return
+        cursor = await connection.execute(self._statements["begin_in_pool"])
+        cursor.nextset()
+        row = await cursor.fetchone()
+        talk.settings = row[0] if row else ()
 
     async def _step(
         self, connection: psycopg.AsyncConnection[Any], step: Query | list[Call], talk: Conversation
@@ -144,8 +153,8 @@ class SliceExecutor:
 
     async def _commit(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
         if talk.calls > 1:
-            row = await (await connection.execute(self._statements["changed_settings"], prepare=True)).fetchone()
-            talk.require_own_settings(row[0] if row else None, connection.pgconn)
+            row = await (await connection.execute(self._statements["session_settings"], prepare=True)).fetchone()
+            talk.require_same_settings(row[0] if row else (), connection.pgconn)
         tidies = talk.calls > 0 and is_direct(connection)
         await commit_async(connection, self._statements["commit_and_tidy"] if tidies else b"commit")
         if not speaks_iso(connection):

@@ -58,6 +58,7 @@ class Statements:
             fence=sql.SQL(_texts()["fence"]).format(schema=sql.Identifier(shape.schema)),
             awaiting=sql.SQL(_texts()["awaiting"]).format(schema=sql.Identifier(shape.schema)),
             mark=sql.SQL(_texts()["mark"]),
+            session_settings=sql.SQL(_texts()["session_settings"]).format(),
             scope_names=scope_list(shape),
             moved_scope=scope_list(shape, "moved"),
             settled_scope=scope_list(shape, "settled"),

@@ -130,13 +130,17 @@ select pg_current_xact_id()::text
 -- What became of a slice's transaction: committed, aborted or in progress.
 select pg_xact_status(%(transaction)s::xid8)
 
--- name: changed_settings
--- The settings that handlers of this transaction have changed, SET LOCAL included. Those that the server reports to its clients
--- are compared there, because poolers set them too.
-select array_agg(name order by name) from pg_catalog.pg_settings
+-- name: session_settings
+-- What was set in this session, SET LOCAL included, as name=value. Settings that the server reports to its clients are compared
+-- there, because poolers set them too.
+select coalesce(array_agg(name || '=' || coalesce(setting, '') order by name), '{{}}') from pg_catalog.pg_settings
 where source = 'session'
   and name not in ('application_name', 'idle_in_transaction_session_timeout', 'jit', 'client_encoding', 'DateStyle', 'IntervalStyle',
                    'TimeZone', 'standard_conforming_strings')
+
+-- name: begin_in_pool
+-- Behind a pooler, other clients may have set something in the session before. In the same round trip as BEGIN.
+begin; {session_settings}
 
 -- name: commit_and_tidy
 commit;
