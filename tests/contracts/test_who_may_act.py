@@ -4,6 +4,7 @@ machine.
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, timedelta
 from pathlib import Path
 
 import httpx
@@ -86,6 +87,28 @@ def test_without_a_service_token_a_server_does_not_start_and_says_how_to_make_on
         everywhere = ("serve", "--app", APP, "--port", "0", "--host", "0.0.0.0")
         with running(*everywhere, folder=REPOSITORY, **told) as server:
             assert "http://0.0.0.0:" in server.line("server_listening", server.stderr)
+
+
+def test_a_server_whose_tokens_have_all_expired_starts_and_names_them(postgres_server: PostgresServerForTests):
+    """It starts: users with a JWT of their own do not need them, and a new token counts at once."""
+    with prepared(postgres_server) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        arguments = ("serve", "--app", APP, "--port", "0")
+        told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json"}
+        brief = timedelta(microseconds=1)
+        expired = service_tokens.create(connection, outbox.shape, "night bot", ["act-as-user"], lifetime=brief)
+        with running(*arguments, folder=REPOSITORY, **told) as server:
+            said = json.loads(server.line("service_tokens_expired", server.stderr))
+            server.line("server_listening", server.stderr)
+        assert expired.expires_at is not None
+        assert (said["level"], said["outbox"]) == ("warning", "tasks_events")
+        until = f"{expired.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+        assert said["tokens"] == [f"night bot ({expired.id}), expired {until}"]
+        assert "aftercommit token create bot --may act-as-user --schema tasks_events" in said["remedy"]
+
+        service_tokens.create(connection, outbox.shape, "bot", ["act-as-user"])
+        with running(*arguments, folder=REPOSITORY, **told) as server:
+            server.line("server_listening", server.stderr)
+            assert "service_tokens_expired" not in "".join(server.stderr)
 
 
 def test_figures_are_for_those_who_may_read_them_unless_the_server_was_told_otherwise(dsn: str):

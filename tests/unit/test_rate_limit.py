@@ -89,6 +89,18 @@ def test_whoever_waits_as_long_as_told_gets_through_and_so_does_the_next_request
         assert [each.allowed for each in take(limiter, 2)] == [True, True]
 
 
+@pytest.mark.contract("E6")
+def test_a_limit_of_one_has_room_for_the_refused_request_alone(clock):
+    limiter, one = RateLimiter(), Rate("user", 1, 60)
+    assert take(limiter, 1, one)[0].allowed
+    clock.now += 10
+    for _ in range(3):
+        refused = take(limiter, 1, one)[0]
+        assert not refused.allowed
+        clock.now += refused.retry_after
+        assert [each.allowed for each in take(limiter, 2, one)] == [True, False]
+
+
 @pytest.mark.thorough
 @pytest.mark.contract("E6")
 @settings(deadline=None)

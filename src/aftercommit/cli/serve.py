@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -28,6 +29,9 @@ from aftercommit.feed.http.asgi import DRAIN_SECONDS, Asgi, is_loopback
 from aftercommit.feed.server.shared_figures import remove_shared_folder
 from aftercommit.postgres.database import Database
 from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, LOG_FORMAT, Settings
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.server")
 
 PORT = 8090
 LOOPBACK = "127.0.0.1"
@@ -113,11 +117,11 @@ def serve(settings: Settings, host: str, port: int, descriptor: int | None, **op
     hand_over(settings, serving, quiet=bound is not None)
     # Made here for nothing else: what is wrong with it is said once, and not by every process that dies of it.
     servable(settings)(serving)
-    if not serving.local_users:
-        _require_service_tokens(settings, serving.database)
     if bound is not None:
         _end_with_stdin()
     with logging_to_stderr(settings, _level(quiet=bound is not None)):
+        if not serving.local_users:
+            _require_service_tokens(settings, serving.database)
         bound = bound or http_server.listen(host, port)
         workers, drain = options["workers"], serving.drain
         http_server.serve(f"{__name__}:asgi", bound=bound, workers=workers, drain=drain, options={"factory": True})
@@ -150,12 +154,23 @@ def _require_service_tokens(settings: Settings, database: Database) -> None:
         except (DatabaseUnavailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             # The server says so itself, and answers nobody by a header meanwhile.
             continue
-        if not any(service_tokens.ACT_AS_USER in each.permissions and each.state != "revoked" for each in tokens):
+        may = service_tokens.ACT_AS_USER
+        usable = [each for each in tokens if may in each.permissions and each.state != "revoked"]
+        make = f"`aftercommit token create bot --may {may} --schema {outbox.schema}`"
+        if not usable:
             raise DeclarationError(
                 f"the header X-User-Id names the readers of {outbox.schema!r}, and there is no service token that may "
-                f"name them. Make one with `aftercommit token create bot --may {service_tokens.ACT_AS_USER} --schema "
-                f"{outbox.schema}` and give it to the program that sends the header"
+                f"name them. Make one with {make} and give it to the program that sends the header"
             )
+        if all(each.state == "expired" for each in usable):
+            # No reason not to start: users with a token of their own do not need one, and a new one counts at once.
+            expired = [f"{each.name} ({each.id}), expired {_day(each.expires_at)}" for each in usable]
+            remedy = f"requests that name a user by X-User-Id are answered 401: make a new token with {make}"
+            say(logger, logging.WARNING, "service_tokens_expired", outbox=outbox.schema, tokens=expired, remedy=remedy)
+
+
+def _day(moment: datetime | None) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if moment is not None else "never"
 
 
 def _level(*, quiet: bool) -> int:

@@ -79,7 +79,8 @@ class Rate(msgspec.Struct, frozen=True):
 class Allowance(msgspec.Struct, frozen=True, gc=False):
     """Whether a request may pass, and what is left: in `reset` seconds everything is free again, if nobody asks.
 
-    `retry_after` is 0 for a request that passed, otherwise whole seconds after which it and the next one would pass.
+    `retry_after` is 0 for a request that passed, otherwise whole seconds after which it would pass and, unless the
+    limit is 1, the next one too.
     """
 
     allowed: bool
