@@ -215,6 +215,21 @@ async def test_sigterm_drains_although_streams_are_open(journal: Journal):
         assert await asyncio.to_thread(process.wait, SECONDS) == 0
 
 
+STOPPED_AT_ONCE = """
+import os, signal, sys
+from aftercommit.feed.server.http_server import serve
+def stop(url): os.kill(os.getpid(), signal.SIGTERM)
+workers, options = int(sys.argv[1]), {"factory": True}
+serve("starlette.applications:Starlette", port=0, workers=workers, options=options, on_listening=stop)
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_signal_that_comes_while_the_server_starts_ends_it(workers: str):
+    ended = subprocess.run([sys.executable, "-c", STOPPED_AT_ONCE, workers], timeout=SECONDS, cwd=REPOSITORY)
+    assert ended.returncode == 0
+
+
 @pytest.mark.thorough
 @pytest.mark.contract("L11")
 async def test_the_end_of_one_process_loses_no_reader(journal: Journal):

@@ -141,21 +141,28 @@ def serve(
         raise DeclarationError(f"workers={workers} would serve nobody: give at least 1")
     chosen = {**(options or {}), "workers": workers}
     configuration = Configuration(app, guards or Guards(), drain, chosen, owns_process=True)
-    with _signals_end_quietly(), bound or listen(host, port) as bound:
-        say(logger, logging.INFO, "server_listening", url=address_of(bound), workers=workers)
-        if on_listening is not None:
-            on_listening(url_of(bound))
-        if workers > 1:
-            with shared_folder():
-                Supervisor(configuration, bound, patience=patience(drain)).run()
-        else:
-            _Alone(configuration).run(sockets=[bound])
+    with bound or listen(host, port) as bound:
+        alone = _Alone(configuration)
+        supervisor = Supervisor(configuration, bound, patience=patience(drain)) if workers > 1 else None
+        with _signals_end_quietly(supervisor.hear if supervisor is not None else alone.hear):
+            say(logger, logging.INFO, "server_listening", url=address_of(bound), workers=workers)
+            if on_listening is not None:
+                on_listening(url_of(bound))
+            if supervisor is not None:
+                with shared_folder():
+                    supervisor.run()
+            else:
+                alone.run(sockets=[bound])
 
 
 @contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """uvicorn raises the signal that ended it once more when it is done; an orderly end is not a death by signal."""
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+def _signals_end_quietly(hear: Callable[[int], None]) -> Iterator[None]:
+    """Pass on signals that come before the server listens for them itself: they are to end it too.
+
+    uvicorn raises the signal that ended it once more when it is done; an orderly end is not a death by signal.
+    """
+    endings = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, frame: hear(number)) for number in endings}
     try:
         yield
     finally:
@@ -163,12 +170,12 @@ def _signals_end_quietly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _ignore(number: int, frame: object) -> None:
-    """Nothing."""
-
-
 class _Alone(EndingServer):
     """A uvicorn that is no supervisor's."""
+
+    def hear(self, number: int) -> None:
+        """Told to end before it has begun: it starts, and ends in order at once."""
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin; an application that cannot is an error, and not the end of the whole program."""

@@ -75,6 +75,10 @@ class Supervisor:
         self._deaths = 0
         self._died_at = self._begin_at = -math.inf
 
+    def hear(self, number: int) -> None:
+        """A signal that came before `run`."""
+        self._signals.add(number)
+
     def run(self) -> None:
         """Until stopped. AftercommitError when the application cannot start."""
         with _ear() as self._ear:
@@ -203,8 +207,9 @@ def _ear() -> Iterator[socket.socket]:
     """Where the numbers of signals can be read as they come."""
     ear, mouth = socket.socketpair()
     mouth.setblocking(False)
-    handlers = {number: signal.signal(number, _only_heard) for number in _HEARD}
+    # The wakeup first: a signal between the two would be lost.
     before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, _only_heard) for number in _HEARD}
     try:
         yield ear
     finally:
