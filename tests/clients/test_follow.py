@@ -138,6 +138,7 @@ async def test_three_failures_lead_to_polling_and_later_back_to_the_stream():
         pytest.param(refuse(503, retry_after=0), id="unavailable"),
     ],
 )
+@pytest.mark.thorough
 async def test_a_stream_that_does_not_work_is_given_up_for_polling(broken: Act):
     pace = Pace(backoff=0.01, poll=0.05, first_bytes=0.5, silence=0.5)
     async with scripted_feed(events=3, streams=[broken] * 3) as feed:

@@ -79,7 +79,7 @@ async def consume(shop: Shop, consumer: Consumer, through: str) -> None:
 
 
 @pytest.mark.contract("E1")
-@pytest.mark.parametrize("through", ["log", "bus"])
+@pytest.mark.parametrize("through", ["log", pytest.param("bus", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(("act", "said"), ACTS, ids=[act.__name__ for act, _ in ACTS])
 async def test_each_event_is_handled_once_or_ends_as_a_dead_letter(
     shop: Shop, act: Callable[..., Any], said: str | None, through: str
@@ -154,6 +154,7 @@ ENDS = (
 @pytest.mark.contract("E1")
 @pytest.mark.parametrize("kind", ["async", "sync", "without inbox", "bus"])
 @pytest.mark.parametrize("sent", ENDS)
+@pytest.mark.thorough
 async def test_a_handler_that_ends_the_transaction_as_text_costs_its_neighbours_nothing(
     shop: Shop, sent: str, kind: str
 ) -> None:

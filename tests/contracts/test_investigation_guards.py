@@ -201,6 +201,7 @@ def refused(url: str, case: str, token: str) -> bool | None:
 
 
 @pytest.mark.contract("L8", "L11")
+@pytest.mark.thorough
 def test_a_revoked_token_ends_its_streams_in_every_process_and_others_go_on(
     investigations: Service, processes: tuple[str, str]
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_task_that_only_its_assignee_could_decide_on_is_not_made(tasks: Servic
     ("user", "assignee", "roles"),
     [(ALONE, MATE, ()), (ALONE, None, ()), (ALONE, ALONE, (OF_ONE,)), (LEAD, LEAD, (OF_TWO,)), (MATE, SOLE, (OF_ONE,))],
 )
+@pytest.mark.thorough
 def test_where_somebody_else_can_decide_the_task_is_made_and_can_be_approved(
     tasks: Service, user: int, assignee: int | None, roles: tuple[int, ...]
 ):

@@ -61,6 +61,7 @@ def test_the_answer_is_an_array_of_items_in_ascending_order_fifty_at_a_time(task
 
 @pytest.mark.contract("T1", "T3", "T4")
 @pytest.mark.parametrize("limit", [1, 7, 50, 1000])
+@pytest.mark.thorough
 def test_a_walk_from_nothing_meets_every_event_once_with_pages_of_any_size(tasks: Service, reader: int, limit: int):
     """Without `after_id` a walk begins with the oldest event there is, and each page begins behind the one before."""
     seen: list[int] = []

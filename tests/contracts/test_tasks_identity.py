@@ -106,6 +106,7 @@ def test_a_neighbour_that_shows_a_wrong_credential_is_refused_whatever_it_names(
     assert stream_is_refused(tasks, {"Authorization": "Bearer x", **LOCAL})
 
 
+@pytest.mark.thorough
 def test_a_user_is_believed_by_a_token_of_their_own_and_is_nobody_else(tasks: Service):
     own = {"Authorization": f"Bearer {signed(EDSGER)}"}
     for headers in (

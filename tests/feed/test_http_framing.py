@@ -141,6 +141,7 @@ async def test_who_speaks_http_1_0_gets_a_stream_without_chunks(journal: Journal
 
 @pytest.mark.parametrize("path", [b"/books/b-1/lines", b"/metrics", b"/nowhere", b"/books/b-1/lines/stream"])
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.thorough
 async def test_who_speaks_http_1_0_reads_to_the_end_of_the_connection(journal: Journal, path: bytes, method: bytes):
     app = journal.app()
     async with journal.served(app, service(app)) as reading, connected(reading) as (reader, writer):

@@ -114,6 +114,7 @@ async def test_the_tag_of_one_request_is_not_believed_for_another(journal: Journ
     ["{tag}", '"other", {tag}', "*", "{strong}", '"W/\\"{opaque}\\""', '"W/"x"",W/"y" , {tag}'],
     ids=["as sent", "in a list", "any", "strong", "quoted twice", "in a strange list"],
 )
+@pytest.mark.thorough
 async def test_if_none_match_is_understood_in_every_form(journal: Journal, form: str):
     await journal.write("one")
     async with journal.served() as reading:
@@ -123,6 +124,7 @@ async def test_if_none_match_is_understood_in_every_form(journal: Journal, form:
         assert (await reading.poll(headers={"If-None-Match": header})).status_code == 304
 
 
+@pytest.mark.thorough
 async def test_other_tags_and_garbage_in_if_none_match_are_answered_200(journal: Journal):
     await journal.write("one")
     async with journal.served() as reading:
@@ -131,6 +133,7 @@ async def test_other_tags_and_garbage_in_if_none_match_are_answered_200(journal:
 
 
 @pytest.mark.contract("L8")
+@pytest.mark.thorough
 async def test_who_may_not_read_gets_no_304_either(journal: Journal):
     await journal.write("one")
     async with journal.served() as reading:
@@ -170,6 +173,7 @@ async def test_who_may_not_read_gets_no_304_either(journal: Journal):
         ("x=" + "y" * 5000, "length"),
     ],
 )
+@pytest.mark.thorough
 async def test_what_cannot_be_answered_is_400_and_named(journal: Journal, query: str, named: str):
     async with journal.served() as reading:
         for path in ("/books/b-1/lines", "/books/b-1/lines/stream"):
@@ -186,6 +190,7 @@ async def test_a_cursor_cut_off_at_its_number_sign_is_told_how_to_encode_it(jour
 
 
 @pytest.mark.contract("L8")
+@pytest.mark.thorough
 async def test_what_does_not_exist_is_404_after_the_permission_was_checked(journal: Journal):
     asked: list[str] = []
 
@@ -335,6 +340,7 @@ async def test_a_long_poll_that_only_others_came_for_says_how_far_was_looked(jou
     raise AssertionError("nothing came in time")
 
 
+@pytest.mark.thorough
 async def test_many_long_polls_are_woken_together_and_cost_no_query(journal: Journal):
     await journal.write("one")
     async with journal.served() as reading:

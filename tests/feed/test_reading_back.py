@@ -32,6 +32,7 @@ async def test_back_from_a_cursor_come_the_lines_right_before_it(journal: Journa
 
 
 @pytest.mark.contract("L6")
+@pytest.mark.thorough
 async def test_a_page_that_was_read_back_is_the_same_whatever_comes_and_its_tag_says_so(journal: Journal):
     await journal.write(*numbered(6))
     async with journal.served() as reading:
@@ -124,6 +125,7 @@ async def test_a_304_for_a_time_hides_no_line_that_came_since(journal: Journal):
         ("fromTime=2025-11-12T10:30:00Z&afterCursor=y", "parameter", "cannot be asked for together"),
     ],
 )
+@pytest.mark.thorough
 async def test_what_cannot_be_read_back_is_400_and_named(journal: Journal, query: str, named: str, said: str):
     async with journal.served() as reading:
         answer = await reading.client.get(f"/books/b-1/lines?{query}")

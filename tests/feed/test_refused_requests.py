@@ -7,6 +7,7 @@ from tests.feed.journal import Journal, journal_feed
 
 
 @pytest.mark.contract("L9")
+@pytest.mark.thorough
 async def test_who_is_refused_because_of_others_has_not_spent_what_is_their_own(journal: Journal):
     """A book that everybody reads is at its limit: who tries it in vain may read other books as before."""
     feed = journal_feed(journal.outbox, rates=(Rate("user", 10, 60), Rate("resource", 3, 60)))

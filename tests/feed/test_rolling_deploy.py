@@ -43,6 +43,7 @@ async def caught_up(reading: Reading, head: int, book: str = "b-1") -> None:
 
 
 @pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.thorough
 async def test_a_page_ends_before_the_event_and_the_next_is_503_until_newer_code_serves_it(
     journal: Journal, warm: bool
 ):

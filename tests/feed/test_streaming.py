@@ -55,6 +55,7 @@ async def test_without_a_cursor_the_most_recent_lines_come_first(journal: Journa
 
 
 @pytest.mark.contract("L11")
+@pytest.mark.thorough
 async def test_a_reader_that_comes_back_goes_on_where_it_was_on_any_server(journal: Journal):
     """Cut after every single event, and connected to the other of two servers each time."""
     async with journal.served() as one, journal.served(journal.app()) as other:
@@ -92,6 +93,7 @@ async def test_a_last_event_id_that_was_encoded_is_to_be_sent_as_it_stands(journ
             )
 
 
+@pytest.mark.thorough
 async def test_from_history_through_the_ring_to_live_nothing_is_missing(journal: Journal):
     """The strand keeps the newest hundred in memory; a reader from the beginning comes through all three."""
     await journal.write(*numbered(450))
@@ -122,6 +124,7 @@ async def test_filters_hold_on_a_stream_and_the_place_moves_on(journal: Journal)
 
 @pytest.mark.contract("L11")
 @pytest.mark.parametrize("filters", [{}, {"minLevel": "ERROR"}])
+@pytest.mark.thorough
 async def test_a_reader_that_is_cut_before_its_first_event_comes_back_without_loss(
     journal: Journal, filters: dict[str, Any]
 ):

@@ -22,6 +22,7 @@ HERE, ALSO = "/tasks/me/events", "/others/events"
 
 
 @pytest.mark.contract("T7")
+@pytest.mark.thorough
 async def test_feeds_run_the_access_they_are_given_and_each_path_has_its_own(tasks: Tasks):  # noqa: F811
     bearer = BearerAccess(TokenVerifier(_KEYS), tasks.database, tasks.outbox, poll=0.1)
     only_tokens = BearerAccess(TokenVerifier(_KEYS))

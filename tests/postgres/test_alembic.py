@@ -114,6 +114,7 @@ def project(tmp_path: Path, database: str) -> Iterator[Project]:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.thorough
 def test_a_revision_makes_what_up_makes_with_every_driver(project, postgres_server, driver):
     command.upgrade(project.config(driver), "one")
     by_up = postgres_server.clone("empty")

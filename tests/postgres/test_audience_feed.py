@@ -55,6 +55,7 @@ async def knows(hub: FeedHub, feed: Feed, key: str, head: int) -> None:
 @pytest.mark.contract("T3", "T4")
 @pytest.mark.parametrize("ring", [TINY, 1 << 20], ids=["from history", "from the ring"])
 @pytest.mark.parametrize(("feed", "key"), [("mine", "ann"), ("by_time", "user:ann")])
+@pytest.mark.thorough
 async def test_a_walk_is_complete_whatever_its_pages_and_shows_nothing_of_others(
     tasks: Tasks, feed: str, key: str, ring: int
 ):
@@ -212,6 +213,7 @@ async def test_a_warm_reader_costs_no_question_when_news_comes(tasks: Tasks):
         ({"kind": "rare", "parity": "even"}, lambda number: False),
     ],
 )
+@pytest.mark.thorough
 async def test_filters_find_what_matches_in_bounded_rounds_and_the_cursor_moves(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch, ring: int, asked: dict[str, str], wanted: Callable[[int], bool]
 ):
@@ -249,6 +251,7 @@ async def test_a_search_that_looks_at_too_much_stops_and_says_where(tasks: Tasks
 
 
 @pytest.mark.parametrize("ring", [TINY, 1 << 20], ids=["from history", "from the ring"])
+@pytest.mark.thorough
 async def test_one_reads_back_and_from_a_moment_on_too(tasks: Tasks, ring: int):
     feed = tasks.feeds["by_time"]
     async with tasks.relay(), tasks.hub(ring_bytes=ring, warm=1 if ring == TINY else 100) as hub:

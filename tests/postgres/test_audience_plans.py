@@ -114,6 +114,7 @@ def test_a_readers_page_costs_the_page_and_not_the_log(tasks, connection, key, b
     assert looked_at(plan, "log") <= rows + 2
 
 
+@pytest.mark.thorough
 def test_a_strand_is_loaded_at_the_cost_of_a_page(tasks, connection):
     for key, rows in (("user:rare", 5), ("user:all", LIMIT)):
         plan = asked(connection, FeedQueries(tasks.feeds["mine"]).load, key)

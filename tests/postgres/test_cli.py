@@ -78,6 +78,7 @@ class TestMigrate:
         with psycopg.connect(empty) as connection:
             connection.execute("select tenant_id from shop.outbox")
 
+    @pytest.mark.thorough
     def test_all_outboxes_of_an_application_are_migrated_and_checked(self, empty: str) -> None:
         site = "systems.site:application"
         assert "investigation_events" in fails(3, "migrate", "check", "--app", site)

@@ -83,6 +83,7 @@ class TestUnknownEvents:
         assert f"left alone: {unknown}: has no dead letter: `aftercommit dead list` shows those" in done.stderr
 
     @pytest.mark.parametrize("verb", ["retry", "discard"])
+    @pytest.mark.thorough
     def test_an_unknown_event_alone_is_partial_and_says_why(self, parked: list[str], verb: str) -> None:
         unknown = str(uuid4())
         said = run("dead", verb, unknown, "--yes", "--reason", "x", status=4).stderr
@@ -230,6 +231,7 @@ class TestQuestions:
     )
 
     @pytest.mark.parametrize("command", ASKING)
+    @pytest.mark.thorough
     def test_where_nobody_can_be_asked_it_says_what_to_say(self, shop: Shop, command: Any, parked: list[str]) -> None:
         for more in ((), ("--json",)):
             result = run(*command, *more, status=1)
@@ -237,6 +239,7 @@ class TestQuestions:
         assert shop.value("select count(*) from operation") == 0
 
     @pytest.mark.parametrize("command", ASKING)
+    @pytest.mark.thorough
     def test_a_no_changes_nothing_and_says_so(self, shop: Shop, command: Any, parked: list[str]) -> None:
         result = run(*command, status=1, input="n\n")
         assert result.stderr.splitlines()[-1] == "nothing was changed"
@@ -249,6 +252,7 @@ class TestQuestions:
 
 class TestLettersThatAreNotThere:
     @pytest.mark.parametrize("command", [["show"], ["edit", "--payload", "-", "--yes"]])
+    @pytest.mark.thorough
     def test_an_unknown_event_is_status_4(self, parked: list[str], command: list[str]) -> None:
         unknown = str(uuid4())
         said = run("dead", command[0], unknown, *command[1:], status=4, input="{}").stderr
@@ -259,6 +263,7 @@ class TestLettersThatAreNotThere:
         said = run("dead", "edit", parked[0], "--payload", "-", "--yes", status=4, input="{}").stderr
         assert "is retrying: only parked and discarded ones can be edited" in said
 
+    @pytest.mark.thorough
     def test_a_replay_of_no_parked_letter_says_which_others_match(self, shop: Shop, parked: list[str]) -> None:
         run("dead", "retry", parked[0], "--yes")
         run("dead", "discard", parked[1], "--yes", "--reason", "x")

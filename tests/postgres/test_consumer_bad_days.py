@@ -344,6 +344,7 @@ async def test_a_database_that_is_down_at_the_start_is_said_once_and_waited_for(
     assert caplog.messages.count("database_is_back") == 1
 
 
+@pytest.mark.thorough
 async def test_a_worker_can_be_stopped_while_the_database_is_down(own_server: EmbeddedPostgres, own_shop: Shop) -> None:
     consumer = own_shop.outbox.consumer("index")
     consumer.on(OrderPlaced)(Ledger(own_shop).write)

@@ -302,6 +302,7 @@ async def test_a_letter_whose_event_nobody_takes_any_more_is_resolved(shop: Shop
     assert letters(shop) == [("resolved", 1)]
 
 
+@pytest.mark.thorough
 async def test_many_letters_take_turns_with_new_events(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many letters fall due at once; between turns of them the log is followed."""
     monkeypatch.setattr(letters_room, "LETTERS_PER_TURN", 16)
@@ -331,6 +332,7 @@ async def test_many_letters_take_turns_with_new_events(shop: Shop, monkeypatch: 
 
 @pytest.mark.contract("E1")
 @pytest.mark.parametrize("manner", ["raises", "fails at commit", "loses its connection"])
+@pytest.mark.thorough
 async def test_letters_get_on_although_one_of_them_takes_up_their_whole_turn(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, manner: str
 ) -> None:

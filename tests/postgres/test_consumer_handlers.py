@@ -254,6 +254,7 @@ MISUSES: list[tuple[Callable[[Consumer, Ledger], None], str, str]] = [
 
 
 @pytest.mark.parametrize(("declare", "error_class", "text"), MISUSES, ids=[each[0].__name__ for each in MISUSES])
+@pytest.mark.thorough
 async def test_a_handlers_misuse_fails_its_event_clearly_and_loses_nothing(
     shop: Shop, declare: Callable[[Consumer, Ledger], None], error_class: str, text: str
 ) -> None:

@@ -57,6 +57,7 @@ async def test_without_a_cursor_come_the_newest_in_order(logs: Logs):
 @pytest.mark.contract("L3", "L5", "T4")
 @pytest.mark.parametrize("ring", [TINY, 1 << 20], ids=["from history", "from the ring"])
 @pytest.mark.parametrize(("feed", "key"), [("logs", "i-1"), ("stream", "i-1"), ("project", "p-1"), ("everything", "")])
+@pytest.mark.thorough
 async def test_a_walk_is_complete_whatever_its_pages(logs: Logs, feed: str, key: str, ring: int):
     async with logs.relay():
         await logs.record(*lines("i-1", range(50)))

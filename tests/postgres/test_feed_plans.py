@@ -135,6 +135,7 @@ def test_a_deep_page_of_a_stream_costs_what_the_first_costs(logs, connection, lo
 
 
 @pytest.mark.parametrize(("feed", "key"), [("project", "p-0"), ("everything", "")])
+@pytest.mark.thorough
 def test_a_deep_page_by_position_costs_what_the_first_costs(logs, connection, feed, key):
     for low in (0, 99_000):
         plan = page(connection, logs.feeds[feed], key, low=low)

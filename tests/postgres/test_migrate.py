@@ -104,6 +104,7 @@ def test_the_columns_of_a_plain_outbox_are_the_known_ones(connection):
         "Ä:b;--",
     ],
 )
+@pytest.mark.thorough
 def test_a_schema_may_be_called_anything(connection, schema):
     shape = Shape(schema, {"tenant_id": str})
 

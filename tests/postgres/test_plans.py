@@ -134,6 +134,7 @@ def test_fresh_events_are_read_along_their_index(engine, watermark):
     assert plan.touched < 3 * LIMIT
 
 
+@pytest.mark.thorough
 def test_fresh_events_in_strict_order_ask_for_the_held_ones_by_aggregate(engine):
     plan = explain(engine, STATEMENTS["due_fresh_strict"], watermark=0, lanes=LANES, limit=LIMIT)
 

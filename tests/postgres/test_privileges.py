@@ -141,6 +141,7 @@ class AnyParameter(dict[str, Any]):
         "drop schema aftercommit cascade",
     ],
 )
+@pytest.mark.thorough
 def test_a_role_with_the_grants_can_neither_change_history_nor_tables(database, role, statement):
     migrate_up(database)
     grant(database, Shape(), role)

@@ -104,6 +104,7 @@ class TestDiscardedBeforeItsTurn:
     @pytest.mark.parametrize("ordering", ["relaxed", "strict"])
     @pytest.mark.parametrize("how", ["kill", "stop"])
     @pytest.mark.parametrize("then", ["stays", "retry", "replay"])
+    @pytest.mark.thorough
     async def test_it_stays_given_up_until_it_is_wanted(
         self, shop: Shop, ordering: Literal["relaxed", "strict"], how: str, then: str
     ) -> None:
@@ -155,6 +156,7 @@ def test_strict_order_needs_an_inbox(shop: Shop) -> None:
 
 @pytest.mark.parametrize("action", ["retry", "edit"])
 @pytest.mark.parametrize("transport", ["log", "bus"])
+@pytest.mark.thorough
 async def test_what_failed_again_and_was_given_up_is_handled_when_it_is_wanted_after_all(
     shop: Shop, action: str, transport: str
 ) -> None:
@@ -329,6 +331,7 @@ class TestTwoReplaysOfTheSame:
 
     @pytest.mark.parametrize("turn", [1, -1], ids=["first fed first", "last fed first"])
     @pytest.mark.parametrize("transport", ["log", "bus"])
+    @pytest.mark.thorough
     async def test_when_both_are_aborted_all_is_as_it_was(self, shop: Shop, turn: int, transport: str) -> None:
         if transport == "log":
             fragile = Fragile(shop, 1)

@@ -61,6 +61,7 @@ def test_clones_equal_their_template_and_are_apart_from_each_other(server: Postg
     assert len(prepared) == 1
 
 
+@pytest.mark.thorough
 def test_a_session_left_open_in_the_template_does_not_block_clones(server: PostgresServerForTests) -> None:
     left_open: list[psycopg.Connection] = []
     server.template("busy", lambda dsn: left_open.append(psycopg.connect(dsn)))
@@ -102,6 +103,7 @@ def test_an_outbox_has_a_template_with_your_tables_and_its_own_made_once(server:
     assert run(clone, "select count(*) from orders") == [(0,)]
 
 
+@pytest.mark.thorough
 def test_your_own_migrations_may_make_the_outbox_or_an_older_part_of_it(server: PostgresServerForTests) -> None:
     def prepare(dsn: str) -> None:
         with closing(psycopg.connect(dsn, autocommit=True)) as connection:

@@ -45,6 +45,7 @@ async def test_an_append_that_is_rolled_back_begins_no_life_of_the_log(shop: Sho
     await connection.close()
 
 
+@pytest.mark.thorough
 async def test_carriers_that_retry_side_by_side_do_not_take_each_other_for_a_restore(
     shop: Shop, settlement: Settlement
 ) -> None:

@@ -10,6 +10,7 @@ from tests.telegram.bots import stage
 
 
 @pytest.mark.parametrize("written", ["/start\n{code}", "/start   {code}  ", "/start {small}", "/start {parted}"])
+@pytest.mark.thorough
 async def test_a_code_of_the_bot_is_read_as_people_write_it(tmp_path: Path, written: str):
     async with stage(tmp_path) as scene:
         store = scene.store()

@@ -26,6 +26,7 @@ async def test_a_bot_that_is_killed_at_every_point_loses_nothing(
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.thorough
 async def test_a_message_is_repeated_only_when_its_place_was_not_kept(point: str, after: int, tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada = scene.telegram.open_chat("Ada")

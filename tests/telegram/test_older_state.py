@@ -77,6 +77,7 @@ def test_a_reading_command_leaves_the_tables_of_an_older_bot_as_they_are(
 
 @pytest.mark.contract("E4")
 @pytest.mark.parametrize("command", WRITING, ids=" ".join)
+@pytest.mark.thorough
 def test_a_writing_command_refuses_the_tables_of_an_older_bot_that_runs(
     where: str, older: SqlStore, command: tuple[str, ...]
 ):

@@ -192,6 +192,7 @@ PLACES = (0, 40, 56, 70, 79, 400, 460, 480, 499, 1960, 1999)
 
 @pytest.mark.parametrize("status", [200, 302, 403, 410])
 @pytest.mark.parametrize("credential", [CREDENTIAL, 'act_"hush\\hush/hush'], ids=["plain", "with marks"])
+@pytest.mark.thorough
 async def test_no_half_of_a_credential_is_left_where_an_answer_is_cut(status: int, credential: str, tmp_path: Path):
     in_json = json.dumps(credential)[1:-1]
     forms = {credential, in_json, in_json.replace("/", "\\/")}

@@ -27,6 +27,7 @@ FAILURES: dict[str, Act] = {
 
 
 @pytest.mark.parametrize("act", FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.thorough
 async def test_a_backend_that_fails_is_asked_once_and_told_once(
     act: Act, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

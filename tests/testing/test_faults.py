@@ -142,6 +142,7 @@ def test_a_transport_that_is_down_spends_no_attempt(world: World, transport: Any
 
 
 @pytest.mark.parametrize("transport", ["log", "bus"])
+@pytest.mark.thorough
 def test_poisoned_events_are_refused_and_the_others_pass(world: World, transport: Any) -> None:
     world.faults.transport.poison(lambda record: record.aggregate_id == "o-1", lambda: ValueError("too sweet"))
     with pytest.raises(DrainFailed, match=r"'@relay' failed on order\.placed .* ValueError: too sweet") as caught:

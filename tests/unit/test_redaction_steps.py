@@ -106,6 +106,7 @@ def test_only_single_characters_are_repeated_without_giving_back(count: Count) -
 
 @pytest.mark.sized
 @pytest.mark.parametrize("unit", WORST, ids=ascii)
+@pytest.mark.thorough
 def test_twice_the_text_takes_twice_the_steps(unit: str, count: Count) -> None:
     half, whole = (steps_for(repeated(unit, length), count) for length in size((300, 600), (600, 1200)))
 
