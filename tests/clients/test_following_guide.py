@@ -54,7 +54,7 @@ async def test_the_first_example_prints_events(
 
     async with asyncio.timeout(90):
         assert await run_example(work, 2, lambda: capsys.readouterr().out) == "1 - line 1\n2 - line 2\n"
-    assert (tmp_path / "INV-1.cursor").exists()
+    assert (tmp_path / "INV-123.cursor").exists()
 
 
 async def test_the_example_with_gaps_prints_events(capsys: pytest.CaptureFixture[str]):

@@ -7,23 +7,20 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from uuid import UUID
 
 import httpx
 import psycopg
 import pytest
-from fastapi import FastAPI
 
 from aftercommit.feed.access.token_keys import KEYS, TokenKeys
 from aftercommit.feed.access.tokens import mint
 from aftercommit.feed.server.http_server import HttpServer
+from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
 from aftercommit.testing.signals import Signals
 from aftercommit.transports import LogTransport
-from systems.investigations.feeds import logs
-from systems.investigations.tables import create_tables
 from tests.investigations import HOUR, KEY_SET, TLS
 from tests.programs import REPOSITORY, running
 
@@ -44,7 +41,8 @@ def shop(tmp_path: Path, database: str) -> Path:
 
 @pytest.mark.thorough
 async def test_the_ten_lines_of_the_readme_serve_what_its_first_program_published(shop: Path, database: str) -> None:
-    await publish(imported(shop / "first.py"), database)
+    first = imported(shop / "first.py")
+    await publish(first.outbox, database, first.OrderPlaced("o-1", 40), tenant_id="acme")
     keys = TokenKeys.for_development(shop / ".aftercommit")
     arguments = ("serve", "--app", "reading:app", "--port", "0", "--log-format", "json")
     with running(*arguments, folder=shop, DATABASE_URL=database) as server:
@@ -61,50 +59,42 @@ async def test_the_ten_lines_of_the_readme_serve_what_its_first_program_publishe
                 assert json.loads(told[-1].removeprefix("data: ")).items() >= item.items()
 
 
-async def test_the_application_of_the_guide_serves_a_feed(
-    investigations_database: str, monkeypatch: pytest.MonkeyPatch
+async def test_the_declaration_and_the_application_of_the_guide_are_a_program(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def exists(feed: object, key: str) -> bool:
-        return key == "INV-1"
-
     monkeypatch.setenv(KEYS, KEY_SET)
-    given = {"outbox": logs.outbox, "logs": logs, "FastAPI": FastAPI, "investigation_exists": exists}
-    told: dict[str, Any] = {**given, "DATABASE_URL": investigations_database}
-    exec(block("docs/guides/feeds.md", "app.mount("), told)  # noqa: S102 - what the guide says is what is tried
-    server = HttpServer(told["app"], on_stop=told["feeds"].drain)
+    monkeypatch.setenv("DATABASE_URL", database)
+    program = tmp_path / "logs_feed.py"
+    program.write_text("\n".join(block("docs/guides/feeds.md", each) for each in ("class LogRecorded", "app.mount(")))
+    guide = imported(program)
+    await publish(guide.outbox, database, guide.LogRecorded("INV-1", "backend", "shop", "WARN", "slow"))
+    server = HttpServer(guide.app, on_stop=guide.feeds.drain)
     headers = {"Authorization": f"Bearer {mint(TokenKeys.from_text(KEY_SET), 'ada', ['investigation:*:read'], HOUR)}"}
     async with server, httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60, verify=TLS) as reader:
         await server.answers()
-        assert (await reader.get("/api/v1/investigations/INV-1/logs")).json()["logs"] == []
+        [line] = (await reader.get("/api/v1/investigations/INV-1/logs?minLevel=WARN")).json()["logs"]
+        assert line.items() >= {"seq": 1, "level": "WARN", "message": "slow"}.items()
         assert (await reader.get("/api/v1/investigations/INV-2/logs")).status_code == 404
 
 
-@pytest.fixture
-def investigations_database(database: str) -> str:
-    with psycopg.connect(database, autocommit=True) as connection:
-        logs.outbox.migrate(connection)
-        create_tables(connection)
-    return database
-
-
 def imported(path: Path) -> ModuleType:
-    specification = importlib.util.spec_from_file_location("readme_first", path)
+    specification = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     # Dataclasses look their module up by its name.
-    sys.modules["readme_first"] = module
+    sys.modules[module.__name__] = module
     specification.loader.exec_module(module)
     return module
 
 
-async def publish(first: ModuleType, dsn: str) -> None:
+async def publish(outbox: Outbox, dsn: str, payload: object, **scope: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        first.outbox.migrate(connection)
+        outbox.migrate(connection)
     with psycopg.connect(dsn) as connection:
-        first.outbox.publish(connection, first.OrderPlaced("o-1", 40), tenant_id="acme")
+        outbox.publish(connection, payload, **scope)
     signals = Signals()
-    async with Relay(first.outbox, Database(dsn), LogTransport(), probe=signals):
+    async with Relay(outbox, Database(dsn), LogTransport(), probe=signals):
         await signals.wait_total("relay.appended", 1)
 
 
