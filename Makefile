@@ -18,7 +18,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up web test test-all test-oldest long check verify bench planted contracts schema lock format clean reset-data faults faults-planted bot-kills
+.PHONY: help up web test test-all long check verify bench planted contracts schema lock format clean reset-data faults faults-planted bot-kills
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,15 +37,12 @@ web: $(RUN) ## build the pages that browsers get, into build/web/site
 # On the server that DATABASE_URL names, otherwise on the newest PostgreSQL of the embedded package. `make test` needs nothing but
 # Python and wheels and stays below five minutes on two cores; `make test-all` adds what takes longer or runs other programs.
 # Tests start Python by the hundred: what it compiles is kept, whatever the environment says (`make clean` removes it).
-test test-all test-oldest long: export PYTHONDONTWRITEBYTECODE :=
+test test-all long: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP) web ## run five minutes of tests, on PostgreSQL 18 or on that of DATABASE_URL
 	$(PYTEST) -m 'not long and not thorough and not needs' $(ARGS)
 
 test-all: $(STAMP) web ## run every test but the campaigns, also those that need programs of the system
 	$(PYTEST) -m 'not long' $(ARGS)
-
-test-oldest: $(STAMP) web ## run what depends on the server again, on PostgreSQL 16
-	AFTERCOMMIT_TEST_POSTGRES=16 $(PYTEST) tests/postgres tests/contracts -m 'not long and not newest' $(ARGS)
 
 # The same properties with more examples, every moment to kill a migration at, the large volumes.
 long: $(STAMP) web ## run the campaigns of the tests: many more examples and the large volumes, on PostgreSQL 18
