@@ -1,14 +1,15 @@
-"""Checks of the log's life: whether it goes on where it should, and whether somebody has read further than it goes."""
+"""Check of the log's life: whether a restore has ended it and the next one has not begun.
+
+The check of the consumers compares their checkpoints with the end of the log. Bookmarks and the places of bots in the
+same database cannot be compared: they do not say to which log they belong.
+"""
 
 from collections.abc import Iterator
 
 import psycopg
-from psycopg import sql
 
 from aftercommit.doctor.findings import Case, Check, Trouble, problem, warning
 from aftercommit.postgres import lives
-from aftercommit.postgres.catalog import asking
-from aftercommit.text import plural
 
 _RESTORED = "start a relay, which begins the new life, or run `aftercommit restored`"
 
@@ -19,7 +20,6 @@ def _life(case: Case) -> Iterator[Trouble]:
         reason = lives.difference(lives.Server(*told[:4]), lives.Server(*identity, *told[4:]))
         if reason is not None:
             yield problem(f"{reason}; life {number} of the log is over, and the next has not begun", _RESTORED)
-    yield from _places(case)
 
 
 def _told(case: Case, question: str) -> int | None:
@@ -31,18 +31,4 @@ def _told(case: Case, question: str) -> int | None:
         return None
 
 
-def _places(case: Case) -> Iterator[Trouble]:
-    """Bookmarks and places of bots in this database, which may be of another log, where this one has never been."""
-    for schema, table, name, place in case.rows("doctor_place_tables"):
-        parts = {"table": sql.Identifier(schema, table), "reader": sql.Identifier(name), "place": sql.Identifier(place)}
-        found = asking(case.connection)(case.statements.render("doctor_places", **parts), {})
-        if found:
-            first, number = found[0]
-            yield warning(
-                f"{plural(len(found), 'place')} in {schema}.{table} lie past the end of the log, for example "
-                f"{first!r:.60} at {number}: the log was restored and they were not, or they belong to another log",
-                "if they belong to this log, run `aftercommit restored`: their readers then go on with new events",
-            )
-
-
-LIVES = (Check("life", "no restore goes unnoticed, and nobody has read past the end of the log", _life),)
+LIVES = (Check("life", "no restore went unnoticed", _life),)

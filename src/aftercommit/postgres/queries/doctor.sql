@@ -80,26 +80,6 @@ select head.position, last.position, (select min(position) from {schema}.log),
 from {schema}.head
 cross join (select max(position) as position from {schema}.log) last
 
--- name: doctor_place_tables
--- Tables of this database in which clients and bots keep their places, as far as this user may read them: what they are called by, and
--- the place.
-select namespace.nspname::text, class.relname::text,
-       case class.relname when 'link' then 'chat_id' else 'name' end, case class.relname when 'link' then 'place' else 'cursor' end
-from pg_class class
-join pg_namespace namespace on namespace.oid = class.relnamespace
-where class.relkind = 'r' and has_schema_privilege(namespace.oid, 'usage') and has_table_privilege(class.oid, 'select')
-  and (class.relname = 'feed_bookmark' or (class.relname = 'link' and to_regclass(quote_ident(namespace.nspname) || '.applied') is not null))
-  and (select count(*) from pg_attribute attribute
-       where attribute.attrelid = class.oid and attribute.attname = any(array['name', 'cursor', 'chat_id', 'place'])) >= 2
-order by 1, 2
-
--- name: doctor_places
--- Those of its places that lie behind the end of this log; no number of a stream does, either.
-select {reader}::text, (regexp_match({place}, '^(?:.*#)?([0-9]{{1,18}})$'))[1]::bigint
-from {table}, {schema}.head
-where (regexp_match({place}, '^(?:.*#)?([0-9]{{1,18}})$'))[1]::bigint > head.position
-order by 2 desc
-
 -- name: doctor_samples
 -- Stretches of the log: how many events each holds and should hold, and how often time runs backwards in it.
 select sample.first, count(event.position), {schema}.given(head.gaps, sample.first - 1, least(sample.first + %(size)s - 1, %(last)s)),
