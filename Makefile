@@ -26,9 +26,10 @@ help: ## print this list
 	@echo "  PYTHON=python3.12 chooses the interpreter of a new $(VENV); ARGS='-x -k lease' is handed on."
 
 # What Python compiles is kept, whatever the environment says: the install leaves that to the first start.
+# `exec` leaves no shell in between: make passes a SIGTERM on to its children, and waits for them.
 up: export PYTHONDONTWRITEBYTECODE :=
 up: $(RUN) web ## run everything on an embedded PostgreSQL
-	@AFTERCOMMIT_STARTED_BY='make up' $(BIN)/aftercommit up --app systems.site:application $(ARGS)
+	@exec env AFTERCOMMIT_STARTED_BY='make up' $(BIN)/aftercommit up --app systems.site:application $(ARGS)
 
 # Where the machine has no Node, one from a wheel is used. Nothing is done when nothing changed.
 web: $(RUN) ## build the pages that browsers get, into build/web/site

@@ -5,11 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from tests.programs import CLEANED, running
+from tests.programs import CLEANED, kept_port, running
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -51,6 +54,63 @@ def test_the_first_event_prints_what_the_readme_says_and_up_handles_one_more(tmp
         up.line("handled o-4 of acme at position 3", up.stdout)
         up.send(signal.SIGTERM)
         assert up.ends() == 0, up
+
+
+@pytest.mark.thorough
+@pytest.mark.needs("make")
+def test_a_terminated_make_up_leaves_nothing_running(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with kept_port(neighbours=2) as port:
+        # What is installed and built is taken as it is.
+        told = [f"BIN={Path(sys.executable).parent}", f"ARGS=--port {port} --rate 0", "-o", "web"]
+        make = subprocess.Popen(
+            ["make", "up", *told, "-o", ".venv/.installed-run"],
+            cwd=README.parent,
+            env={
+                **{key: value for key, value in os.environ.items() if key not in CLEANED},
+                "AFTERCOMMIT_HOME": str(home),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert make.stdout is not None
+        with make.stdout as printed:
+            seen = []
+            for line in printed:
+                seen.append(line)
+                if "pending=" in line:
+                    break
+            started = _started_by(make.pid)
+            try:
+                make.terminate()
+                # The end of the output is the end of everybody who could write to it.
+                seen += _rest_of(printed, started)
+            finally:
+                make.wait(60)
+        assert "PostgreSQL is stopped" in "".join(seen), "".join(seen)
+        assert not list(home.rglob("postmaster.pid"))
+
+
+def _started_by(process: int) -> list[int]:
+    """The processes that this one has started, and those that they have."""
+    children = [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [each for child in children for each in (child, *_started_by(child))]
+
+
+def _rest_of(printed: IO[str], started: list[int]) -> list[str]:
+    """The lines to the end; if it does not come, the programs that were left are ended."""
+    rest: list[str] = []
+    reader = threading.Thread(target=lambda: rest.extend(printed), daemon=True)
+    reader.start()
+    reader.join(30)
+    if reader.is_alive():
+        for each in started:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGTERM)
+        reader.join(60)
+        pytest.fail("a program was left running")
+    return rest
 
 
 def test_every_link_of_the_docs_leads_somewhere() -> None:
