@@ -3,7 +3,9 @@
 import json
 import signal
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from aftercommit.postgres import migrate
 from aftercommit.postgres.embedded import EmbeddedPostgres
 from aftercommit.testing.postgres import SETTINGS_FOR_TESTS, with_database
-from tests.programs import Program, running
+from tests.investigations import eventually
+from tests.programs import Program, kept_port, running
 from tests.shop import OrderPaid, Shop, shop_outbox
 
 pytestmark = pytest.mark.newest
@@ -37,6 +40,13 @@ def wait_for(program: Program, event: str) -> dict[str, Any]:
     assert found is not None, f"{event} was not logged: {program}"
     line: dict[str, Any] = json.loads(found)
     return line
+
+
+def answers(url: str) -> bool | None:
+    """Whether a server answers there and is ready."""
+    with suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+        return answer.status == 200 or None
+    return None
 
 
 class TestRelay:
@@ -154,6 +164,27 @@ def own_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
 
 
 class TestDatabaseThatComesAndGoes:
+    @pytest.mark.thorough
+    def test_each_part_of_up_that_loses_it_says_so_and_that_it_is_back(self, own_server: EmbeddedPostgres) -> None:
+        def services(event: str) -> Counter[str]:
+            said = [json.loads(line) for line in up.stderr if line.startswith("{") and event in line]
+            return Counter(record["service"] for record in said)
+
+        def over() -> str | None:
+            lost, back = services("database_is_unavailable"), services("database_is_back")
+            return "over" if lost == back and lost.keys() >= {"listener", "access", "rate limiter"} else None
+
+        arguments = ("up", "--app", "systems.site:application", "--rate", "0", "--workers", "2", "--port")
+        with kept_port(neighbours=2) as port, running(*arguments, str(port), DATABASE_URL=own_server.dsn) as up:
+            url = up.line("open in a browser:", up.stderr).split()[-1]
+            eventually(lambda: answers(url))
+            own_server.stop("immediate")
+            up.line("database_is_unavailable", up.stderr)
+            own_server.start()
+            assert up.until(over), (services("database_is_unavailable"), services("database_is_back"))
+            up.send(signal.SIGTERM)
+            assert up.ends() == 0, up
+
     @pytest.mark.thorough
     def test_it_is_waited_for_and_that_is_said_once(self, own_server: EmbeddedPostgres) -> None:
         with psycopg.connect(own_server.dsn, autocommit=True) as connection:

@@ -221,6 +221,16 @@ async def test_without_the_database_limits_hold_here_and_are_told_later(shop: Sh
     assert shop.value(TOTAL) == 100
 
 
+async def test_a_limiter_that_nobody_asks_notices_that_its_database_is_gone(shop: Shop):
+    signals = Signals()
+    async with FaultProxy(shop.dsn) as proxy:
+        limiter = RateLimiter(Database(proxy.dsn), shop.outbox, probe=signals)
+        async with limiter:
+            await limiter.up.wait()
+            proxy.reset()
+            await signals.wait("database.lost")
+
+
 @pytest.mark.contract("L9")
 async def test_a_database_that_hangs_keeps_those_who_ask_waiting_once(shop: Shop):
     rate, signals = Rate("user", 100, DAY), Signals()

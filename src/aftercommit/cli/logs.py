@@ -13,6 +13,8 @@ from aftercommit.settings import Settings
 from aftercommit.telemetry import JsonFormatter
 
 _OURS = "aftercommit"
+# Who reads warnings alone is told of an outage, and has to be told that it is over: `database_is_back` is no warning.
+_OUTAGES = "aftercommit.database"
 # A line may be cut off at the edge of a terminal, so what people look for comes first.
 _FIRST = ("error", "remedy", "event_type", "consumer", "attempt", "retry_in")
 
@@ -93,11 +95,12 @@ def logging_to_stderr(settings: Settings, level: int, *, tracebacks: bool = True
 @contextmanager
 def logging_to(handler: logging.Handler, level: int) -> Iterator[None]:
     """While inside, log lines go to this handler: ours from the level on, those of others when they are warnings."""
-    root, ours = logging.getLogger(), logging.getLogger(_OURS)
-    before = [(logger, logger.level) for logger in (root, ours)]
+    root, ours, outages = logging.getLogger(), logging.getLogger(_OURS), logging.getLogger(_OUTAGES)
+    before = [(logger, logger.level) for logger in (root, ours, outages)]
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     ours.setLevel(level)
+    outages.setLevel(min(level, logging.INFO))
     try:
         yield
     finally:

@@ -17,8 +17,8 @@ _ENDS: Final[Mapping[str, str]] = {
     "bot_updates_again": "bot_updates_failed",
     "bot_polling": "bot_not_connected",
 }
-# Who says so, and less loudly than that it began. Relays and consumers say that much of every event.
-_WHERE: Final = ("aftercommit.database", "aftercommit.bot")
+# Says so less loudly than that it began. Relays and consumers say that much of every event.
+_WHERE: Final = "aftercommit.bot"
 # Said with each attempt that fails: silence, when the next one is past, says that it did not.
 _SAID_EACH_TIME: Final = frozenset({"bot_poll_failed", "bot_state_unavailable"})
 _SILENCE: Final = 60.0
@@ -106,12 +106,10 @@ class RecentLines(logging.Handler):
 @contextmanager
 def ends_are_heard() -> Iterator[None]:
     """While inside, it is logged that a trouble is over also where warnings alone are."""
-    loggers = [logging.getLogger(name) for name in _WHERE]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.INFO)
+    logger = logging.getLogger(_WHERE)
+    before = logger.level
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        logger.setLevel(before)

@@ -43,6 +43,8 @@ ASK_SECONDS = 0.5
 STEP_SECONDS = 1.0
 MOST_KEYS = 100_000
 FORGET_SECONDS = 60.0
+# While nobody asks, the database is looked at so often: that it is gone is known before a request needs it.
+LOOK_SECONDS = 5.0
 # What the table has room for.
 LONGEST_NAME = 100
 LONGEST_KEY = 255
@@ -212,9 +214,12 @@ class RateLimiter(DatabaseService):
             await require_schema(connection, self._statements.shape)
             await self._set_clock(connection)
             self._is_away = False
+            looked_at = -math.inf
             while not self.stopping.is_set():
-                await self._exchange(connection)
-                self.session_is_up()
+                if self._active or time.monotonic() - looked_at >= LOOK_SECONDS:
+                    await self._exchange(connection)
+                    self.session_is_up()
+                    looked_at = time.monotonic()
                 await self._forget(connection)
                 await self.pause(SHORTEST)
                 await self.pause(self._interval - SHORTEST, self._hurry)
@@ -262,7 +267,7 @@ class RateLimiter(DatabaseService):
     async def _exchange(self, connection: psycopg.AsyncConnection[Any]) -> None:
         active, self._active = self._active, {}
         if not active:
-            return
+            return await self._set_clock(connection)
         sent = {key: _Sent(count) for key, count in active.items()}
         by_text = {_storable(key): key for key in sent}
         asked_at = time.monotonic()
