@@ -24,6 +24,7 @@ from aftercommit.telegram import open_store
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
 from aftercommit.wiring import Engine
+from tests.investigations import eventually
 from tests.programs import CLEANED, PATIENCE, Program, running
 from tests.shop import Shop
 
@@ -40,6 +41,21 @@ TOTALS_THAT_DIFFER = """
     select count(*) from expected full join demo_shop.customer_totals total using (customer_id)
     where (expected.placed, expected.paid, expected.paid_cents, expected.shipped, expected.cancelled)
         is distinct from (total.placed, total.paid, total.paid_cents, total.shipped, total.cancelled)
+"""
+
+CONSUMING = """
+from aftercommit import Outbox
+outbox = Outbox('mine')
+done = outbox.declare('thing.done')
+
+@outbox.on(done, consumer='income')
+async def count(event): pass
+"""
+NEW_CONSUMER = """
+outbox.consumer('added', start='earliest')
+
+@outbox.on(done, consumer='added')
+async def add(event): pass
 """
 
 
@@ -118,6 +134,12 @@ def make_bot_state(home: Path) -> None:
     store = open_store(f"user=postgres dbname=postgres host={server.socket_folder} port={server.port}")
     store.prepare()
     store.close()
+
+
+def consumers(dsn: str) -> list[str]:
+    """Those that have a checkpoint."""
+    with psycopg.connect(dsn) as connection:
+        return [str(name) for (name,) in connection.execute("select name from mine.consumer order by name").fetchall()]
 
 
 def figures(program: Program, name: str, at_least: int) -> str:
@@ -221,6 +243,21 @@ class TestUp:
             assert line.startswith("schema mine: ")
             assert line.endswith(said)
             assert not [line for line in up.stdout if "handled" in line]
+
+    @pytest.mark.thorough
+    def test_a_renamed_consumer_is_refused_before_anything_runs(self, database: str, tmp_path: Path) -> None:
+        (tmp_path / "my_shop.py").write_text(CONSUMING)
+        (tmp_path / "my_new_shop.py").write_text(CONSUMING.replace("'income'", "'revenue'") + NEW_CONSUMER)
+        with running("up", "--app", "my_shop:outbox", "--dsn", database, "--interval", "0.2", folder=tmp_path) as up:
+            figures(up, "pending", 0)
+            eventually(lambda: consumers(database) or None)
+            up.send(signal.SIGTERM)
+            assert up.ends() == 0, up
+        with running("up", "--app", "my_new_shop:outbox", "--dsn", database, folder=tmp_path) as up:
+            assert up.ends() == 1, up
+        assert "error: consumer 'revenue' has no checkpoint, while 'income'" in up.stderr[-1]
+        assert not [line for line in up.stderr if "running" in line], up
+        assert consumers(database) == ["income"]
 
     @pytest.mark.thorough
     def test_with_a_database_url_no_server_is_started(self, database: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from aftercommit.cli.retention import retention_of, retention_options
 from aftercommit.cli.running import Stopper
 from aftercommit.cli.serve import Address, hand_over, is_for_this_machine, server_options
 from aftercommit.cli.server_process import ServerProcess
+from aftercommit.consumer.names import require_all_free
 from aftercommit.demo import orders
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
 from aftercommit.feed.server.shared_figures import SharedFigures, shared_folder
@@ -251,6 +252,9 @@ def _make_tables(database: Database, application: Application) -> None:
             message(f"schema {outbox.schema}: " + (f"{plural(len(steps), 'step')} applied" if steps else "up to date"))
         if application.create_tables is not None:
             application.create_tables(connection)
+        # Before we say that anything runs, and before one of several new consumers has its checkpoint.
+        for outbox in application.outboxes:
+            require_all_free(connection, outbox)
 
 
 def _about(

@@ -39,12 +39,9 @@ async def known_consumers(connection: psycopg.AsyncConnection[Any], shape: Shape
 async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, consumer: Consumer) -> None:
     """Make sure the consumer has a checkpoint, and that it is nobody else's."""
     known = {each.name: each for each in await known_consumers(connection, outbox.shape)}
-    mine = known.get(consumer.name)
-    if mine is not None:
-        _refuse_double(mine, consumer)
+    _require_free(known, outbox, consumer)
+    if consumer.name in known:
         return
-    if consumer.start is None:
-        _refuse_rename(known, outbox, consumer)
     parameters = {
         "name": consumer.name,
         "latest": consumer.start == "latest",
@@ -52,6 +49,14 @@ async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, con
         "inbox": consumer.inbox,
     }
     await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
+
+
+def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> None:
+    """For a program that will run every consumer: raise what `register` would raise for one of them. Changes nothing."""
+    rows = connection.execute(Statements(outbox.shape)["consumers"]).fetchall()
+    known = {each.name: each for each in (KnownConsumer(*row) for row in rows)}
+    for consumer in outbox.consumers.values():
+        _require_free(known, outbox, consumer)
 
 
 async def require_mine(connection: psycopg.AsyncConnection[Any], shape: Shape, consumer: Consumer) -> KnownConsumer:
@@ -143,6 +148,14 @@ async def _require_done(
 async def _unknown(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> AftercommitError:
     names = ", ".join(each.name for each in await known_consumers(connection, shape)) or "none"
     return AftercommitError(f"consumer {name!r} has no checkpoint: known consumers are {names}")
+
+
+def _require_free(known: dict[str, KnownConsumer], outbox: Outbox, consumer: Consumer) -> None:
+    mine = known.get(consumer.name)
+    if mine is not None:
+        _refuse_double(mine, consumer)
+    elif consumer.start is None:
+        _refuse_rename(known, outbox, consumer)
 
 
 def _refuse_double(mine: KnownConsumer, consumer: Consumer) -> None:
