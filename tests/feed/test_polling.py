@@ -293,6 +293,14 @@ async def test_a_long_poll_is_answered_when_a_line_comes(journal: Journal):
         assert reading.app.streams.waiting == 0
 
 
+async def test_a_request_without_cursor_and_tag_does_not_wait_and_does_not_say_so(journal: Journal):
+    async with journal.served() as reading:
+        asked = reading.poll(headers={"Prefer": "wait=60"})
+        answer = await asyncio.wait_for(asked, 30)
+        assert answer.status_code == 200
+        assert "preference-applied" not in answer.headers
+
+
 async def test_a_long_poll_with_a_tag_waits_for_what_matches_its_filters(journal: Journal):
     await journal.write("one", level="ERROR")
     async with journal.served() as reading:

@@ -271,6 +271,16 @@ class TestWrongDatabase:
         line = fails(1, "status")
         assert "set DATABASE_URL or --dsn; or run `aftercommit up`" in line
 
+    def test_serve_proposes_an_up_that_runs_what_is_served_and_not_the_example(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "reading_lamp.py").write_text("async def app(scope, receive, send): pass\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        served = fails(1, "serve", "--app", "systems.site:application")
+        assert "run `aftercommit up --app systems.site:application`" in served
+        # `up` needs the outbox behind any other ASGI application.
+        assert "run `aftercommit up --app module:outbox`" in fails(1, "serve", "--app", "reading_lamp:app")
+
     def test_an_unreachable_server_is_one_line_without_the_password(self) -> None:
         line = fails(1, "status", "--dsn", "postgresql://me:s3cret@127.0.0.1:1/x?connect_timeout=5")
         assert "cannot connect to PostgreSQL" in line
@@ -283,6 +293,15 @@ class TestWrongDatabase:
         line = fails(1, "status", "--dsn", dsn)
         assert "cannot be read" in line
         assert "cret" not in line
+
+    @pytest.mark.parametrize("command", ["status", "up"])
+    def test_an_unreadable_url_is_called_by_what_was_set(self, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert fails(1, command, "--dsn", "nonsense").startswith("error: --dsn cannot be read")
+        monkeypatch.setenv("DATABASE_URL", "nonsense")
+        assert fails(1, command).startswith("error: DATABASE_URL cannot be read")
+        monkeypatch.setenv("DATABASE_URL", "postgresql://127.0.0.1:1/x")
+        monkeypatch.setenv("AFTERCOMMIT_LISTEN_URL", "nonsense")
+        assert fails(1, command).startswith("error: AFTERCOMMIT_LISTEN_URL cannot be read")
 
     def test_the_driver_in_a_sqlalchemy_url_is_pointed_at(self) -> None:
         line = fails(1, "status", "--dsn", "postgresql+asyncpg://me@host/x")

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import click
 import psycopg
 
 from aftercommit.application import Application
+from aftercommit.cli.options import Given
 from aftercommit.errors import DatabaseError, DeclarationError
 from aftercommit.outbox import Outbox
-from aftercommit.postgres.database import Database
+from aftercommit.postgres.database import Database, checked
 from aftercommit.postgres.embedded import default_folder
 from aftercommit.postgres.embedded.postmaster import find_postmaster
 from aftercommit.postgres.overview import outboxes
 from aftercommit.postgres.references import named
 from aftercommit.postgres.shape import Shape
-from aftercommit.settings import APP, DATABASE_URL, SCHEMA, Settings
+from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, SCHEMA, Settings
 
 
 def load_outbox(settings: Settings) -> Outbox:
@@ -91,6 +93,16 @@ def load_database(settings: Settings, command: str) -> Database:
             f"no database is given: set {DATABASE_URL} or --dsn; or run `aftercommit up`, which brings one (none is "
             f"running in {default_folder().absolute()})"
         )
+    return database_at(dsn, settings, command)
+
+
+def database_at(dsn: str, settings: Settings, command: str) -> Database:
+    """The database at this address. One that cannot be read is called by what the user has set."""
+    context = click.get_current_context(silent=True)
+    given = context.find_object(Given) if context is not None else None
+    checked(dsn, "--dsn" if given is not None and "dsn" in given.options else DATABASE_URL)
+    if settings.listen_dsn is not None:
+        checked(settings.listen_dsn, LISTEN_URL)
     return Database(dsn, listen_dsn=settings.listen_dsn, application_name=f"aftercommit {command}")
 
 

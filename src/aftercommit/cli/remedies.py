@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from aftercommit.application import Application
 from aftercommit.cli.options import Given
 from aftercommit.postgres.database import safe
 from aftercommit.text import OF_APP
@@ -60,7 +61,9 @@ def _options(given: Given, verb: str) -> Iterator[str]:
     if "dsn" in told and verb != "up":
         # Messages end up in logs and screenshots: whoever pastes this has the password elsewhere.
         yield f"--dsn {shlex.quote(_without_password(told['dsn']))}"
-    if "app" in told and not _serves(verb):
+    if verb == "up" and given.settings.app is not None and not _runs(given.settings.app):
+        yield OF_APP
+    elif "app" in told:
         yield f"--app {shlex.quote(told['app'])}"
     elif given.settings.app is not None or verb == "up":
         return
@@ -70,9 +73,12 @@ def _options(given: Given, verb: str) -> Iterator[str]:
         yield f"--schema {shlex.quote(told['schema'])}"
 
 
-def _serves(verb: str) -> bool:
-    """Whether --app names what is served, which `up` may not be able to run."""
-    return verb == "up" and click.get_current_context().find_root().invoked_subcommand == "serve"
+def _runs(app: str) -> bool:
+    """Whether `up` can run what --app names. `serve` takes any ASGI application too, and has imported it by now."""
+    if click.get_current_context().find_root().invoked_subcommand != "serve":
+        return True
+    module, _, name = app.partition(":")
+    return isinstance(getattr(sys.modules.get(module), name, None), Application)
 
 
 def _migrates_by_schema(given: Given, verb: str) -> bool:

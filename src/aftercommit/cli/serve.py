@@ -103,6 +103,7 @@ def serve(settings: Settings, host: str, port: int, descriptor: int | None, **op
     from aftercommit.feed.server import http_server
 
     bound = socket.socket(fileno=descriptor) if descriptor is not None else None
+    made = servable(settings)
     development: bool = options["development"]
     serving = Serving(
         load_database(settings, "serve"),
@@ -116,7 +117,7 @@ def serve(settings: Settings, host: str, port: int, descriptor: int | None, **op
     # Beneath `up` somebody looks at a screen, and wants to see what went wrong alone.
     hand_over(settings, serving, quiet=bound is not None)
     # Made here for nothing else: what is wrong with it is said once, and not by every process that dies of it.
-    servable(settings)(serving)
+    made(serving)
     if bound is not None:
         _end_with_stdin()
     with logging_to_stderr(settings, _level(quiet=bound is not None)):

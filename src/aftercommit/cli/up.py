@@ -14,7 +14,7 @@ import click
 
 from aftercommit.application import Application, Companions, Serving
 from aftercommit.cli.dashboard import Dashboard, is_terminal
-from aftercommit.cli.loading import load_application
+from aftercommit.cli.loading import database_at, load_application
 from aftercommit.cli.logs import BriefFormatter, TextFormatter, logging_to, logging_to_stderr
 from aftercommit.cli.look import Look
 from aftercommit.cli.numbers import DAY, Amount, Seconds
@@ -220,7 +220,7 @@ def _logging(settings: Settings) -> Iterator[RecentLines | None]:
 @contextmanager
 def _postgres(settings: Settings, stopper: Stopper) -> Iterator[tuple[Database, EmbeddedPostgres | None]]:
     if settings.dsn is not None:
-        database = Database(settings.dsn, listen_dsn=settings.listen_dsn, application_name=_APPLICATION_NAME)
+        database = database_at(settings.dsn, settings, "up")
         message(f"using the PostgreSQL of --dsn or {DATABASE_URL}: {database.safe_dsn}")
         yield database, None
         return

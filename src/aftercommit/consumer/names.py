@@ -52,7 +52,7 @@ async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, con
 
 
 def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> None:
-    """For a program that will run every consumer: raise what `register` would raise for one of them. Changes nothing."""
+    """For a program that will run every consumer: raise what `register` would for one of them. Changes nothing."""
     rows = connection.execute(Statements(outbox.shape)["consumers"]).fetchall()
     known = {each.name: each for each in (KnownConsumer(*row) for row in rows)}
     for consumer in outbox.consumers.values():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import psycopg
 
-from aftercommit.doctor.findings import Case, Check, Trouble, problem, warning
+from aftercommit.doctor.findings import Case, Check, Trouble, problem
 from aftercommit.postgres import lives
 
 _RESTORED = "start a relay, which begins the new life, or run `aftercommit restored`"

@@ -156,8 +156,8 @@ class Database:
         """Check the DSN's form; nothing is connected."""
         if not 0 < answers_within < math.inf:
             raise DeclarationError(f"answers_within={answers_within} would answer nobody: give seconds above 0")
-        self.dsn = _checked(dsn)
-        self.listen_dsn = _checked(listen_dsn) if listen_dsn is not None else self.dsn
+        self.dsn = checked(dsn)
+        self.listen_dsn = checked(listen_dsn, "listen_dsn") if listen_dsn is not None else self.dsn
         self.answers_within = answers_within
         self._application_name = application_name
 
@@ -368,13 +368,14 @@ def _is_refusal(problem: psycopg.Error, said: str) -> bool:
     return isinstance(problem, psycopg.ProgrammingError) or _REFUSALS.search(said) is not None
 
 
-def _checked(dsn: str) -> str:
+def checked(dsn: str, name: str = "the database URL") -> str:
+    """The DSN, if it can be read; otherwise DatabaseRefused, which calls it by this name."""
     try:
         conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         # What libpq says about it quotes the parts it could not read, and the password may be among them.
-        shown = dsn.rpartition("@")[2] if "@" in dsn else "the given value"
+        shown = f" ({dsn.rpartition('@')[2]:.60})" if "@" in dsn else ""
         driver = re.match(r"(\w+)\+\w+://", dsn)
         remedy = f"leave out the driver and begin with {driver[1]}://" if driver else _NO_DATABASE_URL
-        raise DatabaseRefused(f"the database URL ({shown:.60}) cannot be read: {remedy}") from None
+        raise DatabaseRefused(f"{name}{shown} cannot be read: {remedy}") from None
     return dsn

@@ -46,12 +46,10 @@ class Limits:
         if text is None:
             return self.default
         # int() also reads signs, spaces, underscores and the digits of other scripts.
-        if not (text.isascii() and text.isdigit() and len(text) <= len(str(self.most))):
+        is_readable = text.isascii() and text.isdigit() and len(text) <= len(str(self.most))
+        if not is_readable or not self.least <= int(text) <= self.most:
             raise BadParameter(parameter, text, f"must be an integer from {self.least} to {self.most}")
-        limit = int(text)
-        if not self.least <= limit <= self.most:
-            raise BadParameter(parameter, text, f"must be from {self.least} to {self.most}")
-        return limit
+        return int(text)
 
 
 @dataclass(frozen=True, slots=True)

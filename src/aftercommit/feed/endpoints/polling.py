@@ -50,6 +50,9 @@ class Polling(Endpoint):
             place, wait = await self._hub.before_moment(strand, question.moment), None
             question = Asked(place, question.limit, question.chosen)
         asked = Asked(None, *question) if isinstance(question, AskedEnd) else question
+        if asked.after is None and held is None:
+            # Without a cursor or a tag every page is news: there is nothing to wait for.
+            wait = None
         if held is not None:
             head = strand.head
             tag = tag_of(strand, *asked, admission.rights, head)
