@@ -54,7 +54,7 @@ def guarded(asks: Asks, handler: Handler, *parameters: str) -> Callable[[Request
         try:
             reader = await asks(headers.get("authorization"), headers, peer_of(request.scope))
         except Unauthorized as problem:
-            raise unauthorized() from problem
+            raise unauthorized(problem.hint) from problem
         except DatabaseUnavailable as problem:
             raise unavailable("Tokens cannot be checked at the moment") from problem
         for name in request.query_params:

@@ -281,11 +281,13 @@ class Unauthorized(AftercommitError):
     """Whoever asks is not known, or no longer.
 
     Its text is always the same, because a closer one would help those who guess. `reason` says more, for our own log.
+    `hint` is for the one who asks: only a server that was started for development gives one.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, hint: str | None = None) -> None:
         super().__init__("Missing or invalid authentication token")
         self.reason = reason
+        self.hint = hint
 
 
 class FeedError(AftercommitError):

@@ -10,7 +10,7 @@ import pytest
 from aftercommit.errors import Unauthorized
 from aftercommit.feed.access import service_tokens
 from aftercommit.postgres.shape import Shape
-from tests.investigations import DEVELOPMENT, PATIENCE, TLS, serving
+from tests.investigations import DEVELOPMENT, PATIENCE, TLS, eventually, serving
 from tests.tasks import ADA, EDSGER, EVENTS, MALLORY, ROOT, Service, problem_of, signed
 
 pytestmark = [pytest.mark.contract("T7"), pytest.mark.newest]
@@ -89,6 +89,21 @@ def test_without_a_credential_a_neighbour_is_believed_and_nobody_who_only_looks_
             assert refused(tasks, {**LOCAL, name: value}, path), name
         assert stream_is_refused(tasks, {**LOCAL, name: value}), name
     assert not refused(tasks, {**LOCAL, "Origin": tasks.url})
+
+
+def test_a_neighbour_of_a_development_server_hears_what_its_request_lacks(
+    tasks: Service, request: pytest.FixtureRequest
+):
+    for path in READ:
+        assert refused(tasks, {}, path)
+        assert "Add the header X-User-Id" in ask(tasks, {}, path).json()["details"]["hint"]
+        assert "details" not in ask(tasks, {"Authorization": "Bearer x"}, path).json()
+        assert "details" not in ask(tasks, {"X-Forwarded-For": "127.0.0.1"}, path).json()
+    credential: str = request.getfixturevalue("credential")
+    eventually(lambda: refused(tasks, LOCAL) or None)
+    for path in READ:
+        assert "X-User-Id alone is not believed" in ask(tasks, LOCAL, path).json()["details"]["hint"]
+        assert "details" not in ask(tasks, {"Authorization": f"Bearer {credential}"}, path).json()
 
 
 @pytest.mark.thorough

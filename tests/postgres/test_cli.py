@@ -251,9 +251,13 @@ class TestConsumers:
     def test_an_unknown_name_is_answered_with_the_known_ones(self, shop: Shop) -> None:
         assert "known consumers are index" in fails(1, "consumers", "pause", "indx", "--dsn", shop.dsn)
 
-    def test_rename_keeps_the_checkpoint(self, shop: Shop) -> None:
+    def test_rename_asks_first_and_keeps_the_checkpoint(self, shop: Shop) -> None:
         shop.rows("update consumer set position = 0")
-        assert run("consumers", "rename", "index", "order-index", "--dsn", shop.dsn).exit_code == 0
+        refused = run("consumers", "rename", "index", "order-index", "--dsn", shop.dsn)
+        assert refused.exit_code == 1
+        assert "nobody can be asked here: say --yes" in refused.stderr
+        assert shop.rows("select name from consumer") == [("index",)]
+        assert run("consumers", "rename", "index", "order-index", "--yes", "--dsn", shop.dsn).exit_code == 0
         assert shop.rows("select name from consumer") == [("order-index",)]
 
     def test_forget_asks_first_and_a_pipe_is_no_answer(self, shop: Shop) -> None:

@@ -116,7 +116,7 @@ class TestServiceTokens:
             "from now on, development servers do not believe `X-User-Id` alone either: a program that names users "
             "needs this token (the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
         )
-        good("revoke", token_id, second_id)
+        good("revoke", "--yes", token_id, second_id)
         again = good("create", "bot", "--may", "act-as-user", "--json")
         assert json.loads(again.stdout)["name"] == "bot"
         assert "development servers do not believe `X-User-Id` alone" in again.stderr
@@ -133,8 +133,8 @@ class TestServiceTokens:
         assert "valid" in listed.stdout
         assert token.rpartition("_")[2] not in listed.output
 
-        assert f"service token {token_id} is revoked" in good("revoke", token_id).stderr
-        assert "was revoked before" in good("revoke", f"act_{token_id}").stderr
+        assert f"service token {token_id} is revoked" in good("revoke", "--yes", token_id).stderr
+        assert "was revoked before" in good("revoke", "--yes", f"act_{token_id}").stderr
         (row,) = json.loads(good("list", "--json").stdout)["service_tokens"]
         assert (row["id"], row["state"], row["created_by"]) == (token_id, "revoked", "ann")
         assert "secret_hash" not in row
@@ -142,8 +142,8 @@ class TestServiceTokens:
     def test_a_whole_token_is_understood_and_can_come_from_stdin(self, outbox: Shop) -> None:
         tokens = [good("create", "bot", "--may", READ).stdout.strip() for _ in range(2)]
 
-        assert "is revoked" in good("revoke", tokens[0]).stderr
-        said = good("revoke", "-", input=tokens[1] + "\n").stderr
+        assert "is revoked" in good("revoke", "--yes", tokens[0]).stderr
+        said = good("revoke", "--yes", "-", input=tokens[1] + "\n").stderr
         assert tokens[1] not in said
         assert outbox.value("select count(*) from service_token where revoked_at is null") == 0
 
@@ -151,7 +151,7 @@ class TestServiceTokens:
         token = good("create", "bot", "--may", READ, "--json").stdout
         token_id = json.loads(token)["id"]
 
-        result = run("revoke", "act_nobodynobody", token_id)
+        result = run("revoke", "--yes", "act_nobodynobody", token_id)
 
         assert result.exit_code == 4
         assert "there is no service token nobodynobody" in result.stderr
@@ -160,7 +160,7 @@ class TestServiceTokens:
     def test_jwts_are_revoked_by_token_by_id_and_by_user(self, outbox: Shop) -> None:
         token = good("mint", "--user", "ann", "--may", READ).stdout.strip()
 
-        good("revoke", token, "some-jti", "--user", "bob", "--reason", "laptop lost", "--by", "ann")
+        good("revoke", "--yes", token, "some-jti", "--user", "bob", "--reason", "laptop lost", "--by", "ann")
 
         revoked = json.loads(good("list", "--json").stdout)["revocations"]
         assert {(each["kind"], each["reason"]) for each in revoked} == {
@@ -170,6 +170,15 @@ class TestServiceTokens:
         assert token not in str(revoked)
         assert {"some-jti", "bob"} < {each["value"] for each in revoked}
         assert "laptop lost" in good("list").stdout
+
+    def test_revoke_asks_first(self, outbox: Shop) -> None:
+        token_id = json.loads(good("create", "bot", "--may", READ, "--json").stdout)["id"]
+
+        refused = run("revoke", token_id, "--user", "bob", input="n\n")
+        assert refused.exit_code == 1
+        assert "Revoke 1 token and every JWT that 'bob' has until now?" in refused.stderr
+        assert run("revoke", "-", input=f"{token_id}\n").exit_code == 1
+        assert outbox.value("select count(*) from service_token where revoked_at is null") == 1
 
     def test_nothing_to_revoke_is_wrong_usage(self, outbox: Shop) -> None:
         assert run("revoke").exit_code == 2

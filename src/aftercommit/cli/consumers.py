@@ -72,16 +72,19 @@ def resume(settings: Settings, name: str) -> None:
 @consumers.command()
 @click.argument("old")
 @click.argument("new")
+@yes_option
 @pass_settings
-def rename(settings: Settings, old: str, new: str) -> None:
+def rename(settings: Settings, old: str, new: str, yes: bool) -> None:
     """Give a checkpoint, its inbox and its dead letters the name that the code uses now."""
+    if not yes:
+        confirm(f"Rename consumer {old!r} to {new!r}? Its checkpoint, inbox and dead letters go with it")
     _change(settings, lambda connection, shape: names.rename(connection, shape, old, new))
     message(f"consumer {old!r} is now {new!r}")
 
 
 @consumers.command()
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @pass_settings
 def forget(settings: Settings, name: str, yes: bool) -> None:
     """Remove the checkpoint and the inbox of a consumer that no program declares any more."""

@@ -9,17 +9,19 @@ import click
 import msgspec
 import psycopg
 
+from aftercommit.cli.asking import confirm
 from aftercommit.cli.exits import PARTIAL
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.cli.retention import FOR_EVER, Duration
-from aftercommit.cli.selecting import by_option
+from aftercommit.cli.selecting import by_option, yes_option
 from aftercommit.postgres.embedded import default_folder
 from aftercommit.postgres.overview import overview
 from aftercommit.postgres.shape import Shape
 from aftercommit.repair.desk import this_user
 from aftercommit.settings import Settings
+from aftercommit.text import plural
 
 if TYPE_CHECKING:
     from aftercommit.feed.access.token_keys import TokenKeys
@@ -169,15 +171,23 @@ def list_tokens(settings: Settings, as_json: bool) -> None:
 @click.option("--user", "users", multiple=True, metavar="NAME", help="All JWTs that this user has until now.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
 @by_option
+@yes_option
 @pass_settings
-def revoke(settings: Settings, tokens: tuple[str, ...], users: tuple[str, ...], reason: str, by: str | None) -> None:
-    """End service tokens (by id) and JWTs (by their id, jti). A whole token is understood too; - reads from stdin.
+def revoke(
+    settings: Settings, tokens: tuple[str, ...], users: tuple[str, ...], reason: str, by: str | None, yes: bool
+) -> None:
+    """End service tokens (by id) and JWTs (by their id, jti). A whole token is understood too; - reads from stdin, and
+    needs --yes.
 
     Servers hear of it at once, and open streams of the bearer end.
     """
     given = [word for each in tokens for word in (sys.stdin.read().split() if each == "-" else [each])]
     if not given and not users:
         raise click.UsageError("nothing to revoke: name a token, its id, or --user")
+    if not yes:
+        what = [plural(len(given), "token")] if given else []
+        what += [f"every JWT that {user!r} has until now" for user in users]
+        confirm(f"Revoke {' and '.join(what)}? This cannot be undone")
     with load_database(settings, "token").connect_sync() as connection:
         shape, who = _shape(settings, connection), by or this_user()
         missing = [each for each in given if not _revoke_token(connection, shape, each, who, reason)]

@@ -38,6 +38,12 @@ _FORWARDED: Final = frozenset(
     "x-original-forwarded-for".split()
 )
 _FORWARDED_PREFIX: Final = "x-forwarded"
+# What a program of this machine hears from a development server.
+_MISSING: Final = "Add the header X-User-Id with the number of a user"
+_NOT_ENOUGH: Final = (
+    f"X-User-Id alone is not believed, because there is a service token with the permission {ACT_AS_USER}: send that "
+    "token as `Authorization: Bearer …` too, or revoke it"
+)
 
 
 class TrustedUsers(Service):
@@ -69,7 +75,8 @@ class TrustedUsers(Service):
         named = headers.get(USER_HEADER)
         if is_program(caller):
             if named is None:
-                raise self._refused("no X-User-Id says on whose behalf it is asked")
+                hint = _MISSING if caller.token_id is None else None
+                raise self._refused("no X-User-Id says on whose behalf it is asked", hint)
             user = user_in(named)
             return msgspec.structs.replace(caller, user=user, rights=rights_of(user, caller.permissions))
         if _USER.fullmatch(caller.user) is None or int(caller.user) > LARGEST_USER:
@@ -113,12 +120,12 @@ class TrustedUsers(Service):
         if not is_local(headers, peer):
             raise self._refused("there is no Authorization header, and the request is not from this machine")
         if await self._bearer.grants(ACT_AS_USER):
-            raise self._refused("there is no Authorization header, and a service token is configured")
+            raise self._refused("there is no Authorization header, and a service token is configured", _NOT_ENOUGH)
         return Reader("", _NOBODY, None, None, rights_of("", _NOBODY))
 
-    def _refused(self, reason: str) -> Unauthorized:
+    def _refused(self, reason: str, hint: str | None = None) -> Unauthorized:
         say(logger, logging.DEBUG, "unauthorized", reason=reason)
-        return Unauthorized(reason)
+        return Unauthorized(reason, hint)
 
 
 def is_program(caller: Reader) -> bool:

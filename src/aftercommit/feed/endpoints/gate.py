@@ -69,7 +69,7 @@ class Gate:
         try:
             reader = await self._access.reader(authorization, headers, peer)
         except Unauthorized as refusal:
-            raise unauthorized() from refusal
+            raise unauthorized(refusal.hint) from refusal
         asked = self._own_key(reader) if key is None else key
         permission = self._permission(asked)
         if permission is not None and not reader.may(permission):

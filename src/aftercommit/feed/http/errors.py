@@ -78,9 +78,12 @@ def bad_request(message: str, **details: Any) -> Problem:
     return Problem(400, message, details=details)
 
 
-def unauthorized() -> Problem:
-    """Nobody we know. Why is not told: it would help those who guess."""
-    return Problem(401, "Missing or invalid authentication token", headers={"WWW-Authenticate": "Bearer"})
+def unauthorized(hint: str | None = None) -> Problem:
+    """Nobody we know. Why is not told, as it would help those who guess; a hint is for development alone."""
+    details = {"hint": hint} if hint is not None else None
+    return Problem(
+        401, "Missing or invalid authentication token", details=details, headers={"WWW-Authenticate": "Bearer"}
+    )
 
 
 def forbidden(permission: str) -> Problem:
