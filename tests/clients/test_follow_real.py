@@ -1,15 +1,17 @@
 """The Python client against the real server: nothing lost, nothing twice, on whichever server and by whichever way."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from contextlib import aclosing
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Unpack
 
 import httpx
 import pytest
 
-from aftercommit.client import FeedEvent, Gap, MemoryBookmark, Options, State, follow
+from aftercommit.client import FeedEvent, FileBookmark, Gap, MemoryBookmark, Options, State, follow
 from aftercommit.client.follow import Follower
 from aftercommit.errors import FeedRefused
 from aftercommit.feed import LogEvent
@@ -174,6 +176,16 @@ async def test_a_token_that_the_server_refuses_is_renewed_and_one_without_rights
         stranger = following(journal, reading.server.url, token=journal.token("eve", ("book:b-2:read",)))
         with pytest.raises(FeedRefused, match=r"403 forbidden: Insufficient permissions for book:b-1:read"):
             await take(stranger, 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_bookmark_that_the_server_cannot_read_is_named(journal: Journal, tmp_path: Path, stream: bool):
+    file = tmp_path / "b-1.cursor"
+    file.write_text("garbled\n")
+    async with journal.served() as reading:
+        follower = following(journal, reading.server.url, bookmark=FileBookmark(file), stream=stream)
+        with pytest.raises(FeedRefused, match=rf"400 bad_request.*Invalid cursor.*bookmark {re.escape(str(file))}:"):
+            await take(follower, 1)
 
 
 @pytest.mark.contract("L7", "L13")

@@ -55,6 +55,10 @@ class FileBookmark:
         self.path = Path(path)
         self._lock = threading.Lock()
 
+    def __str__(self) -> str:
+        """Where it is, for messages."""
+        return str(self.path)
+
     def load(self) -> str | None:
         """The cursor in the file."""
         try:

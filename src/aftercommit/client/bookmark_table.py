@@ -45,6 +45,10 @@ class SqliteBookmark:
         self.path = os.fspath(path)
         self.name = _checked_name(name)
 
+    def __str__(self) -> str:
+        """Where it is, for messages."""
+        return f"{self.name!r} in {self.path}"
+
     def load(self) -> str | None:
         """The cursor under this name."""
         with self._connected() as connection:
@@ -66,7 +70,7 @@ class SqliteBookmark:
                 connection.execute(_SQLITE_MAKE)
                 yield connection
         except sqlite3.Error as problem:
-            raise BookmarkError(f"the bookmark {self.name!r} in {self.path}: {problem}") from problem
+            raise BookmarkError(f"the bookmark {self}: {problem}") from problem
 
 
 class PostgresBookmark:
@@ -85,6 +89,10 @@ class PostgresBookmark:
         self._identifier = sql.Identifier(*parts)
         self._connection: psycopg.Connection[Any] | None = None
         self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        """Where it is, for messages."""
+        return f"{self.name!r} in table {self.table}"
 
     def load(self) -> str | None:
         """The cursor under this name."""
@@ -108,7 +116,7 @@ class PostgresBookmark:
                 return self._again_if_broken(work)
             except psycopg.Error as problem:
                 self._drop()
-                raise BookmarkError(f"the bookmark {self.name!r} in table {self.table}: {problem}") from problem
+                raise BookmarkError(f"the bookmark {self}: {problem}") from problem
 
     def _again_if_broken(self, work: Callable[[psycopg.Connection[Any]], Result]) -> Result:
         if self._connection is not None:

@@ -202,7 +202,7 @@ class Follower:
                 await self._credential.refresh()
                 return self._machine.refreshed(time.monotonic())
             case Do.STOP:
-                raise self._refusal or FollowError(f"{self.url} cannot be followed")
+                raise self._final_refusal() or FollowError(f"{self.url} cannot be followed")
 
     async def _open(self) -> Step:
         headers = await self._credential.headers("text/event-stream")
@@ -300,6 +300,16 @@ class Follower:
             self._arrived.append(wire.reset_of(refused))
         say(logger, logging.INFO, "feed_refused", url=self.url, status=refused.status, error=readable(refused))
         return refused
+
+    def _final_refusal(self) -> FeedRefused | None:
+        """What the server said last. Where it could not read the cursor of a bookmark, the bookmark is named."""
+        refused = self._refusal
+        origin = self._keeper.origin(self.cursor)
+        # The server shows what it could not read, or the beginning of it.
+        if refused is None or origin is None or (self.cursor or "")[:100] not in refused.details.values():
+            return refused
+        message = f"{refused.message}. The cursor is that of the bookmark {origin}: mend it, or remove it to begin anew"
+        return FeedRefused(refused.status, refused.code, message, refused.details, refused.retry_after)
 
     def _ended(self, problem: Exception) -> Step:
         self._say_lost(problem)

@@ -28,6 +28,13 @@ class Keeper:
         self._done = self._saved = await asyncio.to_thread(self._bookmark.load)
         return self._saved
 
+    def origin(self, cursor: str | None) -> str | None:
+        """The bookmark that holds this cursor, in words; None when it does not."""
+        if cursor is None or cursor != self._saved:
+            return None
+        names_itself = type(self._bookmark).__str__ is not object.__str__
+        return str(self._bookmark) if names_itself else type(self._bookmark).__name__
+
     async def done(self, cursor: str | None) -> None:
         """Everything up to this place is done with."""
         self._done = cursor
