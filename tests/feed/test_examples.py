@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -88,7 +89,7 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-async def publish(outbox: Outbox, dsn: str, payload: object, **scope: str) -> None:
+async def publish(outbox: Outbox, dsn: str, payload: object, **scope: Any) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         outbox.migrate(connection)
     with psycopg.connect(dsn) as connection:
