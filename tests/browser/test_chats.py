@@ -21,6 +21,8 @@ from tests.tasks import ADA, BARBARA, EDSGER, GRACE, prepared
 pytestmark = pytest.mark.needs("chromium")
 
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+# Of an element, nothing is cut off at its side.
+WHOLE = "((it) => it.scrollWidth <= it.clientWidth)(document.querySelector('{}'))"
 
 
 @dataclass
@@ -271,6 +273,15 @@ def test_who_mistypes_an_address_of_the_chats_gets_a_page_that_leads_to_them(chr
         expect(page.get_by_role("heading", name="Tasks bot")).to_be_visible()
 
 
+def test_a_telephone_shows_the_whole_title_of_the_logs_while_nobody_is_chosen(chromium: Browser, up: Up):
+    with tab(chromium, up.url, NARROW) as shown:
+        page = shown.page
+        page.goto(f"{up.url}/investigations/INV-123")
+        page.get_by_role("dialog", name="Who is reading?").wait_for()
+        holds(page, WHOLE.format("#title"))
+        holds(page, FITS)
+
+
 def test_the_chats_fit_on_a_telephone(chromium: Browser, up: Up):
     with tab(chromium, up.chats, NARROW) as shown:
         page = shown.page
@@ -278,6 +289,9 @@ def test_the_chats_fit_on_a_telephone(chromium: Browser, up: Up):
         chat_of(page, GRACE).click()
         page.get_by_label("Message as the person").wait_for()
         holds(page, FITS)
+        expect(page.locator("#commands").get_by_text("/help")).to_be_in_viewport()
+        holds(page, WHOLE.format("#commands"))
+        holds(page, WHOLE.format("#person-about"))
         page.get_by_role("button", name="Back to the chats").click()
         holds(page, FITS)
         page.get_by_role("link", name="Tasks", exact=True).click()

@@ -13,6 +13,21 @@ from tests.investigations import Service
 pytestmark = pytest.mark.needs("chromium")
 
 DARK = "rgb(18, 22, 28)"
+# What stands between two slashes stands on one line.
+WORDS_ARE_WHOLE = """(() => {
+  const range = document.createRange();
+  for (const code of document.querySelectorAll("summary code")) {
+    const text = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+    while (text.nextNode()) {
+      for (const word of text.currentNode.data.matchAll(/[^/]+/g)) {
+        range.setStart(text.currentNode, word.index);
+        range.setEnd(text.currentNode, word.index + word[0].length);
+        if (new Set([...range.getClientRects()].map((each) => each.top)).size !== 1) return false;
+      }
+    }
+  }
+  return true;
+})()"""
 
 
 @pytest.fixture
@@ -79,6 +94,13 @@ def test_in_an_application_without_an_index_there_is_no_way_back_and_its_own_tit
     docs.page.reload()
     expect(docs.page.get_by_role("heading", level=1)).to_have_text("The shop's feeds <b>and more</b>")
     expect(docs.page.locator("#home")).to_be_hidden()
+
+
+def test_a_long_path_is_broken_after_a_slash_and_not_within_a_word(docs: BoardPage):
+    docs.page.set_viewport_size(NARROW)
+    path = docs.page.locator("summary code", has_text="/api/v1/investigations/{investigation_id}/logs").first
+    expect(path).to_have_text("/api/v1/investigations/{investigation_id}/logs")
+    holds(docs.page, WORDS_ARE_WHOLE)
 
 
 def test_it_fits_on_a_telephone_with_everything_open(docs: BoardPage):

@@ -187,6 +187,11 @@ async function show(answer, head, out) {
   out.textContent = head + text;
 }
 
+// A path that is too long for its line is broken after a slash.
+function breakable(path) {
+  return path.split(/(?<=\/)/).flatMap((part, place) => (place ? [element("wbr"), part] : [part]));
+}
+
 function operationOf(api, base, path, method, operation) {
   const inputs = [];
   const all = [...(api.paths[path].parameters ?? []), ...(operation.parameters ?? [])].map((each) => resolved(api, each));
@@ -228,7 +233,7 @@ function operationOf(api, base, path, method, operation) {
   const name = element("span", { className: "method", textContent: method });
   name.dataset.method = method;
   return element("details", {},
-    element("summary", {}, name, element("code", { textContent: path }),
+    element("summary", {}, name, element("code", {}, ...breakable(path)),
       element("span", { className: "note", textContent: operation.summary ?? "" })),
     body);
 }
