@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.embedded import EmbeddedPostgres
 from bench import machine, plot, report
 from bench.cases import CASES
 from bench.figures import as_json

@@ -6,9 +6,9 @@ from typing import Any
 from aftercommit import Database, Engine, Event, Outbox, RelaySettings
 from aftercommit.consumer import LogWorker
 from aftercommit.relay import Relay
+from aftercommit.relay.transports import LogTransport
 from aftercommit.service import Service
 from aftercommit.testing.signals import Signals
-from aftercommit.transports import LogTransport
 from bench import loops, shop
 from bench.figures import Sample
 from bench.stage import Stage

@@ -10,6 +10,9 @@ import msgspec
 import psycopg
 
 from aftercommit import Outbox
+from aftercommit.access.rate_limit import Rate
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import mint
 from aftercommit.event.envelope import Record
 from aftercommit.feed import (
     TIME_AND_SEQ,
@@ -25,13 +28,10 @@ from aftercommit.feed import (
     Wire,
     timestamp,
 )
-from aftercommit.feed.access.rate_limit import Rate
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import mint
 from aftercommit.feed.declaration.entry import Stored
-from aftercommit.feed.redaction import Redactor
 from aftercommit.feed.strands.entries import EntryMaker
-from aftercommit.postgres import migrate
+from aftercommit.redaction import Redactor
+from aftercommit.schema import migrate
 
 SCHEMA: Final = "bench_feed"
 KEY: Final = "INV-1"

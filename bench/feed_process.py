@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from aftercommit import Database
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.tokens import TokenVerifier
 from aftercommit.feed import Feed
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.tokens import TokenVerifier
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.http import sse
-from aftercommit.feed.http.asgi import Asgi, Receive, Scope, Send, chunk
 from aftercommit.feed.live.stream import HEADERS
 from aftercommit.feed.live.streams import StreamCaps
-from aftercommit.feed.server.http_server import HttpServer, listen, url_of
 from aftercommit.feed.strands.hub import HubSettings
+from aftercommit.http import sse
+from aftercommit.http.asgi import Asgi, Receive, Scope, Send, chunk
+from aftercommit.server.http_server import HttpServer, listen, url_of
 from bench import feed_logs, loops
 
 # As ours in everything but the protocol class with its guards, and the lifespan that they do not have.

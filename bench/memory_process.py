@@ -15,8 +15,8 @@ from aftercommit import Database, Event, Outbox
 from aftercommit.consumer import LogWorker
 from aftercommit.event.envelope import Record
 from aftercommit.relay import Relay
+from aftercommit.relay.transport import Capabilities, Failure
 from aftercommit.service import Service
-from aftercommit.transport import Capabilities, Failure
 from bench import shop
 
 ROLES: Final = ("relay", "consumer")

@@ -8,7 +8,7 @@ from uuid import uuid4
 import psycopg
 
 from aftercommit import Outbox
-from aftercommit.postgres import migrate
+from aftercommit.schema import migrate
 
 TENANT: Final = "acme"
 # Two schemas from the same migrations: one is ours to publish into, the other is the floor's, table for table the same.

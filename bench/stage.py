@@ -11,7 +11,7 @@ from typing import Any
 import click
 import psycopg
 
-from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.embedded import EmbeddedPostgres
 from bench.cpu import server_cpu
 from bench.figures import Group, Sample, Series
 

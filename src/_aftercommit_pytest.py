@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from aftercommit.contrib.telegram.local_api import BotApiServer
     from aftercommit.outbox import Outbox
     from aftercommit.testing import AsyncWorld, PostgresServerForTests, World
-    from aftercommit.testing.bot_api import BotApiServer
     from aftercommit.testing.drain import TransportChoice
 
 DSN = "AFTERCOMMIT_TEST_DSN"
@@ -149,7 +149,7 @@ def aftercommit_async_world(
 @pytest.fixture
 def aftercommit_bot_api() -> "Iterator[BotApiServer]":
     """A Bot API server of the test's own, in a thread, with Telegram's limits to the letter and no chats."""
-    from aftercommit.testing.bot_api import BotApiServer
+    from aftercommit.contrib.telegram.local_api import BotApiServer
 
     with BotApiServer.in_thread() as server:
         yield server

@@ -12,14 +12,14 @@ import httpx
 from aftercommit.application import Companions
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
+from aftercommit.contrib.telegram import Bot, Link, bot_settings, open_store
+from aftercommit.contrib.telegram.local_api import BotApiServer, Limits
+from aftercommit.embedded import default_folder
 from aftercommit.errors import StateTaken, StateUnavailable
-from aftercommit.feed.server.http_server import AddressTaken
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.embedded import default_folder
+from aftercommit.server.http_server import AddressTaken
 from aftercommit.service import Service, until_one_ends
-from aftercommit.telegram import Bot, Link, bot_settings, open_store
 from aftercommit.telemetry import say
-from aftercommit.testing.bot_api import BotApiServer, Limits
 from systems.tasks.api import REDEEM
 from systems.tasks.feeds import EVENTS_PATH
 from systems.tasks.sample import PEOPLE

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from aftercommit.feed.access import trusted
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import mint
-from aftercommit.feed.http import compression
-from aftercommit.feed.http.asgi import headers_of, peer_of
-from aftercommit.feed.http.errors import not_found, unavailable
+from aftercommit.access import trusted
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import mint
+from aftercommit.http import compression
+from aftercommit.http.asgi import headers_of, peer_of
+from aftercommit.http.errors import not_found, unavailable
 from systems.system import SampleUser, System
 
 WEB: Final = Path(__file__).parents[1] / "build" / "web" / "site"

@@ -17,14 +17,14 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aftercommit.dead_peers import options_for
+from aftercommit.access.reader import Reader
 from aftercommit.errors import DatabaseSilent, DatabaseUnavailable, Unauthorized
-from aftercommit.feed.access.reader import Reader
-from aftercommit.feed.http.asgi import headers_of, peer_of
-from aftercommit.feed.http.errors import Problem, bad_request, silent, unauthorized, unavailable
+from aftercommit.http.asgi import headers_of, peer_of
+from aftercommit.http.errors import Problem, bad_request, silent, unauthorized, unavailable
 from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered_within
 from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import SPEAK_ISO, Database, connect_timeout, speaks_iso
+from aftercommit.postgres.keepalive import options_for
 from systems.complaints import NAMED, PLACE, predicate
 
 PATIENCE_SECONDS: Final = 5.0

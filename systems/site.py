@@ -7,20 +7,20 @@ from typing import Any, Final
 
 import psycopg
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.token_keys import KEYS, KEYS_FILE, TokenKeys
+from aftercommit.access.tokens import TokenVerifier
 from aftercommit.application import Application, Companions, Serving
+from aftercommit.contrib.prometheus import exposition
+from aftercommit.embedded import default_folder
 from aftercommit.errors import DeclarationError
 from aftercommit.feed import Feed
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.token_keys import KEYS, KEYS_FILE, TokenKeys
-from aftercommit.feed.access.tokens import TokenVerifier
 from aftercommit.feed.app import FeedApp, run_lifespan
 from aftercommit.feed.app.service import service
-from aftercommit.feed.http.asgi import Receive, Scope, Send
-from aftercommit.feed.http.cors import Cors
 from aftercommit.feed.live.streams import StreamTimes
-from aftercommit.metrics import exposition
+from aftercommit.http.asgi import Receive, Scope, Send
+from aftercommit.http.cors import Cors
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.embedded import default_folder
 from aftercommit.postgres.listen import Listener
 from aftercommit.service import Service
 from systems.investigations.system import investigations

@@ -9,9 +9,9 @@ import psycopg
 from starlette.routing import BaseRoute
 
 from aftercommit import Database, Outbox
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.reader import Access
 from aftercommit.feed import Feed
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.reader import Access
 from aftercommit.service import Service
 
 

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from starlette.routing import compile_path
 
-from aftercommit.feed.http.accept import prefers_page
-from aftercommit.feed.http.asgi import (
+from aftercommit.http.accept import prefers_page
+from aftercommit.http.asgi import (
     NO_STORE,
     Asgi,
     Message,

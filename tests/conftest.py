@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
-from aftercommit.postgres import migrate
+from aftercommit.schema import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.shop import Shop, eyes_kept, shop_outbox
-from tests.sizes import size
+from tests.support.shop import Shop, eyes_kept, shop_outbox
+from tests.support.sizes import size
 
 # A busy machine is no reason to fail: nothing here is asserted about time.
 settings.register_profile(

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from aftercommit.postgres.embedded.account import choose_account
+from aftercommit.embedded.account import choose_account
 from aftercommit.testing.postgres import SETTINGS_FOR_TESTS
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -24,7 +24,7 @@ POLLING = "tests/feed/test_polling.py"
 STREAMING = "tests/feed/test_streaming.py"
 TASK_WORK = "systems/tasks/work.py"
 MEMBERSHIP = "tests/contracts/test_tasks_membership.py"
-TELEGRAM = "src/aftercommit/telegram/"
+TELEGRAM = "src/aftercommit/contrib/telegram/"
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "a rule of redaction that fails lets the text out",
-        "src/aftercommit/feed/redaction/redactor.py",
+        "src/aftercommit/redaction/redactor.py",
         """        except Exception:  # noqa: BLE001 - whatever it is, the text must not leave
             return WITHHELD
 """,
@@ -173,7 +173,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "the end of a value is looked for again and again: a text takes the square of its length",
-        "src/aftercommit/feed/redaction/named.py",
+        "src/aftercommit/redaction/key_value.py",
         """    if kind not in (SECRET, MAYBE, LIKELY) and not looks_personal(text[place : place + LONGEST_PERSONAL]):
         # Before""",
         """    if kind is None:
@@ -206,14 +206,14 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "each process keeps a limit by itself, so that there are as many as processes",
-        "src/aftercommit/feed/access/rate_limit.py",
+        "src/aftercommit/access/rate_limit.py",
         "            count.log = heard\n",
         "            pass\n",
         "tests/postgres/test_guards_rate_limit.py::test_what_one_process_lets_through_counts_for_the_others",
     ),
     Bug(
         "a limit is heard of, but what passed meanwhile is forgotten",
-        "src/aftercommit/feed/access/rate_limit.py",
+        "src/aftercommit/access/rate_limit.py",
         "        heard = SlidingLog(added_up(entries.items(), count.unsent.items()))\n",
         "        heard = SlidingLog(added_up(entries.items()))\n",
         "tests/postgres/test_guards_rate_limit.py::test_what_passes_while_an_exchange_is_under_way_comes_on_top",
@@ -234,7 +234,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "a token that was issued for somebody else is accepted",
-        "src/aftercommit/feed/access/tokens.py",
+        "src/aftercommit/access/tokens.py",
         'options={"require": _REQUIRED},',
         'options={"require": _REQUIRED, "verify_aud": False},',
         "tests/unit/test_tokens.py::test_a_token_with_a_wrong_claim_is_refused",
@@ -291,7 +291,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "tasks: a header is believed from this machine although there is a credential",
-        "src/aftercommit/feed/access/trusted.py",
+        "src/aftercommit/access/trusted.py",
         "        if await self._bearer.grants(ACT_AS_USER):\n",
         '        if await self._bearer.grants("nothing"):\n',
         "tests/contracts/test_tasks_identity.py"
@@ -321,7 +321,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "telegram: a chat that was linked anew meanwhile gets what is the other user's",
-        "src/aftercommit/telegram/state.py",
+        "src/aftercommit/contrib/telegram/state.py",
         "        return other is not None and (self.user_id, self.linked_at, self.place) == (\n"
         "            other.user_id,\n            other.linked_at,\n            other.place,\n        )\n",
         "        return other is not None and self.place == other.place\n",

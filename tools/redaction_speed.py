@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from aftercommit.feed.redaction import redactor as redaction
-from aftercommit.feed.redaction.folding import folded
-from aftercommit.feed.redaction.patterns import Looks, TooDense
-from aftercommit.feed.redaction.rules import RULES, Rule
+from aftercommit.redaction import redactor as redaction
+from aftercommit.redaction.folding import folded
+from aftercommit.redaction.patterns import Looks, TooDense
+from aftercommit.redaction.rules import RULES, Rule
 from systems.investigations.story import Story
 from tests.unit.hostile_texts import UNITS, VALUES, repeated
 

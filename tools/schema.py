@@ -1,6 +1,6 @@
 """The golden schema: what all migrations and the declaration of a plain outbox produce, as one readable file.
 
-Without arguments it writes `src/aftercommit/postgres/schema.sql` again; `--check` compares and prints the difference.
+Without arguments it writes `src/aftercommit/schema/schema.sql` again; `--check` compares and prints the difference.
 The schema is made by the same `up()` that users call, on an embedded PostgreSQL 18, and dumped by that version's own
 pg_dump, so that the file depends on nothing but the migrations.
 """
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psycopg
 
-from aftercommit.postgres import migrate
-from aftercommit.postgres.embedded import EmbeddedPostgres
-from aftercommit.postgres.embedded.cluster import binaries
+from aftercommit.embedded import EmbeddedPostgres
+from aftercommit.embedded.cluster import binaries
 from aftercommit.postgres.shape import Shape
+from aftercommit.schema import migrate
 
 VERSION = 18
-GOLDEN = Path(__file__).resolve().parents[1] / "src" / "aftercommit" / "postgres" / "schema.sql"
+GOLDEN = Path(__file__).resolve().parents[1] / "src" / "aftercommit" / "schema" / "schema.sql"
 HEADER = "-- Written by `make schema` from the migrations. Never executed; its diff is for reviewers.\n"
 
 # What a dump says about its own making: versions, session settings, a random key per run.

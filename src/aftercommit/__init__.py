@@ -31,9 +31,9 @@ from aftercommit.event.correlation import correlation
 from aftercommit.event.envelope import Event
 from aftercommit.outbox import Outbox, Receipt
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.retention import Retention
 from aftercommit.postgres.shape import DeclaredView
 from aftercommit.relay import RelaySettings
+from aftercommit.schema.retention import Retention
 from aftercommit.wiring import Engine
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from aftercommit.feed.http.asgi import DRAIN_SECONDS, Asgi
+from aftercommit.http.asgi import DRAIN_SECONDS, Asgi
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.service import Service

@@ -12,9 +12,9 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings
+from aftercommit.relay.transport import Transport
+from aftercommit.relay.transports import BusTransport, LogTransport
 from aftercommit.service import Probe, Service, finish_all, until_one_ends
-from aftercommit.transport import Transport
-from aftercommit.transports import BusTransport, LogTransport
 
 # Somebody who looks at relays and workers is told within this time that their database does not answer.
 READY_WITHIN = 10.0

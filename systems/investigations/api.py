@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from aftercommit.access.reader import Access, Reader
 from aftercommit.event.json_rules import text_problem
 from aftercommit.feed import Feed
-from aftercommit.feed.access.reader import Access, Reader
-from aftercommit.feed.http.errors import bad_request, forbidden
+from aftercommit.http.errors import bad_request, forbidden
 from aftercommit.postgres.database import Database
 from aftercommit.service import Service
 from systems.investigations.cases import INVESTIGATION_ID, Case, close_case, find_case, list_cases, open_case

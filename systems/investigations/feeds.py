@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aftercommit.access.rate_limit import Rate
 from aftercommit.feed import (
     TIME_AND_SEQ,
     AtLeast,
@@ -16,8 +17,7 @@ from aftercommit.feed import (
     Wire,
     timestamp,
 )
-from aftercommit.feed.access.rate_limit import Rate
-from aftercommit.feed.redaction import Redactor
+from aftercommit.redaction import Redactor
 from systems.investigations.events import LEVELS, SOURCES, LogRecorded, outbox
 
 # What leaves of an investigation, its title too, is cleaned by the same rules.

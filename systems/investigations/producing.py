@@ -12,7 +12,7 @@ from aftercommit.errors import ContractViolation, InvalidPayload
 from aftercommit.event.correlation import checked_correlation
 from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7
-from aftercommit.feed.http.errors import Problem, bad_request
+from aftercommit.http.errors import Problem, bad_request
 from systems.complaints import NAMED, PLACE, predicate
 from systems.investigations.errors import BadLog
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox

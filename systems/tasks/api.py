@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.rate_limit import Rate, RateLimiter
+from aftercommit.access.reader import Reader
+from aftercommit.access.trusted import TrustedUsers, is_program
 from aftercommit.feed import Feed
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.rate_limit import Rate, RateLimiter
-from aftercommit.feed.access.reader import Reader
-from aftercommit.feed.access.trusted import TrustedUsers, is_program
-from aftercommit.feed.http.errors import Problem, bad_request, too_many
+from aftercommit.http.errors import Problem, bad_request, too_many
 from aftercommit.postgres.database import Database
 from aftercommit.service import Service
 from systems.requests import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from aftercommit.feed.http.errors import Problem
+from aftercommit.http.errors import Problem
 from systems.tasks.machine import RULE_OF, Action, State
 
 

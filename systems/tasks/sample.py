@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import psycopg
 
-from aftercommit.feed.http.errors import Problem
+from aftercommit.http.errors import Problem
 from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly

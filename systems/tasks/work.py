@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from aftercommit.feed.http.errors import bad_request
+from aftercommit.http.errors import bad_request
 from systems.requests import Connection, changing
 from systems.tasks import routing
 from systems.tasks.errors import KeyIsTaken, NobodyDecides, NotAllowed, Stranger, WrongState

@@ -8,8 +8,8 @@ from typing import Any
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize, expect
 
 from tests.browser.page import PATIENCE, context_of, said, went
-from tests.investigations import eventually
-from tests.tasks import signed
+from tests.support.investigations import eventually
+from tests.support.tasks import signed
 
 KEY = "aftercommit.reading.tasks"
 WIDE: ViewportSize = {"width": 1280, "height": 800}

@@ -12,12 +12,12 @@ import pytest
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests import tasks as task_system
 from tests.browser.board import BoardPage, tab
 from tests.browser.page import LogPage, context_of
 from tests.conftest import require_program
 from tests.contracts.conftest import readers_leave
-from tests.investigations import Service, service
+from tests.support import tasks as task_system
+from tests.support.investigations import Service, service
 from tools import web
 
 __all__ = ["readers_leave"]

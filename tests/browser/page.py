@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, ViewportSize, expect
 
-from tests.investigations import eventually
+from tests.support.investigations import eventually
 
 PATIENCE = 60_000
 KEY = "aftercommit.reading"

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from aftercommit.testing.bot_api import BotApiServer
+from aftercommit.contrib.telegram.local_api import BotApiServer
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.companions import LINKED
 from tests.browser.board import NARROW, BoardPage, tab
 from tests.browser.page import PATIENCE, held, holds
-from tests.investigations import STARTING, TLS, answers, eventually
-from tests.programs import REPOSITORY, Program, kept_port, running
-from tests.tasks import ADA, BARBARA, EDSGER, GRACE, prepared
+from tests.support.investigations import STARTING, TLS, answers, eventually
+from tests.support.programs import REPOSITORY, Program, kept_port, running
+from tests.support.tasks import ADA, BARBARA, EDSGER, GRACE, prepared
 
 pytestmark = pytest.mark.needs("chromium")
 

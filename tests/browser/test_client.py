@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.investigations import ROOT, Service, line, some
+from tests.support.investigations import ROOT, Service, line, some
 from tools import web
 
 pytestmark = pytest.mark.contract("L13")

@@ -8,8 +8,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.board import KEY, WIDE
 from tests.browser.page import context_of
-from tests.investigations import TLS
-from tests.tasks import ADA, BARBARA, EDSGER, Service, signed
+from tests.support.investigations import TLS
+from tests.support.tasks import ADA, BARBARA, EDSGER, Service, signed
 
 pytestmark = pytest.mark.needs("chromium")
 

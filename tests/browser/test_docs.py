@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.board import NARROW, BoardPage, tab
 from tests.browser.page import holds
-from tests.investigations import Service
+from tests.support.investigations import Service
 
 pytestmark = pytest.mark.needs("chromium")
 

@@ -11,11 +11,11 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests import tasks as task_system
 from tests.browser.board import BoardPage, tab
 from tests.browser.page import PATIENCE, context_of
-from tests.hanging import frozen, stopped
-from tests.tasks import ADA, Service
+from tests.support import tasks as task_system
+from tests.support.hanging import frozen, stopped
+from tests.support.tasks import ADA, Service
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.contract("E7")]
 
@@ -153,7 +153,7 @@ def investigation() -> Callable[[Service], tuple[str, str]]:
 
 
 def test_the_chats_are_not_live_when_their_server_hangs(chromium: Browser):
-    command = [sys.executable, "-m", "aftercommit.testing.bot_api", "--port", "0"]
+    command = [sys.executable, "-m", "aftercommit.contrib.telegram.local_api", "--port", "0"]
     with Popen(command, stdout=PIPE, text=True) as program:
         assert program.stdout is not None
         try:

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.board import NARROW, STREAM, BoardPage, tab
 from tests.browser.page import cut_waits_short, holds
-from tests.tasks import ADA, EDSGER, ENGINEERS, GRACE, LEADS, MALLORY, STRANGER, Service, signed
+from tests.support.tasks import ADA, EDSGER, ENGINEERS, GRACE, LEADS, MALLORY, STRANGER, Service, signed
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.contract("T6")]
 

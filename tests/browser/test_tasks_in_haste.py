@@ -5,7 +5,7 @@ from playwright.sync_api import expect
 
 from tests.browser.board import BoardPage
 from tests.browser.page import held
-from tests.tasks import ADA, EDSGER, Service
+from tests.support.tasks import ADA, EDSGER, Service
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.contract("T6")]
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.page import LogPage, addresses_with, cut_waits_short, line_in
-from tests.investigations import Service, line, some
+from tests.support.investigations import Service, line, some
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.contract("L14")]
 

@@ -11,7 +11,7 @@ import pytest
 from aftercommit.client import FeedEvent, FileBookmark, follow
 from tests.clients.front import front
 from tests.clients.test_follow import QUICK
-from tests.investigations import ROOT, Service, serving, some
+from tests.support.investigations import ROOT, Service, serving, some
 
 # Servers begin within it.
 PATIENCE = 240.0

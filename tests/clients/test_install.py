@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import REPOSITORY
+from tests.support.programs import REPOSITORY
 
 pytestmark = [pytest.mark.needs("npm"), pytest.mark.newest]
 

@@ -13,11 +13,11 @@ import httpx
 import jwt
 import pytest
 
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import mint
 from aftercommit.client.sse_decoder import Message, Place, SseDecoder
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import mint
 from tests.clients.cases import cases, document
-from tests.investigations import KEY_SET, PATIENCE, ROOT, SECRET, Service
+from tests.support.investigations import KEY_SET, PATIENCE, ROOT, SECRET, Service
 
 pytestmark = pytest.mark.contract("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L11")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests import tasks as task_system
-from tests.investigations import DEVELOPMENT, Service, service
+from tests.support import tasks as task_system
+from tests.support.investigations import DEVELOPMENT, Service, service
 
 
 @pytest.fixture(scope="package")

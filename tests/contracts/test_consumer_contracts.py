@@ -12,8 +12,8 @@ from aftercommit.consumer import Dispatcher
 from aftercommit.event.correlation import correlation, current_causation, current_correlation
 from aftercommit.event.envelope import Event
 from aftercommit.relay import Relay, RelaySettings
-from aftercommit.transports import LogTransport
-from tests.postgres.consuming import (
+from aftercommit.relay.transports import LogTransport
+from tests.support.consuming import (
     BLOCKED_AT_INBOX,
     Ledger,
     append,
@@ -30,7 +30,7 @@ from tests.postgres.consuming import (
     terminate,
     worker_on,
 )
-from tests.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
+from tests.support.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
 
 
 class Gate:

@@ -18,15 +18,7 @@ from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import _texts
-from tests.hostile import (
-    ASYNC_ACTS,
-    SYNC_ACTS,
-    hang_beside_hanging_task,
-    hang_beside_hanging_thread,
-    keep_stream,
-    start_hanging_task,
-)
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     append,
     bus_on,
@@ -37,8 +29,16 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.postgres.pgbouncer import PgBouncer
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.hostile import (
+    ASYNC_ACTS,
+    SYNC_ACTS,
+    hang_beside_hanging_task,
+    hang_beside_hanging_thread,
+    keep_stream,
+    start_hanging_task,
+)
+from tests.support.pgbouncer import PgBouncer
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 pytestmark = pytest.mark.newest
 

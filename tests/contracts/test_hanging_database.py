@@ -14,9 +14,9 @@ from aftercommit.errors import DeclarationError
 from aftercommit.postgres.database import Database
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.site import ANSWERS_WITHIN, Site
-from tests.hanging import LIMIT, frozen
-from tests.investigations import PATIENCE, TLS, eventually, line, serving
-from tests.tasks import ADA, ENGINEERS, GRACE, Service, prepared, signed
+from tests.support.hanging import LIMIT, frozen
+from tests.support.investigations import PATIENCE, TLS, eventually, line, serving
+from tests.support.tasks import ADA, ENGINEERS, GRACE, Service, prepared, signed
 
 INVESTIGATIONS = "/api/v1/investigations"
 EVERYTHING = ("investigation:create", "investigation:*:read", "investigation:*:write")

@@ -18,12 +18,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from aftercommit.access import service_tokens
+from aftercommit.access.revocation import revoke
+from aftercommit.access.token_keys import KEYS
 from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
-from aftercommit.feed.access import service_tokens
-from aftercommit.feed.access.revocation import revoke
-from aftercommit.feed.access.token_keys import KEYS
 from systems.investigations.events import outbox
-from tests.investigations import (
+from tests.support.investigations import (
     KEY_SET,
     PATIENCE,
     ROOT,

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.investigations import ROOT, Service, eventually, line, some
+from tests.support.investigations import ROOT, Service, eventually, line, some
 
 pytestmark = [pytest.mark.contract("L12"), pytest.mark.newest]
 

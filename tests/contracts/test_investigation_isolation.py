@@ -7,7 +7,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.investigations import PATIENCE, ROOT, Service, cursor_parameter, line, some
+from tests.support.investigations import PATIENCE, ROOT, Service, cursor_parameter, line, some
 
 pytestmark = pytest.mark.newest
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.investigations import ROOT, Service, some
+from tests.support.investigations import ROOT, Service, some
 
 # Fewer than a server process has connections: there are some left for others.
 AT_ONCE = 4

@@ -21,13 +21,13 @@ import httpx
 import psycopg
 import pytest
 
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import mint
 from aftercommit.client.sse_decoder import Message, Place, SseDecoder
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.investigations.events import LEVELS, SOURCES, LogRecorded, outbox
-from tests.investigations import KEY_SET, PATIENCE, ROOT, eventually, prepare, serving
-from tests.programs import REPOSITORY, running, server_processes
+from tests.support.investigations import KEY_SET, PATIENCE, ROOT, eventually, prepare, serving
+from tests.support.programs import REPOSITORY, running, server_processes
 
 pytestmark = [pytest.mark.contract("L3", "L5", "L6", "L11"), pytest.mark.newest]
 

@@ -16,8 +16,8 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from tests.investigations import PATIENCE, Service
-from tests.sizes import size
+from tests.support.investigations import PATIENCE, Service
+from tests.support.sizes import size
 
 pytestmark = [pytest.mark.contract("L1", "L2", "L8"), pytest.mark.newest]
 

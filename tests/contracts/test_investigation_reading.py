@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from systems.investigations.events import LogRecorded, outbox
-from tests.investigations import KEY_SET, PATIENCE, ROOT, SECRET, TLS, Service, line, messages, some
+from tests.support.investigations import KEY_SET, PATIENCE, ROOT, SECRET, TLS, Service, line, messages, some
 
 pytestmark = pytest.mark.newest
 

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from tests.investigations import ROOT, Service, cursor_parameter, eventually, line, messages, some
+from tests.support.investigations import ROOT, Service, cursor_parameter, eventually, line, messages, some
 
 pytestmark = [pytest.mark.contract("L15"), pytest.mark.newest]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aftercommit.feed.access.token_keys import KEYS
-from tests.investigations import (
+from aftercommit.access.token_keys import KEYS
+from tests.support.investigations import (
     KEY_SET,
     PATIENCE,
     ROOT,
@@ -23,7 +23,7 @@ from tests.investigations import (
     make_service_token,
     prepare,
 )
-from tests.programs import REPOSITORY, Program, is_free, kept_port, running
+from tests.support.programs import REPOSITORY, Program, is_free, kept_port, running
 
 pytestmark = pytest.mark.newest
 

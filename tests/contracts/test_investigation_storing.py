@@ -18,7 +18,7 @@ from systems.investigations.events import outbox
 from systems.investigations.producing import ProducedLog
 from systems.investigations.sample import Traffic
 from systems.investigations.story import CASES, Story
-from tests.investigations import prepare
+from tests.support.investigations import prepare
 
 pytestmark = pytest.mark.contract("L12")
 

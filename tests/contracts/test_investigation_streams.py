@@ -16,8 +16,8 @@ import pytest
 
 from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.investigations import PATIENCE, ROOT, Service, eventually, line, service, some
-from tests.programs import server_processes
+from tests.support.investigations import PATIENCE, ROOT, Service, eventually, line, service, some
+from tests.support.programs import server_processes
 
 pytestmark = [pytest.mark.contract("L11"), pytest.mark.newest]
 

@@ -11,9 +11,9 @@ from aftercommit.feed import Everything, Feed
 from aftercommit.feed.app import FeedApp
 from aftercommit.outbox import Outbox
 from aftercommit.wiring import Engine
-from tests.programs import REPOSITORY
-from tests.shop import Shop
-from tests.unfinished_app import outbox as unfinished
+from tests.support.programs import REPOSITORY
+from tests.support.shop import Shop
+from tests.support.unfinished_app import outbox as unfinished
 
 pytestmark = pytest.mark.contract("E4")
 
@@ -38,7 +38,7 @@ def test_a_server_of_feeds_is_refused(shop: Shop) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", [*COMMANDS, ("doctor",)], ids=" ".join)
 def test_commands_say_what_is_missing(shop: Shop, command: tuple[str, ...]) -> None:
-    words = [*command, "--app", "tests.unfinished_app:outbox", "--dsn", shop.dsn]
+    words = [*command, "--app", "tests.support.unfinished_app:outbox", "--dsn", shop.dsn]
     done = subprocess.run(
         [sys.executable, "-m", "aftercommit.cli", *words],
         cwd=REPOSITORY,

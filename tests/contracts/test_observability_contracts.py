@@ -18,17 +18,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aftercommit.backoff import Constant, Never
 from aftercommit.consumer import LogWorker
+from aftercommit.contrib.prometheus import PrometheusCollector, register, serve
+from aftercommit.contrib.prometheus.collector import METRICS
 from aftercommit.errors import DeclarationError
 from aftercommit.event.envelope import Event
-from aftercommit.metrics import PrometheusCollector, register, serve
-from aftercommit.metrics.collector import METRICS
 from aftercommit.relay import Relay, RelaySettings
+from aftercommit.relay.transport import Transport
+from aftercommit.relay.transports import LogTransport
 from aftercommit.telemetry import JsonFormatter, Meter
-from aftercommit.transport import Transport
-from aftercommit.transports import LogTransport
-from tests.programs import REPOSITORY
-from tests.recording import RecordingTransport
-from tests.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
+from tests.support.programs import REPOSITORY
+from tests.support.recording import RecordingTransport
+from tests.support.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
 
 SEED_NAMES = {
     "outbox_pending_count": "gauge",

@@ -17,8 +17,8 @@ from aftercommit.errors import InvalidPayload, ScopeViolation
 from aftercommit.event.correlation import correlation
 from aftercommit.event.envelope import Record, envelope_json
 from aftercommit.outbox import Outbox
-from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import DeclaredView
+from aftercommit.schema import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
 
 DOCUMENT_COLUMNS = {

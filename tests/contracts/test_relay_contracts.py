@@ -11,9 +11,9 @@ import pytest
 from aftercommit.backoff import ByError, Constant, Exponential, Never
 from aftercommit.event.envelope import Record, envelope_json
 from aftercommit.relay import RelaySettings
-from tests.recording import RecordingTransport
-from tests.relays import relay_on
-from tests.shop import Shop, shop_outbox
+from tests.support.recording import RecordingTransport
+from tests.support.relays import relay_on
+from tests.support.shop import Shop, shop_outbox
 
 SMALL = RelaySettings(lease=20.0, batch_size=4)
 

@@ -13,17 +13,17 @@ from click.testing import CliRunner
 from aftercommit.cli import cli
 from aftercommit.consumer import LogWorker
 from aftercommit.event.envelope import Event
+from aftercommit.operate.repair import Repair, Selection
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.shape import DeclaredView
-from aftercommit.repair import Repair, Selection
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
-from tests.postgres.consuming import bus_on, letters
-from tests.postgres.repairing import Fragile, desk
-from tests.programs import CLEANED
-from tests.recording import RecordingTransport
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.consuming import bus_on, letters
+from tests.support.programs import CLEANED
+from tests.support.recording import RecordingTransport
+from tests.support.relays import relay_on
+from tests.support.repairing import Fragile, desk
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 # As the stations' document has it.
 REPLAY = """

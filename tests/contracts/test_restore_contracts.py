@@ -17,19 +17,19 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.tokens import TokenVerifier
 from aftercommit.cli import cli
 from aftercommit.client import Pace, follow
 from aftercommit.consumer import LogWorker, WorkerSettings
 from aftercommit.feed import BareArray, Cursor, Everything, Feed, Limits, LogEvent, PagedBody, Wire
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.tokens import TokenVerifier
 from aftercommit.feed.app import FeedApp
-from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay, RelaySettings
-from aftercommit.transports import LogTransport
+from aftercommit.relay.transports import LogTransport
+from aftercommit.schema import migrate
 from tests.feed.journal import PATH, TIMES, Journal, LineWritten, Reading, journal_feed, until
-from tests.restoring import Restorable, restorable
+from tests.support.restoring import Restorable, restorable
 from tools import web
 
 pytestmark = [pytest.mark.contract("E2"), pytest.mark.timeout(600)]

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.tasks import ROOT, Service, problem_of
+from tests.support.tasks import ROOT, Service, problem_of
 
 pytestmark = pytest.mark.contract("T6")
 

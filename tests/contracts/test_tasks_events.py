@@ -11,8 +11,8 @@ import pytest
 
 from aftercommit.client import TASKS, follow
 from aftercommit.client.sse_decoder import Message, SseDecoder
-from tests.investigations import PATIENCE
-from tests.tasks import ADA, EDSGER, EVENTS, ROOT, Service, problem_of, signed
+from tests.support.investigations import PATIENCE
+from tests.support.tasks import ADA, EDSGER, EVENTS, ROOT, Service, problem_of, signed
 
 pytestmark = pytest.mark.newest
 

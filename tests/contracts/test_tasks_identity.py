@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from aftercommit.access import service_tokens
 from aftercommit.errors import Unauthorized
-from aftercommit.feed.access import service_tokens
 from aftercommit.postgres.shape import Shape
-from tests.investigations import DEVELOPMENT, PATIENCE, TLS, eventually, serving
-from tests.tasks import ADA, EDSGER, EVENTS, MALLORY, ROOT, Service, problem_of, signed
+from tests.support.investigations import DEVELOPMENT, PATIENCE, TLS, eventually, serving
+from tests.support.tasks import ADA, EDSGER, EVENTS, MALLORY, ROOT, Service, problem_of, signed
 
 pytestmark = [pytest.mark.contract("T7"), pytest.mark.newest]
 

@@ -8,8 +8,8 @@ import pytest
 
 from systems.tasks.asking import STEPS
 from tests.contracts.test_tasks_machine import BODIES
-from tests.investigations import PATIENCE
-from tests.tasks import ADA, EDSGER, ENGINEERS, EVENTS, MALLORY, ROOT, Service, signed
+from tests.support.investigations import PATIENCE
+from tests.support.tasks import ADA, EDSGER, ENGINEERS, EVENTS, MALLORY, ROOT, Service, signed
 
 pytestmark = [pytest.mark.contract("T5"), pytest.mark.newest]
 

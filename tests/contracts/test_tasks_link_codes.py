@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from systems.tasks.api import REDEMPTIONS
-from tests.investigations import PATIENCE, TLS
-from tests.tasks import EDSGER, GRACE, ROOT, Service, problem_of
+from tests.support.investigations import PATIENCE, TLS
+from tests.support.tasks import EDSGER, GRACE, ROOT, Service, problem_of
 
 pytestmark = [pytest.mark.contract("T7"), pytest.mark.newest]
 

@@ -7,7 +7,7 @@ import pytest
 
 from systems.tasks.asking import STEPS
 from systems.tasks.machine import RULE_OF, Action, Relation, State, judge, possible
-from tests.tasks import ROOT, Service, problem_of
+from tests.support.tasks import ROOT, Service, problem_of
 
 pytestmark = [pytest.mark.contract("T6"), pytest.mark.newest]
 

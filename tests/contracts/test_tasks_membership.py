@@ -16,8 +16,8 @@ import pytest
 
 from systems.tasks import people, work
 from systems.tasks.machine import Action
-from tests.investigations import eventually
-from tests.tasks import ADA, ROOT, Service, problem_of
+from tests.support.investigations import eventually
+from tests.support.tasks import ADA, ROOT, Service, problem_of
 
 pytestmark = pytest.mark.contract("T5", "T6")
 

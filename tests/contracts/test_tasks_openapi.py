@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import GenerationMode
 
 from tests.contracts.test_investigation_openapi import CHECKS, begin_and_validate
-from tests.investigations import PATIENCE
-from tests.sizes import size
-from tests.tasks import ADA, EDSGER, LEADS, STRANGER, Service, signed
+from tests.support.investigations import PATIENCE
+from tests.support.sizes import size
+from tests.support.tasks import ADA, EDSGER, LEADS, STRANGER, Service, signed
 
 pytestmark = [pytest.mark.contract("T1", "T2", "T6"), pytest.mark.newest]
 

@@ -9,8 +9,20 @@ import psycopg
 import pytest
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.investigations import PATIENCE, eventually
-from tests.tasks import ADA, BARBARA, EDSGER, GRACE, LEADS, MALLORY, ROOT, STRANGER, Service, problem_of, service
+from tests.support.investigations import PATIENCE, eventually
+from tests.support.tasks import (
+    ADA,
+    BARBARA,
+    EDSGER,
+    GRACE,
+    LEADS,
+    MALLORY,
+    ROOT,
+    STRANGER,
+    Service,
+    problem_of,
+    service,
+)
 
 pytestmark = pytest.mark.newest
 

@@ -6,8 +6,8 @@ import pytest
 from aftercommit.postgres.database import Database
 from aftercommit.testing.signals import Signals
 from systems.tasks.sample import Traffic, create_tables
-from tests.investigations import prepare
-from tests.tasks import ADA, GRACE, LEADS
+from tests.support.investigations import prepare
+from tests.support.tasks import ADA, GRACE, LEADS
 
 pytestmark = pytest.mark.newest
 

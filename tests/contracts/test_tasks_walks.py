@@ -20,8 +20,8 @@ import pytest
 from aftercommit.client.sse_decoder import Message, SseDecoder
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.contracts.test_investigation_loss import Fleet
-from tests.investigations import PATIENCE, TLS, eventually
-from tests.office import (
+from tests.support.investigations import PATIENCE, TLS, eventually
+from tests.support.office import (
     CANARY,
     EVERYBODY,
     OUTSIDER,
@@ -34,8 +34,8 @@ from tests.office import (
     truth,
     work_over_http,
 )
-from tests.programs import Program
-from tests.tasks import ADA, EVENTS, ROOT, Service, prepared, relaying, signed
+from tests.support.programs import Program
+from tests.support.tasks import ADA, EVENTS, ROOT, Service, prepared, relaying, signed
 
 # Servers and relays begin several times in it, beside twenty threads.
 pytestmark = [pytest.mark.contract("T3", "T4", "T5"), pytest.mark.newest, pytest.mark.timeout(400)]

@@ -13,8 +13,8 @@ import pytest
 
 from systems.companions import LINKED
 from systems.tasks.story import ADA, BARBARA, EDSGER
-from tests.investigations import PATIENCE, STARTING, TLS, answers, eventually
-from tests.programs import REPOSITORY, Program, is_free, kept_port, running
+from tests.support.investigations import PATIENCE, STARTING, TLS, answers, eventually
+from tests.support.programs import REPOSITORY, Program, is_free, kept_port, running
 
 pytestmark = pytest.mark.newest
 

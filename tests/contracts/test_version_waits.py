@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
+from aftercommit.contrib.prometheus.collector import PrometheusCollector
 from aftercommit.errors import NewerVersion, UnreadableEvent
-from aftercommit.metrics.collector import PrometheusCollector
 from aftercommit.outbox import Outbox
 from aftercommit.testing.signals import Signals
-from tests.postgres.consuming import append, bus_on, checkpoint, letters, outbox_records, worker_on
-from tests.programs import REPOSITORY, Program, running
-from tests.shop import Shop
-from tests.versions_app import LEDGER, Placed, declared
+from tests.support.consuming import append, bus_on, checkpoint, letters, outbox_records, worker_on
+from tests.support.programs import REPOSITORY, Program, running
+from tests.support.shop import Shop
+from tests.support.versions_app import LEDGER, Placed, declared
 
 pytestmark = pytest.mark.contract("E4")
 
-APP = ("--app", "tests.versions_app:outbox")
+APP = ("--app", "tests.support.versions_app:outbox")
 
 
 @pytest.fixture(autouse=True)

@@ -11,14 +11,14 @@ import httpx
 import psycopg
 import pytest
 
-from aftercommit.feed.access import service_tokens
-from aftercommit.feed.access.token_keys import KEYS
+from aftercommit.access import service_tokens
+from aftercommit.access.token_keys import KEYS
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.tasks import outbox
-from tests.investigations import KEY_SET, PATIENCE, TLS, eventually, serving
-from tests.nginx import nginx
-from tests.programs import REPOSITORY, running
-from tests.tasks import ADA, EVENTS, ROOT, prepared, signed
+from tests.support.investigations import KEY_SET, PATIENCE, TLS, eventually, serving
+from tests.support.nginx import nginx
+from tests.support.programs import REPOSITORY, running
+from tests.support.tasks import ADA, EVENTS, ROOT, prepared, signed
 
 pytestmark = [pytest.mark.contract("E5", "T7"), pytest.mark.newest]
 

@@ -18,9 +18,9 @@ from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings
+from aftercommit.relay.transport import Transport
+from aftercommit.relay.transports import BusTransport, LogTransport
 from aftercommit.service import Service, finish_all
-from aftercommit.transport import Transport
-from aftercommit.transports import BusTransport, LogTransport
 from tests.faults import history, workload
 from tests.faults.history import History
 from tests.faults.probe import At, FatalProbe

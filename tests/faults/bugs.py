@@ -15,7 +15,7 @@ EXECUTE = "src/aftercommit/consumer/execute.py"
 CONVERSATION = "src/aftercommit/consumer/conversation.py"
 LOANS = "src/aftercommit/consumer/loans.py"
 COMMITS = "src/aftercommit/postgres/commits.py"
-FAILURES = "src/aftercommit/consumer/failures.py"
+FAILURES = "src/aftercommit/consumer/dead_letters.py"
 ROWS = "src/aftercommit/outbox/rows.py"
 
 
@@ -173,7 +173,7 @@ select 1, (select""",
     _bug(
         "ordered by when a transaction began",
         Edit(
-            "src/aftercommit/postgres/migrations/0001_engine.sql",
+            "src/aftercommit/schema/migrations/0001_engine.sql",
             "    created_at timestamptz not null default clock_timestamp(),\n    last_error",
             "    created_at timestamptz not null default now(),\n    last_error",
         ),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from aftercommit.postgres.embedded.postmaster import find_postmaster
+from aftercommit.embedded.postmaster import find_postmaster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL_DISK = "small-disk"

@@ -16,15 +16,15 @@ from shutil import which
 import psycopg
 from psycopg import sql
 
+from aftercommit.embedded import EmbeddedPostgres
+from aftercommit.embedded.account import choose_account
+from aftercommit.embedded.cluster import binaries
+from aftercommit.embedded.postmaster import wait_until_gone
 from aftercommit.errors import AftercommitError
-from aftercommit.postgres.embedded import EmbeddedPostgres
-from aftercommit.postgres.embedded.account import choose_account
-from aftercommit.postgres.embedded.cluster import binaries
-from aftercommit.postgres.embedded.postmaster import wait_until_gone
 from aftercommit.testing.fault_proxy import FaultProxy
 from tests.faults import cleanup, workload
 from tests.faults.writer import ACCOUNTS
-from tests.postgres.pgbouncer import PgBouncer
+from tests.support.pgbouncer import PgBouncer
 
 SETTINGS = {
     "fsync": "on",

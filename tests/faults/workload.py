@@ -19,7 +19,7 @@ from aftercommit.backoff import Exponential
 from aftercommit.consumer import Park
 from aftercommit.event.envelope import Event
 from aftercommit.outbox import Outbox
-from tests import hostile
+from tests.support import hostile
 
 BOOK: Final = "book"
 POST: Final = "post"

@@ -11,22 +11,22 @@ from typing import Any
 import httpx
 import psycopg
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.rate_limit import Rate
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import TokenVerifier, mint
 from aftercommit.feed import TIME_AND_SEQ, AtLeast, ByStream, Equals, Feed, Limits, LogEvent, PagedBody, Wire, timestamp
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.rate_limit import Rate
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import TokenVerifier, mint
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.http.asgi import Asgi
 from aftercommit.feed.live.streams import StreamTimes
-from aftercommit.feed.server.http_server import HttpServer
-from aftercommit.feed.server.protocol import Guards
+from aftercommit.http.asgi import Asgi
 from aftercommit.outbox import Outbox
-from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
+from aftercommit.relay.transports import LogTransport
+from aftercommit.schema import migrate
+from aftercommit.server.http_server import HttpServer
+from aftercommit.server.protocol import Guards
 from aftercommit.testing.signals import Signals
-from aftercommit.transports import LogTransport
 
 SCHEMA = "journal"
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")

@@ -14,7 +14,7 @@ import psycopg
 
 from aftercommit.feed.app.service import service
 from aftercommit.feed.live.streams import StreamTimes
-from aftercommit.feed.server.http_server import serve
+from aftercommit.server.http_server import serve
 from tests.feed.journal import Journal
 from tests.feed.newer import newer_app
 

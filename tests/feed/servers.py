@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import httpx
 import uvicorn
 
-from aftercommit.feed.http.asgi import Asgi
-from aftercommit.feed.server.http_server import listen, url_of
+from aftercommit.http.asgi import Asgi
+from aftercommit.server.http_server import listen, url_of
 from tests.feed.journal import Journal, Reading, until
-from tests.forked import REPOSITORY, Forked
-from tests.programs import server_processes
+from tests.support.forked import REPOSITORY, Forked
+from tests.support.programs import server_processes
 
 SECONDS = 60.0
 # What is asked here is plain HTTP; by default httpx reads all certificate authorities there are for every client.

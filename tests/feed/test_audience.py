@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import TokenVerifier, mint
 from aftercommit.feed import ByAudience
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import TokenVerifier, mint
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.server.http_server import HttpServer
+from aftercommit.server.http_server import HttpServer
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.feed.journal import KEYS, TIMES, Followed, until
-from tests.postgres.hearing import TaskChanged, Tasks, changes, mine, task_outbox
+from tests.support.hearing import TaskChanged, Tasks, changes, mine, task_outbox
 
 _KEYS = TokenKeys.from_text(KEYS)
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from aftercommit.access import Permissions, Reader
 from aftercommit.errors import DeclarationError, Unauthorized
 from aftercommit.feed import POSITION, PagedBody, Wire
-from aftercommit.feed.access import Permissions, Reader
 from aftercommit.feed.app import FeedApp
 from tests.feed.journal import Journal, journal_feed, numbered, until
 from tests.feed.test_examples import block

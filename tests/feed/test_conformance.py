@@ -14,18 +14,18 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import TokenVerifier, mint
 from aftercommit.event.identity import uuid7
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import TokenVerifier, mint
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.server.http_server import HttpServer
-from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
+from aftercommit.relay.transports import LogTransport
+from aftercommit.schema import migrate
+from aftercommit.server.http_server import HttpServer
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
-from aftercommit.transports import LogTransport
 from systems.investigations.events import LogRecorded, outbox
 from systems.investigations.feeds import logs
 from tests.clients.cases import document

@@ -3,7 +3,7 @@
 import pytest
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.http.cors import Cors
+from aftercommit.http.cors import Cors
 from tests.feed.journal import Journal
 
 ORIGIN = "https://console.example.com"

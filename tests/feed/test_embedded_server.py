@@ -6,8 +6,8 @@ import socket
 import httpx
 import pytest
 
-from aftercommit.feed.http.asgi import Receive, Scope, Send, answer, connection_of
-from aftercommit.feed.server.http_server import HttpServer
+from aftercommit.http.asgi import Receive, Scope, Send, answer, connection_of
+from aftercommit.server.http_server import HttpServer
 from tests.feed.journal import Journal
 
 

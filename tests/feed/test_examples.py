@@ -14,16 +14,16 @@ import httpx
 import psycopg
 import pytest
 
-from aftercommit.feed.access.token_keys import KEYS, TokenKeys
-from aftercommit.feed.access.tokens import mint
-from aftercommit.feed.server.http_server import HttpServer
+from aftercommit.access.token_keys import KEYS, TokenKeys
+from aftercommit.access.tokens import mint
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
+from aftercommit.relay.transports import LogTransport
+from aftercommit.server.http_server import HttpServer
 from aftercommit.testing.signals import Signals
-from aftercommit.transports import LogTransport
-from tests.investigations import HOUR, KEY_SET, TLS
-from tests.programs import REPOSITORY, running
+from tests.support.investigations import HOUR, KEY_SET, TLS
+from tests.support.programs import REPOSITORY, running
 
 
 def block(page: str, wanted: str) -> str:

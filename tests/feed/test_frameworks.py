@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.http.asgi import Asgi
+from aftercommit.http.asgi import Asgi
 from tests.feed.journal import PATH, Journal, Reading, numbered, until
 
 

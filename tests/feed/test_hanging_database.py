@@ -14,16 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.tokens import TokenVerifier
 from aftercommit.feed import Feed
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.tokens import TokenVerifier
 from aftercommit.feed.app import FeedApp
 from aftercommit.feed.app.service import service
 from aftercommit.postgres.database import Database
 from aftercommit.testing.fault_proxy import FaultProxy
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.feed.journal import Journal, Reading, numbered, prepare_journal, until
-from tests.hanging import LIMIT, frozen
+from tests.support.hanging import LIMIT, frozen
 
 UNREAD = "The log cannot be read at the moment, so whether there is news is not known: try again"
 SILENT = f"The database did not answer within {LIMIT:g} seconds: try again"

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aftercommit.feed.app.service import service
-from aftercommit.feed.http.asgi import Receive, Scope, Send, answer
-from aftercommit.feed.server.protocol import Guards
+from aftercommit.http.asgi import Receive, Scope, Send, answer
+from aftercommit.server.protocol import Guards
 from tests.feed.journal import Journal, until
 from tests.feed.servers import connected, rest_of
 

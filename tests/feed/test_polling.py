@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from aftercommit.access.rate_limit import Rate
 from aftercommit.feed import POSITION, BareArray, Everything, Limits, Wire
-from aftercommit.feed.access.rate_limit import Rate
 from aftercommit.postgres.database import Database
 from aftercommit.testing.fault_proxy import FaultProxy
 from tests.feed.journal import Journal, LineWritten, Reading, journal_feed, numbered, until

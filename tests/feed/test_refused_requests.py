@@ -2,7 +2,7 @@
 
 import pytest
 
-from aftercommit.feed.access.rate_limit import Allowance, Rate, RateLimiter
+from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
 from tests.feed.journal import Journal, journal_feed
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.tokens import TokenVerifier
 from aftercommit.feed import Feed, LogEvent
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.tokens import TokenVerifier
 from aftercommit.feed.app.service import service
 from aftercommit.feed.live.streams import StreamTimes
 from tests.feed.journal import Journal, LineWritten, Reading, journal_feed, numbered, to_item, until

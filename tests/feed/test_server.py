@@ -17,11 +17,11 @@ from starlette.routing import Route
 from aftercommit.errors import BadParameter
 from aftercommit.feed import LogEvent
 from aftercommit.feed.app.service import service
-from aftercommit.feed.server.http_server import AddressTaken, HttpServer, listen
-from aftercommit.feed.server.protocol import Guards
+from aftercommit.server.http_server import AddressTaken, HttpServer, listen
+from aftercommit.server.protocol import Guards
 from tests.feed.journal import Followed, Journal, LineWritten, journal_feed, numbered, until
 from tests.feed.servers import SECONDS, all_workers, client, connected, program, rest_of, workers_of
-from tests.programs import REPOSITORY
+from tests.support.programs import REPOSITORY
 
 
 async def test_headers_that_come_too_slowly_are_cut_off(journal: Journal):
@@ -217,7 +217,7 @@ async def test_sigterm_drains_although_streams_are_open(journal: Journal):
 
 STOPPED_AT_ONCE = """
 import os, signal, sys
-from aftercommit.feed.server.http_server import serve
+from aftercommit.server.http_server import serve
 def stop(url): os.kill(os.getpid(), signal.SIGTERM)
 workers, options = int(sys.argv[1]), {"factory": True}
 serve("starlette.applications:Starlette", port=0, workers=workers, options=options, on_listening=stop)
@@ -375,7 +375,7 @@ async def test_several_workers_whose_application_cannot_start_end_with_an_error(
 BROKEN = """
 import sys
 from aftercommit.errors import AftercommitError
-from aftercommit.feed.server.http_server import serve
+from aftercommit.server.http_server import serve
 
 if __name__ == "__main__":
     try:

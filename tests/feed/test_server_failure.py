@@ -13,14 +13,14 @@ import psycopg
 import pytest
 
 from aftercommit.feed.app.service import service
-from aftercommit.feed.server import supervisor
-from aftercommit.feed.server.ending_server import ServerFailed
-from aftercommit.feed.server.http_server import Configuration, HttpServer
-from aftercommit.feed.server.protocol import Guards
+from aftercommit.server import supervisor
+from aftercommit.server.ending_server import ServerFailed
+from aftercommit.server.http_server import Configuration, HttpServer
+from aftercommit.server.protocol import Guards
 from aftercommit.service import Service
 from tests.feed.journal import KEYS, Followed, Journal, numbered, until
 from tests.feed.servers import SECONDS, all_workers, client, in_another_server, program, workers_of
-from tests.programs import running
+from tests.support.programs import running
 
 
 async def test_a_database_that_was_not_migrated_is_said_and_seen_by_health(

@@ -13,17 +13,17 @@ import msgspec
 import psycopg
 import pytest
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.reader import Reader
+from aftercommit.access.revocation import revoke
+from aftercommit.access.tokens import TokenVerifier
 from aftercommit.errors import DeclarationError
 from aftercommit.feed import Cursor
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.reader import Reader
-from aftercommit.feed.access.revocation import revoke
-from aftercommit.feed.access.tokens import TokenVerifier
 from aftercommit.feed.app import FeedApp
 from aftercommit.feed.app.service import service
-from aftercommit.feed.http.asgi import Asgi, Message, Receive, Scope, Send, chunk
 from aftercommit.feed.live.blocks import Block
 from aftercommit.feed.live.streams import StreamCaps, StreamTimes
+from aftercommit.http.asgi import Asgi, Message, Receive, Scope, Send, chunk
 from aftercommit.postgres.listen import Listener
 from tests.feed.journal import TIMES, Journal, Reading, numbered, until
 from tests.feed.test_polling import cursor_of

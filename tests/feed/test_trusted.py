@@ -5,17 +5,17 @@ from datetime import timedelta
 import httpx
 import pytest
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.service_tokens import create
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import TokenVerifier, mint
+from aftercommit.access.trusted import TrustedUsers
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.service_tokens import create
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import TokenVerifier, mint
-from aftercommit.feed.access.trusted import TrustedUsers
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.server.http_server import HttpServer
+from aftercommit.server.http_server import HttpServer
 from tests.feed.journal import KEYS, TIMES, until
 from tests.feed.test_audience import tasks  # noqa: F401 - a fixture
-from tests.postgres.hearing import TaskChanged, Tasks, mine
+from tests.support.hearing import TaskChanged, Tasks, mine
 
 _KEYS = TokenKeys.from_text(KEYS)
 HERE, ALSO = "/tasks/me/events", "/others/events"

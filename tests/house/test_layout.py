@@ -17,7 +17,7 @@ LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 
 # Written by `make schema`, read by people only as a diff.
-GENERATED = {"aftercommit/postgres/schema.sql"}
+GENERATED = {"aftercommit/schema/schema.sql"}
 
 LOCK_NAMES = ("*.lock", "package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml")
 ADDRESS = re.compile(r"https?://|^--?(f|i|find-links|(extra-)?index-url|trusted-host)\b")
@@ -100,7 +100,7 @@ def is_documented(thing: object) -> bool:
 def test_a_name_of_feeds_has_one_address():
     """Who uses the package takes a name from where it is collected; the package's own files import each other."""
     made, collected = set(), set()
-    for package in ("aftercommit.feed", "aftercommit.feed.app", "aftercommit.feed.redaction"):
+    for package in ("aftercommit.feed", "aftercommit.feed.app", "aftercommit.redaction"):
         places = set(imports_of_feeds(SOURCE / package.replace(".", "/") / "__init__.py"))
         made |= places
         collected |= {(package, name) for _, name in places}

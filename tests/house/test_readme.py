@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from tests.programs import CLEANED, kept_port, running
+from tests.support.programs import CLEANED, kept_port, running
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import REPOSITORY
+from tests.support.programs import REPOSITORY
 
 SOURCE = REPOSITORY / "src" / "aftercommit" / "feed" / "app" / "pages" / "tokens.css"
 FOLDERS = (REPOSITORY / "src", REPOSITORY / "web" / "ui", REPOSITORY / "web" / "pages")

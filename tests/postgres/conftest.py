@@ -13,7 +13,7 @@ pytest.register_assert_rewrite("aftercommit.testing.outbox_suite")
 def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks right after the start is told to come again only when a busy machine has had its time too."""
     monkeypatch.setattr("aftercommit.feed.strands.hub.BEGIN_SECONDS", 60.0)
-    monkeypatch.setattr("aftercommit.feed.access.bearer.BEGIN_SECONDS", 60.0)
+    monkeypatch.setattr("aftercommit.access.bearer.BEGIN_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 
+from aftercommit.contrib.alembic import include_object
 from aftercommit.errors import DatabaseError
-from aftercommit.postgres import migrate
-from aftercommit.postgres.alembic import include_object
 from aftercommit.postgres.shape import DeclaredView, Shape
-from tests.postgres.engine import Engine, connected, value
+from aftercommit.schema import migrate
+from tests.support.engine import Engine, connected, value
 from tools.schema import dump
 
 pytestmark = pytest.mark.newest
@@ -59,7 +59,7 @@ ASYNC_ENVIRONMENT = """
 """
 REVISION = """
     from alembic import op
-    from aftercommit.postgres import alembic as outbox_tables
+    from aftercommit.contrib import alembic as outbox_tables
     from aftercommit.postgres.shape import DeclaredView, Shape
 
     revision = {revision!r}

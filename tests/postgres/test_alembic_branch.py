@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from aftercommit.postgres import migrate
-from aftercommit.postgres.alembic import versions
-from aftercommit.postgres.alembic.autogenerate import asking
-from aftercommit.postgres.numbered import migrations
+from aftercommit.contrib.alembic import versions
+from aftercommit.contrib.alembic.autogenerate import asking
 from aftercommit.postgres.shape import Shape
-from tests.postgres.engine import Engine, connected, migrate_up, value
-from tests.postgres.old_schema import migrate_up_to
-from tests.warm import Warm
+from aftercommit.schema import migrate
+from aftercommit.schema.numbered import migrations
+from tests.support.engine import Engine, connected, migrate_up, value
+from tests.support.old_schema import migrate_up_to
+from tests.support.warm import Warm
 from tools.schema import dump
 
 pytestmark = pytest.mark.newest
@@ -36,7 +36,7 @@ FILES = {
         path_separator = newline
         version_locations =
             %(here)s/migrations/versions
-            aftercommit.postgres.alembic:versions
+            aftercommit.contrib.alembic:versions
         aftercommit_outboxes = {outboxes}
         aftercommit_drop_all_events = {drop_all_events}
     """,
@@ -44,7 +44,7 @@ FILES = {
         import os
         from alembic import context
         from sqlalchemy import create_engine, pool
-        import aftercommit.postgres.alembic as outbox_tables
+        import aftercommit.contrib.alembic as outbox_tables
         from shop import metadata, outbox, billing
 
         url = os.environ["URL"]
@@ -394,7 +394,7 @@ async def test_the_comparison_asks_by_every_driver(database, driver):
 @pytest.mark.thorough
 @pytest.mark.parametrize("absent", ["alembic", "sqlalchemy"])
 def test_without_the_extra_the_error_names_it(absent):
-    program = f"import sys; sys.modules[{absent!r}] = None; import aftercommit.postgres.alembic"
+    program = f"import sys; sys.modules[{absent!r}] = None; import aftercommit.contrib.alembic"
 
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

@@ -15,17 +15,17 @@ from alembic.runtime.migration import MigrationContext
 from aftercommit.backoff import Constant
 from aftercommit.cli.repair_output import show_details
 from aftercommit.consumer import LogWorker
+from aftercommit.contrib.alembic import include_object
 from aftercommit.errors import SchemaDrift
 from aftercommit.event.envelope import Event, envelope_json
+from aftercommit.operate.repair import Repair, Selection
 from aftercommit.outbox import Outbox
-from aftercommit.postgres import migrate, partitions
-from aftercommit.postgres.alembic import include_object
 from aftercommit.postgres.shape import DeclaredView, Shape
-from aftercommit.repair import Repair, Selection
+from aftercommit.schema import migrate, partitions
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
-from tests.postgres.hearing import SCHEMA, TaskChanged, Tasks, changes, task_outbox
-from tests.recording import RecordingTransport
+from tests.support.hearing import SCHEMA, TaskChanged, Tasks, changes, task_outbox
+from tests.support.recording import RecordingTransport
 
 ANN, BEN = "user:ann", "user:ben"
 

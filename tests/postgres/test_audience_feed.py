@@ -18,8 +18,8 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.service import wait_for_any
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
-from tests.postgres.feeding import Walker
-from tests.postgres.hearing import TaskArchived, TaskChanged, Tasks, changes, numbers_of, task_outbox
+from tests.support.feeding import Walker
+from tests.support.hearing import TaskArchived, TaskChanged, Tasks, changes, numbers_of, task_outbox
 
 TINY = 1
 READERS = ["ann", "ben", "cleo", "dan"]

@@ -14,9 +14,9 @@ from aftercommit.feed.strands.queries import Direction, FeedQueries
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.settle import Settlement
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.hearing import Tasks, task_outbox
 from tests.postgres.test_feed_plans import explain, named_in
 from tests.postgres.test_plans import Plan
+from tests.support.hearing import Tasks, task_outbox
 
 EVENTS, LIMIT = 40_000, 100
 VOLUME = f"""

@@ -10,13 +10,13 @@ import pytest
 
 from aftercommit import Database
 from aftercommit.errors import DatabaseSilent, DeclarationError
-from aftercommit.feed.http.errors import Problem
 from aftercommit.feed.strands.connections import Connections
+from aftercommit.http.errors import Problem
 from aftercommit.postgres.bounded import BoundedConnection, Unanswered
 from aftercommit.testing.fault_proxy import FaultProxy
 from systems.requests import Lender
 from tests.feed.journal import until
-from tests.postgres.pgbouncer import PgBouncer
+from tests.support.pgbouncer import PgBouncer
 
 # A stall of this machine must not look like a server that hangs where the test needs an answer.
 LIMIT = 3.0

@@ -11,17 +11,17 @@ from click.testing import CliRunner, Result
 
 from aftercommit import __version__
 from aftercommit.cli import cli
-from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import Shape
+from aftercommit.schema import migrate
 from aftercommit.settings import Settings
 from aftercommit.testing.postgres import with_database
-from tests.postgres.consuming import numbered, place_in_log
-from tests.programs import CLEANED
-from tests.shop import Shop
+from tests.support.consuming import numbered, place_in_log
+from tests.support.programs import CLEANED
+from tests.support.shop import Shop
 
 pytestmark = pytest.mark.newest
 
-APP = "tests.shop_app:outbox"
+APP = "tests.support.shop_app:outbox"
 
 
 @pytest.fixture(autouse=True)
@@ -333,8 +333,8 @@ class TestWrongApplication:
         [
             ("shop", "should look like package.module:name"),
             ("tests.nowhere:outbox", "there is no module 'tests.nowhere'"),
-            ("tests.shop_app:outbux", "has no attribute 'outbux'"),
-            ("tests.shop_app:not_an_outbox", "and neither an Application nor an Outbox"),
+            ("tests.support.shop_app:outbux", "has no attribute 'outbux'"),
+            ("tests.support.shop_app:not_an_outbox", "and neither an Application nor an Outbox"),
         ],
     )
     def test_what_cannot_be_found_is_named(self, app: str, complaint: str) -> None:

@@ -12,16 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from aftercommit.postgres import migrate
-from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.embedded import EmbeddedPostgres
+from aftercommit.schema import migrate
 from aftercommit.testing.postgres import SETTINGS_FOR_TESTS, with_database
-from tests.investigations import eventually
-from tests.programs import Program, kept_port, running
-from tests.shop import OrderPaid, Shop, shop_outbox
+from tests.support.investigations import eventually
+from tests.support.programs import Program, kept_port, running
+from tests.support.shop import OrderPaid, Shop, shop_outbox
 
 pytestmark = pytest.mark.newest
 
-APP = "tests.shop_app:outbox"
+APP = "tests.support.shop_app:outbox"
 WRONG_PASSWORD = "host all limited 127.0.0.1/32 scram-sha-256\n"
 
 

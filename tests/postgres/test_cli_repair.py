@@ -12,15 +12,15 @@ from click.testing import CliRunner, Result
 
 from aftercommit.cli import cli
 from aftercommit.errors import RepairError
-from aftercommit.repair import Selection
-from tests.postgres.consuming import letters, numbered, place_in_log
-from tests.postgres.repairing import Fragile, desk
-from tests.programs import CLEANED, running
-from tests.shop import Shop
+from aftercommit.operate.repair import Selection
+from tests.support.consuming import letters, numbered, place_in_log
+from tests.support.programs import CLEANED, running
+from tests.support.repairing import Fragile, desk
+from tests.support.shop import Shop
 
 pytestmark = pytest.mark.newest
 
-APP = "tests.shop_app:outbox"
+APP = "tests.support.shop_app:outbox"
 CONSUMER = "order-index"
 LARGE = 99999999999999999999
 

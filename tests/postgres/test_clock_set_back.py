@@ -10,22 +10,22 @@ import psycopg
 import pytest
 
 from aftercommit.consumer import names
-from aftercommit.doctor import diagnose
+from aftercommit.embedded import EmbeddedPostgres
 from aftercommit.errors import ConsumerNameTaken, OperationBusy
-from aftercommit.postgres import migrate
-from aftercommit.postgres.embedded import EmbeddedPostgres
-from aftercommit.postgres.health import problems
-from aftercommit.postgres.overview import Overview, overview
-from aftercommit.postgres.retention import the_only_one
+from aftercommit.operate.doctor import diagnose
+from aftercommit.operate.health import problems
+from aftercommit.operate.overview import Overview, overview
+from aftercommit.operate.repair import Driver, Selection
 from aftercommit.relay import RelaySettings
-from aftercommit.repair import Driver, Selection
+from aftercommit.schema import migrate
+from aftercommit.schema.retention import the_only_one
 from aftercommit.testing.postgres import SETTINGS_FOR_TESTS
 from aftercommit.testing.signals import Signals
 from tests.faults.stage import faketime
-from tests.postgres.consuming import Ledger, kill, numbered, place_in_log, worker_on
-from tests.postgres.repairing import Fragile, desk
-from tests.relays import holds, relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.consuming import Ledger, kill, numbered, place_in_log, worker_on
+from tests.support.relays import holds, relay_on
+from tests.support.repairing import Fragile, desk
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 pytestmark = pytest.mark.contract("E7")
 

@@ -7,12 +7,13 @@ import psycopg
 import pytest
 
 from aftercommit.errors import SchemaDrift, SchemaNotMigrated, SchemaTooNew
-from aftercommit.postgres import migrate
-from aftercommit.postgres.database import Database, require_schema
-from aftercommit.postgres.numbered import Migration, migrations
+from aftercommit.postgres.database import Database
 from aftercommit.postgres.shape import Shape
-from tests.postgres.engine import Engine, connected, value
-from tests.postgres.old_schema import know, migrate_up_to
+from aftercommit.schema import migrate
+from aftercommit.schema.numbered import Migration, migrations
+from aftercommit.schema.requirement import require_schema
+from tests.support.engine import Engine, connected, value
+from tests.support.old_schema import know, migrate_up_to
 
 NEWEST = migrations()[-1].version
 ADDITIVE = Migration(

@@ -10,8 +10,8 @@ from aftercommit.postgres import database as database_module
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay import Relay
-from aftercommit.transports import LogTransport
-from tests.shop import Shop
+from aftercommit.relay.transports import LogTransport
+from tests.support.shop import Shop
 
 
 async def test_whoever_is_cancelled_while_connecting_leaves_no_connection_behind(

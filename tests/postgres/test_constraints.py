@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.engine import connected, migrate_up
+from tests.support.engine import connected, migrate_up
 
 OUTBOX = (
     "insert into outbox (id, aggregate_type, aggregate_id, event_type, correlation_id, payload, {columns}) "

@@ -14,6 +14,7 @@ import pytest
 
 from aftercommit.consumer import Dispatcher, LogWorker, WorkerSettings
 from aftercommit.consumer import pages as pages_module
+from aftercommit.embedded import EmbeddedPostgres
 from aftercommit.errors import (
     DeclarationError,
     MissingPrivilege,
@@ -21,11 +22,10 @@ from aftercommit.errors import (
     SchemaTooNew,
 )
 from aftercommit.event.envelope import Event
-from aftercommit.postgres import migrate
-from aftercommit.postgres.embedded import EmbeddedPostgres
 from aftercommit.relay import RelaySettings
+from aftercommit.schema import migrate
 from aftercommit.testing.signals import Signals
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     append,
     checkpoint,
@@ -37,7 +37,7 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
+from tests.support.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
 
 
 async def test_an_event_of_a_newer_version_is_parked_and_later_ones_are_handled(shop: Shop) -> None:

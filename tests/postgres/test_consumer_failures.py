@@ -8,10 +8,10 @@ import pytest
 
 from aftercommit.backoff import ByError, Constant, Never
 from aftercommit.consumer import Dispatcher, Done, Park, Retry
-from aftercommit.consumer import letters as letters_room
+from aftercommit.consumer import letter_retries as letters_room
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Event
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     append,
     bus_on,
@@ -26,7 +26,7 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 HOUR = 3600.0
 DUE_IN = "extract(epoch from next_retry_at - clock_timestamp())::float8"

@@ -15,7 +15,7 @@ from aftercommit.consumer.slices import Call
 from aftercommit.consumer.threads import GivenUp, Watch
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     append,
     bus_on,
@@ -28,7 +28,7 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.shop import OrderPaid, OrderPlaced, Shop
+from tests.support.shop import OrderPaid, OrderPlaced, Shop
 
 pytestmark = pytest.mark.newest
 

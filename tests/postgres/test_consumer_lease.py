@@ -17,8 +17,7 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.statements import Statements
 from aftercommit.testing.signals import Signals
-from tests.forked import Forked
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     checkpoint,
     handle_all,
@@ -31,7 +30,8 @@ from tests.postgres.consuming import (
     terminate,
     worker_on,
 )
-from tests.shop import OrderPlaced, Shop
+from tests.support.forked import Forked
+from tests.support.shop import OrderPlaced, Shop
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = 1.0
@@ -155,7 +155,7 @@ async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(
 ) -> None:
     """Without an inbox the fence alone keeps it from a letter that its successor has handled."""
     # However long it was away, it goes on with the letters that it has read.
-    monkeypatch.setattr("aftercommit.consumer.letters.LETTERS_SECONDS", 600.0)
+    monkeypatch.setattr("aftercommit.consumer.letter_retries.LETTERS_SECONDS", 600.0)
     ledger = Ledger(shop)
     consumer = shop.outbox.consumer("index", inbox=False, retry_count=1, backoff=Constant(0.0))
 
@@ -376,7 +376,7 @@ async def test_an_event_that_kills_every_worker_is_parked_after_its_counted_star
 
 async def run_poisonous(shop: Shop) -> int:
     """A process of its own; its exit status is 9 when the event killed it."""
-    process = Forked("tests.postgres.poisonous", [shop.dsn], ROOT, os.environ, errors=2)
+    process = Forked("tests.support.poisonous", [shop.dsn], ROOT, os.environ, errors=2)
     try:
         return await asyncio.to_thread(process.wait, 100)
     finally:

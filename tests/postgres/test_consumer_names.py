@@ -14,7 +14,7 @@ from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRena
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.testing.signals import Signals
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     bus_on,
     checkpoint,
@@ -26,7 +26,7 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
+from tests.support.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
 
 # Of those who are to be found alive, however long the machine stands still.
 LONG = 600.0

@@ -16,8 +16,8 @@ from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService
 from aftercommit.testing.fault_proxy import FaultProxy
 from aftercommit.testing.signals import Signals
-from tests.postgres.consuming import Ledger, handle_all, letters, numbered, outbox_records, place_in_log
-from tests.shop import OrderPlaced, Shop
+from tests.support.consuming import Ledger, handle_all, letters, numbered, outbox_records, place_in_log
+from tests.support.shop import OrderPlaced, Shop
 
 
 @pytest.mark.parametrize("inbox", [True, False])

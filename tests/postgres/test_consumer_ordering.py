@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from aftercommit.backoff import Constant
-from aftercommit.consumer import Dispatcher, loop
+from aftercommit.consumer import Dispatcher
+from aftercommit.consumer import log_worker as loop
 from aftercommit.errors import DeclarationError
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     checkpoint,
     handle_all,
@@ -22,7 +23,7 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.shop import OrderPaid, OrderPlaced, Shop
+from tests.support.shop import OrderPaid, OrderPlaced, Shop
 
 STATES = "aggregate_id, (payload->>'number')::int, status"
 HOUR = 3600.0

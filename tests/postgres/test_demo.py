@@ -16,17 +16,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from aftercommit.contrib.telegram import open_store
 from aftercommit.demo import orders
-from aftercommit.postgres import migrate
+from aftercommit.embedded.postmaster import find_postmaster
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.embedded.postmaster import find_postmaster
-from aftercommit.telegram import open_store
+from aftercommit.schema import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
 from aftercommit.wiring import Engine
-from tests.investigations import eventually
-from tests.programs import CLEANED, PATIENCE, Program, running
-from tests.shop import Shop
+from tests.support.investigations import eventually
+from tests.support.programs import CLEANED, PATIENCE, Program, running
+from tests.support.shop import Shop
 
 pytestmark = pytest.mark.newest
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from aftercommit.postgres import migrate
-from aftercommit.postgres.numbered import migrations
 from aftercommit.postgres.shape import Shape
+from aftercommit.schema import migrate
+from aftercommit.schema.numbered import migrations
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.engine import Engine, connected, migrate_up, value
-from tests.postgres.old_schema import migrate_up_to
-from tests.warm import Warm
+from tests.support.engine import Engine, connected, migrate_up, value
+from tests.support.old_schema import migrate_up_to
+from tests.support.warm import Warm
 from tools.schema import dump
 
 pytestmark = pytest.mark.newest
@@ -38,7 +38,7 @@ FILES = {
         import json, os
         SECRET_KEY = "not a secret"
         USE_TZ = True
-        INSTALLED_APPS = ["aftercommit.django", "shop"]
+        INSTALLED_APPS = ["aftercommit.contrib.django", "shop"]
         DATABASES = json.loads(os.environ["DATABASES"])
         AFTERCOMMIT_OUTBOXES = json.loads(os.environ.get("OUTBOXES", '["shop.events.outbox"]'))
         AFTERCOMMIT_DROP_ALL_EVENTS = bool(os.environ.get("DROP_ALL_EVENTS"))
@@ -118,11 +118,11 @@ ORM_WORKER = """
     import psycopg
     from django.db import connection as django_connection
     from aftercommit.consumer import LogWorker
-    from aftercommit.django.dsn import dsn_of
+    from aftercommit.contrib.django.dsn import dsn_of
     from aftercommit.postgres.database import Database
     from aftercommit.relay import Relay
     from aftercommit.testing.signals import Signals
-    from aftercommit.transports import LogTransport
+    from aftercommit.relay.transports import LogTransport
     from shop.events import OrderPlaced, outbox
     from shop.models import Order
 

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import Shape
-from tests.postgres.engine import Engine, connected, value
-from tests.warm import Warm
+from aftercommit.schema import migrate
+from tests.support.engine import Engine, connected, value
+from tests.support.warm import Warm
 from tools.schema import dump
 
 pytestmark = pytest.mark.newest
@@ -40,7 +40,7 @@ FILES = {
     "shop/__init__.py": "",
     "shop/apps.py": """
         from django.apps import AppConfig
-        from aftercommit.postgres.django import register_check
+        from aftercommit.contrib.django.operations import register_check
 
         class ShopConfig(AppConfig):
             name = "shop"
@@ -60,7 +60,7 @@ FILES = {
     "shop/migrations/__init__.py": "",
     "shop/migrations/0001_outbox.py": """
         from django.db import migrations
-        from aftercommit.postgres.django import MigrateOutbox
+        from aftercommit.contrib.django.operations import MigrateOutbox
 
         class Migration(migrations.Migration):
             initial = True
@@ -68,7 +68,7 @@ FILES = {
     """,
     "shop/migrations/0002_scope.py": """
         from django.db import migrations
-        from aftercommit.postgres.django import MigrateOutbox
+        from aftercommit.contrib.django.operations import MigrateOutbox
 
         class Migration(migrations.Migration):
             dependencies = [("shop", "0001_outbox")]
@@ -205,7 +205,7 @@ def test_squashed_migrations_name_the_outbox_by_its_path(project):
     assert finished.returncode == 0, finished.stderr
 
     squashed = next((project.folder / "shop" / "migrations").glob("*squashed*")).read_text()
-    assert "aftercommit.postgres.django.MigrateOutbox(" in squashed
+    assert "aftercommit.contrib.django.operations.MigrateOutbox(" in squashed
     assert "'shop.events.outbox'" in squashed
     assert project.manage("migrate").returncode == 0
     with connected(project.dsn) as connection:

@@ -19,21 +19,22 @@ from psycopg import sql
 
 from aftercommit.cli import cli
 from aftercommit.clock import utc_now
-from aftercommit.doctor import Finding, diagnose, server
-from aftercommit.doctor.diagnosis import CHECKS
-from aftercommit.postgres import holders, migrate
+from aftercommit.operate import blockers as holders
+from aftercommit.operate.doctor import Finding, diagnose, server
+from aftercommit.operate.doctor.diagnosis import CHECKS
+from aftercommit.operate.health import Limits, problems
+from aftercommit.operate.overview import overview
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.health import Limits, problems
-from aftercommit.postgres.overview import overview
 from aftercommit.postgres.shape import Shape
+from aftercommit.schema import migrate
 from aftercommit.testing.postgres import PostgresServerForTests, with_database
-from tests.postgres.engine import begin_detaching, wait_until
-from tests.postgres.pgbouncer import PgBouncer
-from tests.programs import CLEANED
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.engine import begin_detaching, wait_until
+from tests.support.pgbouncer import PgBouncer
+from tests.support.programs import CLEANED
+from tests.support.relays import relay_on
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
-APP = "tests.shop_app:outbox"
+APP = "tests.support.shop_app:outbox"
 # As a server is set up for work, and able to do what the tests find fault with.
 SETTINGS = {
     "max_prepared_transactions": "5",

@@ -15,14 +15,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from aftercommit.embedded import EmbeddedPostgres, default_folder
+from aftercommit.embedded.folder_lock import FolderLock
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
-from aftercommit.postgres.embedded import EmbeddedPostgres, default_folder
-from aftercommit.postgres.embedded.folder_lock import FolderLock
 
 OWNER = """
     import sys
     from pathlib import Path
-    from aftercommit.postgres.embedded import EmbeddedPostgres
+    from aftercommit.embedded import EmbeddedPostgres
     server = EmbeddedPostgres(Path(sys.argv[1]), settings={"fsync": "off"})
     server.start()
     print(server.pid, server.attached, flush=True)
@@ -218,7 +218,7 @@ def test_a_forked_child_does_not_stop_the_server_of_its_parent(tmp_path: Path) -
     script = """
         import os, sys
         from pathlib import Path
-        from aftercommit.postgres.embedded import EmbeddedPostgres
+        from aftercommit.embedded import EmbeddedPostgres
         with EmbeddedPostgres(Path(sys.argv[1]), settings={"fsync": "off"}) as server:
             if (child := os.fork()) == 0:
                 sys.exit(0)
@@ -362,7 +362,7 @@ def test_a_full_disk_while_the_folder_is_made_leaves_nothing_half_made(make: Mak
         import resource, sys
         from pathlib import Path
         from aftercommit.errors import EmbeddedPostgresError
-        from aftercommit.postgres.embedded import EmbeddedPostgres
+        from aftercommit.embedded import EmbeddedPostgres
         resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
         try:
             EmbeddedPostgres(Path(sys.argv[1])).start()

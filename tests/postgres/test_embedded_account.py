@@ -14,8 +14,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from aftercommit.embedded import EmbeddedPostgres, account
 from aftercommit.errors import EmbeddedPostgresError
-from aftercommit.postgres.embedded import EmbeddedPostgres, account
 
 # On servers of their own, of versions of their own: nothing here asks for the one that the other tests run on.
 pytestmark = pytest.mark.newest
@@ -49,7 +49,7 @@ def test_an_ordinary_user_starts_kills_restarts_and_stops_it(closed_folder: Path
         import os, sys
         from pathlib import Path
         from aftercommit.errors import EmbeddedPostgresError
-        from aftercommit.postgres.embedded import EmbeddedPostgres
+        from aftercommit.embedded import EmbeddedPostgres
         assert os.geteuid() != 0
         with EmbeddedPostgres(Path(sys.argv[1]), settings={"fsync": "off"}) as server:
             server.kill()

@@ -8,7 +8,7 @@ import pytest
 from aftercommit.errors import CursorGone, DatabaseUnavailable
 from aftercommit.feed import Cursor, LogEvent, Page
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.feeding import (
+from tests.support.feeding import (
     LEVELS,
     Closed,
     LogRecorded,

@@ -15,7 +15,7 @@ from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.service import wait_for_any
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
-from tests.postgres.feeding import (
+from tests.support.feeding import (
     LEVELS,
     Closed,
     LogRecorded,

@@ -17,8 +17,8 @@ from aftercommit.feed.strands.tailer import _statement
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import Statements
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.feeding import Logs, all_feeds, log_outbox
 from tests.postgres.test_plans import Plan, walk
+from tests.support.feeding import Logs, all_feeds, log_outbox
 
 VOLUME = """
     insert into log (position, ts, stream_seq, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version,

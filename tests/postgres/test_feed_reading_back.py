@@ -9,8 +9,8 @@ from aftercommit.errors import CursorGone
 from aftercommit.feed import EVERYTHING, Chosen, Cursor, Entry, Feed
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.testing.signals import Signals
-from tests.postgres.feeding import Closed, LogRecorded, Logs, Walker, caught_up, lines, log_feed, numbers_of
 from tests.postgres.test_feed_history import TINY, level_of, logs, mixed, plain, random_choice
+from tests.support.feeding import Closed, LogRecorded, Logs, Walker, caught_up, lines, log_feed, numbers_of
 
 __all__ = ["logs"]
 

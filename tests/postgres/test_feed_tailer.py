@@ -15,7 +15,7 @@ from aftercommit.postgres.listen import Listener
 from aftercommit.service import wait_for_any
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
-from tests.postgres.feeding import (
+from tests.support.feeding import (
     LogRecorded,
     Logs,
     Walker,
@@ -424,7 +424,7 @@ def test_no_payload_can_keep_an_event_out_of_the_log_and_facets_are_the_same_on_
 
 
 async def test_a_role_with_the_printed_grants_can_follow_and_read_history(logs: Logs):
-    from aftercommit.postgres import migrate
+    from aftercommit.schema import migrate
 
     with logs.connect(autocommit=True) as owner:
         owner.execute("create role feed_reader login")

@@ -12,19 +12,19 @@ import jwt
 import psycopg
 import pytest
 
+from aftercommit.access import revocation, service_tokens
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.permissions import Permissions
+from aftercommit.access.reader import Reader
+from aftercommit.access.service_tokens import Created
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import TokenVerifier, mint, named_by
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, Unauthorized
-from aftercommit.feed.access import revocation, service_tokens
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.permissions import Permissions
-from aftercommit.feed.access.reader import Reader
-from aftercommit.feed.access.service_tokens import Created
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import TokenVerifier, mint, named_by
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.testing.fault_proxy import FaultProxy
 from aftercommit.testing.signals import Signals
-from tests.shop import Shop
+from tests.support.shop import Shop
 
 READ = "investigation:*:read"
 SECRET = {"kty": "oct", "kid": "one", "alg": "HS256", "k": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY"}
@@ -202,7 +202,7 @@ class TestServiceTokens:
     async def test_a_server_that_never_reached_the_database_does_not_guess(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("aftercommit.feed.access.bearer.BEGIN_SECONDS", 0.05)
+        monkeypatch.setattr("aftercommit.access.bearer.BEGIN_SECONDS", 0.05)
         async with FaultProxy(shop.dsn) as proxy:
             proxy.faults.black_hole = True
             access = BearerAccess(TokenVerifier(KEYS), Database(proxy.dsn), shop.outbox)

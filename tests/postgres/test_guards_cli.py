@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from aftercommit.access.token_keys import TokenKeys
+from aftercommit.access.tokens import TokenVerifier
 from aftercommit.cli import cli
-from aftercommit.feed.access.token_keys import TokenKeys
-from aftercommit.feed.access.tokens import TokenVerifier
-from tests.programs import CLEANED
-from tests.shop import Shop
+from tests.support.programs import CLEANED
+from tests.support.shop import Shop
 
 pytestmark = pytest.mark.newest
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from aftercommit.feed.access import rate_limit
-from aftercommit.feed.access.rate_limit import Rate, RateLimiter
+from aftercommit.access import rate_limit
+from aftercommit.access.rate_limit import Rate, RateLimiter
 from aftercommit.postgres.database import Database
 from aftercommit.testing.fault_proxy import FaultProxy
 from aftercommit.testing.signals import Signals
-from tests.shop import Shop
+from tests.support.shop import Shop
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DAY = 86_400
@@ -112,7 +112,7 @@ class Started:
     """Programs that do not outlive the test."""
 
     def __init__(self, count: int, dsn: str, rate: Rate) -> None:
-        command = [sys.executable, "-m", "tests.postgres.rate_process", dsn, str(rate.requests), str(rate.seconds)]
+        command = [sys.executable, "-m", "tests.support.rate_process", dsn, str(rate.requests), str(rate.seconds)]
         self.programs = [
             subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(count)

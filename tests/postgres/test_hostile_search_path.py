@@ -9,15 +9,15 @@ from psycopg.conninfo import make_conninfo
 
 from aftercommit.errors import DatabaseRefused
 from aftercommit.event.envelope import Event
-from aftercommit.postgres import migrate
+from aftercommit.operate.overview import overview
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.overview import overview
 from aftercommit.postgres.statements import _texts
+from aftercommit.schema import migrate
 from aftercommit.testing.signals import Signals
-from tests.postgres.consuming import worker_on
-from tests.postgres.pgbouncer import PgBouncer
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop
+from tests.support.consuming import worker_on
+from tests.support.pgbouncer import PgBouncer
+from tests.support.relays import relay_on
+from tests.support.shop import OrderPlaced, Shop
 
 HOSTILE = """
     create schema hostile;

@@ -9,11 +9,11 @@ import pytest
 from psycopg import sql
 
 from aftercommit.errors import DatabaseUnavailable
-from aftercommit.postgres import indexes, migrate, partitions
 from aftercommit.postgres.blocks import LOCK_CLASS
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
-from tests.postgres.engine import Engine, connected, value, wait_until, waits_for_a_lock
+from aftercommit.schema import indexes, migrate, partitions
+from tests.support.engine import Engine, connected, value, wait_until, waits_for_a_lock
 
 PLAIN = Shape()
 INDEXED = Shape(indexed=("aggregate_id",))

@@ -8,13 +8,14 @@ import psycopg
 import pytest
 
 from aftercommit.consumer import LogWorker, WorkerSettings
-from aftercommit.postgres import lives, migrate
+from aftercommit.postgres import lives
 from aftercommit.relay import Relay
+from aftercommit.schema import migrate
 from tests.feed.journal import until
-from tests.postgres.old_schema import migrate_up_to
-from tests.relays import relay_on
-from tests.restoring import Restorable, restorable
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.old_schema import migrate_up_to
+from tests.support.relays import relay_on
+from tests.support.restoring import Restorable, restorable
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 MICROSECONDS = 10**15
 

@@ -12,17 +12,17 @@ from click.testing import CliRunner, Result
 from aftercommit.cli import cli
 from aftercommit.client.bookmark_table import PostgresBookmark
 from aftercommit.clock import utc_now
-from aftercommit.doctor import Finding, diagnose
+from aftercommit.contrib.telegram import Link, open_store
+from aftercommit.operate.doctor import Finding, diagnose
+from aftercommit.operate.health import problems
+from aftercommit.operate.overview import Overview, overview
+from aftercommit.operate.repair import Repair
 from aftercommit.postgres import lives
-from aftercommit.postgres.health import problems
-from aftercommit.postgres.overview import Overview, overview
-from aftercommit.postgres.partitions import existing, retain
-from aftercommit.repair import Repair
-from aftercommit.telegram import Link, open_store
+from aftercommit.schema.partitions import existing, retain
 from tests.feed.journal import until
-from tests.programs import CLEANED
-from tests.relays import relay_on
-from tests.shop import Shop
+from tests.support.programs import CLEANED
+from tests.support.relays import relay_on
+from tests.support.shop import Shop
 
 
 @pytest.fixture(autouse=True)

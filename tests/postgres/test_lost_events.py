@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from aftercommit.postgres.health import Limits, problems
-from aftercommit.postgres.overview import overview
-from tests.postgres.consuming import append, checkpoint, handle_all, numbered, place_in_log
-from tests.postgres.repairing import Fragile
-from tests.shop import OrderPaid, OrderPlaced, Shop
+from aftercommit.operate.health import Limits, problems
+from aftercommit.operate.overview import overview
+from tests.support.consuming import append, checkpoint, handle_all, numbered, place_in_log
+from tests.support.repairing import Fragile
+from tests.support.shop import OrderPaid, OrderPlaced, Shop
 
 LOST = "consumer_events_lost"
 

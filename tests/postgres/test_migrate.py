@@ -25,11 +25,11 @@ from aftercommit.errors import (
     SchemaNotMigrated,
     SchemaTooNew,
 )
-from aftercommit.postgres import migrate
-from aftercommit.postgres.declared import OUTBOX_COLUMNS
 from aftercommit.postgres.shape import ENGINE_TABLES, PARTITION_NAME, DeclaredView, Shape
-from tests.postgres.engine import Engine, connected, migrate_up, value, wait_until, waits_for_a_lock
-from tests.postgres.old_schema import migrate_up_to
+from aftercommit.schema import migrate
+from aftercommit.schema.declared import OUTBOX_COLUMNS
+from tests.support.engine import Engine, connected, migrate_up, value, wait_until, waits_for_a_lock
+from tests.support.old_schema import migrate_up_to
 from tools.schema import dump
 
 SCOPED = Shape("scoped", {"tenant_id": str, "shard": int, "project_id": UUID}, ("tenant_id", "aggregate_id"))
@@ -51,7 +51,7 @@ RICH = Shape(
 MIGRATE_AND_WAIT = """
     import sys
     import psycopg
-    from aftercommit.postgres import migrate
+    from aftercommit.schema import migrate
     from aftercommit.postgres.shape import Shape
     with psycopg.connect(sys.argv[1], application_name="victim") as connection:
         migrate.up(connection, Shape(), lock_timeout=60, patience=60)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.hearing import SCHEMA, Tasks, task_outbox
 from tests.postgres.test_cli import fails, run
+from tests.support.hearing import SCHEMA, Tasks, task_outbox
 
 
 @pytest.fixture

@@ -8,16 +8,16 @@ import pytest
 from click.testing import CliRunner
 
 from aftercommit.cli import cli
-from aftercommit.postgres import migrate
-from aftercommit.postgres.embedded.cluster import binaries
-from aftercommit.postgres.numbered import migrations
+from aftercommit.embedded.cluster import binaries
 from aftercommit.postgres.shape import Shape
-from tests.postgres.engine import Engine, connected, migrate_up, value
-from tests.postgres.old_schema import migrate_up_to
-from tests.shop import shop_outbox
+from aftercommit.schema import migrate
+from aftercommit.schema.numbered import migrations
+from tests.support.engine import Engine, connected, migrate_up, value
+from tests.support.old_schema import migrate_up_to
+from tests.support.shop import shop_outbox
 from tools.schema import VERSION, dump
 
-APP = ("--app", "tests.shop_app:outbox")
+APP = ("--app", "tests.support.shop_app:outbox")
 SHAPE = shop_outbox().shape
 EVENT = {"aggregate_type": "order", "tenant_id": "acme"}
 

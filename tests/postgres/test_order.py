@@ -14,11 +14,11 @@ import pytest
 from aftercommit.errors import LeaseLost
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.carrier import Outcome
-from aftercommit.transport import Failure
-from aftercommit.transports import LogTransport
-from tests.recording import RecordingTransport
-from tests.relays import holds, listening_relay_on
-from tests.shop import OrderPlaced, Shop
+from aftercommit.relay.transport import Failure
+from aftercommit.relay.transports import LogTransport
+from tests.support.recording import RecordingTransport
+from tests.support.relays import holds, listening_relay_on
+from tests.support.shop import OrderPlaced, Shop
 
 
 @asynccontextmanager

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 from aftercommit.errors import LeaseLost
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.carrier import Batch, Carrier, Outcome
-from tests.recording import RecordingTransport
-from tests.shop import OrderPlaced, Shop
-from tests.sizes import size
+from tests.support.recording import RecordingTransport
+from tests.support.shop import OrderPlaced, Shop
+from tests.support.sizes import size
 
 AGGREGATES = ["a", "b", "c"]
 WRITERS = 3

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from aftercommit.errors import DatabaseError, DeclarationError, SchemaNotMigrated
-from aftercommit.postgres import migrate, partitions
 from aftercommit.postgres.shape import Shape
-from tests.postgres.engine import Engine, begin_detaching, connected, migrate_up, value, wait_until, waits_for_a_lock
+from aftercommit.schema import migrate, partitions
+from tests.support.engine import Engine, begin_detaching, connected, migrate_up, value, wait_until, waits_for_a_lock
 
 SHAPE = Shape()
 SIZE = 10

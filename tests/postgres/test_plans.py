@@ -14,7 +14,7 @@ from psycopg import sql
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.engine import Engine, connected, migrate_up
+from tests.support.engine import Engine, connected, migrate_up
 
 SHAPE = Shape(scope={"tenant_id": str})
 STATEMENTS = Statements(SHAPE)

@@ -12,12 +12,12 @@ from psycopg import sql
 
 import aftercommit.postgres
 from aftercommit.errors import DeclarationError, MissingPrivilege
-from aftercommit.postgres import migrate, partitions
-from aftercommit.postgres.privileges import RUNTIME
 from aftercommit.postgres.shape import ENGINE_TABLES, DeclaredView, Shape
 from aftercommit.postgres.statements import Statements
-from tests.postgres.engine import Engine, connected, migrate_up, value
-from tests.shop import SCHEMA, OrderPlaced, shop_outbox
+from aftercommit.schema import migrate, partitions
+from aftercommit.schema.privileges import RUNTIME
+from tests.support.engine import Engine, connected, migrate_up, value
+from tests.support.shop import SCHEMA, OrderPlaced, shop_outbox
 
 VIEW = DeclaredView("inbound", {"event_id": "event_id", "event_type": "event_type", "body": "payload"}, writable=True)
 

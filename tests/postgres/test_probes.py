@@ -14,16 +14,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from aftercommit.metrics import serve
-from aftercommit.postgres import migrate
-from aftercommit.postgres.embedded import EmbeddedPostgres
+from aftercommit.contrib.prometheus import serve
+from aftercommit.embedded import EmbeddedPostgres
+from aftercommit.schema import migrate
 from aftercommit.testing.postgres import SETTINGS_FOR_TESTS
-from tests.programs import Program, running
-from tests.shop import Shop, shop_outbox
+from tests.support.programs import Program, running
+from tests.support.shop import Shop, shop_outbox
 
 pytestmark = pytest.mark.contract("E7")
 
-APP = ("--app", "tests.shop_app:outbox")
+APP = ("--app", "tests.support.shop_app:outbox")
 PATIENCE = 60.0
 
 
@@ -138,7 +138,7 @@ def test_commands_say_that_the_tables_are_gone(shop: Shop, command: tuple[str, .
 
 
 def test_a_worker_without_consumers_says_which_module_to_name(shop: Shop) -> None:
-    with running("worker", "--app", "tests.no_handlers_app:outbox", "--dsn", shop.dsn) as program:
+    with running("worker", "--app", "tests.support.no_handlers_app:outbox", "--dsn", shop.dsn) as program:
         assert program.ends() == 1, program
     assert "name one that imports them all" in program.stderr[-1]
 

@@ -11,17 +11,17 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from aftercommit.embedded import EmbeddedPostgres
 from aftercommit.errors import DatabaseRefused, MissingPrivilege, SchemaNotMigrated
-from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.embedded import EmbeddedPostgres
 from aftercommit.postgres.resilience import is_lost
 from aftercommit.relay import Relay, RelaySettings
+from aftercommit.relay.transports import LogTransport
+from aftercommit.schema import migrate
 from aftercommit.testing.postgres import SETTINGS_FOR_TESTS, PostgresServerForTests
-from aftercommit.transports import LogTransport
-from tests.recording import RecordingTransport
-from tests.relays import listening_relay_on, relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.recording import RecordingTransport
+from tests.support.relays import listening_relay_on, relay_on
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 # What was committed must be there after a crash; only the disk need not be waited for.
 SETTINGS = {**SETTINGS_FOR_TESTS, "synchronous_commit": "on"}

@@ -11,11 +11,11 @@ from aftercommit.postgres import listen
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings, doorbell
-from aftercommit.relay import loop as relay_loop
+from aftercommit.relay import relay as relay_loop
 from aftercommit.testing.postgres import with_database
-from tests.recording import RecordingTransport
-from tests.relays import listening_relay_on, relay_on
-from tests.shop import OrderPlaced, Shop
+from tests.support.recording import RecordingTransport
+from tests.support.relays import listening_relay_on, relay_on
+from tests.support.shop import OrderPlaced, Shop
 
 # A relay that looks round every 200 seconds: nobody in a test lives to see it.
 LONG = RelaySettings(lease=600.0)

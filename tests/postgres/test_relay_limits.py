@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from aftercommit.postgres.partitions import POSITIONS_PER_PARTITION
 from aftercommit.relay import Relay, RelaySettings, carrier, sweeper
-from tests.recording import RecordingTransport
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from aftercommit.schema.partitions import POSITIONS_PER_PARTITION
+from tests.support.recording import RecordingTransport
+from tests.support.relays import relay_on
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 # Long enough for PostgreSQL to compress what can be compressed.
 KILOBYTES = 70_000

@@ -11,10 +11,10 @@ from aftercommit.backoff import Constant
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.relay import Relay, RelaySettings
-from aftercommit.transport import Failure
-from tests.recording import RecordingTransport
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from aftercommit.relay.transport import Failure
+from tests.support.recording import RecordingTransport
+from tests.support.relays import relay_on
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 
 def said(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord]:

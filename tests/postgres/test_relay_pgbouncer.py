@@ -15,12 +15,12 @@ from aftercommit.postgres import listen
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings, doorbell
-from aftercommit.relay import loop as relay_loop
-from aftercommit.transports import LogTransport
-from tests.postgres.pgbouncer import PgBouncer
-from tests.recording import RecordingTransport
-from tests.relays import holds, listening_relay_on, relay_on
-from tests.shop import OrderPlaced, Shop
+from aftercommit.relay import relay as relay_loop
+from aftercommit.relay.transports import LogTransport
+from tests.support.pgbouncer import PgBouncer
+from tests.support.recording import RecordingTransport
+from tests.support.relays import holds, listening_relay_on, relay_on
+from tests.support.shop import OrderPlaced, Shop
 
 pytestmark = pytest.mark.needs("pgbouncer")
 

@@ -6,10 +6,11 @@ import pytest
 
 from aftercommit.errors import SchemaDrift
 from aftercommit.outbox import Outbox
-from aftercommit.postgres.database import Database, require_schema
+from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay, RelaySettings
-from aftercommit.transports import LogTransport
-from tests.shop import OrderPlaced, Shop
+from aftercommit.relay.transports import LogTransport
+from aftercommit.schema.requirement import require_schema
+from tests.support.shop import OrderPlaced, Shop
 
 
 async def test_an_idle_relay_does_not_touch_the_head_of_the_log(shop: Shop) -> None:

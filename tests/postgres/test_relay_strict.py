@@ -9,9 +9,9 @@ from aftercommit.backoff import Constant, Never
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.relay import Relay, RelaySettings, doorbell
-from tests.recording import RecordingTransport
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.recording import RecordingTransport
+from tests.support.relays import relay_on
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 RETRY_BY_HAND = Constant(1000.0)
 

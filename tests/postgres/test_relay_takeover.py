@@ -12,9 +12,9 @@ import pytest
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.lanes import Lanes
 from aftercommit.service import Waker
-from tests.recording import RecordingTransport
-from tests.relays import PATIENCE, RelayProcess, holds, listening_relay_on, relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.recording import RecordingTransport
+from tests.support.relays import PATIENCE, RelayProcess, holds, listening_relay_on, relay_on
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 
 def free_lanes(shop: Shop) -> int:

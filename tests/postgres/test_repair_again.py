@@ -12,14 +12,14 @@ import pytest
 from aftercommit.consumer.names import forget, rename
 from aftercommit.errors import OperationBusy, SetChanged
 from aftercommit.event.envelope import Record
-from aftercommit.repair import RELAY, TO_TRANSPORT, Driver, Progress, Selection
+from aftercommit.operate.repair import RELAY, TO_TRANSPORT, Driver, Progress, Selection
 from aftercommit.testing.signals import Signals
-from tests.postgres.consuming import bus_on, inbox, letters, numbered, place_in_log, settled, worker_on
-from tests.postgres.repairing import Fragile, desk, outbox_rows, replay
 from tests.postgres.test_repair_letters import carry_out, deliver_by_bus, parked_behind_bus
-from tests.recording import RecordingTransport
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.consuming import bus_on, inbox, letters, numbered, place_in_log, settled, worker_on
+from tests.support.recording import RecordingTransport
+from tests.support.relays import relay_on
+from tests.support.repairing import Fragile, desk, outbox_rows, replay
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 PARKED = Selection(statuses=("parked",))
 GIVEN_UP = Selection(statuses=("parked", "discarded"))
@@ -275,7 +275,7 @@ class TestStrictOrderDuringAReplay:
         """As the guide says: a replay is fed beside what is live, and holds nothing of that up."""
         # The pace goes by this clock: the second item is not due before the live events were handled.
         clock = Clock()
-        monkeypatch.setattr("aftercommit.repair.driver.time", clock)
+        monkeypatch.setattr("aftercommit.operate.repair.driver.time", clock)
         fragile = Fragile(shop, ordering="strict")
         place_in_log(shop, *numbered(3))
         await fragile.work()
@@ -336,7 +336,7 @@ async def test_under_strict_ordering_a_replay_does_not_wait_behind_a_failed_deli
 async def test_without_the_declaration_it_says_what_it_may_wait_for(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aftercommit.repair.driver.PATIENCE", 0.0)
+    monkeypatch.setattr("aftercommit.operate.repair.driver.PATIENCE", 0.0)
     transport, ids = await three_refused(shop, "strict")
     await desk(shop).discard(Selection(event_ids=(ids[0],)), reason="not now")
     transport.refuse = lambda record: ValueError("no") if b'"number":3' in record.payload else None

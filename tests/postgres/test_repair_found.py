@@ -10,8 +10,10 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import DeclarationError, LetterNotFound, PastHorizon
 from aftercommit.event.envelope import Event
-from aftercommit.repair import TO_TRANSPORT, Driver, Operation, Progress, Selection
-from tests.postgres.consuming import (
+from aftercommit.operate.repair import TO_TRANSPORT, Driver, Operation, Progress, Selection
+from tests.postgres.test_repair_letters import deliver_by_bus, parked_behind_bus, parked_by_relay
+from tests.postgres.test_repair_races import Held
+from tests.support.consuming import (
     Ledger,
     append,
     bus_on,
@@ -24,11 +26,9 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.postgres.repairing import Fragile, desk, forget_inbox_before, outbox_rows, replay
-from tests.postgres.test_repair_letters import deliver_by_bus, parked_behind_bus, parked_by_relay
-from tests.postgres.test_repair_races import Held
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.relays import relay_on
+from tests.support.repairing import Fragile, desk, forget_inbox_before, outbox_rows, replay
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 ALL = Selection(from_position=1)
 PARKED = Selection(statuses=("parked",))

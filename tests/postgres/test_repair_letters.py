@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from aftercommit.errors import InvalidPayload, LetterNotFound, RepairError, SelectionError
-from aftercommit.repair import RELAY, TO_TRANSPORT, Selection
-from tests.postgres.consuming import append, bus_on, inbox, letters, numbered, place_in_log, settled, worker_on
-from tests.postgres.repairing import Fragile, desk, orders_in_ledger, outbox_rows, replay
-from tests.recording import RecordingTransport
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from aftercommit.operate.repair import RELAY, TO_TRANSPORT, Selection
+from tests.support.consuming import append, bus_on, inbox, letters, numbered, place_in_log, settled, worker_on
+from tests.support.recording import RecordingTransport
+from tests.support.relays import relay_on
+from tests.support.repairing import Fragile, desk, orders_in_ledger, outbox_rows, replay
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 PARKED = Selection(statuses=("parked",))
 
@@ -433,7 +433,7 @@ async def test_an_event_sent_again_goes_the_way_of_its_open_letter(shop: Shop) -
 async def test_letters_with_large_payloads_are_loaded_a_few_at_a_time(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aftercommit.consumer.failures.MAX_BYTES", 100_000)
+    monkeypatch.setattr("aftercommit.consumer.dead_letters.MAX_BYTES", 100_000)
     fragile = Fragile(shop, *range(6))
     shop.publish(*(OrderPlaced("o-1", number, "x" * 60_000) for number in range(6)))
     append(shop)

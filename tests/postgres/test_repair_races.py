@@ -11,10 +11,10 @@ from aftercommit.backoff import Constant
 from aftercommit.consumer.names import forget, rename
 from aftercommit.errors import LetterNotFound
 from aftercommit.event.envelope import Event, Record
-from aftercommit.repair import Driver, Operation, Progress, Selection
+from aftercommit.operate.repair import Driver, Operation, Progress, Selection
+from aftercommit.relay.transport import Capabilities, Failure
 from aftercommit.testing.signals import Signals
-from aftercommit.transport import Capabilities, Failure
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     append,
     kill,
@@ -24,9 +24,9 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.postgres.repairing import Fragile, desk, replay
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop
+from tests.support.relays import relay_on
+from tests.support.repairing import Fragile, desk, replay
+from tests.support.shop import OrderPlaced, Shop
 
 NEW = json.dumps({"order_id": "o-1", "number": 1, "note": "new"}).encode()
 SEND_AGAIN = """
@@ -277,7 +277,7 @@ class TestNamesDuringAReplay:
     async def test_a_letter_of_a_consumer_without_a_checkpoint_is_missed_by_name(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("aftercommit.repair.driver.PATIENCE", 0.0)
+        monkeypatch.setattr("aftercommit.operate.repair.driver.PATIENCE", 0.0)
         _, operation = await start_of_one(shop)
         said: asyncio.Queue[str] = asyncio.Queue()
 

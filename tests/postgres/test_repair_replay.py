@@ -11,9 +11,9 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import OperationBusy, PastHorizon, RepairError, SelectionError
 from aftercommit.event.envelope import Event
-from aftercommit.repair import RELAY, TO_TRANSPORT, Driver, Progress, Selection
+from aftercommit.operate.repair import RELAY, TO_TRANSPORT, Driver, Progress, Selection
 from aftercommit.testing.signals import Signals
-from tests.postgres.consuming import (
+from tests.support.consuming import (
     Ledger,
     append,
     bus_on,
@@ -25,7 +25,8 @@ from tests.postgres.consuming import (
     settled,
     worker_on,
 )
-from tests.postgres.repairing import (
+from tests.support.relays import relay_on
+from tests.support.repairing import (
     Fragile,
     bulk_letters,
     desk,
@@ -34,8 +35,7 @@ from tests.postgres.repairing import (
     outbox_rows,
     replay,
 )
-from tests.relays import relay_on
-from tests.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
+from tests.support.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
 
 ALL = Selection(from_position=1)
 INSERT_MANY = """
@@ -129,7 +129,7 @@ class TestToAConsumer:
     async def test_under_strict_ordering_those_behind_a_failure_are_reported_and_not_waited_for(
         self, shop: Shop, in_a_row: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("aftercommit.consumer.failures.IN_A_ROW", in_a_row)
+        monkeypatch.setattr("aftercommit.consumer.dead_letters.IN_A_ROW", in_a_row)
         fragile = Fragile(shop, 2, ordering="strict")
         place_in_log(shop, *numbered(6), *numbered(2, "o-2"))
         shop.rows("insert into consumer (name, position, declared_by) values ('index', 8, 'order.placed')")
@@ -395,7 +395,7 @@ class TestDrivers:
         assert counts(await desk(shop).drive(operation.id)) == ("aborted", 2, 0, 0, 0)
 
     async def test_it_says_who_is_missing_when_nothing_moves(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("aftercommit.repair.driver.PATIENCE", 0.0)
+        monkeypatch.setattr("aftercommit.operate.repair.driver.PATIENCE", 0.0)
         fragile = Fragile(shop)
         place_in_log(shop, *numbered(2))
         await fragile.work()
@@ -418,7 +418,7 @@ class TestDrivers:
     async def test_a_rate_bounds_what_is_fed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         # A fiftieth of a second from one look at the clock to the next, though the machine may stand still for longer.
         seconds = itertools.count(0.0, 0.02)
-        monkeypatch.setattr("aftercommit.repair.driver.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        monkeypatch.setattr("aftercommit.operate.repair.driver.time", SimpleNamespace(monotonic=lambda: next(seconds)))
         fragile = Fragile(shop)
         place_in_log(shop, *numbered(6))
         await fragile.work()

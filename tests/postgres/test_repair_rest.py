@@ -5,11 +5,11 @@ import json
 import pytest
 
 from aftercommit.errors import RepairError
-from aftercommit.repair import RELAY, Selection
-from tests.postgres.consuming import bus_on, inbox, letters, numbered, place_in_log, worker_on
-from tests.postgres.repairing import Fragile, desk, outbox_rows, replay
+from aftercommit.operate.repair import RELAY, Selection
 from tests.postgres.test_repair_letters import carry_out, deliver_by_bus, parked_behind_bus, parked_by_relay
-from tests.shop import Shop
+from tests.support.consuming import bus_on, inbox, letters, numbered, place_in_log, worker_on
+from tests.support.repairing import Fragile, desk, outbox_rows, replay
+from tests.support.shop import Shop
 
 ALL = Selection(from_position=1)
 PARKED = Selection(statuses=("parked",))

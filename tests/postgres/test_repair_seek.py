@@ -10,11 +10,11 @@ from click.testing import CliRunner, Result
 
 from aftercommit.cli import cli
 from aftercommit.errors import ConsumerNameTaken, RepairError
-from aftercommit.repair import Place, Selection, seeking
-from tests.postgres.consuming import append, checkpoint, inbox, letters, numbered, place_in_log, settled, worker_on
-from tests.postgres.repairing import Fragile, desk, forget_inbox_before
+from aftercommit.operate.repair import Place, Selection, seeking
 from tests.postgres.test_repair_races import Held
-from tests.shop import OrderPlaced, Shop
+from tests.support.consuming import append, checkpoint, inbox, letters, numbered, place_in_log, settled, worker_on
+from tests.support.repairing import Fragile, desk, forget_inbox_before
+from tests.support.shop import OrderPlaced, Shop
 
 
 async def five_handled(shop: Shop, **options: Any) -> Fragile:

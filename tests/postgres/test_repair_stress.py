@@ -13,11 +13,11 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import RepairError
 from aftercommit.event.envelope import Event
+from aftercommit.operate.repair import Selection
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.repair import Selection
-from tests.postgres.consuming import WRITE, Ledger, bus_on, letters, place_in_log, row_of, worker_on
-from tests.postgres.repairing import desk
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.consuming import WRITE, Ledger, bus_on, letters, place_in_log, row_of, worker_on
+from tests.support.repairing import desk
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 EVENTS = 90
 ORDERS = [(f"o-{number % 7}", number) for number in range(EVENTS)]

@@ -21,17 +21,17 @@ from psycopg import sql
 from aftercommit.cli import cli
 from aftercommit.errors import DatabaseError, DeclarationError, SweepUnderWay
 from aftercommit.event.identity import uuid7
-from aftercommit.postgres import migrate, partitions, retention
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.retention import Retention, Round, Swept, the_only_one
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay import RelaySettings, sweeper
+from aftercommit.schema import migrate, partitions, retention
+from aftercommit.schema.retention import Retention, Round, Swept, the_only_one
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.engine import Engine, connected, migrate_up, value, wait_until, waits_for_a_lock
-from tests.postgres.pgbouncer import PgBouncer
-from tests.relays import relay_on
-from tests.shop import Shop
+from tests.support.engine import Engine, connected, migrate_up, value, wait_until, waits_for_a_lock
+from tests.support.pgbouncer import PgBouncer
+from tests.support.relays import relay_on
+from tests.support.shop import Shop
 
 SHAPE = Shape()
 DAY = timedelta(days=1)

@@ -9,7 +9,7 @@ import pytest
 
 from aftercommit.relay.lanes import Lanes
 from aftercommit.relay.settle import Settlement
-from tests.shop import OrderPlaced, Shop
+from tests.support.shop import OrderPlaced, Shop
 
 
 @pytest.fixture

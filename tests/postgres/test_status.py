@@ -24,14 +24,14 @@ from aftercommit.cli.look import Look
 from aftercommit.cli.screen import Screen, ago
 from aftercommit.clock import utc_now
 from aftercommit.errors import DatabaseUnavailable
-from aftercommit.postgres import holders
-from aftercommit.postgres.health import Limits, problems
-from aftercommit.postgres.overview import ConsumerState, DeadLetterCount, Overview, overview
+from aftercommit.operate import blockers as holders
+from aftercommit.operate.health import Limits, problems
+from aftercommit.operate.overview import ConsumerState, DeadLetterCount, Overview, overview
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
-from tests.postgres.engine import wait_until, waits_for_a_lock
-from tests.programs import CLEANED, running
-from tests.shop import OrderPlaced, Shop
+from tests.support.engine import wait_until, waits_for_a_lock
+from tests.support.programs import CLEANED, running
+from tests.support.shop import OrderPlaced, Shop
 
 APPEND = """
     insert into log (position, ts, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,

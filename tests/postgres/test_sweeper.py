@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from aftercommit.postgres import retention
-from aftercommit.postgres.retention import Round
 from aftercommit.relay import sweeper
+from aftercommit.schema import retention
+from aftercommit.schema.retention import Round
 from aftercommit.service import Waker
-from tests.shop import Shop
+from tests.support.shop import Shop
 
 OLD = (
     "insert into processed_events select gen_random_uuid(), 'index', now() - interval '40 days' "

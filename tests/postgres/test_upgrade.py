@@ -17,12 +17,12 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.engine import Engine, connected, wait_until
-from tests.postgres.old_schema import migrate_up_to
-from tests.postgres.releases import NEWEST, Release, next_release, this_release
-from tests.programs import REPOSITORY
-from tests.shop import OrderPlaced, Shop, shop_outbox
-from tests.sizes import size
+from tests.support.engine import Engine, connected, wait_until
+from tests.support.old_schema import migrate_up_to
+from tests.support.programs import REPOSITORY
+from tests.support.releases import NEWEST, Release, next_release, this_release
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.sizes import size
 
 # A writer that waits for a lock longer than this fails. A migration asks for one second at a time.
 WRITERS_WAIT = "30s"
@@ -235,7 +235,7 @@ def template_at(server: PostgresServerForTests, version: int) -> Iterator[str]:
 @pytest.mark.timeout(900)
 def test_a_migration_that_is_killed_at_any_statement_is_completed_by_the_next_run(postgres_server, newer):
     with template_at(postgres_server, 1) as template:
-        command = [sys.executable, "-m", "tests.postgres.killed_migrations", postgres_server.dsn, template, STRIDE]
+        command = [sys.executable, "-m", "tests.support.killed_migrations", postgres_server.dsn, template, STRIDE]
         environment = {**os.environ, "PYTHONPATH": str(newer.source)}
         finished = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
         assert finished.returncode == 0, finished.stderr

@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import DeclaredView, Shape
+from aftercommit.schema import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.postgres.engine import Engine, connected, migrate_up, value
+from tests.support.engine import Engine, connected, migrate_up, value
 
 STATIONS_OUTBOX = DeclaredView(
     "event_outbox",

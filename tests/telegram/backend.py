@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
-from tests.programs import kept_port
+from tests.support.programs import kept_port
 
 PATIENCE = 60.0
 

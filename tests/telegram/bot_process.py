@@ -13,8 +13,8 @@ import sys
 import traceback
 
 from aftercommit.client import Pace
-from aftercommit.telegram import Bot, Pacing, bot_settings
-from aftercommit.telegram.api import trust
+from aftercommit.contrib.telegram import Bot, Pacing, bot_settings
+from aftercommit.contrib.telegram.api import trust
 from aftercommit.testing.points import crash_from_environment
 
 QUICK = Pace(poll=0.05, idle_longest=0.1)

@@ -9,9 +9,9 @@ from typing import Any
 
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
-from aftercommit.telegram import Bot, BotSettings, Link, Pacing, Store, Texts, open_store
+from aftercommit.contrib.telegram import Bot, BotSettings, Link, Pacing, Store, Texts, open_store
+from aftercommit.contrib.telegram.local_api import BotApiServer, Chat, Limits
 from aftercommit.testing import Points
-from aftercommit.testing.bot_api import BotApiServer, Chat, Limits
 from tests.telegram.backend import Backend, backend
 
 # As in production but for the waits.

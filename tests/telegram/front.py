@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from aftercommit.feed.server.http_server import HttpServer
-from tests.investigations import TLS
+from aftercommit.server.http_server import HttpServer
+from tests.support.investigations import TLS
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 

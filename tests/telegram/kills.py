@@ -20,9 +20,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aftercommit.testing.bot_api import Chat
+from aftercommit.contrib.telegram.local_api import Chat
 from aftercommit.testing.points import crash_environment
-from tests.programs import REPOSITORY
+from tests.support.programs import REPOSITORY
 from tests.telegram.bots import Stage, stage
 
 POINTS = ("bot.fetched", "bot.send", "bot.sent", "bot.saved")

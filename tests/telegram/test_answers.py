@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftercommit.backoff import Exponential
-from aftercommit.telegram.answers import (
+from aftercommit.contrib.telegram.answers import (
     Conflict,
     Denied,
     Done,

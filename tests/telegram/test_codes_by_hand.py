@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aftercommit.telegram.linking import issue_code
+from aftercommit.contrib.telegram.linking import issue_code
 from tests.telegram.bots import stage
 
 

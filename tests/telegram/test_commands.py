@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from aftercommit.clock import utc_now
-from aftercommit.telegram.state import FOR_EVER, Failure
+from aftercommit.contrib.telegram.state import FOR_EVER, Failure
 from tests.telegram.backend import refuse
 from tests.telegram.bots import stage
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aftercommit.telegram import Store
-from aftercommit.telegram.answers import Done
-from aftercommit.telegram.api import BotApi
+from aftercommit.contrib.telegram import Store
+from aftercommit.contrib.telegram.answers import Done
+from aftercommit.contrib.telegram.api import BotApi
 from tests.feed.journal import until
 from tests.telegram.bots import everything, stage
 from tests.telegram.test_program import run

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from aftercommit.errors import TelegramRefused
-from aftercommit.telegram import Bot, Pacing
-from aftercommit.testing.bot_api import (
+from aftercommit.contrib.telegram import Bot, Pacing
+from aftercommit.contrib.telegram.local_api import (
     Blocked,
     Call,
     ChatNotFound,
@@ -20,6 +19,7 @@ from aftercommit.testing.bot_api import (
     ServerError,
     TooManyRequests,
 )
+from aftercommit.errors import TelegramRefused
 from tests.telegram.bots import Stage, said, stage
 from tests.telegram.front import front
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aftercommit.telegram import Bot
+from aftercommit.contrib.telegram import Bot
 from aftercommit.testing import SimulatedCrash
 from tests.telegram.bots import quick_pacing, stage
 from tests.telegram.kills import POINTS, campaign

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aftercommit.telegram import issue_code
-from aftercommit.telegram.linking import Guesses
-from aftercommit.telegram.state import FOR_EVER
+from aftercommit.contrib.telegram import issue_code
+from aftercommit.contrib.telegram.linking import Guesses
+from aftercommit.contrib.telegram.state import FOR_EVER
 from tests.telegram.backend import Act, drop, hang, refuse, say
 from tests.telegram.bots import Stage, stage
 from tests.telegram.gates import Gate

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from aftercommit.contrib.telegram import Bot, Link, Store, open_store
+from aftercommit.contrib.telegram.local_api import Drop, Fault, Hang, ServerError, TooManyRequests
+from aftercommit.contrib.telegram.progress import WINDOW
 from aftercommit.errors import StateUnavailable
-from aftercommit.telegram import Bot, Link, Store, open_store
-from aftercommit.telegram.progress import WINDOW
 from aftercommit.testing import SimulatedCrash
-from aftercommit.testing.bot_api import Drop, Fault, Hang, ServerError, TooManyRequests
-from tests.investigations import TLS
+from tests.support.investigations import TLS
 from tests.telegram.backend import refuse
 from tests.telegram.bots import quick_pacing, said, stage
 from tests.telegram.gates import Gate
@@ -104,7 +104,7 @@ async def test_a_state_that_is_away_for_a_while_repeats_and_loses_nothing(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     for module in ("listening", "poller"):
-        monkeypatch.setattr(f"aftercommit.telegram.{module}._STATE_SECONDS", 0.05)
+        monkeypatch.setattr(f"aftercommit.contrib.telegram.{module}._STATE_SECONDS", 0.05)
     async with stage(tmp_path) as scene:
         ada = scene.telegram.open_chat("Ada")
         scene.link(ada, 17)
@@ -238,7 +238,7 @@ async def test_a_crash_loses_nothing_of_what_waits_behind_a_slow_command(tmp_pat
 async def test_trouble_of_one_chat_does_not_repeat_what_another_has_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("aftercommit.telegram.listening._STATE_SECONDS", 0.01)
+    monkeypatch.setattr("aftercommit.contrib.telegram.listening._STATE_SECONDS", 0.01)
     async with stage(tmp_path) as scene:
         ada, bob = scene.telegram.open_chat("Ada"), scene.telegram.open_chat("Bob")
         scene.link(ada, 17)

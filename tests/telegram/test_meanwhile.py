@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from aftercommit.telegram import Link
-from aftercommit.testing.bot_api import Chat
+from aftercommit.contrib.telegram import Link
+from aftercommit.contrib.telegram.local_api import Chat
 from tests.telegram.backend import Reply, answer_well
 from tests.telegram.bots import Stage, stage
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aftercommit.telegram.answers import Later, understand
+from aftercommit.contrib.telegram.answers import Later, understand
 from tests.telegram.bots import stage
 from tests.telegram.front import front
 

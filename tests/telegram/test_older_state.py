@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from aftercommit import Database
 from aftercommit.cli import cli
+from aftercommit.contrib.telegram import open_store
+from aftercommit.contrib.telegram.local_api import BotApiServer
+from aftercommit.contrib.telegram.states.sql import SqlStore, versions
 from aftercommit.errors import StateTaken
-from aftercommit.telegram import open_store
-from aftercommit.telegram.states.sql import SqlStore, versions
-from aftercommit.testing.bot_api import BotApiServer
 from systems.companions import BotBeside
 
 READING = (("status",), ("links",), ("failures",))

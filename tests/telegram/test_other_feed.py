@@ -7,9 +7,9 @@ import pytest
 
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
-from aftercommit.telegram import Bot, Link, bot_settings, issue_code, open_store
+from aftercommit.contrib.telegram import Bot, Link, bot_settings, issue_code, open_store
+from aftercommit.contrib.telegram.local_api import BotApiServer
 from aftercommit.testing import Points
-from aftercommit.testing.bot_api import BotApiServer
 from tests.clients.scripted_feed import poll_well, scripted_feed
 from tests.telegram.bots import UNLIMITED, quick_pacing
 

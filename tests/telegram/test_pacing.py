@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.telegram.outage import Outage
-from aftercommit.telegram.pacing import GROUP_SECONDS, Pacing
+from aftercommit.contrib.telegram.outage import Outage
+from aftercommit.contrib.telegram.pacing import GROUP_SECONDS, Pacing
 
 # Seconds in sixteenths, which floats hold exactly; mostly none, so that many want to go at once.
 idle = st.sampled_from([0.0, 0.0, 0.0, 1 / 16, 0.5, 2.0])

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from aftercommit.cli import cli
 from aftercommit.clock import utc_now
-from aftercommit.telegram import Failure, Link, Store, open_store
-from aftercommit.testing.bot_api import BotApiServer
-from tests.hanging import stopped
-from tests.programs import REPOSITORY, Program, running
+from aftercommit.contrib.telegram import Failure, Link, Store, open_store
+from aftercommit.contrib.telegram.local_api import BotApiServer
+from tests.support.hanging import stopped
+from tests.support.programs import REPOSITORY, Program, running
 
 FEED = "http://127.0.0.1:1/tasks/me/events"
 

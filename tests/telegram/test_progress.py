@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.telegram.progress import Progress
+from aftercommit.contrib.telegram.progress import Progress
 
 
 def test_what_is_dealt_with_is_confirmed_from_the_front_on():

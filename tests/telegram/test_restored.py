@@ -6,11 +6,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from aftercommit.testing.bot_api import BotApiServer
-from tests.investigations import prepare
-from tests.programs import kept_port
-from tests.restoring import Restorable, restorable
-from tests.tasks import ADA, EDSGER, Service, relaying
+from aftercommit.contrib.telegram.local_api import BotApiServer
+from tests.support.investigations import prepare
+from tests.support.programs import kept_port
+from tests.support.restoring import Restorable, restorable
+from tests.support.tasks import ADA, EDSGER, Service, relaying
 from tests.telegram.backend import Act, Reply, answer_well, refuse
 from tests.telegram.bots import stage
 from tests.telegram.test_with_tasks import SECONDS, backend, bot, told

@@ -13,14 +13,14 @@ import httpx
 import pytest
 
 from aftercommit.client import Pace
+from aftercommit.contrib.telegram import BotSettings
+from aftercommit.contrib.telegram.answers import Later
+from aftercommit.contrib.telegram.api import BotApi
+from aftercommit.contrib.telegram.local_api import BotApiServer, Drop, ServerError, TooManyRequests
+from aftercommit.contrib.telegram.reader import Reader
+from aftercommit.contrib.telegram.redaction import Redaction, without_userinfo
 from aftercommit.errors import DeclarationError, FollowError
-from aftercommit.telegram import BotSettings
-from aftercommit.telegram.answers import Later
-from aftercommit.telegram.api import BotApi
-from aftercommit.telegram.reader import Reader
-from aftercommit.telegram.redaction import Redaction, without_userinfo
 from aftercommit.telemetry import JsonFormatter
-from aftercommit.testing.bot_api import BotApiServer, Drop, ServerError, TooManyRequests
 from tests.telegram.backend import Reply, backend, say
 from tests.telegram.bots import everything, said, stage
 from tests.telegram.front import front

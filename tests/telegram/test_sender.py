@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from aftercommit.contrib.telegram import Pacing
+from aftercommit.contrib.telegram.answers import Done, Later
+from aftercommit.contrib.telegram.api import BotApi
+from aftercommit.contrib.telegram.local_api import BotApiServer, TooManyRequests
+from aftercommit.contrib.telegram.pacing import GROUP_SECONDS
+from aftercommit.contrib.telegram.sender import STALE, STOPPING, Sender
 from aftercommit.service import Waker
-from aftercommit.telegram import Pacing
-from aftercommit.telegram.answers import Done, Later
-from aftercommit.telegram.api import BotApi
-from aftercommit.telegram.pacing import GROUP_SECONDS
-from aftercommit.telegram.sender import STALE, STOPPING, Sender
-from aftercommit.testing.bot_api import BotApiServer, TooManyRequests
 from tests.telegram.bots import UNLIMITED, quick_pacing
 
 

@@ -7,13 +7,13 @@ import psycopg
 import pytest
 
 from aftercommit.client.wire import Wire
+from aftercommit.contrib.telegram import Bot, open_store
+from aftercommit.contrib.telegram.local_api import Blocked
+from aftercommit.contrib.telegram.settings import FeedNames
+from aftercommit.contrib.telegram.state import FOR_EVER
+from aftercommit.contrib.telegram.states.postgres import PostgresDriver
+from aftercommit.contrib.telegram.states.sql import SqlStore
 from aftercommit.errors import StateTaken
-from aftercommit.telegram import Bot, open_store
-from aftercommit.telegram.settings import FeedNames
-from aftercommit.telegram.state import FOR_EVER
-from aftercommit.telegram.states.postgres import PostgresDriver
-from aftercommit.telegram.states.sql import SqlStore
-from aftercommit.testing.bot_api import Blocked
 from tests.telegram.backend import Act, Reply, refuse, say
 from tests.telegram.bots import quick_pacing, said, stage
 from tests.telegram.test_state import END_BOTS

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from aftercommit.client import TASKS
+from aftercommit.contrib.telegram import BotSettings, bot_settings
 from aftercommit.errors import DeclarationError
-from aftercommit.telegram import BotSettings, bot_settings
 
 TOKEN = "123:secret-secret-secret"
 FEED = "https://tasks.example/tasks/me/events"

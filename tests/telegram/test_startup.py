@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from aftercommit.contrib.telegram import Bot
+from aftercommit.contrib.telegram.local_api import ServerError
 from aftercommit.errors import StateTaken, TelegramRefused
-from aftercommit.telegram import Bot
-from aftercommit.testing.bot_api import ServerError
 from tests.telegram.backend import Act, drop, hang, refuse, say
 from tests.telegram.bots import quick_pacing, said, stage
 from tests.telegram.gates import Gate

@@ -16,18 +16,18 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from aftercommit.clock import utc_now
+from aftercommit.contrib.telegram import Code, Failure, Link, Store, issue_code, open_store
+from aftercommit.contrib.telegram.linking import hash_of
+from aftercommit.contrib.telegram.state import FOR_EVER, muted_until
+from aftercommit.contrib.telegram.states import exists, safe_place
+from aftercommit.contrib.telegram.states.postgres import PostgresDriver
+from aftercommit.contrib.telegram.states.sql import SqlStore, versions
+from aftercommit.contrib.telegram.states.sqlite import SqliteDriver
 from aftercommit.errors import StateError, StateTaken, StateUnavailable
-from aftercommit.telegram import Code, Failure, Link, Store, issue_code, open_store
-from aftercommit.telegram.linking import hash_of
-from aftercommit.telegram.state import FOR_EVER, muted_until
-from aftercommit.telegram.states import exists, safe_place
-from aftercommit.telegram.states.postgres import PostgresDriver
-from aftercommit.telegram.states.sql import SqlStore, versions
-from aftercommit.telegram.states.sqlite import SqliteDriver
 
 HOLDER = """
 import sys, time
-from aftercommit.telegram import open_store
+from aftercommit.contrib.telegram import open_store
 store = open_store(sys.argv[1])
 store.lock()
 print("locked", flush=True)

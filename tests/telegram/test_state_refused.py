@@ -10,9 +10,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from aftercommit.clock import utc_now
+from aftercommit.contrib.telegram import Failure, Link, Store, open_store
+from aftercommit.contrib.telegram.states.postgres import SCHEMA
 from aftercommit.errors import StateError, StateUnavailable
-from aftercommit.telegram import Failure, Link, Store, open_store
-from aftercommit.telegram.states.postgres import SCHEMA
 from tests.telegram.bots import said, stage
 
 # Refuses the first change of a place with the state that a test says. Sequences count also what was rolled back.

@@ -4,15 +4,16 @@ import re
 from pathlib import Path
 
 from aftercommit.cli.bot import bot
-from aftercommit.telegram import bot_settings
-from aftercommit.telegram.commands import COMMANDS
-from aftercommit.telegram.settings import VARIABLES
+from aftercommit.contrib.telegram import bot_settings
+from aftercommit.contrib.telegram.commands import COMMANDS
+from aftercommit.contrib.telegram.settings import VARIABLES
 
 REPOSITORY = Path(__file__).parents[2]
 GUIDE = (REPOSITORY / "docs" / "guides" / "telegram.md").read_text(encoding="utf-8")
 CODE = REPOSITORY / "src" / "aftercommit"
 SOURCE = "".join(
-    path.read_text(encoding="utf-8") for path in [*(CODE / "telegram").rglob("*.py"), CODE / "cli" / "bot.py"]
+    path.read_text(encoding="utf-8")
+    for path in [*(CODE / "contrib" / "telegram").rglob("*.py"), CODE / "cli" / "bot.py"]
 )
 
 

@@ -8,12 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aftercommit.contrib.telegram import Texts
+from aftercommit.contrib.telegram.commands import COMMANDS
+from aftercommit.contrib.telegram.local_api.markup import parse_html, utf16_length
+from aftercommit.contrib.telegram.markup import (
+    CUT,
+    LONGEST_MESSAGE,
+    check_line,
+    escape,
+    placeholders,
+    render,
+    visible_length,
+)
+from aftercommit.contrib.telegram.texts import VALUES, built_in
 from aftercommit.errors import DeclarationError
-from aftercommit.telegram import Texts
-from aftercommit.telegram.commands import COMMANDS
-from aftercommit.telegram.markup import CUT, LONGEST_MESSAGE, check_line, escape, placeholders, render, visible_length
-from aftercommit.telegram.texts import VALUES, built_in
-from aftercommit.testing.bot_api.markup import parse_html, utf16_length
 from systems.tasks.events import EVENTS
 
 PAGE = "https://tasks.example/tasks/board/{task_id}"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.telegram.updates import Command, Membership, Renumbered, heard
+from aftercommit.contrib.telegram.updates import Command, Membership, Renumbered, heard
 
 BOT = "Aftercommit_bot"
 

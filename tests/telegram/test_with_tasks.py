@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from aftercommit.testing.bot_api import BotApiServer, Chat
+from aftercommit.contrib.telegram.local_api import BotApiServer, Chat
 from aftercommit.testing.postgres import PostgresServerForTests
-from tests.investigations import KEY_SET, STARTING, answers, eventually, make_service_token
-from tests.programs import REPOSITORY, Program, kept_port, running
-from tests.tasks import ADA, EDSGER, Service, prepared, relaying
+from tests.support.investigations import KEY_SET, STARTING, answers, eventually, make_service_token
+from tests.support.programs import REPOSITORY, Program, kept_port, running
+from tests.support.tasks import ADA, EDSGER, Service, prepared, relaying
 
 SECONDS = 60.0
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from aftercommit.testing.bot_api import BotApiServer
-from tests.programs import PATIENCE
+from aftercommit.contrib.telegram.local_api import BotApiServer
+from tests.support.programs import PATIENCE
 
 # What is asked here is plain HTTP; by default httpx reads all certificate authorities there are for every client.
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

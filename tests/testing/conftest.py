@@ -7,7 +7,7 @@ import pytest
 
 from aftercommit.outbox import Outbox
 from aftercommit.testing import PostgresServerForTests
-from tests.shop import shop_outbox
+from tests.support.shop import shop_outbox
 
 pytest_plugins = ["pytester"]
 

@@ -16,7 +16,7 @@ from aftercommit.errors import DeclarationError, SchemaNotMigrated, UnknownEvent
 from aftercommit.event.correlation import correlation
 from aftercommit.outbox import Outbox
 from aftercommit.testing import AsyncWorld, Expected, World
-from tests.shop import OrderPaid, OrderPlaced, shop_outbox
+from tests.support.shop import OrderPaid, OrderPlaced, shop_outbox
 
 OWNER = UUID("0192b3c4-0000-7000-8000-000000000001")
 

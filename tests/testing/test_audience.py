@@ -9,7 +9,7 @@ from aftercommit.errors import AudienceViolation
 from aftercommit.event.envelope import Event
 from aftercommit.outbox import Outbox
 from aftercommit.testing import AsyncWorld, Expected, World
-from tests.postgres.hearing import TaskArchived, TaskChanged, task_outbox
+from tests.support.hearing import TaskArchived, TaskChanged, task_outbox
 
 
 @pytest.fixture

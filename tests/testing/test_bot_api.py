@@ -8,8 +8,8 @@ from urllib.parse import quote
 import pytest
 import pytest_asyncio
 
+from aftercommit.contrib.telegram.local_api import BotApiServer, Chat, ChatError, Limits
 from aftercommit.errors import DeclarationError
-from aftercommit.testing.bot_api import BotApiServer, Chat, ChatError, Limits
 from tests.testing.bots import BotClient, told
 
 NO_LIMITS = Limits(overall=None, per_chat=None)

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from aftercommit.contrib.telegram.local_api import BotApiServer, Drop, Limits
 from aftercommit.errors import DeclarationError
-from aftercommit.testing.bot_api import BotApiServer, Drop, Limits
-from tests.programs import PATIENCE, REPOSITORY
+from tests.support.programs import PATIENCE, REPOSITORY
 from tests.testing.bots import TLS
 
-FILES = REPOSITORY / "src" / "aftercommit" / "testing" / "bot_api" / "files"
+FILES = REPOSITORY / "src" / "aftercommit" / "contrib" / "telegram" / "local_api" / "files"
 NO_LIMITS = Limits(overall=None, per_chat=None)
 
 
@@ -280,7 +280,7 @@ def test_two_servers_do_not_write_to_one_file(tmp_path: Path):
 
 @pytest.mark.thorough
 def test_the_server_runs_by_itself():
-    command = [sys.executable, "-m", "aftercommit.testing.bot_api", "--port", "0"]
+    command = [sys.executable, "-m", "aftercommit.contrib.telegram.local_api", "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
     ) as program:
@@ -301,7 +301,7 @@ def test_the_server_runs_by_itself():
     ("arguments", "said"), [(("--token", "x"), "the token is not like Telegram's"), (("--port", "70000"), "--port")]
 )
 def test_a_program_that_cannot_run_says_why(arguments: tuple[str, ...], said: str):
-    command = [sys.executable, "-m", "aftercommit.testing.bot_api", *arguments]
+    command = [sys.executable, "-m", "aftercommit.contrib.telegram.local_api", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ran.returncode in (1, 2)
     assert said in ran.stderr

@@ -7,8 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from aftercommit.errors import DeclarationError
-from aftercommit.testing.bot_api import (
+from aftercommit.contrib.telegram.local_api import (
     Blocked,
     BotApiServer,
     Chat,
@@ -21,7 +20,8 @@ from aftercommit.testing.bot_api import (
     Slow,
     TooManyRequests,
 )
-from aftercommit.testing.bot_api.limits import RateLimit
+from aftercommit.contrib.telegram.local_api.limits import RateLimit
+from aftercommit.errors import DeclarationError
 from tests.testing.bots import BotClient
 
 NO_LIMITS = Limits(overall=None, per_chat=None)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.testing.bot_api.markup import CannotParse, Entity, checked_link, formatted, parse_html, utf16_length
+from aftercommit.contrib.telegram.local_api.markup import (
+    CannotParse,
+    Entity,
+    checked_link,
+    formatted,
+    parse_html,
+    utf16_length,
+)
 
 
 @pytest.mark.parametrize(

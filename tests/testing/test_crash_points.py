@@ -13,11 +13,11 @@ import pytest
 from aftercommit.errors import DeclarationError
 from aftercommit.testing import POINTS, Points, SimulatedCrash, World, crash_environment, crash_from_environment
 from aftercommit.testing.points import CRASH_AT
-from tests.shop import OrderPlaced
+from tests.support.shop import OrderPlaced
 from tests.testing.till import LEDGER, write_ledger, write_ledger_blocking
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROOMS = ("relay", "consumer", "postgres", "repair", "telegram")
+ROOMS = ("relay", "consumer", "postgres", "operate", "contrib")
 # Points that a drain always passes when there is an event and a consumer; some of them only after a death.
 ALWAYS = [
     ("log", "relay.ready"), ("log", "relay.read"), ("log", "relay.deliver"), ("log", "relay.appended"),
@@ -123,8 +123,8 @@ import asyncio, sys
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
 from aftercommit.testing import crash_from_environment
-from aftercommit.transports import LogTransport
-from tests.shop import shop_outbox
+from aftercommit.relay.transports import LogTransport
+from tests.support.shop import shop_outbox
 
 async def main():
     relay = Relay(shop_outbox(), Database(sys.argv[1]), LogTransport(), probe=crash_from_environment())

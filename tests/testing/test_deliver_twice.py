@@ -8,7 +8,7 @@ import pytest
 from aftercommit.errors import DeclarationError
 from aftercommit.event.envelope import Event
 from aftercommit.testing import AsyncWorld, World
-from tests.shop import OrderPaid, OrderPlaced
+from tests.support.shop import OrderPaid, OrderPlaced
 from tests.testing.till import LEDGER, write_ledger, write_ledger_blocking
 
 

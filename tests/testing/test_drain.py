@@ -9,7 +9,7 @@ from aftercommit.consumer import Park, Retry
 from aftercommit.errors import DeclarationError, DrainFailed, DrainNeverEnded
 from aftercommit.event.envelope import Event
 from aftercommit.testing import AsyncWorld, RecordingTransport, World
-from tests.shop import OrderPaid, OrderPlaced, shop_outbox
+from tests.support.shop import OrderPaid, OrderPlaced, shop_outbox
 from tests.testing.till import LEDGER, write_ledger, write_ledger_blocking
 
 TRANSPORTS = ["log", "bus"]

@@ -8,9 +8,9 @@ import pytest
 
 from aftercommit.errors import DatabaseError, DeclarationError, DrainFailed
 from aftercommit.event.envelope import Event, Record
+from aftercommit.relay.transports import LogTransport
 from aftercommit.testing import PostgresServerForTests, RecordingTransport, UnreliableTransport, World
-from aftercommit.transports import LogTransport
-from tests.shop import OrderPaid, OrderPlaced, shop_outbox
+from tests.support.shop import OrderPaid, OrderPlaced, shop_outbox
 from tests.testing.till import LEDGER, write_ledger, write_ledger_blocking
 
 

@@ -12,7 +12,7 @@ import pytest
 from aftercommit.errors import DeclarationError
 from aftercommit.testing import PostgresServerForTests
 from aftercommit.testing.plugin import load_outbox, load_prepare, server_for
-from tests.warm import Warm
+from tests.support.warm import Warm
 
 SHOP = """
     from dataclasses import dataclass
@@ -211,10 +211,10 @@ def test_an_option_comes_before_the_ini_and_the_ini_before_the_environment(
     ("where", "message"),
     [
         ("", "which Outbox is tested. Say aftercommit_app = package.module:name"),
-        ("tests.shop", "aftercommit_app = tests.shop should look like package.module:name"),
+        ("tests.support.shop", "aftercommit_app = tests.support.shop should look like package.module:name"),
         ("tests.shpo:outbox", "there is no module 'tests.shpo' .*pythonpath"),
-        ("tests.shop:inbox", "has no attribute 'inbox'"),
-        ("tests.shop:OrderPlaced", "and not an Outbox"),
+        ("tests.support.shop:inbox", "has no attribute 'inbox'"),
+        ("tests.support.shop:OrderPlaced", "and not an Outbox"),
     ],
 )
 def test_an_outbox_that_is_not_there_is_named_with_the_remedy(where: str, message: str) -> None:
@@ -225,7 +225,7 @@ def test_an_outbox_that_is_not_there_is_named_with_the_remedy(where: str, messag
 def test_what_cannot_prepare_a_database_is_named_with_the_remedy(tmp_path: Path) -> None:
     assert load_prepare("", tmp_path) is None
     with pytest.raises(DeclarationError, match="cannot be called with a DSN"):
-        load_prepare("tests.shop:SCHEMA", tmp_path)
+        load_prepare("tests.support.shop:SCHEMA", tmp_path)
     with pytest.raises(DeclarationError, match=r"missing\.sql, and there is no such file"):
         load_prepare("missing.sql", tmp_path)
     with pytest.raises(DeclarationError, match="'eighteen' is not a major version of PostgreSQL, such as 18"):

@@ -4,7 +4,7 @@ from typing import Any
 
 from aftercommit.event.envelope import Event
 from aftercommit.outbox import Outbox
-from tests.shop import OrderPlaced
+from tests.support.shop import OrderPlaced
 
 WRITE = "insert into ledger (order_id, note) values (%s, %s)"
 LEDGER = "select order_id, note from ledger order by id"

@@ -10,12 +10,12 @@ import psycopg
 from aftercommit.consumer import Dispatcher
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox import Outbox
-from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
+from aftercommit.relay.transport import Failure
+from aftercommit.relay.transports import BusTransport, LogTransport
+from aftercommit.schema import migrate
 from aftercommit.testing.transport_harness import AGGREGATE_TYPE, EVENT_TYPE, Received, TransportHarness
-from aftercommit.transport import Failure
-from aftercommit.transports import BusTransport, LogTransport
 
 SCHEMA = "transport_suite"
 

@@ -7,10 +7,10 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.consumer import Dispatcher
 from aftercommit.event.envelope import Event
+from aftercommit.relay.transports import BusTransport
 from aftercommit.testing.transport_suite import TransportSuite
-from aftercommit.transports import BusTransport
-from tests.relays import relay_on
-from tests.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.relays import relay_on
+from tests.support.shop import OrderPlaced, Shop, shop_outbox
 from tests.transports.databases import BusHarness
 
 

@@ -17,7 +17,7 @@ class TestLog(TransportSuite):
 
 async def test_the_log_transport_carries_nothing() -> None:
     """So the relay need not load payloads for it."""
-    from aftercommit.transports import LogTransport
+    from aftercommit.relay.transports import LogTransport
 
     transport = LogTransport()
     assert not transport.capabilities.carries

@@ -10,8 +10,8 @@ import pytest
 
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Record
+from aftercommit.relay.transport import Capabilities, Failure
 from aftercommit.testing.transport_suite import Received, TransportHarness, TransportSuite
-from aftercommit.transport import Capabilities, Failure
 
 
 class MemoryTransport:

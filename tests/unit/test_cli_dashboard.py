@@ -10,7 +10,7 @@ from aftercommit.cli.dashboard import Screenful
 from aftercommit.cli.figures import Figures
 from aftercommit.cli.logs import BriefFormatter, TextFormatter, WithoutTraceback, logging_to
 from aftercommit.cli.recent import RecentLines, ends_are_heard
-from aftercommit.postgres.overview import ConsumerState, Overview
+from aftercommit.operate.overview import ConsumerState, Overview
 from aftercommit.postgres.resilience import logger as database_logger
 from aftercommit.telemetry import JsonFormatter, say
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from aftercommit.cli import cli
 from aftercommit.cli.numbers import LARGEST, Amount, Count, Seconds
-from tests.programs import CLEANED
+from tests.support.programs import CLEANED
 
 PLAIN = ("1", "60", "1d", "2026-03-01")
 NO_NUMBERS = ("nan", "NaN", "-nan", "inf", "-inf", "Infinity", "1e400", "-1", "-0.5", "9" * 400, "", " ", "ten", "0x10")

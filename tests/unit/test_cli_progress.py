@@ -6,7 +6,7 @@ import pytest
 
 from aftercommit.cli import progress
 from aftercommit.cli.progress import ProgressBar
-from aftercommit.repair import Progress
+from aftercommit.operate.repair import Progress
 
 ID = UUID(int=7)
 

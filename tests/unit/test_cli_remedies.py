@@ -11,7 +11,7 @@ import aftercommit
 from aftercommit.cli import cli
 from aftercommit.cli.options import Given, global_options
 from aftercommit.cli.remedies import pasteable, program
-from tests.programs import CLEANED
+from tests.support.programs import CLEANED
 
 
 @pytest.fixture(autouse=True)

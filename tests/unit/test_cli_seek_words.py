@@ -3,7 +3,7 @@
 import pytest
 
 from aftercommit.cli.consumers import between
-from aftercommit.repair import Sought
+from aftercommit.operate.repair import Sought
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 
 from aftercommit.errors import BadParameter
 from aftercommit.feed import Equals, Everything, Feed
-from aftercommit.feed.endpoints.asking import LONGEST_WAIT, wait_of
-from aftercommit.feed.redaction import Redactor
+from aftercommit.feed.endpoints.query import LONGEST_WAIT, wait_of
 from aftercommit.outbox import Outbox
+from aftercommit.redaction import Redactor
 from systems.investigations.feeds import logs
 
 

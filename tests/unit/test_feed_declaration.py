@@ -28,7 +28,7 @@ from aftercommit.feed.strands.hub import FeedHub, HubSettings
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.shape import LogFacet
-from tests.postgres.feeding import LEVELS, log_feed, log_outbox
+from tests.support.feeding import LEVELS, log_feed, log_outbox
 
 NOON = datetime(2025, 11, 12, 12, tzinfo=UTC)
 

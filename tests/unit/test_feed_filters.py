@@ -11,7 +11,7 @@ from aftercommit.errors import BadParameter, DeclarationError
 from aftercommit.feed import EVERYTHING, AtLeast, Equals, OneOf
 from aftercommit.feed.declaration.facets import Facets
 from aftercommit.feed.declaration.filters import choose
-from tests.postgres.feeding import FILTERS, LEVELS
+from tests.support.feeding import FILTERS, LEVELS
 
 NAMES = ("level", "source", "service")
 

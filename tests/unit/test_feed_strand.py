@@ -14,7 +14,7 @@ from aftercommit.feed import EVERYTHING, Chosen, Cursor, Entry, Feed
 from aftercommit.feed.endpoints.etag import tag_of
 from aftercommit.feed.strands.strand import ENTRY_BYTES, Budget, Loaded, Strand
 from aftercommit.service import wait_for_any
-from tests.postgres.feeding import log_feed, log_outbox
+from tests.support.feeding import log_feed, log_outbox
 
 START = datetime(2025, 11, 12, tzinfo=UTC)
 ERRORS = Chosen(((0, frozenset({"ERROR"})),), "errors")

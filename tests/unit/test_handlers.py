@@ -11,7 +11,7 @@ from aftercommit.backoff import Constant
 from aftercommit.errors import DeclarationError, DuplicateDeclaration, UnknownEventType
 from aftercommit.event.envelope import Event
 from aftercommit.outbox import Outbox
-from aftercommit.transport import RELAY_NAME
+from aftercommit.relay.transport import RELAY_NAME
 
 
 @pytest.fixture

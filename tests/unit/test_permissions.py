@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aftercommit.access.permissions import LONGEST, MOST, Permissions, checked, needed, problem_of, segment
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.access.permissions import LONGEST, MOST, Permissions, checked, needed, problem_of, segment
 
 READ = "investigation:{key}:read"
 

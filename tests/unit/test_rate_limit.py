@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
+from aftercommit.access.sliding_log import MOST_MOMENTS, SECOND, SlidingLog, stamp
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.access.rate_limit import Allowance, Rate, RateLimiter
-from aftercommit.feed.access.sliding_log import MOST_MOMENTS, SECOND, SlidingLog, stamp
 
 MINUTE = Rate("user", 100, 60)
 

@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.redaction import WITHHELD, Redactor, secret_names
-from aftercommit.feed.redaction import national_ids as ids
-from aftercommit.feed.redaction import redactor as redaction
-from aftercommit.feed.redaction.folding import folded
-from aftercommit.feed.redaction.patterns import Looks
-from aftercommit.feed.redaction.rules import RULES, Rule
-from tests.sizes import examples
+from aftercommit.redaction import WITHHELD, Redactor, secret_names
+from aftercommit.redaction import national_ids as ids
+from aftercommit.redaction import redactor as redaction
+from aftercommit.redaction.folding import folded
+from aftercommit.redaction.patterns import Looks
+from aftercommit.redaction.rules import RULES, Rule
+from tests.support.sizes import examples
 
 redactor = Redactor()
 pytestmark = pytest.mark.contract("L10")

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aftercommit.feed.redaction import WITHHELD, Redactor
-from aftercommit.feed.redaction.folding import folded
-from aftercommit.feed.redaction.patterns import PARTS, Looks
-from aftercommit.feed.redaction.rules import RULES
-from tests.sizes import examples
+from aftercommit.redaction import WITHHELD, Redactor
+from aftercommit.redaction.folding import folded
+from aftercommit.redaction.patterns import PARTS, Looks
+from aftercommit.redaction.rules import RULES
+from tests.support.sizes import examples
 
 redactor = Redactor()
 pytestmark = pytest.mark.contract("L10")

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aftercommit.feed.redaction import WITHHELD, Redactor, addresses, numbers, rules, secret_names, spoken
-from aftercommit.feed.redaction import redactor as redaction
-from aftercommit.feed.redaction.folding import LOWER, folded
-from aftercommit.feed.redaction.national_ids import BY_LENGTH, GROUPED, LETTERED
-from aftercommit.feed.redaction.numbers import Span
-from aftercommit.feed.redaction.patterns import Looks
-from aftercommit.feed.redaction.quick import always, is_plain
-from aftercommit.feed.redaction.rules import RULES
-from tests.sizes import examples
+from aftercommit.redaction import WITHHELD, Redactor, addresses, numbers, rules, secret_names
+from aftercommit.redaction import prose as spoken
+from aftercommit.redaction import redactor as redaction
+from aftercommit.redaction.folding import LOWER, folded
+from aftercommit.redaction.national_ids import BY_LENGTH, GROUPED, LETTERED
+from aftercommit.redaction.numbers import Span
+from aftercommit.redaction.patterns import Looks
+from aftercommit.redaction.prefilter import always, is_plain
+from aftercommit.redaction.rules import RULES
+from tests.support.sizes import examples
 from tests.unit import test_redaction_disguises as disguises
 from tests.unit import test_redaction_world as world
 from tests.unit.hostile_texts import UNITS

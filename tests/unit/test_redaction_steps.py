@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftercommit.feed.redaction import addresses, folding, named, numbers, quick, rules, secret_names, spoken
-from aftercommit.feed.redaction import redactor as redaction
-from aftercommit.feed.redaction.folding import folded
-from aftercommit.feed.redaction.patterns import Looks
-from aftercommit.feed.redaction.rules import RULES
-from tests.sizes import size
+from aftercommit.redaction import addresses, folding, numbers, rules, secret_names
+from aftercommit.redaction import key_value as named
+from aftercommit.redaction import prefilter as quick
+from aftercommit.redaction import prose as spoken
+from aftercommit.redaction import redactor as redaction
+from aftercommit.redaction.folding import folded
+from aftercommit.redaction.patterns import Looks
+from aftercommit.redaction.rules import RULES
+from tests.support.sizes import size
 from tests.unit.hostile_texts import repeated
 from tests.unit.steps import SINGLE, Count, Steps, Text, code, parser
 

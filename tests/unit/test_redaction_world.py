@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aftercommit.feed.redaction import Redactor
+from aftercommit.redaction import Redactor
 
 redactor = Redactor()
 pytestmark = pytest.mark.contract("L10")

@@ -14,8 +14,8 @@ from aftercommit.backoff import LONGEST_DELAY, Backoff, ByError, Constant, Expon
 from aftercommit.event.envelope import Record
 from aftercommit.postgres.shape import LANES
 from aftercommit.relay.plan import Marks, Verdict, Watermark, agreed, judge, rounds, share_of_lanes
+from aftercommit.relay.transport import Failure
 from aftercommit.text import MAX_ERROR_LENGTH
-from aftercommit.transport import Failure
 
 EVENT = UUID(int=7)
 NOW = datetime(2024, 1, 1, tzinfo=UTC)

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from aftercommit.repair.feeding import Item, Pace, decide
+from aftercommit.operate.repair.feeding import Item, Pace, decide
 
 
 def item(**known: Any) -> Item:

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from aftercommit.errors import SelectionError
+from aftercommit.operate.repair import Selection
 from aftercommit.postgres.shape import Shape
-from aftercommit.repair import Selection
 
 
 def test_all_that_can_be_said_goes_through_json_and_back() -> None:

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from aftercommit.feed.http.errors import Problem
+from aftercommit.http.errors import Problem
 from systems.investigations.producing import read_logs
 from systems.requests import read_body
 from systems.tasks.asking import TaskWanted

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aftercommit.feed.server import shared_figures
-from aftercommit.feed.server.shared_figures import (
+from aftercommit.server import shared_figures
+from aftercommit.server.shared_figures import (
     ANSWERS,
     FOLDER,
     WORKER,

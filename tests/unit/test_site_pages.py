@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from aftercommit.feed.http.accept import prefers_page
-from aftercommit.feed.http.asgi import Message, Receive, Scope, Send
+from aftercommit.http.accept import prefers_page
+from aftercommit.http.asgi import Message, Receive, Scope, Send
 from systems.pages import is_local
 from systems.site import SYSTEMS
 from systems.visitors import PagesForPeople

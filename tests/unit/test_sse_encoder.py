@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
-from aftercommit.feed.http import sse
 from aftercommit.feed.live import endings
+from aftercommit.http import sse
 
 HOSTILE = st.text(st.sampled_from("ab :\r\n\0\u2028\u2029\u0085\ufeff\x0b\x0c💥data:idevent"), max_size=60)
 NAMES = st.text(min_size=1, max_size=20).filter(lambda text: not re.search(r"[\r\n\0\ud800-\udfff]", text))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from uvicorn.supervisors.multiprocess import Process
 
-from aftercommit.feed.server.http_server import Configuration
-from aftercommit.feed.server.protocol import Guards
-from aftercommit.feed.server.supervisor import Supervisor
+from aftercommit.server.http_server import Configuration
+from aftercommit.server.protocol import Guards
+from aftercommit.server.supervisor import Supervisor
 
 
 def test_a_machine_that_has_no_room_for_a_process_is_asked_again_after_a_pause(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
-from aftercommit.feed.access.bearer import BearerAccess
+from aftercommit.access.bearer import BearerAccess
 from aftercommit.postgres.database import Database
 from systems.tasks import openapi
 from systems.tasks.api import TasksApi

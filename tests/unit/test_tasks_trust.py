@@ -2,12 +2,12 @@
 
 import pytest
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.permissions import Permissions
+from aftercommit.access.reader import Reader
+from aftercommit.access.trusted import TrustedUsers, is_local, is_program, user_in
 from aftercommit.errors import Unauthorized
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.permissions import Permissions
-from aftercommit.feed.access.reader import Reader
-from aftercommit.feed.access.trusted import TrustedUsers, is_local, is_program, user_in
-from aftercommit.feed.http.errors import Problem
+from aftercommit.http.errors import Problem
 
 pytestmark = pytest.mark.contract("T7")
 

@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aftercommit.access import token_keys
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.token_keys import ALGORITHMS, TokenKeys, parse_keys
+from aftercommit.access.tokens import TokenVerifier, id_of, mint, named_by
 from aftercommit.errors import DeclarationError, Unauthorized
-from aftercommit.feed.access import token_keys
-from aftercommit.feed.access.bearer import BearerAccess
-from aftercommit.feed.access.token_keys import ALGORITHMS, TokenKeys, parse_keys
-from aftercommit.feed.access.tokens import TokenVerifier, id_of, mint, named_by
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 MESSAGE = "Missing or invalid authentication token"

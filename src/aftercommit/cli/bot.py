@@ -14,7 +14,6 @@ import click
 import msgspec
 
 from aftercommit._version import __version__
-from aftercommit.cli.asking import confirm
 from aftercommit.cli.durations import shown_duration
 from aftercommit.cli.exits import NOT_AS_IT_SHOULD_BE, PARTIAL
 from aftercommit.cli.loading import running_server
@@ -22,6 +21,7 @@ from aftercommit.cli.logs import logging_to_stderr
 from aftercommit.cli.numbers import Count
 from aftercommit.cli.options import Given, as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
+from aftercommit.cli.prompts import confirm
 from aftercommit.cli.retention import Duration
 from aftercommit.cli.running import run_until_stopped
 from aftercommit.clock import utc_now
@@ -30,7 +30,7 @@ from aftercommit.settings import DATABASE_URL, Settings
 from aftercommit.telemetry import say
 
 if TYPE_CHECKING:
-    from aftercommit.telegram import Link, Store
+    from aftercommit.contrib.telegram import Link, Store
 
 logger = logging.getLogger("aftercommit.bot")
 
@@ -108,7 +108,7 @@ def bot(settings: Settings, config: Path | None, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         context.meta["state"] = options["state"]
         return
-    from aftercommit.telegram import Bot, bot_settings
+    from aftercommit.contrib.telegram import Bot, bot_settings
 
     _say_unused()
     told = bot_settings(options, config)
@@ -217,8 +217,8 @@ def failures(
 @pass_settings
 def code(settings: Settings, user: str, name: str | None, lifetime: timedelta | str, **options: Any) -> None:
     """Make a code and print it; sent to the bot as `/start CODE` it links that chat. A new one ends the one before."""
-    from aftercommit.telegram import issue_code
-    from aftercommit.telegram.linking import can_be_user
+    from aftercommit.contrib.telegram import issue_code
+    from aftercommit.contrib.telegram.linking import can_be_user
 
     if not isinstance(lifetime, timedelta) or not timedelta(0) < lifetime <= _LONGEST_CODE_LIFE:
         said = lifetime if isinstance(lifetime, str) else shown_duration(lifetime)
@@ -268,8 +268,8 @@ def _hanging(beat: datetime | None, now: datetime) -> str | None:
 @contextmanager
 def _store(state: str | None, *, changes: bool = False, make: bool = False) -> "Iterator[Store]":
     """The state, beside a bot that may work on it. Commands that only read do not upgrade its tables."""
-    from aftercommit.telegram.settings import STATE
-    from aftercommit.telegram.states import exists, open_store, safe_place
+    from aftercommit.contrib.telegram.settings import STATE
+    from aftercommit.contrib.telegram.states import exists, open_store, safe_place
 
     _say_unused()
     given = click.get_current_context().meta.get("state")
@@ -291,8 +291,8 @@ def _store(state: str | None, *, changes: bool = False, make: bool = False) -> "
 
 def _found_state() -> str:
     """Where it is when nobody has said: in the file, or else in the database where `aftercommit up` runs a bot."""
-    from aftercommit.telegram.settings import default_state
-    from aftercommit.telegram.states import exists, has_state, safe_place
+    from aftercommit.contrib.telegram.settings import default_state
+    from aftercommit.contrib.telegram.states import exists, has_state, safe_place
 
     file = default_state()
     database = None if exists(file) else os.environ.get(DATABASE_URL) or running_server()

@@ -8,17 +8,17 @@ from typing import Any
 import click
 import psycopg
 
-from aftercommit.cli.asking import confirm
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.numbers import Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
+from aftercommit.cli.prompts import confirm
 from aftercommit.cli.repair_output import document
 from aftercommit.cli.selecting import Moment, by_option, dry_run_option, repair_desk, run, yes_option
 from aftercommit.consumer import names
-from aftercommit.postgres.overview import ConsumerState, overview
+from aftercommit.operate.overview import ConsumerState, overview
+from aftercommit.operate.repair import Place, Sought
 from aftercommit.postgres.shape import Shape
-from aftercommit.repair import Place, Sought
 from aftercommit.settings import Settings
 from aftercommit.text import plural
 

@@ -18,8 +18,8 @@ from aftercommit.cli.look import Look
 from aftercommit.cli.output import line, printable
 from aftercommit.cli.recent import RecentLines
 from aftercommit.errors import DatabaseUnavailable
+from aftercommit.operate.overview import Overview
 from aftercommit.outbox import Outbox
-from aftercommit.postgres.overview import Overview
 from aftercommit.service import Service
 
 Seen = Overview | DatabaseUnavailable

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import click
 
-from aftercommit.cli.asking import confirm, nothing_changed
 from aftercommit.cli.editing import edit_payload, read_payload
 from aftercommit.cli.exits import PARTIAL
 from aftercommit.cli.numbers import LARGEST, Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import message
+from aftercommit.cli.prompts import confirm, nothing_changed
 from aftercommit.cli.repair_output import (
     Absent,
     show_absent,
@@ -34,9 +34,9 @@ from aftercommit.cli.selecting import (
     yes_option,
 )
 from aftercommit.errors import RepairError
-from aftercommit.repair import LetterGroup, LetterPage, Repair, Repaired, Selection
-from aftercommit.repair.actions import DISCARDED, RETRIED
-from aftercommit.repair.selection import FAILING, OPEN, STATUSES
+from aftercommit.operate.repair import LetterGroup, LetterPage, Repair, Repaired, Selection
+from aftercommit.operate.repair.actions import DISCARDED, RETRIED
+from aftercommit.operate.repair.selection import FAILING, OPEN, STATUSES
 from aftercommit.settings import Settings
 from aftercommit.text import plural
 

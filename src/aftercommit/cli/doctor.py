@@ -16,8 +16,8 @@ from aftercommit.cli.loading import find_shape, load_application, load_database,
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, printable
 from aftercommit.cli.remedies import pasteable
-from aftercommit.doctor import Finding, diagnose
 from aftercommit.errors import AftercommitError, DeclarationError
+from aftercommit.operate.doctor import Finding, diagnose
 from aftercommit.outbox import Outbox
 from aftercommit.settings import Settings
 from aftercommit.text import plural

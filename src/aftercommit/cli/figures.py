@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from aftercommit.postgres.overview import Overview
+from aftercommit.operate.overview import Overview
 from aftercommit.telemetry import LATENCY_BUCKETS_MS, Meter
 
 WINDOW_SECONDS = 15.0

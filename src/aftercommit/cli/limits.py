@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from aftercommit.cli.numbers import Count, Seconds
-from aftercommit.postgres.health import Limits
+from aftercommit.operate.health import Limits
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -10,14 +10,14 @@ import psycopg
 
 from aftercommit.application import Application
 from aftercommit.cli.options import Given
+from aftercommit.embedded import default_folder
+from aftercommit.embedded.postmaster import find_postmaster
 from aftercommit.errors import DatabaseError, DeclarationError
+from aftercommit.operate.overview import outboxes
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database, checked
-from aftercommit.postgres.embedded import default_folder
-from aftercommit.postgres.embedded.postmaster import find_postmaster
-from aftercommit.postgres.overview import outboxes
-from aftercommit.postgres.references import named
 from aftercommit.postgres.shape import Shape
+from aftercommit.schema.references import named
 from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, SCHEMA, Settings
 
 

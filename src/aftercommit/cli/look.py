@@ -7,8 +7,8 @@ from typing import Any, Self
 import psycopg
 
 from aftercommit.errors import DatabaseUnavailable
+from aftercommit.operate.overview import Overview, overview
 from aftercommit.postgres.database import Database, not_connected
-from aftercommit.postgres.overview import Overview, overview
 from aftercommit.postgres.shape import Shape
 
 FindShape = Callable[[psycopg.Connection[Any]], Shape]

@@ -10,10 +10,10 @@ from aftercommit.cli.numbers import DAY, Count, Seconds
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.errors import SchemaDrift
-from aftercommit.postgres import migrate as migrations
-from aftercommit.postgres.catalog import asking, read
 from aftercommit.postgres.commits import committed
 from aftercommit.postgres.shape import AUDIENCE, Shape
+from aftercommit.schema import migrate as migrations
+from aftercommit.schema.catalog import asking, read
 from aftercommit.settings import Settings
 from aftercommit.text import OF_APP
 

@@ -11,8 +11,8 @@ import click
 from aftercommit._version import __version__
 from aftercommit.cli.numbers import Count
 from aftercommit.cli.running import run_until_stopped
-from aftercommit.metrics import serve
-from aftercommit.metrics.exposition import LOOPBACK, MetricsServer
+from aftercommit.contrib.prometheus import serve
+from aftercommit.contrib.prometheus.exposition import LOOPBACK, MetricsServer
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.telemetry import say

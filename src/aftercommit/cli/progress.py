@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from aftercommit.cli.output import message, printable
 from aftercommit.cli.remedies import pasteable
-from aftercommit.repair import Progress as Replayed
+from aftercommit.operate.repair import Progress as Replayed
 
 SECONDS_BETWEEN_LINES = 5.0
 

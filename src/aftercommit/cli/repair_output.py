@@ -14,7 +14,7 @@ from rich.text import Text
 from aftercommit.cli.output import line, message, print_json, print_table, printable
 from aftercommit.cli.selecting import described
 from aftercommit.event.envelope import rfc3339
-from aftercommit.repair import (
+from aftercommit.operate.repair import (
     ItemProblem,
     Letter,
     LetterDetail,

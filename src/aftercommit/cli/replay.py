@@ -7,12 +7,12 @@ from uuid import UUID
 
 import click
 
-from aftercommit.cli.asking import confirm
 from aftercommit.cli.exits import INTERRUPTED, PARTIAL
 from aftercommit.cli.numbers import Amount, Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import message, printable
 from aftercommit.cli.progress import ProgressBar
+from aftercommit.cli.prompts import confirm
 from aftercommit.cli.repair_output import (
     counts,
     show_operation,
@@ -33,7 +33,7 @@ from aftercommit.cli.selecting import (
     yes_option,
 )
 from aftercommit.errors import SetChanged
-from aftercommit.repair import TO_TRANSPORT, Operation, Preview, Progress, Repair, Selection
+from aftercommit.operate.repair import TO_TRANSPORT, Operation, Preview, Progress, Repair, Selection
 from aftercommit.settings import Settings
 from aftercommit.text import plural
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from aftercommit.cli.asking import confirm
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.numbers import Count
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json
+from aftercommit.cli.prompts import confirm
 from aftercommit.cli.selecting import dry_run_option, run, yes_option
+from aftercommit.operate.overview import overview
 from aftercommit.postgres import lives
-from aftercommit.postgres.overview import overview
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
 

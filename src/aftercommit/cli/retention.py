@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from aftercommit.cli.durations import EXAMPLES, parse_duration, shown_duration
-from aftercommit.postgres.retention import LONGEST, Retention
+from aftercommit.schema.retention import LONGEST, Retention
 
 FOR_EVER = "forever"
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from aftercommit.cli.output import printable
 from aftercommit.cli.retention import FOR_EVER, shown
 from aftercommit.clock import utc_now
-from aftercommit.postgres.overview import Overview, RelayState
+from aftercommit.operate.overview import Overview, RelayState
 from aftercommit.postgres.shape import LANES
 
 

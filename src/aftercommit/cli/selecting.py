@@ -12,12 +12,12 @@ from aftercommit.cli.durations import parse_duration
 from aftercommit.cli.loading import find_shape, load_database, load_outbox
 from aftercommit.cli.numbers import Count
 from aftercommit.errors import SelectionError
+from aftercommit.operate.overview import overview
+from aftercommit.operate.repair import Repair, Selection
+from aftercommit.operate.repair.selection import STATUSES
 from aftercommit.outbox import Outbox
 from aftercommit.outbox.rows import EARLIEST, LATEST
-from aftercommit.postgres.overview import overview
 from aftercommit.postgres.shape import Shape
-from aftercommit.repair import Repair, Selection
-from aftercommit.repair.selection import STATUSES
 from aftercommit.settings import Settings
 
 Result = TypeVar("Result")

@@ -18,16 +18,16 @@ import click
 import msgspec
 import psycopg
 
+from aftercommit.access import service_tokens
 from aftercommit.application import Application, Serving
 from aftercommit.cli.loading import load_database, load_named
 from aftercommit.cli.logs import logging_to_stderr
 from aftercommit.cli.numbers import Count, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.errors import DatabaseUnavailable, DeclarationError
-from aftercommit.feed.access import service_tokens
-from aftercommit.feed.http.asgi import DRAIN_SECONDS, Asgi, is_loopback
-from aftercommit.feed.server.shared_figures import remove_shared_folder
+from aftercommit.http.asgi import DRAIN_SECONDS, Asgi, is_loopback
 from aftercommit.postgres.database import Database
+from aftercommit.server.shared_figures import remove_shared_folder
 from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, LOG_FORMAT, Settings
 from aftercommit.telemetry import say
 
@@ -100,7 +100,7 @@ def serve(settings: Settings, host: str, port: int, descriptor: int | None, **op
     Migrations and relays are not run here. SIGTERM or Ctrl-C lets answers and streams end, within --drain; SIGHUP
     replaces the processes one after the other.
     """
-    from aftercommit.feed.server import http_server
+    from aftercommit.server import http_server
 
     bound = socket.socket(fileno=descriptor) if descriptor is not None else None
     made = servable(settings)

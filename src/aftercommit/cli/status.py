@@ -22,8 +22,8 @@ from aftercommit.cli.output import line, message, print_json, print_table, print
 from aftercommit.cli.remedies import pasteable
 from aftercommit.cli.screen import Screen, ago, kept
 from aftercommit.errors import DatabaseUnavailable
-from aftercommit.postgres.health import Limits, Problem, problems
-from aftercommit.postgres.overview import Overview
+from aftercommit.operate.health import Limits, Problem, problems
+from aftercommit.operate.overview import Overview
 from aftercommit.postgres.shape import LANES
 from aftercommit.settings import Settings
 from aftercommit.text import utc_second

@@ -15,8 +15,8 @@ from aftercommit.cli.numbers import Seconds
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import message, print_json, print_table, printable
 from aftercommit.cli.retention import retention_of, retention_options, shown
-from aftercommit.postgres.overview import require_outbox
-from aftercommit.postgres.retention import Round, Swept, the_only_one
+from aftercommit.operate.overview import require_outbox
+from aftercommit.schema.retention import Round, Swept, the_only_one
 from aftercommit.settings import Settings
 
 _PATIENCE = 30.0

@@ -9,22 +9,22 @@ import click
 import msgspec
 import psycopg
 
-from aftercommit.cli.asking import confirm
 from aftercommit.cli.exits import PARTIAL
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
+from aftercommit.cli.prompts import confirm
 from aftercommit.cli.retention import FOR_EVER, Duration
 from aftercommit.cli.selecting import by_option, yes_option
-from aftercommit.postgres.embedded import default_folder
-from aftercommit.postgres.overview import overview
+from aftercommit.embedded import default_folder
+from aftercommit.operate.overview import overview
+from aftercommit.operate.repair.repair import this_user
 from aftercommit.postgres.shape import Shape
-from aftercommit.repair.desk import this_user
 from aftercommit.settings import Settings
 from aftercommit.text import plural
 
 if TYPE_CHECKING:
-    from aftercommit.feed.access.token_keys import TokenKeys
+    from aftercommit.access.token_keys import TokenKeys
 
 SERVICE_COLUMNS = ("id", "name", "state", "may", "created", "by", "expires", "last used")
 REVOCATION_COLUMNS = ("revoked", "what", "when", "by", "reason", "until")
@@ -67,7 +67,7 @@ _may_option = click.option(
 @pass_settings
 def mint(settings: Settings, user: str, may: tuple[str, ...], lifetime: timedelta | str, **options: Any) -> None:
     """Sign a JWT and print it. Needs no database: whoever has the key can mint."""
-    from aftercommit.feed.access import tokens
+    from aftercommit.access import tokens
 
     if not isinstance(lifetime, timedelta):
         raise click.UsageError(f"--for {lifetime}: a JWT ends; for one that does not, `aftercommit token create`")
@@ -100,7 +100,7 @@ def mint(settings: Settings, user: str, may: tuple[str, ...], lifetime: timedelt
 @pass_settings
 def create(settings: Settings, name: str, may: tuple[str, ...], lifetime: timedelta | str, **options: Any) -> None:
     """Make a token for the program NAME and print it. Only its hash is stored: it is never shown again."""
-    from aftercommit.feed.access import service_tokens
+    from aftercommit.access import service_tokens
 
     with load_database(settings, "token").connect_sync() as connection:
         shape = _shape(settings, connection)
@@ -121,7 +121,7 @@ def create(settings: Settings, name: str, may: tuple[str, ...], lifetime: timede
 
 def _is_closed(connection: psycopg.Connection[Any], shape: Shape) -> bool:
     """Whether a token of before has ended that users are believed by their header alone."""
-    from aftercommit.feed.access import service_tokens
+    from aftercommit.access import service_tokens
 
     known = service_tokens.list_all(connection, shape)
     return any(service_tokens.ACT_AS_USER in each.permissions and each.state != "revoked" for each in known)
@@ -132,7 +132,7 @@ def _is_closed(connection: psycopg.Connection[Any], shape: Shape) -> bool:
 @pass_settings
 def list_tokens(settings: Settings, as_json: bool) -> None:
     """Show service tokens and revocations; secrets are not known here."""
-    from aftercommit.feed.access import revocation, service_tokens
+    from aftercommit.access import revocation, service_tokens
 
     with load_database(settings, "token").connect_sync() as connection:
         shape = _shape(settings, connection)
@@ -198,7 +198,7 @@ def revoke(
 
 
 def _revoke_token(connection: psycopg.Connection[Any], shape: Shape, text: str, by: str, reason: str) -> bool:
-    from aftercommit.feed.access import revocation, service_tokens, tokens
+    from aftercommit.access import revocation, service_tokens, tokens
 
     service = service_tokens.id_of(text)
     ended = service_tokens.revoke(connection, shape, service) if service is not None else None
@@ -215,14 +215,14 @@ def _revoke_token(connection: psycopg.Connection[Any], shape: Shape, text: str, 
 
 
 def _revoke_user(connection: psycopg.Connection[Any], shape: Shape, user: str, by: str, reason: str) -> None:
-    from aftercommit.feed.access import revocation
+    from aftercommit.access import revocation
 
     moment = revocation.revoke(connection, shape, "user", user, by=by, reason=reason)
     message(f"tokens of {user!r} that were issued until {_day(moment)} are revoked")
 
 
 def _keys(path: Path | None) -> "TokenKeys":
-    from aftercommit.feed.access.token_keys import DEVELOPMENT_FILE, TokenKeys
+    from aftercommit.access.token_keys import DEVELOPMENT_FILE, TokenKeys
 
     if path is not None:
         return TokenKeys.from_file(path)

@@ -27,15 +27,15 @@ from aftercommit.cli.running import Stopper
 from aftercommit.cli.serve import Address, hand_over, is_for_this_machine, server_options
 from aftercommit.cli.server_process import ServerProcess
 from aftercommit.consumer.names import require_all_free
+from aftercommit.contrib.prometheus import exposition
 from aftercommit.demo import orders
+from aftercommit.embedded import EmbeddedPostgres, default_folder
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
-from aftercommit.feed.server.shared_figures import SharedFigures, shared_folder
-from aftercommit.metrics import exposition
 from aftercommit.outbox import Outbox
-from aftercommit.postgres import migrate
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.embedded import EmbeddedPostgres, default_folder
 from aftercommit.relay import RelaySettings
+from aftercommit.schema import migrate
+from aftercommit.server.shared_figures import SharedFigures, shared_folder
 from aftercommit.service import Service, until_one_ends
 from aftercommit.settings import DATABASE_URL, Settings
 from aftercommit.telemetry import say
@@ -43,7 +43,7 @@ from aftercommit.text import plural
 from aftercommit.wiring import Engine
 
 if TYPE_CHECKING:
-    from aftercommit.feed.server.http_server import HttpServer
+    from aftercommit.server.http_server import HttpServer
 
 logger = logging.getLogger("aftercommit.up")
 
@@ -128,7 +128,7 @@ def up(
 
 def _check_address(host: str, port: int) -> None:
     """Nothing was started yet: that somebody else listens there is the first thing to hear, and the only one."""
-    from aftercommit.feed.server.http_server import AddressTaken, listen
+    from aftercommit.server.http_server import AddressTaken, listen
 
     try:
         listen(host, port).close()
@@ -158,7 +158,7 @@ def _server(
                 f"--port {address.port} is not used: this application serves no HTTP (name an Application with asgi)"
             )
         return None
-    from aftercommit.feed.server.http_server import MARGIN_SECONDS, HttpServer, listen, patience, url_of
+    from aftercommit.server.http_server import MARGIN_SECONDS, HttpServer, listen, patience, url_of
 
     if address.workers == 1:
         app = application.asgi(serving)

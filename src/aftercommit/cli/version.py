@@ -9,7 +9,7 @@ import psycopg
 from aftercommit._version import __version__
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, print_json
-from aftercommit.postgres.migrate import migrations
+from aftercommit.schema.migrate import migrations
 from aftercommit.settings import Settings
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import sql
 
-from aftercommit.dead_peers import options_for
 from aftercommit.errors import BookmarkError, DeclarationError
+from aftercommit.postgres.keepalive import options_for
 
 TABLE: Final = "feed_bookmark"
 Result = TypeVar("Result")

@@ -1,7 +1,7 @@
 """Handle it once: handlers run with their inbox row in one transaction, from the log or behind the bus."""
 
 from aftercommit.consumer.dispatcher import Dispatcher
-from aftercommit.consumer.loop import LogWorker, WorkerSettings
+from aftercommit.consumer.log_worker import LogWorker, WorkerSettings
 from aftercommit.consumer.outcome import Done, Outcome, Park, Retry
 
 __all__ = ["Dispatcher", "Done", "LogWorker", "Outcome", "Park", "Retry", "WorkerSettings"]

@@ -20,10 +20,10 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.resilience import LOST
+from aftercommit.relay.transport import Failure
 from aftercommit.service import finish_all
 from aftercommit.telemetry import say
 from aftercommit.text import storable_error
-from aftercommit.transport import Failure
 
 logger = logging.getLogger("aftercommit.consumer")
 

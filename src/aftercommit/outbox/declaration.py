@@ -14,8 +14,8 @@ from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
 from aftercommit.outbox.insert import Inserter, Receipt, checked_key
 from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher, refuse_missing
 from aftercommit.outbox.rows import EventRows
-from aftercommit.postgres import migrate
 from aftercommit.postgres.shape import DeclaredView, LogFacet, Shape
+from aftercommit.schema import migrate
 from aftercommit.telemetry import Meter, say
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.relay import plan
 from aftercommit.relay.plan import Due, Marks, Watermark
 from aftercommit.relay.settle import Appended, Settlement
+from aftercommit.relay.transport import Failure, Transport
 from aftercommit.service import Probe
 from aftercommit.telemetry import say
-from aftercommit.transport import Failure, Transport
 
 logger = logging.getLogger("aftercommit.relay")
 

@@ -8,8 +8,8 @@ from uuid import UUID
 from aftercommit.backoff import Backoff, bounded, delay_after
 from aftercommit.event.envelope import Record
 from aftercommit.postgres.shape import LANES
+from aftercommit.relay.transport import Failure
 from aftercommit.text import storable_error
-from aftercommit.transport import Failure
 
 MAX_CONSUMER_NAME = 100
 _PREPARED = "-1/"

@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 
 from aftercommit.errors import DatabaseError
-from aftercommit.postgres import partitions
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.retention import LEASE, Retention, Round, Swept, the_only_one
 from aftercommit.postgres.shape import Shape
+from aftercommit.schema import partitions
+from aftercommit.schema.retention import LEASE, Retention, Round, Swept, the_only_one
 from aftercommit.service import Waker, wait_for_any
 from aftercommit.telemetry import say
 

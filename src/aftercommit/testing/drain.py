@@ -17,13 +17,13 @@ from aftercommit.outbox import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
+from aftercommit.relay.transport import Transport
+from aftercommit.relay.transports import BusTransport, LogTransport
 from aftercommit.service import Probe, Service
 from aftercommit.testing.points import Points, SimulatedCrash
 from aftercommit.testing.spy import Attempt, Spy, WatchedTransport
 from aftercommit.testing.tables import Letter, State, Tables
 from aftercommit.testing.transports import TransportFaults, UnreliableTransport
-from aftercommit.transport import Transport
-from aftercommit.transports import BusTransport, LogTransport
 
 ROUNDS: Final = 100
 TIMEOUT: Final = 60.0

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import psycopg
 
+from aftercommit.embedded import EmbeddedPostgres
 from aftercommit.errors import DatabaseError, DeclarationError, HandlerTimeout
 from aftercommit.outbox import Outbox
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.postgres.embedded import EmbeddedPostgres
 from aftercommit.testing.drain import consumer_named
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.tables import APPLICATION, Tables

@@ -6,10 +6,10 @@ from typing import Final
 
 import psycopg
 
+from aftercommit.embedded.server import DEFAULT_VERSION
 from aftercommit.errors import DeclarationError
 from aftercommit.outbox import Outbox
-from aftercommit.postgres.embedded.server import DEFAULT_VERSION
-from aftercommit.postgres.references import named
+from aftercommit.schema.references import named
 from aftercommit.testing.postgres import PostgresServerForTests
 
 _SEARCHED: Final = "(pytest's ini value `pythonpath = .` or an installed package makes it importable)"

@@ -22,12 +22,12 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from aftercommit.embedded import EmbeddedPostgres
+from aftercommit.embedded.folder_lock import FolderLock
+from aftercommit.embedded.postmaster import find_postmaster, kill_postmaster
+from aftercommit.embedded.server import DEFAULT_VERSION
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, EmbeddedPostgresError, MissingPrivilege
 from aftercommit.outbox import Outbox
-from aftercommit.postgres.embedded import EmbeddedPostgres
-from aftercommit.postgres.embedded.folder_lock import FolderLock
-from aftercommit.postgres.embedded.postmaster import find_postmaster, kill_postmaster
-from aftercommit.postgres.embedded.server import DEFAULT_VERSION
 
 # Nothing here has to outlive the machine, so nothing waits for the disk. What a test may look at is as in production:
 # autovacuum is on, and a commit has left the server's memory when it returns, so that a crash of the server loses none.

@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from aftercommit.outbox import Outbox, Receipt
-from aftercommit.postgres import migrate
+from aftercommit.schema import migrate
 from aftercommit.testing.publish_harness import AsyncPublishHarness, Caller, PublishHarness
 
 LIMIT = 1 << 20

@@ -12,7 +12,7 @@ from aftercommit.consumer.outcome import Failed, Retry, judge
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox.handlers import Consumer, Handler
-from aftercommit.transport import RELAY_NAME, Failure, Transport
+from aftercommit.relay.transport import RELAY_NAME, Failure, Transport
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from aftercommit.event.envelope import Record
 from aftercommit.event.identity import uuid7
-from aftercommit.transport import Failure, Transport
+from aftercommit.relay.transport import Failure, Transport
 
 EVENT_TYPE = "suite.happened"
 AGGREGATE_TYPE = "thing"

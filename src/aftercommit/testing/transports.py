@@ -7,7 +7,7 @@ from uuid import UUID
 
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Record
-from aftercommit.transport import Capabilities, Failure, Transport
+from aftercommit.relay.transport import Capabilities, Failure, Transport
 
 Condition = Callable[[Record], bool]
 

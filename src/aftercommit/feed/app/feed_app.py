@@ -20,9 +20,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from aftercommit.access.rate_limit import RateLimiter
+from aftercommit.access.reader import Access, Watched
 from aftercommit.errors import DeclarationError
-from aftercommit.feed.access.rate_limit import RateLimiter
-from aftercommit.feed.access.reader import Access, Watched
 from aftercommit.feed.app.openapi import document, path_parameter
 from aftercommit.feed.app.pages import docs_pages
 from aftercommit.feed.declaration.feed import Feed
@@ -30,15 +30,15 @@ from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.gate import Exists, Gate
 from aftercommit.feed.endpoints.polling import Polling
 from aftercommit.feed.endpoints.streaming import Streaming
-from aftercommit.feed.http.asgi import Asgi, Receive, Scope, Send, answer_problem
-from aftercommit.feed.http.cors import Cors
-from aftercommit.feed.http.errors import not_found
 from aftercommit.feed.live.streams import StreamCaps, Streams, StreamTimes
-from aftercommit.feed.server.failure import tell
 from aftercommit.feed.strands.hub import FeedHub, HubSettings
+from aftercommit.http.asgi import Asgi, Receive, Scope, Send, answer_problem
+from aftercommit.http.cors import Cors
+from aftercommit.http.errors import not_found
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService
+from aftercommit.server.failure import tell
 from aftercommit.service import Probe, Service
 from aftercommit.telemetry import say
 

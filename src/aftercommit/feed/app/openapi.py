@@ -7,8 +7,8 @@ from aftercommit._version import __version__
 from aftercommit.feed.declaration.cursor import LARGEST, Position
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.page import BareArray
-from aftercommit.feed.endpoints.asking import END, LONGEST_WAIT
 from aftercommit.feed.endpoints.gate import policy_of, what_of
+from aftercommit.feed.endpoints.query import END, LONGEST_WAIT
 
 Json = dict[str, Any]
 

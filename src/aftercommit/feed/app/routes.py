@@ -6,8 +6,8 @@ from typing import Any
 from aftercommit.errors import MissingExtra
 from aftercommit.feed.app.pages import docs_pages
 from aftercommit.feed.endpoints.endpoint import METHODS
-from aftercommit.feed.http.asgi import ALLOWED, Asgi, Receive, Scope, Send
-from aftercommit.feed.http.error_handlers import allowed_methods
+from aftercommit.http.asgi import ALLOWED, Asgi, Receive, Scope, Send
+from aftercommit.http.error_handlers import allowed_methods
 
 try:
     from starlette.routing import BaseRoute, Route

@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
+from aftercommit.access.reader import Access
 from aftercommit.errors import DatabaseUnavailable, FeedError, MissingExtra, Unauthorized
-from aftercommit.feed.access.reader import Access
 from aftercommit.feed.app.feed_app import FeedApp
 from aftercommit.feed.app.figures import CONTENT_TYPE, exposition
 from aftercommit.feed.app.routes import docs_routes, looked_at
 from aftercommit.feed.declaration.cursor import timestamp
-from aftercommit.feed.http.asgi import (
+from aftercommit.http.asgi import (
     JSON,
     NO_STORE,
     Asgi,
@@ -27,10 +27,10 @@ from aftercommit.feed.http.asgi import (
     answer_problem,
     headers_of,
 )
-from aftercommit.feed.http.cors import Cors
-from aftercommit.feed.http.error_handlers import exception_handlers
-from aftercommit.feed.http.errors import Problem, forbidden, unauthorized, unavailable
-from aftercommit.feed.server.shared_figures import SharedFigures
+from aftercommit.http.cors import Cors
+from aftercommit.http.error_handlers import exception_handlers
+from aftercommit.http.errors import Problem, forbidden, unauthorized, unavailable
+from aftercommit.server.shared_figures import SharedFigures
 
 try:
     from starlette.applications import Starlette

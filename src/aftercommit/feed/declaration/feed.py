@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from aftercommit.access.permissions import needed, problem_of
+from aftercommit.access.rate_limit import Rate
 from aftercommit.errors import BadParameter, DeclarationError, DuplicateDeclaration
 from aftercommit.event.definition import checked_name
-from aftercommit.feed.access.permissions import needed, problem_of
-from aftercommit.feed.access.rate_limit import Rate
 from aftercommit.feed.declaration.cursor import POSITION, CursorFormat
 from aftercommit.feed.declaration.entry import Item, LogEvent, Redacting
 from aftercommit.feed.declaration.facets import Facets

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from aftercommit.feed.declaration.feed import Feed
-from aftercommit.feed.endpoints.asking import Questions
 from aftercommit.feed.endpoints.gate import Gate
+from aftercommit.feed.endpoints.query import Questions
 from aftercommit.feed.endpoints.refusals import problem_of
-from aftercommit.feed.http.asgi import ALLOWED, Receive, Scope, Send, answer, answer_problem, headers_of
-from aftercommit.feed.http.errors import internal_error, method_not_allowed
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
+from aftercommit.http.asgi import ALLOWED, Receive, Scope, Send, answer, answer_problem, headers_of
+from aftercommit.http.errors import internal_error, method_not_allowed
 from aftercommit.telemetry import say
 
 logger = logging.getLogger("aftercommit.feed")

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from aftercommit.access.permissions import needed
+from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
+from aftercommit.access.reader import Access, CachePolicy, Caching, Reader
 from aftercommit.errors import Unauthorized
-from aftercommit.feed.access.permissions import needed
-from aftercommit.feed.access.rate_limit import Allowance, Rate, RateLimiter
-from aftercommit.feed.access.reader import Access, CachePolicy, Caching, Reader
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.selection import ByScope, ByStream, Everything
-from aftercommit.feed.http.asgi import Header, encoded
-from aftercommit.feed.http.errors import Problem, forbidden, not_found, too_many, unauthorized
+from aftercommit.http.asgi import Header, encoded
+from aftercommit.http.errors import Problem, forbidden, not_found, too_many, unauthorized
 from aftercommit.postgres.bounded import answered_within
 
 Exists = Callable[[Feed, str], Awaitable[bool]]

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from typing import Final
 
 from aftercommit.feed.declaration.feed import Feed
-from aftercommit.feed.endpoints.asking import Asked, AskedBack, AskedEnd, AskedFrom, has_tag, wait_of
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.etag import tag_of
 from aftercommit.feed.endpoints.gate import Admission, Gate
+from aftercommit.feed.endpoints.query import Asked, AskedBack, AskedEnd, AskedFrom, has_tag, wait_of
 from aftercommit.feed.endpoints.ready import Ready, ReadyPages, check_held, ready_page
-from aftercommit.feed.http.asgi import JSON, Header, Receive, Scope, Send, answer, connection_of, peer_of
-from aftercommit.feed.http.errors import unavailable
 from aftercommit.feed.live.stream import UNREAD_WITHOUT_STREAM
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
+from aftercommit.http.asgi import JSON, Header, Receive, Scope, Send, answer, connection_of, peer_of
+from aftercommit.http.errors import unavailable
 from aftercommit.service import Waker, wait_for_any
 
 HAS_MORE: Final[Header] = (b"x-has-more", b"true")

@@ -8,7 +8,7 @@ import msgspec
 from aftercommit.errors import FeedHeld
 from aftercommit.feed.declaration.entry import Held
 from aftercommit.feed.declaration.page import BareArray, Page
-from aftercommit.feed.endpoints.asking import Asked
+from aftercommit.feed.endpoints.query import Asked
 from aftercommit.feed.strands.strand import Strand
 
 MOST_BYTES: Final = 16 << 20

@@ -15,7 +15,7 @@ from aftercommit.errors import (
 )
 from aftercommit.feed.declaration.cursor import text_of
 from aftercommit.feed.declaration.feed import Feed
-from aftercommit.feed.http.errors import Problem, bad_request, not_found, silent, unavailable
+from aftercommit.http.errors import Problem, bad_request, not_found, silent, unavailable
 from aftercommit.postgres.resilience import is_lost
 
 # A deployment takes minutes; behind a load balancer the next request may already reach newer code.

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 
+from aftercommit.access.reader import Access
 from aftercommit.errors import InvalidCursor
-from aftercommit.feed.access.reader import Access
 from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.gate import Gate
-from aftercommit.feed.http.asgi import Receive, Scope, Send, answer, peer_of
-from aftercommit.feed.http.errors import unavailable
 from aftercommit.feed.live.stream import HEADERS, UNREAD_WITHOUT_STREAM, Stream
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
+from aftercommit.http.asgi import Receive, Scope, Send, answer, peer_of
+from aftercommit.http.errors import unavailable
 
 
 class Streaming(Endpoint):

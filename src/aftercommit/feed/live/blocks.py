@@ -8,8 +8,8 @@ import msgspec
 from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.declaration.entry import Entry, Held
 from aftercommit.feed.declaration.filters import Chosen
-from aftercommit.feed.http import sse
 from aftercommit.feed.strands.strand import Strand, Window
+from aftercommit.http import sse
 
 # Of a reader that lags, this much is written at once: enough to be quick, and what a stalled one costs in memory.
 BLOCK_BYTES: Final = 65_536

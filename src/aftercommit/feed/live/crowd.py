@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Final, Protocol
 
 from aftercommit.feed.declaration.cursor import Cursor
-from aftercommit.feed.http.asgi import chunk
 from aftercommit.feed.live.blocks import Block, Blocks
+from aftercommit.http.asgi import chunk
 
 # Readers written to before everybody else in this process has a turn: some milliseconds.
 AT_ONCE: Final = 250

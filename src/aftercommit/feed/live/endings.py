@@ -6,7 +6,7 @@ Beside them: what is said when a stream has to wait.
 import msgspec
 
 from aftercommit.feed.declaration.entry import Held
-from aftercommit.feed.http import sse
+from aftercommit.http import sse
 
 _encode = msgspec.json.Encoder().encode
 

@@ -8,15 +8,20 @@ import asyncio
 import logging
 from typing import Final
 
+from aftercommit.access.reader import Access, Reader
 from aftercommit.errors import CursorGone, FeedsFailed
-from aftercommit.feed.access.reader import Access, Reader
 from aftercommit.feed.declaration.cursor import Cursor, text_of
 from aftercommit.feed.declaration.entry import Held
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.declaration.page import Page
-from aftercommit.feed.http import sse
-from aftercommit.feed.http.asgi import (
+from aftercommit.feed.live.blocks import Block, blocks_of
+from aftercommit.feed.live.endings import bye, hold, reset
+from aftercommit.feed.live.streams import Streams
+from aftercommit.feed.strands.hub import FeedHub
+from aftercommit.feed.strands.strand import Strand
+from aftercommit.http import sse
+from aftercommit.http.asgi import (
     Connection,
     Header,
     Message,
@@ -28,11 +33,6 @@ from aftercommit.feed.http.asgi import (
     innermost,
     lost,
 )
-from aftercommit.feed.live.blocks import Block, blocks_of
-from aftercommit.feed.live.endings import bye, hold, reset
-from aftercommit.feed.live.streams import Streams
-from aftercommit.feed.strands.hub import FeedHub
-from aftercommit.feed.strands.strand import Strand
 from aftercommit.postgres.resilience import is_lost
 from aftercommit.telemetry import say
 

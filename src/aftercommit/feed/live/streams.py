@@ -18,11 +18,11 @@ import msgspec
 
 from aftercommit.errors import DeclarationError
 from aftercommit.feed.declaration.filters import Chosen
-from aftercommit.feed.http.asgi import DRAIN_SECONDS
-from aftercommit.feed.http.errors import Problem, too_many, unavailable
 from aftercommit.feed.live.blocks import Blocks
 from aftercommit.feed.live.crowd import Crowd
 from aftercommit.feed.strands.strand import Strand
+from aftercommit.http.asgi import DRAIN_SECONDS
+from aftercommit.http.errors import Problem, too_many, unavailable
 from aftercommit.service import Probe, Service, Waker
 from aftercommit.telemetry import say
 

@@ -25,11 +25,12 @@ from aftercommit.feed.strands.turns import Turns
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.blocks import name_literal
 from aftercommit.postgres.bounded import Unanswered
-from aftercommit.postgres.database import Database, privilege, require_schema
+from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.records import BYTES_AT_ONCE
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.postgres.statements import Statements
+from aftercommit.schema.requirement import require_schema
 from aftercommit.service import Probe, Waker
 from aftercommit.telemetry import say
 

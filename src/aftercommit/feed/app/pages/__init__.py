@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from aftercommit.feed.http import compression
-from aftercommit.feed.http.asgi import (
+from aftercommit.http import compression
+from aftercommit.http.asgi import (
     JSON,
     Asgi,
     Header,
@@ -23,7 +23,7 @@ from aftercommit.feed.http.asgi import (
     encoded,
     header_of,
 )
-from aftercommit.feed.http.errors import method_not_allowed
+from aftercommit.http.errors import method_not_allowed
 
 _POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "

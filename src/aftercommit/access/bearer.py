@@ -1,0 +1,176 @@
+"""Bearer tokens: JWTs, and with a database also service tokens and revocations.
+
+Checking a token that was checked before touches neither the database nor a key. What can change (service tokens,
+revocations) is in memory and kept up to date beside the requests.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import psycopg
+
+from aftercommit.access.reader import Reader
+from aftercommit.access.revocation import Revocations
+from aftercommit.access.service_tokens import PREFIX, ServiceTokens
+from aftercommit.access.tokens import TokenVerifier
+from aftercommit.errors import DatabaseUnavailable, Unauthorized
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.listen import Listener
+from aftercommit.postgres.resilience import DatabaseService, close_quietly
+from aftercommit.postgres.shape import HasShape, Shape, shape_of
+from aftercommit.schema.requirement import require_schema
+from aftercommit.service import Probe, Waker
+from aftercommit.telemetry import say
+
+logger = logging.getLogger("aftercommit.access")
+
+USER_HEADER = "x-user-id"
+# Whoever comes right after the start waits for the first read, and no longer than this.
+BEGIN_SECONDS: Final = 5.0
+_SCHEME = "bearer "
+
+
+class BearerAccess(DatabaseService):
+    """Run it beside the server (`async with access: …`): it reads what changed when it is notified, and every `poll`
+    seconds. Without the database a service token is believed for `trust` seconds, and a JWT until it expires. Before
+    it was read for the first time nobody is let in: a token may have been revoked.
+    """
+
+    name = "access"
+    may_be_cut = True
+    # A service token may ask on behalf of a user.
+    vary = ("Authorization", "X-User-Id")
+
+    def __init__(
+        self,
+        tokens: TokenVerifier | None,
+        database: Database | None = None,
+        outbox: HasShape | Shape | None = None,
+        *,
+        listener: Listener | None = None,
+        poll: float = 5.0,
+        trust: float = 60.0,
+        probe: Probe | None = None,
+    ) -> None:
+        """Without a database there are JWTs alone, and they cannot be revoked."""
+        super().__init__(probe)
+        self._tokens = tokens
+        self._database = database
+        self._shape = shape_of(outbox) if outbox is not None else Shape()
+        self._poll, self._trust = poll, trust
+        self._changed = listener.subscribe(self._shape.guard_channel) if listener is not None else Waker()
+        self.service_tokens = ServiceTokens(self._shape)
+        self.revocations = Revocations(self._shape)
+        self._has_read = asyncio.Event()
+        self._watchers: list[Callable[[], None]] = []
+
+    async def reader(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
+        """Whoever shows this header; Unauthorized when it is nobody we know, with one text for every reason."""
+        try:
+            reader = self._reader(_credential(authorization), headers)
+            if reader.service is None:
+                await self._require_not_revoked(reader)
+            return reader
+        except Unauthorized as refusal:
+            say(logger, logging.DEBUG, "unauthorized", reason=refusal.reason)
+            raise
+
+    def still_valid(self, reader: Reader) -> bool:
+        """Whether the token behind the reader still stands, as far as this process has heard."""
+        if reader.expires_at is not None and reader.expires_at <= time.time():
+            return False
+        if reader.service is not None:
+            return self.service_tokens.stands(reader)
+        return not self.revocations.hit(reader)
+
+    async def grants(self, permission: str) -> bool:
+        """Whether some service token names this permission, also one that has expired. Without a database none can."""
+        if self._database is None:
+            return False
+        await self._first_read()
+        self._require_fresh()
+        return self.service_tokens.grants(permission)
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Call this whenever it was read anew who may come in: before anything else happens."""
+        self._watchers.append(call)
+
+    async def run(self) -> None:
+        """Keep up with service tokens and revocations until stopped; survives the database."""
+        if self._database is None:
+            await self.stopping.wait()
+        else:
+            await super().run()
+
+    async def session(self) -> None:
+        """Read everything once, then what changed; write down which service tokens were used."""
+        assert self._database is not None
+        connection = await self._database.connect(bounded=True)
+        try:
+            await require_schema(connection, self._shape)
+            self.service_tokens.begin_anew()
+            self.revocations.begin_anew()
+            while not self.stopping.is_set():
+                await self._keep_up(connection)
+                self.session_is_up()
+                await self.reach("access.read")
+                await self.pause(self._poll, self._changed)
+        finally:
+            await close_quietly(connection)
+
+    async def _keep_up(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        await self.service_tokens.refresh(connection)
+        self._tell()
+        await self.revocations.refresh(connection)
+        self._tell()
+        self._has_read.set()
+        await self.service_tokens.note_use(connection)
+
+    def _tell(self) -> None:
+        for call in self._watchers:
+            call()
+
+    def _reader(self, credential: str, headers: Mapping[str, str]) -> Reader:
+        if credential.startswith(PREFIX):
+            return self._service(credential, headers.get(USER_HEADER))
+        if self._tokens is None:
+            raise Unauthorized("no keys for tokens are configured")
+        return self._tokens.verify(credential)
+
+    async def _require_not_revoked(self, reader: Reader) -> None:
+        if self._database is not None:
+            await self._first_read()
+        if self.revocations.hit(reader):
+            raise Unauthorized("the token was revoked")
+
+    async def _first_read(self) -> None:
+        """A server that has just begun gets a moment for it."""
+        if self._has_read.is_set():
+            return
+        if self._task is not None and not self._task.done():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_read.wait(), BEGIN_SECONDS)
+        if not self._has_read.is_set():
+            raise DatabaseUnavailable("tokens cannot be checked: what was revoked has not been read yet, try again")
+
+    def _service(self, credential: str, user: str | None) -> Reader:
+        if self._database is None:
+            raise Unauthorized("service tokens need a database, and none is configured")
+        self._require_fresh()
+        return self.service_tokens.verify(credential, user)
+
+    def _require_fresh(self) -> None:
+        if self.service_tokens.age > self._trust:
+            raise DatabaseUnavailable("service tokens cannot be checked: the database has not been reached for a while")
+
+
+def _credential(authorization: str | None) -> str:
+    if authorization is None:
+        raise Unauthorized("there is no Authorization header")
+    if authorization[: len(_SCHEME)].lower() != _SCHEME:
+        raise Unauthorized("the Authorization header is no Bearer token")
+    return authorization[len(_SCHEME) :].strip(" ")

@@ -1,0 +1,203 @@
+"""Service tokens: what programs show each other, `act_<id>_<secret>`. Only a hash of the secret is stored.
+
+The desk makes, lists and revokes them. A server holds all of them in memory, so that a stranger's guess costs no query,
+and reads what changed when it is told to.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+import time
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import psycopg
+
+from aftercommit.access.permissions import Permissions, checked
+from aftercommit.access.reader import Reader, rights_of
+from aftercommit.errors import DeclarationError, Unauthorized
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+
+PREFIX: Final = "act_"
+# The right of a service to say on whose behalf it asks. Granted by name alone: no wildcard reaches it.
+ACT_AS_USER: Final = "act-as-user"
+LONGEST_USER = 255
+LONGEST_NAME = 200
+LONGEST_LIFE = timedelta(days=36_500)
+
+_ALPHABET = string.ascii_letters + string.digits
+_TOKEN = re.compile(r"act_([A-Za-z0-9]{12})_([A-Za-z0-9]{43})")
+# Compared with when there is no such token, so that an unknown id takes as long as a wrong secret.
+_NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A service token as this process knows it."""
+
+    secret_hash: bytes
+    permissions: Permissions
+    expires_at: float | None
+
+
+class ServiceTokens:
+    """The service tokens of one outbox in the memory of one process."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Nothing read yet."""
+        self._statements = Statements(shape)
+        self._known: dict[str, _Known] = {}
+        self._since = 0
+        self._read_at: float | None = None
+        self._used: set[str] = set()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the database was last asked; endless before the first time."""
+        return float("inf") if self._read_at is None else time.monotonic() - self._read_at
+
+    def verify(self, token: str, user: str | None = None) -> Reader:
+        """Whoever shows this token; it may say on behalf of which user, if it has the permission for that."""
+        parts = _TOKEN.fullmatch(token)
+        if parts is None:
+            raise Unauthorized("the service token is malformed")
+        token_id, secret = parts.groups()
+        known = self._known.get(token_id)
+        same = hmac.compare_digest(_hash(secret), known.secret_hash if known is not None else _NOBODY)
+        if known is None or not same:
+            raise Unauthorized("there is no such service token")
+        if known.expires_at is not None and known.expires_at <= time.time():
+            raise Unauthorized(f"service token {token_id} has expired")
+        acting = _acting(token_id, known.permissions, user)
+        self._used.add(token_id)
+        rights = rights_of(acting, known.permissions)
+        return Reader(acting, known.permissions, token_id, known.expires_at, rights, service=token_id)
+
+    def stands(self, reader: Reader) -> bool:
+        """Whether the token behind the reader is still there."""
+        return reader.service in self._known
+
+    def grants(self, permission: str) -> bool:
+        """Whether a token that was not revoked names this permission. One that has expired counts: it was meant."""
+        return any(known.permissions.name(permission) for known in self._known.values())
+
+    def begin_anew(self) -> None:
+        """The next look reads everything: behind the connection may be another server now."""
+        self._since = 0
+
+    async def refresh(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Read what was changed since the last look, or everything."""
+        cursor = await connection.execute(self._statements["changed_service_tokens"], {"since": self._since})
+        rows = await cursor.fetchall()
+        if self._since == 0:
+            self._known.clear()
+        for _, token_id, secret_hash, permissions, expires_at, revoked in rows:
+            if token_id is None:
+                continue
+            if revoked:
+                self._known.pop(token_id, None)
+            else:
+                self._known[token_id] = _Known(bytes(secret_hash), Permissions(permissions), expires_at)
+        self._since = rows[0][0]
+        self._read_at = time.monotonic()
+
+    async def note_use(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Write down which tokens were used; to the minute, so that it costs next to nothing."""
+        if self._used:
+            used, self._used = self._used, set()
+            await connection.execute(self._statements["note_token_use"], {"ids": sorted(used)})
+
+
+class ServiceToken(msgspec.Struct, frozen=True):
+    """A service token as an operator sees it: everything but its secret."""
+
+    id: str
+    name: str
+    permissions: list[str]
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    state: str
+
+
+class Created(msgspec.Struct, frozen=True):
+    """A new service token. `token` is the only copy of its secret that there will ever be."""
+
+    id: str
+    token: str
+    expires_at: datetime | None
+
+
+def create(
+    connection: psycopg.Connection[Any],
+    shape: Shape,
+    name: str,
+    permissions: Iterable[str],
+    *,
+    lifetime: timedelta | None = None,
+    by: str = "",
+) -> Created:
+    """Make a service token; servers know it within a moment."""
+    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise DeclarationError(f"{name!r:.100} is no name for a service token: use 1 to {LONGEST_NAME} characters")
+    if lifetime is not None and not timedelta() < lifetime <= LONGEST_LIFE:
+        raise DeclarationError(f"a service token for {lifetime} is of no use: give more than nothing, or no end at all")
+    token_id, secret = _random(12), _random(43)
+    parameters = {
+        "id": token_id,
+        "name": name,
+        "secret_hash": _hash(secret),
+        "permissions": list(checked(permissions)),
+        "created_by": by,
+        "lifetime": lifetime.total_seconds() if lifetime is not None else None,
+        "channel": shape.guard_channel,
+    }
+    row = connection.execute(Statements(shape)["create_service_token"], parameters).fetchone()
+    assert row is not None
+    return Created(token_id, f"{PREFIX}{token_id}_{secret}", row[0])
+
+
+def list_all(connection: psycopg.Connection[Any], shape: Shape) -> list[ServiceToken]:
+    """All service tokens, newest first."""
+    rows = connection.execute(Statements(shape)["service_tokens"]).fetchall()
+    return [ServiceToken(*row) for row in rows]
+
+
+def revoke(connection: psycopg.Connection[Any], shape: Shape, token_id: str) -> bool | None:
+    """End a service token. False when it was revoked before, None when there is none of this id."""
+    parameters = {"id": token_id, "channel": shape.guard_channel}
+    row = connection.execute(Statements(shape)["revoke_service_token"], parameters).fetchone()
+    return row[0] if row is not None else None
+
+
+def id_of(text: str) -> str | None:
+    """The id of a service token, from the token or from the id itself; None when it is neither."""
+    whole = _TOKEN.fullmatch(text)
+    if whole is not None:
+        return whole[1]
+    return text.removeprefix(PREFIX) if re.fullmatch(r"(?:act_)?[A-Za-z0-9]{12}", text) else None
+
+
+def _acting(token_id: str, permissions: Permissions, user: str | None) -> str:
+    if user is None:
+        return f"service:{token_id}"
+    if not permissions.name(ACT_AS_USER):
+        raise Unauthorized(f"service token {token_id} names a user without the permission {ACT_AS_USER}")
+    if not 0 < len(user) <= LONGEST_USER or not user.isprintable():
+        raise Unauthorized("the user that a service names is no name")
+    return user
+
+
+def _hash(secret: str) -> bytes:
+    # The secret is 256 bits of chance: there is nothing to guess, so a slow hash would only slow down servers.
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))

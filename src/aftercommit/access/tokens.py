@@ -1,0 +1,237 @@
+"""JWTs: who a bearer is, said by somebody who holds a key. Verified once, then known until they expire.
+
+The algorithm is the key's, never the token's; issuer, audience and expiry are required. Whatever is wrong with a
+token, the answer is the same.
+"""
+
+import hashlib
+import logging
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from aftercommit.access.permissions import MOST, Permissions, checked
+from aftercommit.access.reader import Reader, rights_of
+from aftercommit.access.token_keys import KeySet, TokenKey, TokenKeys
+from aftercommit.errors import DeclarationError, MissingExtra, Unauthorized
+from aftercommit.telemetry import say
+
+try:
+    import jwt
+except ModuleNotFoundError as problem:
+    raise MissingExtra("serve", problem.name or "jwt") from problem
+
+logger = logging.getLogger("aftercommit.tokens")
+
+# Three parts, as RFC 7515 writes them; what else there may be in a header never reaches a decoder.
+_COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+# What a decoder makes of hostile input: its own errors, and those of JSON and base64 beneath it.
+_UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
+_REQUIRED = ["exp", "iss", "aud", "sub"]
+LONGEST_USER = 255
+LONGEST_ID = 255
+# The year 9999, and as far before 1970; neither NaN nor infinity lies between.
+LATEST = 253_402_300_800
+LONGEST_LIFE = timedelta(days=3650)
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A reader whose token was verified with a key of this generation."""
+
+    reader: Reader
+    not_before: float
+    generation: int
+
+
+class TokenVerifier:
+    """Turns JWTs into readers. `permissions` is the claim that lists what the bearer may (a list, or words in a text),
+    or a function that makes this of all claims.
+
+    `leeway` seconds are granted to clocks that differ. Verified tokens are kept, at most `keep` of them, so that the
+    next request with the same token costs a look into a dictionary; times and keys count all the same.
+    """
+
+    def __init__(
+        self,
+        keys: TokenKeys,
+        *,
+        issuer: str | None = None,
+        audience: str | None = None,
+        permissions: str | Callable[[Mapping[str, Any]], Iterable[str]] = "permissions",
+        leeway: float = 30.0,
+        longest: int = 8192,
+        keep: int = 4096,
+    ) -> None:
+        """Issuer and audience are said here or beside the keys: without them any token of the key would do."""
+        self._issuer = issuer or keys.current.issuer or ""
+        self._audience = audience or keys.current.audience or ""
+        if not self._issuer or not self._audience:
+            raise DeclarationError(
+                "who issues tokens, and for whom, is not said: give issuer= and audience=, or put them beside the keys"
+            )
+        if not 0 <= leeway <= 600 or longest < 100 or keep < 1:
+            raise DeclarationError(f"{leeway=}, {longest=}, {keep=}: needs 0 to 600 s, 100 bytes and 1 token or more")
+        self._keys, self._claim = keys, permissions
+        self._leeway, self._longest, self._keep = leeway, longest, keep
+        self._known: dict[str, _Known] = {}
+
+    def verify(self, token: str) -> Reader:
+        """The reader that the token speaks of; Unauthorized for anything that is not beyond doubt."""
+        keys = self._keys.look()
+        known = self._known.pop(token, None)
+        if known is None or known.generation != self._keys.generation:
+            known = self._verified(token, keys)
+        now = time.time()
+        # The reader's time has the leeway in it.
+        if now >= (known.reader.expires_at or 0.0):
+            raise Unauthorized("the token has expired")
+        if now < known.not_before:
+            raise Unauthorized("the token is not valid yet")
+        self._remember(token, known)
+        return known.reader
+
+    def _verified(self, token: str, keys: KeySet) -> _Known:
+        if len(token) > self._longest:
+            raise Unauthorized(f"the token is longer than {self._longest} characters")
+        if not _COMPACT.fullmatch(token):
+            raise Unauthorized("the token is no JWT")
+        try:
+            key = self._key_for(jwt.get_unverified_header(token), keys)
+            claims = jwt.decode(
+                token,
+                key.verifying,
+                algorithms=[key.algorithm, *key.family],
+                issuer=self._issuer,
+                audience=self._audience,
+                leeway=self._leeway,
+                options={"require": _REQUIRED},
+            )
+        except _UNREADABLE as problem:
+            raise Unauthorized(f"the token was refused: {type(problem).__name__}") from None
+        return self._read(token, claims)
+
+    def _key_for(self, header: dict[str, Any], keys: KeySet) -> TokenKey:
+        # A header that says "you must understand this" says so to somebody else.
+        if "crit" in header or "b64" in header:
+            raise Unauthorized("the token has critical headers")
+        key = keys.named(header.get("kid"))
+        if key is None:
+            raise Unauthorized("the token names no key of ours")
+        if not key.takes(header.get("alg")):
+            raise Unauthorized("the token's algorithm is not that of its key")
+        return key
+
+    def _read(self, token: str, claims: dict[str, Any]) -> _Known:
+        user, token_id = claims["sub"], claims.get("jti")
+        if not isinstance(user, str) or not 0 < len(user) <= LONGEST_USER or not user.isprintable():
+            raise Unauthorized("the token's subject is no name")
+        if token_id is None:
+            # So that every token can be revoked.
+            token_id = id_of(token)
+        if not isinstance(token_id, str) or not 0 < len(token_id) <= LONGEST_ID:
+            raise Unauthorized("the token's id is no name")
+        permissions = Permissions(_granted(self._claimed(claims)))
+        issued_at = _moment(claims["iat"]) if "iat" in claims else None
+        reader = Reader(
+            user=user,
+            permissions=permissions,
+            token_id=token_id,
+            expires_at=_moment(claims["exp"]) + self._leeway,
+            rights=rights_of(user, permissions),
+            issued_at=issued_at,
+        )
+        not_before = _moment(claims["nbf"]) - self._leeway if "nbf" in claims else -math.inf
+        return _Known(reader, not_before, self._keys.generation)
+
+    def _claimed(self, claims: dict[str, Any]) -> object:
+        if isinstance(self._claim, str):
+            return claims.get(self._claim)
+        try:
+            found = self._claim(claims)
+            return found if isinstance(found, str) else list(found)
+        except Exception as problem:  # noqa: BLE001 - the team's own function may raise anything, and then nobody comes in
+            # Not the error's own text: it may quote a claim.
+            say(logger, logging.WARNING, "claims_not_understood", error=type(problem).__name__)
+            raise Unauthorized("the permissions cannot be computed from the token's claims") from None
+
+    def _remember(self, token: str, known: _Known) -> None:
+        # The one that was not seen for longest goes. Only verified ones are here: nobody pushes others out by guessing.
+        if len(self._known) >= self._keep:
+            del self._known[next(iter(self._known))]
+        self._known[token] = known
+
+
+def mint(
+    keys: TokenKeys,
+    user: str,
+    permissions: Iterable[str],
+    lifetime: timedelta,
+    *,
+    issuer: str | None = None,
+    audience: str | None = None,
+    claim: str = "permissions",
+) -> str:
+    """A new token, signed with the first key that can sign; for development, and for services that issue their own."""
+    issuer, audience = issuer or keys.current.issuer, audience or keys.current.audience
+    if not issuer or not audience:
+        raise DeclarationError("a token needs an issuer and an audience: say both, or put them beside the keys")
+    if not 0 < len(user) <= LONGEST_USER or not user.isprintable():
+        raise DeclarationError(f"user {user!r:.100} cannot be named in a token: use 1 to {LONGEST_USER} characters")
+    if not timedelta(seconds=1) <= lifetime <= LONGEST_LIFE:
+        raise DeclarationError(f"a token for {lifetime} is of no use: from a second to ten years")
+    key = keys.current.signing()
+    now = int(time.time())
+    claims = {
+        "iss": issuer,
+        "aud": audience,
+        "sub": user,
+        "jti": secrets.token_urlsafe(12),
+        "iat": now,
+        "exp": now + int(lifetime.total_seconds()),
+        claim: list(checked(permissions)),
+    }
+    return jwt.encode(claims, key.signing, algorithm=key.algorithm, headers={"kid": key.kid})
+
+
+def id_of(token: str) -> str:
+    """The name under which a token without an id of its own is revoked."""
+    return "sha256:" + hashlib.sha256(token.encode()).hexdigest()[:40]
+
+
+def named_by(text: str) -> tuple[str, float | None]:
+    """The id that a whole token goes by, and when it expires; of anything else, itself. Nothing is verified."""
+    if not _COMPACT.fullmatch(text):
+        return text, None
+    try:
+        claims = jwt.decode(text, options={"verify_signature": False})
+    except _UNREADABLE:
+        return text, None
+    expires = claims.get("exp")
+    token_id = claims.get("jti")
+    name = token_id if isinstance(token_id, str) else id_of(text)
+    if not isinstance(expires, int) or isinstance(expires, bool) or not 0 < expires < LATEST:
+        return name, None
+    # A day more, for whoever gives clocks much leeway.
+    return name, expires + 86_400
+
+
+def _granted(claim: object) -> list[str]:
+    """Permissions as a list of texts, or as one text with spaces between, as OAuth writes scopes."""
+    found = claim.split() if isinstance(claim, str) else claim
+    if found is None:
+        return []
+    if not isinstance(found, list) or len(found) > MOST or not all(isinstance(each, str) for each in found):
+        raise Unauthorized("the token's permissions are no list of names")
+    return found
+
+
+def _moment(claim: object) -> float:
+    if isinstance(claim, int | float) and not isinstance(claim, bool) and -LATEST < claim < LATEST:
+        return float(claim)
+    raise Unauthorized("a time in the token is no number")

@@ -1,0 +1,1 @@
+"""Integrations, each with its own extra: Django, Alembic, Prometheus, Telegram."""

@@ -1,0 +1,188 @@
+"""The bot as a whole: state, Telegram on one side, the feed on the other, until it is told to stop."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Final
+
+from aftercommit.clock import utc_now
+from aftercommit.contrib.telegram.answers import Denied, Done, Reply, reason_of, wait_after
+from aftercommit.contrib.telegram.api import BotApi
+from aftercommit.contrib.telegram.commands import Commands, described
+from aftercommit.contrib.telegram.connector import Connector
+from aftercommit.contrib.telegram.listening import Listening
+from aftercommit.contrib.telegram.memory import Memory
+from aftercommit.contrib.telegram.pacing import Pacing
+from aftercommit.contrib.telegram.poller import STOP_SECONDS, Poller
+from aftercommit.contrib.telegram.reader import Reader
+from aftercommit.contrib.telegram.redaction import Redaction, without_userinfo
+from aftercommit.contrib.telegram.sender import Sender
+from aftercommit.contrib.telegram.settings import BotSettings
+from aftercommit.contrib.telegram.state import UPDATES, Store
+from aftercommit.contrib.telegram.states import open_store
+from aftercommit.contrib.telegram.texts import FALLBACK
+from aftercommit.errors import StateUnavailable, TelegramRefused
+from aftercommit.service import Probe, Service, Waker, until_one_ends, wait_for_any
+from aftercommit.telemetry import say
+from aftercommit.text import readable
+
+logger = logging.getLogger("aftercommit.bot")
+
+_UPKEEP_SECONDS: Final = 3600.0
+_BEAT_SECONDS: Final = 5.0
+
+
+class Bot(Service):
+    """Tells linked chats of their users' events.
+
+    Start-up asks the backend once; without an answer the bot stays, answers commands, and polls after `/connect`.
+    """
+
+    name = "bot"
+
+    def __init__(
+        self,
+        settings: BotSettings,
+        *,
+        store: Store | None = None,
+        pacing: Pacing | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        """Nothing is opened; `store` and `pacing` take the place of those that the settings say."""
+        super().__init__(probe)
+        self.settings = settings
+        self._store = store
+        self._pacing = pacing
+        # Set when the bot is told to stop, and when a part of it has failed.
+        self._ending = Waker()
+        self.username: str | None = None
+
+    async def run(self) -> None:
+        """Until stopped. Raises StateTaken, StateError, and TelegramRefused when Telegram does not know the token."""
+        settings = self.settings
+        self._ending.clear()
+        memory = Memory(self._store or open_store(settings.state), self._ending)
+        passing_on = asyncio.create_task(self._pass_on())
+        beating: asyncio.Task[None] | None = None
+        addresses = (settings.api, settings.feed, settings.redeem)
+        redaction = Redaction(settings.token, *addresses, credential=settings.credential)
+        api = BotApi(settings.token, settings.api, seconds=settings.send_seconds, redaction=redaction)
+        reader = Reader(settings, redaction)
+        # What servers answer is logged: whatever they quote.
+        logger.addFilter(redaction)
+        try:
+            await memory.open()
+            beating = asyncio.create_task(self._beat(memory), name="beat")
+            self.username = await self._introduce(api, memory)
+            if self.username is not None:
+                await self._work(memory, api, reader, self.username)
+        except StateUnavailable:
+            # Who is told to stop need not wait for a database that is away.
+            if not self.stopping.is_set():
+                raise
+        finally:
+            passing_on.cancel()
+            if beating is not None:
+                beating.cancel()
+                await asyncio.gather(beating, return_exceptions=True)
+            await reader.close()
+            await api.close()
+            await memory.close()
+            logger.removeFilter(redaction)
+
+    async def _work(self, memory: Memory, api: BotApi, reader: Reader, username: str) -> None:
+        settings = self.settings
+        sender = Sender(api, self._pacing or Pacing(since=time.monotonic()), self._ending)
+        poller = Poller(settings, memory, reader, sender, probe=self._probe)
+        connector = Connector(settings, memory, reader, poller, self._ending)
+        commands = Commands(settings, memory, reader, connector, self.reach)
+        wait = settings.update_seconds
+        listening = Listening(api, memory, sender, commands, poller, username, wait, probe=self._probe)
+        addresses = {"feed": without_userinfo(settings.feed), "api": without_userinfo(settings.api)}
+        say(logger, logging.INFO, "bot_started", username=username, **addresses)
+        parts = [
+            asyncio.create_task(listening.run(), name="listening"),
+            asyncio.create_task(self._connected(connector), name="connector"),
+            asyncio.create_task(self._upkeep(memory), name="upkeep"),
+        ]
+        try:
+            await until_one_ends(self.stopping.wait(), *(asyncio.shield(part) for part in parts))
+        finally:
+            await self._end(listening, connector, parts)
+
+    async def _end(self, listening: Listening, connector: Connector, parts: "list[asyncio.Task[None]]") -> None:
+        """Messages that are on their way get there, nothing new is begun, and what failed is raised."""
+        self._ending.set()
+        listening.stopping.set()
+        connector.poller.stopping.set()
+        await asyncio.wait(parts[:1], timeout=STOP_SECONDS)
+        for part in parts:
+            part.cancel()
+        outcomes = await asyncio.gather(*parts, return_exceptions=True)
+        # Last: whoever was listening may have started it at the last moment.
+        outcomes += await asyncio.gather(connector.poller.stop(), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
+                raise outcome
+
+    async def _connected(self, connector: Connector) -> None:
+        """The one question of the start; then, once there is a poller, as long as it runs."""
+        await connector.connect()
+        await self.reach("bot.checked", connected=connector.is_connected)
+        await connector.started.wait()
+        await connector.poller.wait()
+
+    async def _introduce(self, api: BotApi, memory: Memory) -> str | None:
+        """Who we are; waits for a Telegram that cannot be reached. None when the bot is told to stop."""
+        failures = 0
+        while not self.stopping.is_set():
+            reply = await api.get_me()
+            if isinstance(reply, Done) and isinstance(reply.result, dict):
+                await self._offer_commands(api)
+                return str(reply.result.get("username") or "")
+            failures += 1
+            await self._wait_for_telegram(reply, failures, memory)
+        return None
+
+    async def _wait_for_telegram(self, reply: Reply, failures: int, memory: Memory) -> None:
+        if isinstance(reply, Denied):
+            raise TelegramRefused(reply.reason)
+        wait = wait_after(reply, failures)
+        if failures == 1:
+            reason = reason_of(reply)
+            say(logger, logging.WARNING, "bot_telegram_unreachable", error=reason, retry_in=wait)
+            said = f"Telegram cannot be reached ({reason}): the bot tries again by itself"
+            await memory.keep(lambda store: store.note_trouble(said, UPDATES))
+        await wait_for_any(wait, self.stopping)
+
+    async def _offer_commands(self, api: BotApi) -> None:
+        """A convenience for people: without it everything works."""
+        for language, table in self.settings.texts.tables.items():
+            reply = await api.set_my_commands(described(table), None if language == FALLBACK else language)
+            if not isinstance(reply, Done):
+                say(logger, logging.INFO, "bot_commands_not_offered", language=language, error=reason_of(reply))
+
+    async def _upkeep(self, memory: Memory) -> None:
+        """Records of what was set aside are kept for a while and not for ever."""
+        while not self._ending.is_set():
+            try:
+                await memory.do(self._forget)
+            except StateUnavailable as problem:
+                say(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem))
+            await wait_for_any(_UPKEEP_SECONDS, self._ending)
+
+    async def _beat(self, memory: Memory) -> None:
+        """Say that the process works, for whoever asks beside it: that its lock is held says only that it is there."""
+        while True:
+            with suppress(StateUnavailable):
+                await memory.do(lambda store: store.beat(utc_now()))
+            await asyncio.sleep(_BEAT_SECONDS)
+
+    async def _pass_on(self) -> None:
+        await self.stopping.wait()
+        self._ending.set()
+
+    def _forget(self, store: Store) -> None:
+        store.forget_failures(utc_now() - timedelta(days=self.settings.failures_days))

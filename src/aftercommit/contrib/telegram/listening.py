@@ -1,0 +1,310 @@
+"""Hears what people write to the bot: asks Telegram for updates, answers each, and remembers how far it has come.
+
+Chats are answered side by side, each in its own order, and whoever asks for something slow holds up nobody else. Until
+an update is dealt with Telegram is not told so: killed at any moment, the bot is told it again, and doing it twice is
+harmless.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from aftercommit.contrib.telegram.answers import (
+    Conflict,
+    Denied,
+    Done,
+    Later,
+    Moved,
+    Refused,
+    Reply,
+    Unreachable,
+    reason_of,
+    wait_after,
+)
+from aftercommit.contrib.telegram.api import BotApi
+from aftercommit.contrib.telegram.commands import Commands
+from aftercommit.contrib.telegram.memory import Memory
+from aftercommit.contrib.telegram.poller import Poller
+from aftercommit.contrib.telegram.progress import WINDOW, Progress
+from aftercommit.contrib.telegram.sender import STOPPING, Sender
+from aftercommit.contrib.telegram.state import UPDATES
+from aftercommit.contrib.telegram.updates import Command, Heard, Membership, Renumbered, heard
+from aftercommit.errors import StateError, StateUnavailable, TelegramRefused
+from aftercommit.service import Probe, Service, Waker, until_one_ends, wait_for_any
+from aftercommit.telemetry import say
+from aftercommit.text import readable
+
+logger = logging.getLogger("aftercommit.bot")
+
+# How many commands of one chat wait for their answers: more is somebody who hammers.
+_PER_CHAT: Final = 3
+# What is done all the same, if without an answer: nobody has to ask twice to be left in peace.
+_ALWAYS: Final = frozenset({"mute", "unmute", "unlink"})
+_ATTEMPTS: Final = 3
+_LONGEST_WAIT: Final = 5.0
+_STATE_SECONDS: Final = 5.0
+# How long the next question waits for those who are being answered. Before they are, Telegram tells them once more.
+_ANSWER_SECONDS: Final = 0.5
+_MOST_CHATS: Final = 200
+_GONE_REASON: Final = "the bot was blocked or removed"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Something that a chat has said, and the number under which Telegram tells it."""
+
+    number: int
+    said: Heard
+    answered: bool = True
+
+
+class Listening(Service):
+    """The other direction: from people to the bot."""
+
+    name = "listening"
+
+    def __init__(
+        self,
+        api: BotApi,
+        memory: Memory,
+        sender: Sender,
+        commands: Commands,
+        poller: Poller,
+        bot_name: str,
+        wait: int,
+        *,
+        probe: Probe | None = None,
+    ) -> None:
+        """`wait` is how many seconds a question for updates stays open."""
+        super().__init__(probe)
+        self._api = api
+        self._memory = memory
+        self._sender = sender
+        self._commands = commands
+        self._poller = poller
+        self._bot_name = bot_name
+        self._wait = wait
+        self._failures = 0
+        self._queues: dict[int, deque[Entry]] = {}
+        self._chats: dict[int, asyncio.Task[None]] = {}
+        self._idle = Waker()
+        self._broken = Waker()
+        self._fatal: BaseException | None = None
+        self._progress = Progress(0)
+        self._noted: str | None = ""
+
+    async def run(self) -> None:
+        """Until stopped: then what is being answered is finished and remembered, and the rest is told again."""
+        self._progress = Progress(await self._memory.keep(lambda store: store.offset()))
+        try:
+            while not self.stopping.is_set() and self._fatal is None:
+                await self._round()
+            await self._finish()
+        finally:
+            for task in self._chats.values():
+                task.cancel()
+            await asyncio.gather(*self._chats.values(), return_exceptions=True)
+        if self._fatal is not None:
+            raise self._fatal
+
+    async def _round(self) -> None:
+        """One question for updates, and what comes of it."""
+        offset = self._progress.offset()
+        reply = await self._updates(offset)
+        if not isinstance(reply, Done):
+            await self._not_answered(reply)
+            return
+        await self._recovered()
+        self._take(reply.result)
+        if self._progress.is_open:
+            await wait_for_any(_ANSWER_SECONDS, self.stopping, self._idle, self._broken)
+        if self._progress.offset() != offset:
+            await self._remember()
+
+    async def _updates(self, offset: int) -> Reply:
+        """What was written since, waited for until the bot is told to stop."""
+        asking = asyncio.ensure_future(self._api.get_updates(offset, self._wait))
+        await until_one_ends(asking, self.stopping.wait(), self._broken.wait())
+        return Done([]) if asking.cancelled() else asking.result()
+
+    def _take(self, result: Any) -> None:
+        """Begin with what is new, chat by chat side by side."""
+        updates = {
+            each["update_id"]: each
+            for each in result or ()
+            if isinstance(each, dict) and isinstance(each.get("update_id"), int)
+        }
+        new = self._progress.unknown(updates)
+        ignored: Counter[int] = Counter()
+        for number in sorted(new):
+            said = heard(updates[number], self._bot_name)
+            self._progress.begin(number, must=said is not None and _must_not_be_lost(said))
+            if said is None or not self._is_begun(number, said):
+                self._progress.done(number)
+                if said is not None:
+                    ignored[said.chat_id] += 1
+        for chat_id, count in ignored.items():
+            say(logger, logging.INFO, "bot_commands_ignored", chat_id=chat_id, count=count)
+        if not new and len(updates) >= WINDOW and len(self._chats) < _MOST_CHATS:
+            self._progress.give_way()
+
+    def _is_begun(self, number: int, said: Heard) -> bool:
+        """Deal with it, behind what its chat has said before; False for one that is too many."""
+        queue = self._queues.setdefault(said.chat_id, deque())
+        waiting = sum(entry.answered and isinstance(entry.said, Command) for entry in queue)
+        hammers = isinstance(said, Command) and waiting >= _PER_CHAT
+        if hammers and not _must_not_be_lost(said):
+            return False
+        queue.append(Entry(number, said, answered=not hammers))
+        if said.chat_id not in self._chats:
+            self._idle.clear()
+            self._chats[said.chat_id] = asyncio.create_task(self._chat(said.chat_id, queue))
+        return True
+
+    async def _chat(self, chat_id: int, queue: deque[Entry]) -> None:
+        """Deal with what one chat says, in its order."""
+        try:
+            while queue and not self.stopping.is_set():
+                if await self._until_done(queue[0]):
+                    self._progress.done(queue[0].number)
+                queue.popleft()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as problem:  # noqa: BLE001 - raised by run(), which everybody waits for
+            self._fatal = self._fatal or problem
+            self._broken.set()
+        finally:
+            del self._chats[chat_id], self._queues[chat_id]
+            if not self._chats:
+                self._idle.set()
+
+    async def _until_done(self, entry: Entry) -> bool:
+        """Whether it is dealt with; not if the bot is told to stop before."""
+        while not self.stopping.is_set():
+            try:
+                return await self._one(entry)
+            except StateUnavailable as problem:
+                say(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem), retry_in=_STATE_SECONDS)
+                await wait_for_any(_STATE_SECONDS, self.stopping)
+            except (TelegramRefused, StateError):
+                raise
+            except Exception as problem:  # noqa: BLE001 - what one person writes must not make the bot deaf to others
+                about = {"chat_id": entry.said.chat_id, "error": readable(problem)}
+                say(logger, logging.ERROR, "bot_command_failed", problem, **about)
+                return True
+        return False
+
+    async def _one(self, entry: Entry) -> bool:
+        said = entry.said
+        await self.reach("bot.update", chat_id=said.chat_id)
+        text = await self._effect(said)
+        self._progress.effected(entry.number)
+        if text is None or not entry.answered:
+            return True
+        answered = await self._answer(said, text)
+        await self.reach("bot.answered", chat_id=said.chat_id)
+        return answered
+
+    async def _effect(self, said: Heard) -> str | None:
+        """Do what is asked for; what to say."""
+        match said:
+            case Command():
+                return await self._commands.answer(said)
+            case Membership(chat_id=chat_id, member=True):
+                return await self._commands.welcome_back(chat_id)
+            case Membership(chat_id=chat_id):
+                await self._lost(chat_id, _GONE_REASON)
+                return None
+            case Renumbered(chat_id=chat_id, new_chat_id=new_chat_id):
+                await self._renumber(chat_id, new_chat_id)
+                return None
+        assert_never(said)
+
+    async def _renumber(self, chat_id: int, new_chat_id: int) -> None:
+        if await self._memory.do(lambda store: store.link(chat_id)) is not None:
+            await self._memory.do(lambda store: store.renumber(chat_id, new_chat_id))
+            self._poller.add(new_chat_id)
+
+    async def _answer(self, said: Heard, text: str) -> bool:
+        """Say it where it was asked. What cannot be said in a few attempts is left: whoever asked will ask again.
+
+        False: not yet.
+        """
+        reason, chat_id = "", said.chat_id
+        topic = said.topic if isinstance(said, Command) else None
+        for attempt in range(1, _ATTEMPTS + 1):
+            reply = await self._sender.send(chat_id, text, topic=topic, patience=_LONGEST_WAIT)
+            reason = reason_of(reply)
+            match reply:
+                case Later(seconds=seconds):
+                    if reply is STOPPING or self.stopping.is_set():
+                        return False
+                    if attempt == _ATTEMPTS or (seconds or 0.0) > _LONGEST_WAIT:
+                        break
+                    await wait_for_any(seconds if seconds is not None else float(attempt), self.stopping)
+                case Moved(chat_id=moved_to):
+                    chat_id = moved_to
+                case Denied() | Conflict():
+                    raise TelegramRefused(reply.reason)
+                case Unreachable():
+                    await self._lost(chat_id, reason)
+                    return True
+                case Refused():
+                    break
+                case Done():
+                    return True
+                case _:
+                    assert_never(reply)
+        say(logger, logging.WARNING, "bot_answer_failed", chat_id=chat_id, error=reason)
+        return True
+
+    async def _lost(self, chat_id: int, reason: str) -> None:
+        await self._memory.do(lambda store: store.lost(chat_id, reason))
+
+    async def _not_answered(self, reply: Reply) -> None:
+        if isinstance(reply, Denied):
+            raise TelegramRefused(reply.reason)
+        self._failures += 1
+        wait = wait_after(reply, self._failures)
+        reason, remedy = reason_of(reply), _remedy(reply)
+        if self._failures == 1:
+            say(logger, logging.WARNING, "bot_updates_failed", error=reason, retry_in=wait, remedy=remedy)
+        await self._note(f"the bot receives no messages from people ({reason}): {remedy}")
+        await wait_for_any(wait, self.stopping, self._broken)
+
+    async def _recovered(self) -> None:
+        if self._failures:
+            say(logger, logging.INFO, "bot_updates_again", failures=self._failures)
+        self._failures = 0
+        await self._note(None)
+
+    async def _note(self, said: str | None) -> None:
+        """For whoever asks how the bot is; an earlier life may have left something there."""
+        if said != self._noted:
+            await self._memory.keep(lambda store: store.note_trouble(said, UPDATES))
+            self._noted = said
+
+    async def _finish(self) -> None:
+        """What is being answered gets its answer; how long that may take is for others to say."""
+        if self._fatal is None:
+            await asyncio.gather(*self._chats.values())
+            await self._remember()
+
+    async def _remember(self) -> None:
+        offset = self._progress.offset()
+        await self._memory.keep(lambda store: store.save_offset(offset))
+
+
+def _remedy(reply: Reply) -> str:
+    """What whoever runs the bot has to do, when Telegram does not tell it what people write."""
+    if not isinstance(reply, Conflict):
+        return "see that this machine reaches Telegram; the bot tries again by itself"
+    if "webhook" in reply.reason.lower():
+        return "call deleteWebhook with this token, or give the bot a token of its own: a webhook gets the updates"
+    return "stop the other program that calls getUpdates with this token, or give the bot a token of its own"
+
+
+def _must_not_be_lost(said: Heard) -> bool:
+    return not isinstance(said, Command) or said.name in _ALWAYS

@@ -1,0 +1,47 @@
+"""A local Bot API server: run a Telegram bot against it over real HTTP, see its chats, and let things go wrong.
+
+    async with BotApiServer() as telegram:
+        chat = telegram.open_chat("Ada", language="en")
+        telegram.write(chat, "/start")
+        telegram.switch(TooManyRequests(retry_after=3), chat=chat, times=1)
+        [message] = await telegram.messages(chat, 1)
+
+The bot is told `telegram.url` in place of https://api.telegram.org, and `telegram.token`. Needs `aftercommit[serve]`.
+"""
+
+from aftercommit.contrib.telegram.local_api.limits import Limits
+from aftercommit.contrib.telegram.local_api.markup import Entity
+from aftercommit.contrib.telegram.local_api.messenger import ChatError
+from aftercommit.contrib.telegram.local_api.records import Call, Chat, Message
+from aftercommit.contrib.telegram.local_api.server import TOKEN, BotApiServer
+from aftercommit.contrib.telegram.local_api.switches import (
+    Blocked,
+    ChatNotFound,
+    Drop,
+    Fault,
+    Hang,
+    ServerError,
+    Slow,
+    Switch,
+    TooManyRequests,
+)
+
+__all__ = [
+    "TOKEN",
+    "Blocked",
+    "BotApiServer",
+    "Call",
+    "Chat",
+    "ChatError",
+    "ChatNotFound",
+    "Drop",
+    "Entity",
+    "Fault",
+    "Hang",
+    "Limits",
+    "Message",
+    "ServerError",
+    "Slow",
+    "Switch",
+    "TooManyRequests",
+]

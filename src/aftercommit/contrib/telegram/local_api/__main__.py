@@ -1,0 +1,37 @@
+"""`python -m aftercommit.contrib.telegram.local_api`: the local Bot API server by itself, until Ctrl-C."""
+
+import asyncio
+import signal
+
+import click
+
+from aftercommit.contrib.telegram.local_api.limits import Limits
+from aftercommit.contrib.telegram.local_api.server import TOKEN, BotApiServer
+from aftercommit.errors import AftercommitError
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=8091, show_default=True, help="0 takes a free one.")
+@click.option("--token", default=TOKEN, show_default=True, help="The token of the one bot that is let in.")
+@click.option(
+    "--burst", type=click.IntRange(0), default=0, show_default=True, help="Messages a minute above Telegram's limits."
+)
+def main(port: int, token: str, burst: int) -> None:
+    """A Bot API server on this machine, with a page that shows the chats. They are in memory, and gone when it ends."""
+    try:
+        server = BotApiServer(port=port, token=token, limits=Limits(burst=burst))
+    except AftercommitError as problem:
+        raise click.ClickException(str(problem)) from None
+    click.echo(f"chats:  {server.url}\nbot:    AFTERCOMMIT_BOT_API={server.url} AFTERCOMMIT_BOT_TOKEN={token}")
+    asyncio.run(_serve(server))
+
+
+async def _serve(server: BotApiServer) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, server.stopping.set)
+    async with server:
+        await server.stopping.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The bot's state for coroutines: calls of the store, in a thread of their own, one after the other."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from aftercommit.backoff import Exponential
+from aftercommit.contrib.telegram.state import Store
+from aftercommit.errors import StateUnavailable
+from aftercommit.service import Waker, wait_for_any
+from aftercommit.telemetry import say
+from aftercommit.text import readable
+
+logger = logging.getLogger("aftercommit.bot")
+
+Result = TypeVar("Result")
+_AGAIN = Exponential(base=0.5, maximum=10.0)
+
+
+class Memory:
+    """A store and its thread."""
+
+    def __init__(self, store: Store, stopping: Waker) -> None:
+        """Nothing is opened yet."""
+        self._store = store
+        self._stopping = stopping
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bot-state")
+
+    async def open(self) -> None:
+        """Be the only bot on this state, and make or upgrade its tables. A database that is away is waited for."""
+        await self.keep(lambda store: store.lock())
+        await self.keep(lambda store: store.prepare())
+
+    async def do(self, work: Callable[[Store], Result]) -> Result:
+        """Whatever is asked of the store; StateUnavailable when that is not possible at the moment."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._store)
+
+    async def keep(self, work: Callable[[Store], Result]) -> Result:
+        """The same, tried until it is done: what has happened is written down before anything else happens.
+
+        StateUnavailable only when the bot is told to stop meanwhile.
+        """
+        failures = 0
+        while True:
+            try:
+                return await self.do(work)
+            except StateUnavailable as problem:
+                failures += 1
+                wait = _AGAIN(failures, problem) or 0.0
+                say(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem), retry_in=wait)
+                await wait_for_any(wait, self._stopping)
+                if self._stopping.is_set():
+                    raise
+
+    async def close(self) -> None:
+        """Let go of state and thread."""
+        await self.do(lambda store: store.close())
+        self._thread.shutdown(wait=False)

@@ -1,0 +1,295 @@
+"""Polls the feed for every linked chat and hands what is new to delivery: many chats side by side, each in its order.
+
+A chat's turn is one page: ask, deliver event by event, keep the place after each. Whatever has to wait, for Telegram or
+for the backend, ends the turn, so that nothing is held in memory meanwhile; the next turn asks again from the place
+that was kept. At most `turns` of them are under way, those that are due longest first.
+"""
+
+import asyncio
+import heapq
+import logging
+import random
+import time
+from itertools import count
+from typing import Final, assert_never
+
+import msgspec
+
+from aftercommit.client.machine import GONE, UNAUTHORIZED, Do, Machine, Step, is_passing
+from aftercommit.client.wire import Page
+from aftercommit.clock import utc_now
+from aftercommit.contrib.telegram.delivery import Delivery
+from aftercommit.contrib.telegram.memory import Memory
+from aftercommit.contrib.telegram.outage import Outage
+from aftercommit.contrib.telegram.reader import Failed, Gone, News, Polled, Reader, Unchanged
+from aftercommit.contrib.telegram.sender import Sender
+from aftercommit.contrib.telegram.settings import BotSettings
+from aftercommit.contrib.telegram.state import Link
+from aftercommit.contrib.telegram.trouble import Trouble
+from aftercommit.errors import FollowError, StateError, StateUnavailable, TelegramRefused
+from aftercommit.service import Probe, Service, Waker, wait_for_any
+from aftercommit.telemetry import say
+from aftercommit.text import readable
+
+logger = logging.getLogger("aftercommit.bot")
+
+_STATE_SECONDS: Final = 5.0
+_BROKEN_SECONDS: Final = 60.0
+_LOOK_AGAIN: Final = 30.0
+# For messages that are on their way, when the bot is told to stop.
+STOP_SECONDS: Final = 10.0
+
+
+class Seat:
+    """What is remembered of a chat between two turns; its place is not, that is read anew."""
+
+    __slots__ = ("etag", "failures", "gap_was_told", "machine", "problem")
+
+    def __init__(self, machine: Machine) -> None:
+        """Due at once."""
+        self.machine = machine
+        self.etag: tuple[str | None, str | None] = (None, None)
+        self.failures = 0
+        self.problem: Trouble | None = None
+        self.gap_was_told = False
+
+
+class Poller(Service):
+    """The turns of all linked chats."""
+
+    name = "poller"
+
+    def __init__(
+        self, settings: BotSettings, memory: Memory, reader: Reader, sender: Sender, *, probe: Probe | None = None
+    ) -> None:
+        """Nobody is polled before it runs."""
+        super().__init__(probe)
+        self._settings = settings
+        self._memory = memory
+        self._reader = reader
+        self._delivery = Delivery(settings, memory, sender, self.reach, self.add)
+        self._seats: dict[int, Seat] = {}
+        self._due: list[tuple[float, int, int]] = []
+        self._entries: dict[int, int] = {}
+        self._order = count()
+        self._turns: dict[int, asyncio.Task[None]] = {}
+        self._polls = asyncio.Semaphore(settings.polls)
+        self._outage = Outage()
+        self._next_poll = 0.0
+        self._news = Waker()
+        self._fatal: BaseException | None = None
+        self._problem: Trouble | None = None
+        self._noted: Trouble | None = None
+
+    def add(self, chat_id: int, seconds: float = 0.0) -> None:
+        """Poll for this chat, too."""
+        self._seats[chat_id] = Seat(Machine(self._settings.pace, random.random, streams=False))
+        self._seats[chat_id].machine.start(time.monotonic())
+        if chat_id not in self._turns:
+            self._schedule(chat_id, seconds)
+
+    def problem_of(self, chat_id: int | None) -> Trouble | None:
+        """Why nothing comes: for this chat, or while nobody is answered for all."""
+        seat = self._seats.get(chat_id) if chat_id is not None else None
+        return self._problem if self._outage.is_on else seat.problem if seat is not None else None
+
+    async def run(self) -> None:
+        """Until stopped: then what is being sent gets there and is written down, and nothing else is begun."""
+        links = await self._memory.keep(lambda store: store.links())
+        for number, link in enumerate(links):
+            # Not all at once: spread over the first interval.
+            self.add(link.chat_id, self._settings.pace.poll * number / len(links))
+        try:
+            while not self.stopping.is_set() and self._fatal is None:
+                wait = self._begin_turns()
+                await wait_for_any(wait, self.stopping, self._news)
+                self._news.clear()
+        finally:
+            await self._finish()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _begin_turns(self) -> float:
+        """Begin those that are due, as far as there is room; seconds until the next look."""
+        now = time.monotonic()
+        if (held := self._outage.wait(now)) > 0:
+            return held
+        room = 1 if self._outage.is_on else self._settings.turns
+        while self._due and len(self._turns) < room:
+            moment, entry, chat_id = self._due[0]
+            if moment > now:
+                return moment - now
+            heapq.heappop(self._due)
+            if self._entries.get(chat_id) == entry:
+                del self._entries[chat_id]
+                self._turns[chat_id] = asyncio.create_task(self._turn(chat_id), name=f"turn {chat_id}")
+        return _LOOK_AGAIN
+
+    async def _turn(self, chat_id: int) -> None:
+        """One page for one chat, whatever comes of it; then it is due again."""
+        seat = self._seats[chat_id]
+        wait: float | None = _BROKEN_SECONDS
+        try:
+            wait = await self._take(chat_id, seat)
+        except StateUnavailable as problem:
+            wait = _STATE_SECONDS
+            say(logger, logging.ERROR, "bot_state_unavailable", chat_id=chat_id, error=readable(problem))
+        except (TelegramRefused, StateError) as problem:
+            self._fatal = problem
+        except Exception as problem:  # noqa: BLE001 - one chat's bad luck must not end the others' messages
+            say(logger, logging.ERROR, "bot_turn_failed", problem, chat_id=chat_id, error=readable(problem))
+        except BaseException as problem:
+            if not isinstance(problem, asyncio.CancelledError):
+                self._fatal = problem
+            raise
+        finally:
+            del self._turns[chat_id]
+            if wait is None and self._seats.get(chat_id) is seat:
+                del self._seats[chat_id]
+            else:
+                self._schedule(chat_id, wait or 0.0)
+            self._news.set()
+
+    async def _take(self, chat_id: int, seat: Seat) -> float | None:
+        """The turn itself: seconds until the next one, None when the chat is no longer linked."""
+        link = await self._memory.do(lambda store: store.link(chat_id))
+        if link is None:
+            return None
+        if link.passed and not link.is_muted(utc_now()):
+            wait = await self._delivery.passed(link, seat.failures)
+            if wait is not None:
+                return self._after_failure(seat, wait)
+        polled = await self._poll(link, seat)
+        match polled:
+            case None:
+                return self._outage.wait(time.monotonic())
+            case Failed():
+                wait = self._not_answered(link, seat, polled)
+                await self._note(self._problem if self._outage.is_on else None)
+                return wait
+            case Unchanged():
+                return self._seconds(seat.machine.unchanged(time.monotonic()))
+            case Gone():
+                return await self._gap(link, seat, polled)
+            case News(page=page):
+                return await self._deliver(link, seat, page)
+        assert_never(polled)
+
+    async def _gap(self, link: Link, seat: Seat, gone: Gone) -> float:
+        """Events are missing: told once, and not again until there was a page.
+
+        After a restore a server may have no other place to offer than the beginning. Nobody is told everything again:
+        the chat goes on with what is new.
+        """
+        if gone.reason == "epoch" and gone.restart in (None, self._settings.names.wire.beginning):
+            try:
+                newest = await self._reader.newest(link.user_id)
+            except FollowError as problem:
+                return self._not_answered(link, seat, Failed(self._reader.trouble_of(problem)))
+            gone = msgspec.structs.replace(gone, restart=newest)
+        wait = await self._delivery.gap(link, gone, seat.failures, tell=not seat.gap_was_told)
+        if wait is not None:
+            return self._after_failure(seat, wait)
+        seat.gap_was_told = True
+        return self._seconds(seat.machine.poll_refused(time.monotonic(), GONE))
+
+    async def _poll(self, link: Link, seat: Seat) -> Polled | None:
+        """Ask; None when it turned out, while this one waited for its turn, that nobody is answered."""
+        place, etag = seat.etag
+        async with self._polls:
+            await self._spaced()
+            if self._outage.wait(time.monotonic()) > 0:
+                return None
+            polled = await self._reader.poll(link.user_id, link.place, etag if place == link.place else None)
+        if not isinstance(polled, Failed):
+            self._outage.succeeded()
+            seat.problem = None
+            await self._note(None)
+        if isinstance(polled, News | Unchanged):
+            seat.gap_was_told = False
+        if isinstance(polled, News):
+            # A tag belongs to what was asked: it is of use as long as the place stays.
+            seat.etag = (link.place, polled.etag) if not polled.page.events else (None, None)
+            if polled.page.events:
+                await self.reach("bot.fetched", chat_id=link.chat_id, count=len(polled.page.events))
+        return polled
+
+    async def _spaced(self) -> None:
+        """All chats together ask no more often than was settled, also when they begin or come back together."""
+        now = time.monotonic()
+        moment = max(now, self._next_poll)
+        self._next_poll = moment + 1 / self._settings.polls_per_second
+        if moment > now:
+            await wait_for_any(moment - now, self.stopping)
+
+    async def _deliver(self, link: Link, seat: Seat, page: Page) -> float:
+        chat_id = link.chat_id
+        for event in page.events:
+            # Muted, unlinked or linked anew: what was said meanwhile counts from this event on.
+            current = await self._memory.do(lambda store: store.link(chat_id))
+            if self.stopping.is_set() or current is None or not link.is_same(current):
+                return 0.0
+            place = event.cursor
+            assert place is not None, "a page whose events do not tell their places is refused by the reader"
+            wait = await self._delivery.event(current, event, place, seat.failures)
+            if wait is not None:
+                return self._after_failure(seat, wait)
+            seat.failures = 0
+            link = msgspec.structs.replace(current, place=place)
+        if page.next is not None and page.next != link.place:
+            await self._memory.keep(lambda store: store.move(link, page.next or ""))
+        return self._seconds(seat.machine.page(time.monotonic(), len(page.events), page.more))
+
+    def _not_answered(self, link: Link, seat: Seat, failed: Failed) -> float:
+        """An error while polling: it is logged, nothing has moved, and the next turn comes."""
+        now = time.monotonic()
+        seat.problem = failed.trouble
+        if failed.status is None or failed.status == UNAUTHORIZED or is_passing(failed.status):
+            # What is wrong for one user alone, as a permission that is missing, is not told to the others.
+            self._problem = failed.trouble
+            self._outage.failed(now, min(failed.retry_after or 0.0, self._settings.pace.longest))
+        if failed.status is None:
+            step = seat.machine.poll_failed(now)
+        else:
+            step = seat.machine.poll_refused(now, failed.status, failed.retry_after)
+        wait = self._seconds(step)
+        about = {"user_id": link.user_id, "chat_id": link.chat_id, "status": failed.status, "retry_in": wait}
+        trouble = failed.trouble
+        case = {"kind": trouble.kind, "error": trouble.reason, "remedy": trouble.remedy}
+        say(logger, logging.WARNING, "bot_poll_failed", **about, **case)
+        return wait
+
+    async def _note(self, trouble: Trouble | None) -> None:
+        """For whoever looks at the bot from outside: why nobody is answered now, and that somebody is again."""
+        if trouble != self._noted:
+            await self._memory.do(lambda store: store.note_trouble(None if trouble is None else str(trouble)))
+            self._noted = trouble
+
+    def _after_failure(self, seat: Seat, wait: float) -> float:
+        seat.failures += 1
+        return wait
+
+    def _seconds(self, step: Step) -> float:
+        if step.do is Do.WAIT:
+            # However many there are, the backend is asked so often a second and no more.
+            return max(step.seconds, len(self._seats) / self._settings.polls_per_second)
+        # What a follower would give up for good may be mended here: a permission, a credential.
+        return self._settings.pace.limited_longest if step.do is Do.STOP else 0.0
+
+    def _schedule(self, chat_id: int, seconds: float) -> None:
+        # One entry counts for each chat, the last; what else there is of it in the heap is passed over.
+        entry = self._entries[chat_id] = next(self._order)
+        heapq.heappush(self._due, (time.monotonic() + seconds, entry, chat_id))
+        self._news.set()
+
+    async def _finish(self) -> None:
+        self.stopping.set()
+        turns = list(self._turns.values())
+        if self._fatal is not None:
+            for turn in turns:
+                turn.cancel()
+        if turns:
+            _, late = await asyncio.wait(turns, timeout=STOP_SECONDS)
+            for turn in late:
+                turn.cancel()
+            await asyncio.gather(*turns, return_exceptions=True)

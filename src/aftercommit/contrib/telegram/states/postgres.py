@@ -1,0 +1,222 @@
+"""The bot's state in a schema of PostgreSQL. One bot at a time: an advisory lock, which ends with its connection."""
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from aftercommit.contrib.telegram.settings import STATE
+from aftercommit.contrib.telegram.states.sql import LOOK, PATIENCE, Rows, Run, outstanding, statements
+from aftercommit.errors import DatabaseError, DatabaseUnavailable, StateError, StateTaken, StateUnavailable
+from aftercommit.postgres.commits import committed
+from aftercommit.postgres.database import Database
+
+Result = TypeVar("Result")
+SCHEMA: Final = "aftercommit_bot"
+_PARAMETER: Final = re.compile(r":(\w+)")
+
+
+def has_state(dsn: str) -> bool:
+    """Whether a bot has its state in this database. Nothing is made there, and one that does not answer has none."""
+    try:
+        with Database(dsn, application_name="aftercommit bot").connect_sync() as connection:
+            row = connection.execute("select to_regclass(%s) is not null", [f"{SCHEMA}.applied"]).fetchone()
+    except (DatabaseError, psycopg.Error):
+        return False
+    return row is not None and bool(row[0])
+
+
+class PostgresDriver:
+    """One database, and one connection that is made anew when it breaks."""
+
+    def __init__(self, dsn: str, *, schema: str = SCHEMA, patience: float = PATIENCE) -> None:
+        """Nothing is connected yet. `patience` is how long the lock of a bot that is just ending is waited for."""
+        self._database = Database(dsn, application_name="aftercommit bot")
+        self._schema = schema
+        self._patience = patience
+        self._statements = {name: _PARAMETER.sub(r"%(\1)s", text).encode() for name, text in statements(schema).items()}
+        self._connection: psycopg.Connection[Any] | None = None
+        self._locked = False
+        self._turn = threading.RLock()
+
+    @property
+    def where(self) -> str:
+        """The place in words, without its password."""
+        return f"schema {self._schema} of {self._database.safe_dsn}"
+
+    def work(self, function: Callable[[Run], Result]) -> Result:
+        """In one transaction. One that meets a connection which broke meanwhile is done again on another."""
+        with self._turn:
+            if self._connection is not None:
+                try:
+                    return self._attempt(function)
+                except psycopg.OperationalError:
+                    self._drop()
+                except psycopg.Error as problem:
+                    raise self._unavailable(problem) from problem
+            try:
+                return self._attempt(function)
+            except psycopg.Error as problem:
+                # Also what the server refuses: a privilege can be granted, a standby promoted, a table come back.
+                self._drop()
+                raise self._unavailable(problem) from problem
+
+    def one(self, statement: str, /, **parameters: Any) -> Rows:
+        """In a transaction, so that a COMMIT which fails is noticed."""
+        return self.work(lambda run: run(statement, **parameters))
+
+    def version(self) -> int:
+        """What the table of versions says, if there is one."""
+
+        def work(run: Run) -> int:
+            connection = self._connected()
+            there = connection.execute("select to_regclass(%s) is not null", [f"{self._schema}.applied"]).fetchone()
+            return self._applied(connection) if there is not None and there[0] else 0
+
+        return self.work(work)
+
+    def prepare(self, versions: Mapping[int, str]) -> None:
+        """Apply what was not applied."""
+
+        def work(run: Run) -> None:
+            connection = self._connected()
+            name = sql.Identifier(self._schema)
+            # The command line may be here at the same moment.
+            connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 1))", [self._schema])
+            if connection.execute("select 1 from pg_namespace where nspname = %s", [self._schema]).fetchone() is None:
+                connection.execute(sql.SQL("create schema {}").format(name))
+            connection.execute(
+                sql.SQL("create table if not exists {}.applied (version bigint primary key)").format(name)
+            )
+            for number, text in outstanding(versions, self._applied(connection), self.where):
+                named = text.replace("{schema}", self._schema).replace("{index}", "")
+                connection.execute(named.replace("{failure}", f"{self._schema}.failure").encode())
+                connection.execute(sql.SQL("insert into {}.applied values (%s)").format(name), [number])
+
+        try:
+            self.work(work)
+        except StateUnavailable as problem:
+            if not isinstance(problem.__cause__, psycopg.errors.InsufficientPrivilege):
+                raise
+            raise StateError(
+                f"the bot's state cannot be made in {self.where}: {problem.__cause__.diag.message_primary}. Create the "
+                f"schema {self._schema} and grant the user usage and create on it"
+            ) from problem
+
+    def lock(self) -> None:
+        """An advisory lock of this session."""
+        with self._turn:
+            self._locked = False
+            try:
+                self._take_lock(self._connected())
+            except psycopg.Error as problem:
+                self._drop()
+                raise self._unavailable(problem) from problem
+            except StateError:
+                self._drop()
+                raise
+            self._locked = True
+
+    def is_taken(self) -> bool:
+        """Shared, so that it disturbs nobody who looks as well; given back at once."""
+
+        def work(run: Run) -> bool:
+            # Of the transaction: it ends with it, whatever happens.
+            asked = "select pg_try_advisory_xact_lock_shared(hashtextextended(%s, 2))"
+            row = self._connected().execute(asked, [self._schema]).fetchone()
+            return row is None or not row[0]
+
+        return self.work(work)
+
+    def close(self) -> None:
+        """Let go of connection and lock."""
+        with self._turn:
+            if self._locked and self._connection is not None:
+                # It would end with the connection, but only when the server has noticed that.
+                with contextlib.suppress(psycopg.Error):
+                    self._connection.execute("select pg_advisory_unlock(hashtextextended(%s, 2))", [self._schema])
+            self._locked = False
+            self._drop()
+
+    def _applied(self, connection: psycopg.Connection[Any]) -> int:
+        asked = sql.SQL("select max(version) from {}.applied").format(sql.Identifier(self._schema))
+        row = connection.execute(asked).fetchone()
+        return int((row[0] if row is not None else None) or 0)
+
+    def _attempt(self, function: Callable[[Run], Result]) -> Result:
+        connection = self._connected()
+        with committed(connection):
+            return function(self._run)
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None:
+            try:
+                connection = self._database.connect_sync()
+            except DatabaseError as problem:
+                raise self._not_reached(problem) from problem
+            if self._locked:
+                # The lock went with the connection before: whoever has it now is the bot.
+                with _closed_unless_taken(connection):
+                    self._take_lock(connection)
+            self._connection = connection
+        return self._connection
+
+    def _take_lock(self, connection: psycopg.Connection[Any]) -> None:
+        backend = connection.execute("select pg_backend_pid()").fetchone()
+        if backend is None or backend[0] != connection.info.backend_pid:
+            raise StateError(
+                f"a pooler stands before {self.where}, and a lock would not hold there: give the bot a direct address"
+            )
+        deadline = time.monotonic() + self._patience
+        while not self._try_lock(connection):
+            if time.monotonic() >= deadline:
+                raise StateTaken(
+                    f"another bot works on the state in {self.where}: stop it, or give this one a state of its own"
+                )
+            time.sleep(LOOK)
+
+    def _try_lock(self, connection: psycopg.Connection[Any]) -> bool:
+        row = connection.execute("select pg_try_advisory_lock(hashtextextended(%s, 2))", [self._schema]).fetchone()
+        return row is not None and bool(row[0])
+
+    def _run(self, statement: str, /, **parameters: Any) -> Rows:
+        storable = {name: _storable(value) for name, value in parameters.items()}
+        cursor = self._connected().execute(self._statements[statement], storable)
+        return cursor.fetchall() if cursor.description is not None else []
+
+    def _unavailable(self, problem: Exception) -> StateUnavailable:
+        return StateUnavailable(f"the bot's state in {self.where}: {' '.join(str(problem).split())}")
+
+    def _not_reached(self, problem: DatabaseError) -> StateError:
+        """What is refused ends who comes, and is waited for by who has worked here: it may be mended."""
+        said = re.sub(r" Is the server running[^?]*\?", "", " ".join(str(problem.__cause__ or problem).split()))
+        remedy = f"check {STATE} (or --state), user and password, and that the server is running"
+        text = f"the bot's state in {self.where} cannot be reached: {said}; {remedy}"
+        passes = self._locked or isinstance(problem, DatabaseUnavailable)
+        return StateUnavailable(text) if passes else StateError(text)
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _storable(value: Any) -> Any:
+    """What PostgreSQL's text cannot hold is replaced: a record that is refused for ever would hold up its chat."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
+@contextlib.contextmanager
+def _closed_unless_taken(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise

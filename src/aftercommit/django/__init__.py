@@ -1,7 +1,0 @@
-"""aftercommit as a Django app: its migrations make the tables, `manage.py aftercommit` is the command line.
-
-    INSTALLED_APPS = [..., "aftercommit.django"]
-    AFTERCOMMIT_OUTBOXES = ["shop.events.outbox"]
-
-Nothing is imported here: Django finds the app's parts by their names.
-"""

@@ -1,0 +1,223 @@
+"""The pieces of raw ASGI that answers are made with: a request's headers, answers, and a look at the connection.
+
+No request or response objects stand on the way of a poll that is answered 304: that way is walked the most.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from ipaddress import IPv6Address, ip_address
+from typing import Any, Protocol
+from urllib.parse import unquote_plus
+
+from aftercommit.http.errors import Problem, bad_request, too_large
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON: Header = (b"content-type", b"application/json")
+NO_STORE: Header = (b"cache-control", b"no-store")
+CONNECTION = "aftercommit.connection"
+# In a scope: the methods that all routes at this address answer, where somebody knows of the others.
+ALLOWED = "aftercommit.allowed"
+LONGEST_QUERY = 4096
+# What is open when a server stops has so long to end, where nothing else is said: streams and the process around them.
+DRAIN_SECONDS = 5.0
+# Whose wrappers of `send` look at the head of an answer and at nothing else.
+_PASS_ON = frozenset({__name__, f"{__package__}.cors", "starlette.middleware.errors", "starlette._exception_handler"})
+
+
+class Connection(Protocol):
+    """What our own server says about a connection, in the scope's `extensions`; other servers do not."""
+
+    def abort(self) -> None:
+        """Drop it now, with all that was written and not yet read."""
+
+    def on_lost(self, call: Callable[[], None] | None) -> None:
+        """Call this once when the connection is gone; at once if it is. None takes it back."""
+
+    def sends_by(self, send: Send) -> bool:
+        """Whether this is the server's own way to send, with an answer under way that leaves in chunks."""
+
+    def write(self, data: bytes) -> bool:
+        """Put bytes on the wire behind the others; False, and nothing is done, while the client takes none."""
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """The connection, where our own server runs this."""
+    found: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+    return found
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Headers by lower-case name; a repeated one is joined by commas, as HTTP says that it means."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name = raw_name.decode("latin-1")
+        value = raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def peer_of(scope: Scope) -> str | None:
+    """The address at the other end of the connection, where the server tells one."""
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is one that only this machine itself reaches."""
+    try:
+        address = ip_address(host)
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        return (mapped or address).is_loopback
+    except ValueError:
+        # A server may tell a name, or the path of its socket: who connects there is told by no address.
+        return False
+
+
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """One header alone, the first of its name."""
+    for raw_name, raw_value in scope["headers"]:
+        if raw_name == name:
+            return str(raw_value, "latin-1")
+    return None
+
+
+def parameters_of(query: bytes) -> dict[str, str]:
+    """Query parameters; what cannot be understood in one way only is refused."""
+    if len(query) > LONGEST_QUERY:
+        raise bad_request(f"The query is longer than {LONGEST_QUERY} bytes", length=len(query))
+    parameters: dict[str, str] = {}
+    for pair in query.decode("latin-1").split("&"):
+        if not pair:
+            continue
+        quoted, _, value = pair.partition("=")
+        name = _text(quoted, quoted)
+        value = _text(value, name)
+        if name in parameters:
+            raise bad_request(f"Parameter {name!r:.60} is given more than once: give it once", parameter=name[:60])
+        parameters[name] = value
+    return parameters
+
+
+def _text(quoted: str, parameter: str) -> str:
+    try:
+        # Latin-1 and back: a byte that nobody has quoted is a part of UTF-8 text too.
+        text = unquote_plus(quoted.encode("latin-1").decode(), errors="strict")
+    except UnicodeDecodeError:
+        said = f"Parameter {parameter!r:.60} is not UTF-8 text: encode it as UTF-8, then percent-encode"
+        raise bad_request(said, parameter=parameter[:60]) from None
+    if "\x00" in text:
+        said = f"Parameter {parameter!r:.60} holds a NUL character, which no text here can have"
+        raise bad_request(said, parameter=parameter[:60])
+    return text
+
+
+def encoded(headers: Mapping[str, str]) -> list[Header]:
+    """Headers as ASGI wants them. What is not Latin-1, or would end the line, is written as question marks."""
+    return [
+        (name.lower().encode("latin-1"), "".join(_visible(value)).encode("latin-1", "replace"))
+        for name, value in headers.items()
+    ]
+
+
+def _visible(value: str) -> Iterable[str]:
+    return (character if character.isprintable() else "?" for character in value)
+
+
+def innermost(send: Send) -> Send:
+    """What stands behind wrappers that are known to pass every body on as it is.
+
+    Any other may count pieces, compress them or take something out: nothing is to pass by it unseen.
+    """
+    while getattr(send, "__module__", None) in _PASS_ON:
+        code, cells = getattr(send, "__code__", None), getattr(send, "__closure__", None) or ()
+        inner = dict(zip(code.co_freevars, cells, strict=True)).get("send") if code is not None else None
+        if inner is None:
+            break
+        send = inner.cell_contents
+    return send
+
+
+def chunk(data: bytes) -> bytes:
+    """A piece of an answer whose length nobody knows, as HTTP/1.1 frames it."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def answer(send: Send, status: int, headers: list[Header], body: bytes = b"") -> None:
+    """A whole answer."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def answer_problem(send: Send, problem: Problem, method: str = "GET", more: Iterable[Header] = ()) -> None:
+    """The common body; a HEAD gets its headers alone."""
+    body = problem.body()
+    length = (b"content-length", b"%d" % len(body))
+    headers = [JSON, length, NO_STORE, *encoded(problem.headers), *more]
+    await answer(send, problem.status, headers, b"" if method == "HEAD" else body)
+
+
+class BodyLimit:
+    """An application behind a limit on what a request may carry; more is answered 413 and not read.
+
+    A body that is compressed, or encoded otherwise, is answered 415: nobody here would decode it.
+    """
+
+    def __init__(self, app: Asgi, most: int) -> None:
+        """`most` counts bytes."""
+        self._app = app
+        self._most = most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse by the announced length, or as soon as more has come than was allowed."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = header_of(scope, b"content-length") or "0"
+        if not announced.isdecimal() or int(announced) > self._most:
+            await answer_problem(send, too_large(self._most), scope["method"], [(b"connection", b"close")])
+            return
+        encoding = header_of(scope, b"content-encoding")
+        if encoding is not None and encoding.lower() not in ("", "identity"):
+            problem = Problem(
+                415,
+                f"A body with Content-Encoding {encoding!r:.60} cannot be read: send it without an encoding",
+                headers={"Accept-Encoding": "identity"},
+            )
+            await answer_problem(send, problem, scope["method"], [(b"connection", b"close")])
+            return
+        await self._counted(scope, receive, send)
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        came = 0
+        has_begun = False
+
+        async def counting_receive() -> Message:
+            nonlocal came
+            message = await receive()
+            came += len(message.get("body", b""))
+            if came > self._most:
+                raise too_large(self._most)
+            return message
+
+        async def watching_send(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, counting_receive, watching_send)
+        except Problem as problem:
+            if has_begun or problem.status != 413:
+                raise
+            await answer_problem(send, problem, scope["method"], [(b"connection", b"close")])
+
+
+async def lost(receive: Receive) -> None:
+    """Until the client is gone; what it still sends is not looked at."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,170 @@
+"""Checks of the tables: migrations, privileges, partitions, vacuum, indexes, and the log itself."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from psycopg import sql
+
+from aftercommit.errors import DatabaseError
+from aftercommit.operate.doctor.findings import Case, Check, Trouble, problem, warning
+from aftercommit.operate.overview import empty_head
+from aftercommit.schema import migrate, partitions
+from aftercommit.schema.catalog import asking
+from aftercommit.schema.privileges import RUNTIME
+from aftercommit.text import MIGRATE, OF_APP
+
+# Stretches of the log that are looked at, and their length; the newest is always among them.
+SAMPLES, SAMPLE_SIZE = 20, 1000
+# Dead rows are everyday work; five times what should have set autovacuum off are not.
+_DEAD_ROWS, _TIMES_THE_THRESHOLD = 10_000, 5
+
+
+def _migrations(case: Case) -> Iterator[Trouble]:
+    try:
+        found = migrate.status_by(asking(case.connection), case.shape)
+    except DatabaseError as error:
+        yield problem(str(error), MIGRATE)
+        return
+    for migration in found.pending:
+        yield problem(f"migration {migration} is not applied", MIGRATE)
+    if case.declared is not None:
+        # Without an application nothing is known about scope and views.
+        yield from (problem(difference, MIGRATE) for difference in found.declaration)
+
+
+def _privileges(case: Case) -> Iterator[Trouble]:
+    wanted = [(relation, each) for relation, listed in RUNTIME.items() for each in listed.split(", ")]
+    relations, privileges = [list(column) for column in zip(*wanted, strict=True)]
+    lacking = [
+        f"{each} on {relation}"
+        for relation, each in case.rows("doctor_privileges", relations=relations, privileges=privileges)
+    ]
+    may_make, may_drop, _ = case.rows("doctor_rights")[0]
+    if not may_make:
+        lacking.append("execute on make_partitions()")
+    if lacking:
+        yield problem(
+            f"user {case.user!r} lacks {', '.join(lacking)}",
+            f"let the owner of the schema run what `aftercommit migrate grants {case.user} {OF_APP}` prints",
+        )
+    keeps = {each.task: each.keep_seconds for each in case.overview.upkeep}
+    if keeps.get("log") is not None and not may_drop:
+        yield warning(
+            f"old partitions of the log are to go, and user {case.user!r} may not drop them",
+            "run `aftercommit sweep` as the owner of the schema, for example daily by cron",
+        )
+
+
+def _partitions(case: Case) -> Iterator[Trouble]:
+    found = partitions.existing(case.connection, case.shape)
+    yield from _strays(case, found)
+    gaps = [gap for row in case.rows("doctor_log") for gap in row[4]]
+    for before, after in pairwise(found):
+        # Between two lives of the log no position was ever given.
+        is_between = any(low <= before.upper and after.lower <= high + 1 for low, high in gaps)
+        if before.upper != after.lower and not is_between:
+            yield problem(
+                f"positions {before.upper} to {after.lower - 1} have no partition (after {before.name})",
+                "attach the one that is missing again",
+            )
+    following = case.overview.head + 1
+    ahead = [each for each in found if each.upper > following]
+    if not any(each.lower <= following for each in ahead):
+        remedy = f"start a relay, or {MIGRATE}"
+        yield problem(f"there is no partition for the next position, {following}", remedy)
+    elif len(ahead) < partitions.AHEAD:
+        yield warning(
+            f"of {partitions.AHEAD} partitions from the tip on there are {len(ahead)}",
+            f"a relay makes them: see its log for log_partitions_not_made, or {MIGRATE}",
+        )
+
+
+def _strays(case: Case, found: Iterable[partitions.Partition]) -> Iterator[Trouble]:
+    log = sql.Identifier(case.shape.schema, "log").as_string()
+    for (name,) in case.rows("doctor_default_partition", log=log):
+        partition = sql.Identifier(case.shape.schema, name).as_string()
+        yield warning(
+            f"the log has a default partition, {name}: new ones are checked against it, and none can be detached",
+            f"move its rows elsewhere, then: alter table {log} detach partition {partition}",
+        )
+    for each in found:
+        if each.detaching:
+            partition = sql.Identifier(case.shape.schema, each.name).as_string()
+            yield warning(
+                f"the detaching of {each.name} was begun and is not finished",
+                f"`aftercommit sweep` as the owner, or: alter table {log} detach partition {partition} finalize",
+            )
+
+
+def _autovacuum(case: Case) -> Iterator[Trouble]:
+    for name, value in case.settings("autovacuum", "track_counts").items():
+        if value != "on":
+            yield problem(
+                f"{name} is {value}: tables grow and everything becomes slower",
+                f"alter system set {name} = on; select pg_reload_conf()",
+            )
+    for table, dead, threshold, seconds, enabled in case.rows("doctor_vacuum"):
+        name = sql.Identifier(case.shape.schema, table).as_string()
+        if not enabled:
+            yield problem(f"autovacuum is switched off for {table}", f"alter table {name} reset (autovacuum_enabled)")
+        if dead > max(_DEAD_ROWS, _TIMES_THE_THRESHOLD * threshold):
+            last = "never" if seconds is None else f"{seconds:.0f} s ago"
+            yield warning(
+                f"{table} has {dead} dead rows (autovacuum should come at {threshold:.0f}, and last came {last})",
+                f"see who holds it up (transactions, slots); vacuum {name}; more autovacuum_max_workers or cost limit",
+            )
+
+
+def _indexes(case: Case) -> Iterator[Trouble]:
+    for index, table in case.rows("doctor_indexes"):
+        name = sql.Identifier(case.shape.schema, index).as_string()
+        yield problem(f"index {index} of {table} is not valid and not used", f"reindex index concurrently {name}")
+
+
+def _log(case: Case) -> Iterator[Trouble]:
+    found = case.rows("doctor_log")
+    if not found:
+        yield problem(*empty_head(case.shape))
+        return
+    head, last, first, missing, gaps = found[0]
+    if last is not None and (head < last or missing):
+        yield problem(
+            f"the head is at {head} and the log ends at {last}: positions would be given twice or left out",
+            "stop all relays; if a restore did this, restore head and log from the same backup",
+        )
+    if last is None:
+        return
+    firsts = _sampled(first, last, gaps)
+    for start, count, expected, backwards in case.rows("doctor_samples", firsts=firsts, size=SAMPLE_SIZE, last=last):
+        end = min(last, start + SAMPLE_SIZE - 1)
+        if count != expected:
+            yield problem(
+                f"positions {start} to {end} hold {count} events and should hold {expected}",
+                "readers will stop there or leave events out: restore what is missing from a backup",
+            )
+        if backwards:
+            yield problem(
+                f"between positions {start} and {end} the time of the log runs backwards",
+                "somebody changed the log by hand: restore those rows from a backup",
+            )
+
+
+def _sampled(first: int, last: int, gaps: Sequence[tuple[int, int]]) -> list[int]:
+    """Where the stretches begin that are looked at: the newest, and some at random in every life of the log."""
+    begins = [first, *(high + 1 for _, high in gaps if high >= first)]
+    ends = [*(low - 1 for low, high in gaps if high >= first), last]
+    found = {max(begins[-1], last - SAMPLE_SIZE + 1)}
+    for low, high in zip(begins, ends, strict=True):
+        found |= {random.randint(low, max(low, high - SAMPLE_SIZE + 1)) for _ in range(SAMPLES) if low <= high}
+    return sorted(each for each in found if each <= last)
+
+
+MIGRATIONS = Check("migrations", "the tables are what the code needs", _migrations)
+TABLES = (
+    Check("privileges", "this user may publish, relay and consume", _privileges),
+    Check("partitions", "the log has partitions ahead of its tip, without a gap", _partitions),
+    Check("autovacuum", "it runs and keeps up", _autovacuum),
+    Check("indexes", "all are valid", _indexes),
+    Check("log", "it ends at its head, and the stretches looked at have no gap", _log),
+)

@@ -1,0 +1,179 @@
+"""When an outbox needs a person: limits, and what is beyond them in words, each with its remedy. Pure.
+
+The one verdict on an outbox: `status` and `doctor` both say what is said here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from aftercommit.operate.blockers import Holder, Kind
+from aftercommit.operate.overview import ConsumerState, Overview
+from aftercommit.text import plural
+
+# Rows that a replication slot keeps from vacuum for longer than this make every scan slower.
+OLD_TRANSACTIONS = 1_000_000
+# Of many with the same trouble, those with the most of it have a line of their own.
+MOST_NAMED = 3
+
+Subject = Literal[
+    "relays",
+    "lanes",
+    "consumers",
+    "dead letters",
+    "failed events",
+    "operations",
+    "transactions",
+    "prepared transactions",
+    "replication slots",
+]
+_HOLDERS: dict[Kind, Subject] = {
+    "transaction": "transactions",
+    "prepared transaction": "prepared transactions",
+    "replication slot": "replication slots",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is still all right; None leaves a figure out of it."""
+
+    max_age: float = 60.0
+    max_lag: int | None = None
+    max_lag_seconds: float | None = None
+    max_dead: int = 0
+    max_transaction: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something beyond a limit: what it is about, what was found, what to do; `consumer` where it is that of one."""
+
+    about: Subject
+    found: str
+    remedy: str
+    consumer: str | None = None
+
+    def __str__(self) -> str:
+        """In one line."""
+        return f"{self.found}: {self.remedy}"
+
+
+def problems(seen: Overview, limits: Limits | None = None) -> list[Problem]:
+    """What an operator should look at; nothing when all is well."""
+    limits = limits or Limits()
+    waiting = {wait.consumer for wait in seen.version_waits}
+    # Whoever waits for newer code falls behind on purpose, and not for ever.
+    patient = replace(limits, max_lag=None, max_lag_seconds=None)
+    return [
+        *_flow(seen, limits),
+        *(
+            problem
+            for consumer in seen.consumers
+            for problem in _consumer(consumer, patient if consumer.name in waiting else limits)
+        ),
+        *_dead(seen, limits),
+        *_operations(seen),
+        *_holders(seen, limits),
+    ]
+
+
+def _flow(seen: Overview, limits: Limits) -> Iterator[Problem]:
+    if seen.pending and not any(relay.is_alive for relay in seen.relays):
+        verb = "waits" if seen.pending == 1 else "wait"
+        found = f"{plural(seen.pending, 'event')} {verb} and no relay is alive"
+        ahead = max((relay.ahead_seconds for relay in seen.relays), default=0.0)
+        clock = f"; and check the clock of the database server: it was set back by {ahead:.0f} s" if ahead else ""
+        yield Problem("relays", found, f"start `aftercommit relay`{clock}")
+    if seen.oldest_seconds > limits.max_age:
+        yield Problem(
+            "lanes",
+            f"the oldest of {plural(seen.pending, 'pending event')} has waited {seen.oldest_seconds:.0f} s, more than "
+            f"{limits.max_age:g} s",
+            "see the relay's log for an outage of the transport, and `aftercommit dead list` for what is retried; too "
+            "few relays do it, too",
+        )
+
+
+def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
+    name = f"consumer {consumer.name!r}"
+    behind = f"{plural(consumer.lag, 'event')} behind ({consumer.lag_seconds:.0f} s)"
+    resume = f"`aftercommit consumers resume {consumer.name}`"
+    start = f"start `aftercommit worker {consumer.name}`"
+    if consumer.lost:
+        yield Problem(
+            "consumers",
+            f"{name} has read up to {consumer.position}, and the next {plural(consumer.lost, 'event')} "
+            f"{_are(consumer.lost)} no longer in the log",
+            "it goes on after them: restore them from a backup, if it has to handle them, and publish them again",
+            consumer.name,
+        )
+    if consumer.is_ahead:
+        yield Problem(
+            "consumers",
+            f"{name} has read up to {consumer.position}, past the end of the log: the log was restored, and the "
+            "checkpoint was not",
+            "run `aftercommit restored`: the log then goes on above that position, and the consumer with new events",
+            consumer.name,
+        )
+    idle = consumer.paused or consumer.holder is None
+    if idle and consumer.overdue_seconds > limits.max_age:
+        due = f"{plural(consumer.overdue, 'dead letter')} to try again, due for {consumer.overdue_seconds:.0f} s"
+        why, remedy = ("is paused", resume) if consumer.paused else ("nobody works for it", start)
+        yield Problem("consumers", f"{name} has {due}, and {why}", remedy, consumer.name)
+    if consumer.lag > 0 and consumer.holder is None and not consumer.paused:
+        yield Problem("consumers", f"{name} is {behind} and nobody works for it", start, consumer.name)
+    remedy = resume if consumer.paused else "speed its handlers up, batch them, or give it more concurrency"
+    if limits.max_lag is not None and consumer.lag > limits.max_lag:
+        found = f"{name} is {behind}, more than {plural(limits.max_lag, 'event')}"
+        yield Problem("consumers", found, remedy, consumer.name)
+    elif limits.max_lag_seconds is not None and consumer.lag_seconds > limits.max_lag_seconds:
+        found = f"{name} is {behind}, more than {limits.max_lag_seconds:g} s"
+        yield Problem("consumers", found, remedy, consumer.name)
+
+
+def _dead(seen: Overview, limits: Limits) -> Iterator[Problem]:
+    parked = sorted((each for each in seen.dead_letters if each.status == "parked"), key=lambda each: -each.count)
+    if sum(each.count for each in parked) > limits.max_dead:
+        for each in parked[:MOST_NAMED]:
+            found = f"{plural(each.count, 'dead letter')} of {each.owner} {_are(each.count)} parked"
+            remedy = f"`aftercommit dead groups`, then `aftercommit dead retry --consumer {each.owner}`, or `discard`"
+            yield Problem("dead letters", found, remedy)
+        if others := parked[MOST_NAMED:]:
+            count = sum(each.count for each in others)
+            found = f"{plural(count, 'dead letter')} of {plural(len(others), 'other')} {_are(count)} parked"
+            yield Problem("dead letters", found, "`aftercommit dead groups` tells whose they are")
+    if seen.failed > limits.max_dead:
+        yield Problem(
+            "failed events",
+            f"{plural(seen.failed, 'event')} failed for good and {_are(seen.failed)} not in the log",
+            "`aftercommit dead list` says why; `aftercommit dead retry --status parked` puts them back",
+        )
+
+
+def _operations(seen: Overview) -> Iterator[Problem]:
+    for each in seen.operations:
+        if not each.driven:
+            yield Problem(
+                "operations",
+                f"nobody drives operation {each.id} ({each.kind} by {each.requested_by}): it stands at {each.through} "
+                f"of {each.total}",
+                f"`aftercommit replay resume {each.id}`, or `aftercommit replay abort {each.id}`",
+            )
+
+
+def holds_too_long(holder: Holder, limits: Limits) -> bool:
+    """Whether what somebody holds up is a problem by now."""
+    if holder.kind == "replication slot":
+        return (holder.oldest or 0) > OLD_TRANSACTIONS
+    return holder.seconds is not None and holder.seconds > limits.max_transaction
+
+
+def _holders(seen: Overview, limits: Limits) -> Iterator[Problem]:
+    for holder in seen.holders:
+        if holds_too_long(holder, limits):
+            yield Problem(_HOLDERS[holder.kind], f"{holder} holds up {'; '.join(holder.holds)}", holder.remedy)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

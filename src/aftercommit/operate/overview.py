@@ -1,0 +1,270 @@
+"""How an outbox is doing, read from its tables in one look. Changes nothing and locks nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from aftercommit.errors import DatabaseUnavailable, SchemaDrift, SchemaNotMigrated
+from aftercommit.operate.blockers import Holder, holders
+from aftercommit.postgres.blocks import without_purpose
+from aftercommit.postgres.database import privilege
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+from aftercommit.schema.catalog import asking
+from aftercommit.schema.retention import words
+from aftercommit.text import MIGRATE, utc_second
+
+# A relay speaks up several times within its lease; one without lanes is taken for alive this long.
+SILENCE_SECONDS = 15.0
+_MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """A consumer of the log: how far it is, who works for it (None: nobody), how long its next event has waited.
+
+    `overdue` dead letters are due to be tried again, the oldest of them for `overdue_seconds`. `lost` events are next
+    for it and no longer in the log. It `is_ahead` when the log has never been where its checkpoint is.
+    """
+
+    name: str
+    position: int
+    lag: int
+    paused: bool
+    holder: str | None
+    lag_seconds: float = 0.0
+    overdue: int = 0
+    overdue_seconds: float = 0.0
+    lost: int = 0
+    is_ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LifeState:
+    """The present life of the log: since when, why it began, and between which positions nothing was ever given."""
+
+    number: int
+    seconds: float
+    base: int
+    previous_last: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionWait:
+    """A consumer that waits for code that knows a newer version of a type (`known` 0: a type that it does not know).
+
+    What nobody has taken over by `until` is parked.
+    """
+
+    consumer: str
+    event_type: str
+    version: int
+    known: int
+    since: datetime
+    until: datetime
+    behind_the_bus: bool
+
+    def __str__(self) -> str:
+        """In words."""
+        return f"waits for version {self.version} of {self.event_type} since {utc_second(self.since)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayState:
+    """A relay on record: seconds since it was heard of (None: unknown), and how many lanes it holds.
+
+    `ahead_seconds` is how far in the future it was last heard of: the database's clock was set back since.
+    """
+
+    name: str
+    silent_seconds: float | None
+    lanes: int
+    ahead_seconds: float = 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still carries lanes, or was heard of just now."""
+        return self.lanes > 0 or (self.silent_seconds is not None and self.silent_seconds < SILENCE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterCount:
+    """Open dead letters of one owner (a consumer, or @relay) in one status."""
+
+    owner: str
+    status: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationState:
+    """An operation under way: how many of its events are through, and whether a program drives it."""
+
+    id: str
+    kind: str
+    status: str
+    requested_by: str
+    total: int
+    through: int
+    failed: int
+    driven: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepState:
+    """What retention does with one kind of thing: kept how long (None: for ever), what is gone, what had to stay."""
+
+    task: str
+    keep_seconds: float | None
+    horizon: datetime | None
+    removed: int
+    kept_back: tuple[str, ...]
+    under_way: bool
+    ran_seconds_ago: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """An outbox at one moment; rates are events a second, None where they could not be told."""
+
+    outbox: str
+    pending: int
+    oldest_seconds: float
+    retrying: int
+    failed: int
+    head: int
+    consumers: tuple[ConsumerState, ...]
+    relays: tuple[RelayState, ...]
+    dead_letters: tuple[DeadLetterCount, ...]
+    published_rate: float | None = None
+    delivered_rate: float | None = None
+    free_lanes: int = 0
+    operations: tuple[OperationState, ...] = ()
+    upkeep: tuple[UpkeepState, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    life: LifeState | None = None
+    version_waits: tuple[VersionWait, ...] = ()
+
+    def dead(self, status: str) -> int:
+        """Dead letters in one status, whoever owns them."""
+        return sum(each.count for each in self.dead_letters if each.status == status)
+
+    @property
+    def drain_seconds(self) -> float | None:
+        """When nothing will be pending at this pace; None when it will not come to that, or nothing is known."""
+        return drain_seconds(self.pending, self.published_rate, self.delivered_rate)
+
+
+def drain_seconds(pending: int, published_rate: float | None, delivered_rate: float | None) -> float | None:
+    """How long until a backlog is gone, from what comes in and what goes out in a second."""
+    if pending == 0:
+        return 0.0
+    if published_rate is None or delivered_rate is None or delivered_rate <= published_rate:
+        return None
+    return pending / (delivered_rate - published_rate)
+
+
+def outboxes(connection: psycopg.Connection[Any]) -> list[str]:
+    """The schemas of this database that hold an outbox."""
+    return [row[0] for row in asking(connection)(Statements(Shape()).render("find_outboxes"), {})]
+
+
+def require_outbox(connection: psycopg.Connection[Any], shape: Shape) -> None:
+    """SchemaNotMigrated where there is no outbox, or one that older code has made."""
+    ask, statements = asking(connection), Statements(shape)
+    with explained(connection, shape), connection.transaction():
+        ask(statements.render("overview_patience"), {})
+        ask(statements.render("overview_upkeep"), {})
+
+
+def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
+    """One look at an outbox; SchemaNotMigrated when it is not there."""
+    statements, ask = Statements(shape), asking(connection)
+
+    def rows(query: str) -> Any:
+        return ask(statements.render(query), {})
+
+    with explained(connection, shape), connection.transaction():
+        rows("overview_patience")
+        found = rows("overview_outbox")
+        if not found:
+            raise SchemaDrift(": ".join(empty_head(shape)))
+        pending, oldest_seconds, retrying, failed, head, waiting = found[0]
+        appended, written = rows("overview_minute")[0]
+        waits = tuple(VersionWait(*row) for row in rows("overview_version_waits"))
+        if any(wait.behind_the_bus for wait in waits):
+            oldest_seconds = rows("overview_oldest")[0][0]
+        return Overview(
+            shape.schema,
+            pending,
+            oldest_seconds,
+            retrying,
+            failed,
+            head,
+            consumers=tuple(ConsumerState(*row) for row in rows("overview_consumers")),
+            relays=tuple(_relay(*row) for row in rows("overview_relays")),
+            dead_letters=tuple(DeadLetterCount(*row) for row in rows("overview_dead_letters")),
+            published_rate=None if written is None else (written + waiting) / _MINUTE,
+            delivered_rate=None if appended is None else appended / _MINUTE,
+            free_lanes=rows("overview_lanes")[0][0],
+            operations=tuple(OperationState(*row) for row in rows("overview_operations")),
+            upkeep=tuple(_upkeep(*row) for row in rows("overview_upkeep")),
+            holders=holders(connection, shape),
+            life=next((LifeState(*row) for row in rows("overview_life")), None),
+            version_waits=waits,
+        )
+
+
+def empty_head(shape: Shape) -> tuple[str, str]:
+    """What is wrong with a head that has no row, and the remedy."""
+    remedy = Statements(shape).render("fill_head", table=sql.Identifier("head"))
+    found = f"table head of outbox {shape.schema!r} is empty: nothing can be appended to the log"
+    return found, without_purpose(remedy)
+
+
+@contextmanager
+def explained(connection: psycopg.Connection[Any], shape: Shape) -> Iterator[None]:
+    """Errors of PostgreSQL about tables that are not there, locked, or not for this user, as ours."""
+    try:
+        yield
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as problem:
+        raise SchemaNotMigrated(
+            f"there is no outbox of this version in schema {shape.schema!r} of database {connection.info.dbname!r}: "
+            f"{MIGRATE}"
+        ) from problem
+    except psycopg.errors.InsufficientPrivilege as problem:
+        raise privilege(connection.info.user, shape, problem) from problem
+    except psycopg.errors.LockNotAvailable as problem:
+        raise _locked(connection, shape) from problem
+
+
+def _locked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseUnavailable:
+    found = holders(connection, shape, seconds=0.0)
+    who = "; ".join(f"{each} holds up {each.holds[0]} ({each.remedy})" for each in found if each.locks_tables)
+    return DatabaseUnavailable(f"a table of outbox {shape.schema!r} is locked and cannot be read: {who or 'ask again'}")
+
+
+def _relay(name: str, silent_seconds: float, lanes: int) -> RelayState:
+    """A word from a little in the future was heard now; one from further ahead says nothing about now."""
+    if silent_seconds < -SILENCE_SECONDS:
+        return RelayState(name, None, lanes, -silent_seconds)
+    return RelayState(name, max(0.0, silent_seconds), lanes)
+
+
+def _upkeep(
+    task: str,
+    keep_seconds: float | None,
+    horizon: datetime | None,
+    removed: int,
+    kept_back: dict[str, int],
+    under_way: bool,
+    ran_seconds_ago: float | None,
+) -> UpkeepState:
+    return UpkeepState(task, keep_seconds, horizon, removed, words(kept_back), under_way, ran_seconds_ago)

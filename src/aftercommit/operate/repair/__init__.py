@@ -1,0 +1,37 @@
+"""Repair: dead letters are looked at, retried, edited and discarded; events are replayed. Nothing here runs by itself.
+
+Handlers are called by the live workers and relays alone, and no checkpoint is moved: what an operator wants handled is
+put before them as a letter that is due, or as a row of the outbox.
+"""
+
+from aftercommit.operate.repair.actions import Repaired
+from aftercommit.operate.repair.driver import Driver, Progress
+from aftercommit.operate.repair.letters import Attempt, Deed, Letter, LetterDetail, LetterGroup, LetterPage
+from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, Dealt, ItemProblem, Operation
+from aftercommit.operate.repair.repair import Repair
+from aftercommit.operate.repair.replay import Preview
+from aftercommit.operate.repair.seeking import Place, Sought
+from aftercommit.operate.repair.selection import RELAY, Selection
+
+__all__ = [
+    "RELAY",
+    "TO_OWNER",
+    "TO_TRANSPORT",
+    "Attempt",
+    "Dealt",
+    "Deed",
+    "Driver",
+    "ItemProblem",
+    "Letter",
+    "LetterDetail",
+    "LetterGroup",
+    "LetterPage",
+    "Operation",
+    "Place",
+    "Preview",
+    "Progress",
+    "Repair",
+    "Repaired",
+    "Selection",
+    "Sought",
+]

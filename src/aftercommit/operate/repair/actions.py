@@ -1,0 +1,287 @@
+"""Dead letters are acted on: retried, edited, discarded. One transaction each, on record with who and why.
+
+Whose letter it is decides how. One of a log consumer has a position and is the letter itself: the live worker takes it
+up. One without belongs to a relay: its event is a row of the outbox, and the row is what goes again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import UUID
+
+from aftercommit.errors import LetterNotFound, RepairError
+from aftercommit.operate.repair.letters import LetterDetail, owner, show_letters
+from aftercommit.operate.repair.operations import Dealt, record, record_dealt, who_is_missing
+from aftercommit.operate.repair.payloads import checked_payload
+from aftercommit.operate.repair.selection import OPEN, RELAY, Selection
+from aftercommit.operate.repair.session import Ground
+
+# Letters at rest. One that is being retried may be in somebody's hands, with the payload it had.
+RETRIED: Final = ("parked", "discarded")
+EDITED: Final = ("parked", "discarded")
+DISCARDED: Final = ("parked", "waiting")
+BUSY: Final = "its event is being settled by a relay at this moment"
+ON_ITS_WAY: Final = "its event is pending and may be on its way: wait until it is parked or delivered"
+PUBLISHED: Final = "its event is in the log, which never changes: publish another event with what is right"
+UNDER_WAY: Final = "it is being retried: wait until it is parked or resolved"
+WAITS: Final = "it waits behind another letter of its aggregate: deal with that one"
+IN_HAND: Final = "it is being handled at this moment: try again when that has ended"
+CHANGED: Final = "somebody else has taken it up at this moment"
+OTHERS_WAIT: Final = "consumers still wait for its event: discard their letters first, or with it"
+NOTHING_TO_SEND: Final = "its event has been delivered meanwhile"
+GONE: Final = "its event was published and has left the log since, so that nothing can be delivered any more"
+PERHAPS_PUBLISHED: Final = (
+    "its event may have been published and dropped from the log since, and what is published never changes: retry the "
+    "letter as it is, or publish another event with what is right"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What an action did: how many letters were dealt with, and which were left alone for what reason.
+
+    `missing` says in words who does not work at the moment, so that what was retried has to wait.
+    """
+
+    operation_id: UUID | None
+    done: int
+    left_alone: Sequence[Dealt]
+    dry_run: bool = False
+    missing: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    event_id: UUID
+    consumer: str
+    seq: int
+    position: int | None
+    status: str
+
+    def left(self, note: str) -> Dealt:
+        return Dealt(self.event_id, self.consumer, self.position, note)
+
+    def done(self) -> Dealt:
+        return Dealt(self.event_id, self.consumer, self.position)
+
+
+async def retry(ground: Ground, selection: Selection, *, by: str, reason: str, dry_run: bool = False) -> Repaired:
+    """The chosen letters get all their attempts again, at once and in order."""
+    locked = await _lock(ground, selection, RETRIED)
+    if dry_run:
+        return Repaired(None, len(locked.letters), locked.left, dry_run=True)
+    dealt = await _retry(ground, locked) + locked.left
+    return await _finish(ground, "retry", selection, dealt, by, reason)
+
+
+async def discard(ground: Ground, selection: Selection, *, by: str, reason: str, dry_run: bool = False) -> Repaired:
+    """The chosen letters are given up. Nothing is lost: a letter keeps its event, and can be retried later."""
+    if not reason.strip():
+        raise RepairError("a letter is discarded for a reason, which is kept: say reason=…, or --reason")
+    locked = await _lock(ground, selection, DISCARDED)
+    if dry_run:
+        return Repaired(None, len(locked.letters), locked.left, dry_run=True)
+    dealt = await _discard(ground, locked.of_log)
+    dealt += await _discard_behind_bus(ground, locked)
+    dealt += await _discard_deliveries(ground, locked)
+    dealt += locked.left
+    return await _finish(ground, "discard", selection, dealt, by, reason)
+
+
+async def edit(
+    ground: Ground, event_id: UUID, consumer: str | None, payload: bytes, *, by: str, reason: str, dry_run: bool = False
+) -> Repaired:
+    """A letter gets another payload and is retried with it. The log never changes; the former payload is on record."""
+    letter = await only_letter(ground, event_id, consumer)
+    text = checked_payload(ground, letter, payload)
+    selection = Selection(event_ids=(event_id,), consumer=letter.consumer)
+    locked = await _lock(ground, selection, EDITED)
+    published = await _was_published(ground, letter)
+    obstacle = _obstacle(letter, locked, published)
+    if obstacle is not None:
+        whose = owner(letter.consumer)
+        raise LetterNotFound(f"the letter of event {event_id} with {whose} cannot be edited: {obstacle}")
+    if dry_run:
+        return Repaired(None, 1, (), dry_run=True)
+    before_publishing = letter.is_of_relay and not published
+    parameters = {"event_id": event_id, "consumer": letter.consumer, "payload": text}
+    await ground.rows("edit_letter", {**parameters, "before_publishing": before_publishing})
+    if before_publishing:
+        await ground.rows("edit_row", parameters)
+    dealt = await _retry(ground, locked)
+    former = {"former_payload": letter.payload}
+    return await _finish(ground, "edit", selection, dealt, by, reason, former)
+
+
+async def _was_published(ground: Ground, letter: LetterDetail) -> bool | None:
+    """Whether the event was ever in the log; None where nobody can know."""
+    row = await ground.row("was_published", {"event_id": letter.event_id, "consumer": letter.consumer})
+    return row[0] if row is not None else None
+
+
+def _obstacle(letter: LetterDetail, locked: "_Locked", published: bool | None) -> str | None:
+    """Why a payload cannot be replaced: somebody may have the old one in hand, or everybody."""
+    if not locked.letters:
+        return locked.left[0].note if locked.left else CHANGED
+    if not letter.is_of_relay:
+        return None
+    if published is None:
+        return PERHAPS_PUBLISHED
+    if published and letter.consumer == RELAY:
+        return PUBLISHED
+    return GONE if published and not letter.positions else None
+
+
+async def only_letter(ground: Ground, event_id: UUID, consumer: str | None) -> LetterDetail:
+    """The one letter that is meant; RepairError when there are several, or when it has been dealt with."""
+    found = await show_letters(ground, event_id, consumer)
+    if len(found) > 1:
+        names = ", ".join(letter.consumer for letter in found)
+        raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
+    if found[0].status not in EDITED:
+        raise LetterNotFound(
+            f"the letter of event {event_id} with {owner(found[0].consumer)} is {found[0].status}: only "
+            f"{' and '.join(EDITED)} ones can be edited"
+        )
+    return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """Letters at rest, in the order of their events; and those that are left alone, each with the reason."""
+
+    letters: list[_Chosen]
+    left: list[Dealt]
+
+    @property
+    def of_log(self) -> list[_Chosen]:
+        """Letters of consumers that follow the log."""
+        return [each for each in self.letters if each.position is not None]
+
+    @property
+    def of_relay(self) -> list[_Chosen]:
+        """Letters of a relay, and of consumers behind the bus."""
+        return [each for each in self.letters if each.position is None]
+
+
+async def _lock(ground: Ground, selection: Selection, allowed: Sequence[str]) -> _Locked:
+    """The letters that are meant: parked ones, unless something else is said or one event is named."""
+    asked = selection.statuses or ((*OPEN, *allowed) if selection.event_ids else ("parked",))
+    if not set(asked) & {*OPEN, *allowed}:
+        raise RepairError(f"letters that are {', '.join(asked)} cannot be acted on: choose {', '.join(allowed)} ones")
+    wanted = tuple(status for status in dict.fromkeys(asked) if status in OPEN or status in allowed)
+    selection = replace(selection, statuses=wanted)
+    which, parameters = ground.which_letters(selection), ground.parameters(selection)
+    found = {_key(row): _Chosen(*row) for row in await ground.rows("find_letters", parameters, which=which)}
+    events = {"ids": list({letter.event_id for letter in found.values() if letter.position is None})}
+    there = {row[0] for row in await ground.rows("find_rows", events)}
+    # Rows before letters, as the relay does it, or the two would deadlock.
+    rows = dict(await ground.rows("lock_rows", events))
+    held = {_key(row): _Chosen(*row) for row in await ground.rows("lock_letters", parameters, which=which)}
+    letters, left = [], []
+    for key, letter in sorted({**found, **held}.items(), key=lambda each: (each[1].seq, each[1].consumer)):
+        if key not in held:
+            note: str | None = IN_HAND
+        elif letter.position is None and (letter.event_id in there) != (letter.event_id in rows):
+            note = BUSY
+        else:
+            note = _why_not(letter, allowed, rows.get(letter.event_id) if letter.position is None else None)
+        if note is None:
+            letters.append(letter)
+        else:
+            left.append(letter.left(note))
+    return _Locked(letters, left)
+
+
+def _why_not(letter: _Chosen, allowed: Sequence[str], row_status: str | None) -> str | None:
+    """Why a letter is not at rest; None when it is."""
+    if row_status == "pending":
+        return ON_ITS_WAY
+    if letter.status not in allowed:
+        return WAITS if letter.status == "waiting" else UNDER_WAY
+    return None
+
+
+def _key(row: Sequence[Any]) -> tuple[UUID, str]:
+    return row[0], row[1]
+
+
+async def _retry(ground: Ground, locked: _Locked) -> list[Dealt]:
+    mine = locked.of_log
+    if mine:
+        await ground.rows("reopen_letters", _keys([each for each in mine if each.status == "discarded"]))
+        await ground.rows("retry_letters", _keys(mine))
+    return [each.done() for each in mine] + await _redeliver(ground, locked.of_relay)
+
+
+async def _redeliver(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
+    """Their events go out again, to those who have not taken them."""
+    if not letters:
+        return []
+    gone = {row[0] for row in await ground.rows("gone_events", _keys(letters))}
+    left = [each.left(GONE) for each in letters if each.event_id in gone]
+    letters = [each for each in letters if each.event_id not in gone]
+    discarded = [each for each in letters if each.status == "discarded"]
+    delivered: set[UUID] = set()
+    if discarded:
+        delivered = {row[0] for row in await ground.rows("resolve_delivered", _keys(discarded))}
+        await ground.rows("reopen_letters", _keys(discarded))
+    dealt, going = [], []
+    for each in letters:
+        done_already = each.consumer == RELAY and each.event_id in delivered
+        dealt.append(each.left(NOTHING_TO_SEND) if done_already else each.done())
+        if not done_already:
+            going.append(each.event_id)
+    await ground.rows("redeliver", {"ids": list(dict.fromkeys(going))})
+    return dealt + left
+
+
+async def _discard(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
+    if letters:
+        await ground.rows("discard_letters", _keys(letters))
+    return [each.done() for each in letters]
+
+
+async def _discard_behind_bus(ground: Ground, locked: _Locked) -> list[Dealt]:
+    """A consumer is spared the event as if it had handled it; the event goes on when nobody else has to be asked."""
+    letters = [each for each in locked.of_relay if each.consumer != RELAY]
+    if not letters:
+        return []
+    dealt = await _discard(ground, letters)
+    rows = await ground.rows("without_open_letters", _keys(letters))
+    await ground.rows("redeliver", {"ids": [row[0] for row in rows]})
+    return dealt
+
+
+async def _discard_deliveries(ground: Ground, locked: _Locked) -> list[Dealt]:
+    """The event leaves the outbox and stays in its letter."""
+    letters = [each for each in locked.of_relay if each.consumer == RELAY]
+    if not letters:
+        return []
+    await ground.rows("remove_rows", _keys(letters))
+    kept = {row[0] for row in await ground.rows("find_rows", _keys(letters))}
+    dealt = await _discard(ground, [each for each in letters if each.event_id not in kept])
+    return dealt + [each.left(OTHERS_WAIT) for each in letters if each.event_id in kept]
+
+
+def _keys(letters: Sequence[_Chosen]) -> dict[str, object]:
+    return {"ids": [each.event_id for each in letters], "consumers": [each.consumer for each in letters]}
+
+
+async def _finish(
+    ground: Ground,
+    kind: str,
+    selection: Selection,
+    dealt: Sequence[Dealt],
+    by: str,
+    reason: str,
+    detail: Mapping[str, str] | None = None,
+) -> Repaired:
+    if not dealt:
+        return Repaired(None, 0, ())
+    operation_id = await record(ground, kind, "@owner", selection, by=by, reason=reason, detail=detail)
+    await record_dealt(ground, operation_id, dealt)
+    await ground.wake_everybody()
+    left_alone = [each for each in dealt if each.note is not None]
+    missing = await who_is_missing(ground, operation_id, "done") if kind != "discard" else []
+    return Repaired(operation_id, len(dealt) - len(left_alone), left_alone, missing=missing)

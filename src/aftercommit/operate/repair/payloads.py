@@ -1,0 +1,123 @@
+"""Whether another payload may take the place of the one that a dead letter has. Decides only; nothing is written."""
+
+import json
+from typing import Any, Final
+
+import msgspec
+
+from aftercommit.errors import InvalidPayload, PayloadTooLarge, UnreadableEvent
+from aftercommit.event import json_rules
+from aftercommit.event.definition import EventType
+from aftercommit.event.envelope import Record
+from aftercommit.operate.repair.letters import LetterDetail
+from aftercommit.operate.repair.session import Ground
+from aftercommit.outbox.declaration import MAX_PAYLOAD_BYTES
+
+# No type takes this: where it is put in a value's place and nobody objects, nobody reads that value.
+_NONSENSE: Final[list[Any]] = [{"": [[]]}]
+
+
+def checked_payload(ground: Ground, letter: LetterDetail, payload: bytes) -> str:
+    """The payload as text that can be stored, if it is what the event's type promises; InvalidPayload otherwise."""
+    _check_size(ground, letter, payload)
+    document = _document(payload)
+    json_rules.check(document, typed=False)
+    if ground.outbox is not None:
+        _check_type(ground.outbox.registry.named(letter.event_type), letter, payload, document)
+    return payload.decode()
+
+
+def _check_size(ground: Ground, letter: LetterDetail, payload: bytes) -> None:
+    if ground.outbox is not None:
+        limit, remedy = ground.outbox.max_payload_bytes, "raise Outbox(max_payload_bytes=…)"
+    else:
+        # What was published was within the limit, whatever that is.
+        limit = max(MAX_PAYLOAD_BYTES, len(letter.payload.encode()))
+        remedy = "if your outbox allows more, name it with --app"
+    if len(payload) > limit:
+        raise PayloadTooLarge(
+            f"the new payload is {len(payload):,} bytes, the limit is {limit:,}: store the large part elsewhere and "
+            f"refer to it, or {remedy}"
+        )
+
+
+def _document(payload: bytes) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(payload)
+        # Of a key that is there twice every reader keeps the one it likes: said here, where somebody can mend it.
+        json.loads(payload, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
+    except (msgspec.DecodeError, ValueError, RecursionError) as problem:
+        raise InvalidPayload(f"the new payload is not JSON: {problem}", field="$") from problem
+    if not isinstance(document, dict):
+        raise InvalidPayload(f"the new payload must be a JSON object, not {payload[:40]!r}", field="$")
+    return document
+
+
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise InvalidPayload(f"the new payload has the key {key!r:.80} twice in one object: keep one of them")
+        found[key] = value
+    return found
+
+
+def _check_type(event_type: EventType, letter: LetterDetail, payload: bytes, document: dict[str, Any]) -> None:
+    # As a handler will read it, lifted to the version of this code; and as a publisher would have had to write it.
+    read = event_type.read(_stored(letter, payload)).payload
+    written = event_type.encode(read)
+    _refuse_unread(event_type, letter, document, written)
+    named = event_type.aggregate_id_of(read)
+    if named not in (None, letter.aggregate_id, _former_key(event_type, letter)):
+        raise InvalidPayload(
+            f"the new payload is of {letter.aggregate_type} {named!r:.80}, but the event is of {letter.aggregate_id!r} "
+            "and keeps its place there: discard the letter and publish another event instead",
+            field=f"$.{event_type.key}" if isinstance(event_type.key, str) else None,
+        )
+
+
+def _refuse_unread(event_type: EventType, letter: LetterDetail, document: dict[str, Any], written: bytes) -> None:
+    """A key that the type does not read is a slip of the pen, unless the payload had it before."""
+    allowed = {*msgspec.json.decode(written), *_former(letter)}
+    for key in [key for key in document if key not in allowed]:
+        changed = msgspec.json.encode({**document, key: _NONSENSE})
+        try:
+            is_read = event_type.encode(event_type.read(_stored(letter, changed)).payload) != written
+        except (UnreadableEvent, InvalidPayload):
+            is_read = True
+        if not is_read:
+            known = ", ".join(sorted(allowed))
+            raise InvalidPayload(
+                f"the new payload has the key {key!r:.80}, which {event_type.name} does not read: it may have {known}",
+                field=json_rules.dotted([key]),
+            )
+
+
+def _former(letter: LetterDetail) -> dict[str, Any]:
+    former = msgspec.json.decode(letter.payload)
+    return former if isinstance(former, dict) else {}
+
+
+def _former_key(event_type: EventType, letter: LetterDetail) -> str | None:
+    """What the key said before: a publisher may have named another aggregate by hand. None when it cannot be read."""
+    try:
+        return event_type.aggregate_id_of(event_type.read(_stored(letter, letter.payload.encode())).payload)
+    except (UnreadableEvent, InvalidPayload):
+        return None
+
+
+def _stored(letter: LetterDetail, payload: bytes) -> Record:
+    return Record(
+        event_id=letter.event_id,
+        event_type=letter.event_type,
+        schema_version=letter.schema_version,
+        aggregate_type=letter.aggregate_type,
+        aggregate_id=letter.aggregate_id,
+        occurred_at=letter.occurred_at,
+        correlation_id=letter.correlation_id,
+        causation_id=letter.causation_id,
+        scope=dict(letter.scope),
+        payload=payload,
+        created_at=letter.created_at,
+        seq=0,
+    )

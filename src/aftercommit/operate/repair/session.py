@@ -1,0 +1,93 @@
+"""What every part of the repair room stands on: a connection, the outbox as the database has it, its statements."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from aftercommit.consumer.lease import CONSUMER_CHANGED
+from aftercommit.operate.repair.selection import Selection
+from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.database import privilege
+from aftercommit.postgres.shape import AUDIENCE, Shape
+from aftercommit.postgres.statements import Statements, scope_list
+from aftercommit.schema.declared import OUTBOX_COLUMNS
+from aftercommit.schema.requirement import require_schema
+
+_PYTHON_TYPES: Mapping[str, type[Any]] = {"bigint": int, "uuid": UUID}
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """One outbox on one connection. `outbox` is the declaration, where the caller has it."""
+
+    connection: psycopg.AsyncConnection[Any]
+    shape: Shape
+    statements: Statements
+    outbox: Outbox | None
+
+    @classmethod
+    async def find(cls, connection: psycopg.AsyncConnection[Any], declared: Outbox | Shape) -> Self:
+        """Look up scope and audience, which an operator without the declaration does not know; refuse other schemas."""
+        outbox = declared if isinstance(declared, Outbox) else None
+        shape = declared.shape if isinstance(declared, Outbox) else declared
+        parameters = {"schema": shape.schema, "tables": ["outbox"]}
+        rows = await (await connection.execute(Statements(shape)["catalog_columns"], parameters)).fetchall()
+        columns = {row[1]: row[2] for row in rows if row[1] not in OUTBOX_COLUMNS}
+        has_audience = columns.pop(AUDIENCE, None) is not None
+        scope = {name: _PYTHON_TYPES.get(kind, str) for name, kind in columns.items()}
+        found = replace(shape, scope=scope, audience=has_audience, indexed=())
+        await require_schema(connection, found if outbox is None else shape)
+        return cls(connection, found, Statements(found), outbox)
+
+    async def rows(self, name: str, parameters: Mapping[str, Any], **parts: sql.Composable) -> list[Any]:
+        """All rows of a statement; parts are what its text leaves open."""
+        try:
+            cursor = await self.connection.execute(self.render(name, **parts), parameters)
+            return await cursor.fetchall() if cursor.description is not None else []
+        except psycopg.errors.InsufficientPrivilege as problem:
+            raise privilege(self.connection.info.user, self.shape, problem) from problem
+
+    async def row(self, name: str, parameters: Mapping[str, Any], **parts: sql.Composable) -> Any:
+        """The first row, or None."""
+        found = await self.rows(name, parameters, **parts)
+        return found[0] if found else None
+
+    def render(self, name: str, **parts: sql.Composable) -> bytes:
+        """A statement of the repair room, which speaks of scope columns under more names than others do."""
+        scope = {"event_scope": scope_list(self.shape, "event"), "letter_scope": scope_list(self.shape, "letter")}
+        return self.statements.render(name, **scope, **parts).encode()
+
+    def which_events(
+        self, selection: Selection, event_id: str = "event.id", position: str = "event.position"
+    ) -> sql.SQL:
+        """The conditions of a selection on a table of events that goes by the name `event`."""
+        scope = [
+            sql.SQL(" and {} = {}").format(sql.Identifier("event", name), sql.Placeholder(f"scope_{name}"))
+            for name in selection.scope_values(self.shape)
+        ]
+        places = {"event_id": sql.SQL(event_id), "position": sql.SQL(position)}
+        return self.statements.part("which_events", scope=sql.Composed(scope), **places)
+
+    def which_letters(self, selection: Selection) -> sql.SQL:
+        """The same on dead letters."""
+        return self.statements.part("which_letters", events=self.which_events(selection, "event.event_id"))
+
+    def parameters(self, selection: Selection) -> dict[str, Any]:
+        """The values that those conditions ask for."""
+        scope = {f"scope_{name}": value for name, value in selection.scope_values(self.shape).items()}
+        lists = {name: list(getattr(selection, name)) or None for name in ("event_ids", "types", "statuses")}
+        single = (each.name for each in fields(selection) if each.name not in ("scope", *lists))
+        return {**scope, **lists, **{name: getattr(selection, name) for name in single}}
+
+    async def wake_everybody(self) -> None:
+        """Workers and relays look at once, where they listen."""
+        parameters = {
+            "log_channel": self.shape.log_channel,
+            "publish_channel": self.shape.publish_channel,
+            "changed": CONSUMER_CHANGED,
+        }
+        await self.rows("wake_everybody", parameters)

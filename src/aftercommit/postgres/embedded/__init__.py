@@ -1,5 +1,0 @@
-"""PostgreSQL from a wheel: started, attached to, stopped and recovered. For first steps and for tests."""
-
-from aftercommit.postgres.embedded.server import EmbeddedPostgres, default_folder
-
-__all__ = ["EmbeddedPostgres", "default_folder"]

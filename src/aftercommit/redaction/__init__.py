@@ -1,0 +1,13 @@
+"""Takes secrets and personal data out of what is about to leave.
+
+redactor      the whole: walking through values, withholding when in doubt
+folding       the copy of a text that is searched, without disguises
+rules         what is looked for; `named` (key=value), `spoken` (sentences, command lines), `addresses`
+quick         cheap tests that say when a rule has nothing to find
+numbers       cards, phones and ids; `national_ids` checks them; `secret_names` knows what names mean
+patterns      how much of one text may be judged
+"""
+
+from aftercommit.redaction.redactor import WITHHELD, Redactor
+
+__all__ = ["WITHHELD", "Redactor"]

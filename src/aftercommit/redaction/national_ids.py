@@ -1,0 +1,287 @@
+"""Numbers that states give to people. Each has a shape and, where its state has one, a check digit.
+
+Pure. A shape alone is often just a number, so what has no check digit is only taken for a national id where its shape
+is unmistakable. All work is bounded by the length of an id.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import mul
+from typing import Final
+
+from aftercommit.redaction.patterns import by_first_letter
+
+Check = Callable[[str], bool]
+
+_SPAIN = "TRWAGMYFPDXBNJZSQVHLCKE"
+_FINLAND = "0123456789ABCDEFHJKLMNPRSTUVWXY"
+# What comes of a product and the next digit.
+_GERMANY = [{str(digit): ((digit + product) % 10 or 10) * 2 % 11 for digit in range(10)} for product in range(11)]
+_CHINA = "10X98765432"
+_CHINA_WEIGHTS = tuple(2**place % 11 for place in range(17, 0, -1))
+_SINGAPORE: Final[Mapping[str, str]] = {"S": "JZIHGFEDCBA", "T": "GFEDCBAJZIH", "F": "XWUTRQPNMLK", "G": "RQPNMLKXWUT"}
+# Characters at odd places count as these numbers; digits like the first ten letters.
+_ITALY_ODD = dict(
+    zip(
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+        (1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24, 23),
+        strict=True,
+    )
+)
+_ITALY_ODD |= {str(digit): _ITALY_ODD[chr(65 + digit)] for digit in range(10)}
+_IBAN_LENGTHS: Final[Mapping[int, str]] = {
+    15: "NO",
+    16: "BE",
+    18: "DK FI FK FO GL NL",
+    19: "MK SI",
+    20: "AT BA EE KZ LT LU MN XK",
+    21: "CH HR LI LV",
+    22: "BG BH CR DE GB GE IE ME RS VA",
+    23: "AE GI IL IQ OM SO TL",
+    24: "AD CZ ES MD PK RO SA SE SK TN VG",
+    25: "LY PT ST",
+    26: "IS TR",
+    27: "BI DJ FR GR IT MC MR SM",
+    28: "AL AZ BY CY DO GT HU LB NI PL SV",
+    29: "BR EG PS QA UA",
+    30: "JO KW MU YE",
+    31: "MT SC",
+    32: "LC",
+    33: "RU",
+}
+# A is 10, Z is 35.
+_AS_NUMBERS = {ord(" "): "", **{65 + place: str(10 + place) for place in range(26)}}
+# Twice the digit, and its two digits added up.
+_DOUBLED = bytes.maketrans(b"0123456789", b"0246813579")
+_VALUES = bytes.maketrans(b"0123456789", bytes(range(10)))
+# As they are written: comparing text is quicker than reading it as a number.
+_DAYS: Final = frozenset(f"{day:02}" for day in range(1, 32))
+_MONTHS: Final = frozenset(f"{month:02}" for month in range(1, 13))
+# The month of Poland tells the century, the day of Norway those without a number of their own, of Sweden likewise.
+_POLISH_MONTHS: Final = frozenset(f"{century + month:02}" for century in range(0, 100, 20) for month in range(1, 13))
+_NORWEGIAN_DAYS: Final = _DAYS | {f"{40 + day:02}" for day in range(1, 32)}
+_NORWEGIAN_MONTHS: Final = _MONTHS | {f"{40 + month:02}" for month in range(1, 13)}
+_SWEDISH_DAYS: Final = _DAYS | {f"{60 + day:02}" for day in range(1, 32)}
+_VERHOEFF_TIMES = tuple(
+    tuple(int(digit) for digit in row)
+    for row in (
+        "0123456789 1234067895 2340178956 3401289567 4012395678 5987604321 6598710432 7659821043 8765932104 9876543210"
+    ).split()
+)
+_VERHOEFF_TURN = tuple(
+    tuple(int(digit) for digit in row)
+    for row in "0123456789 1576283094 5803796142 8916043527 9453126870 4286573901 2793806415 7046913258".split()
+)
+
+
+def luhn(digits: str) -> bool:
+    """The sum of payment cards and of several states: every second digit, from the right, counts twice."""
+    numbers = digits.encode()
+    return (sum(numbers[-1::-2]) + sum(numbers[-2::-2].translate(_DOUBLED)) - 48 * len(numbers)) % 10 == 0
+
+
+def us_social_security(digits: str) -> bool:
+    """United States: no check digit, but areas, groups and numbers that were never given. ITINs begin with 9."""
+    return digits[:3] not in ("000", "666") and digits[3:5] != "00" and digits[5:] != "0000"
+
+
+def canada(digits: str) -> bool:
+    """Social insurance number."""
+    return luhn(digits)
+
+
+def britain(text: str) -> bool:
+    """National insurance number: no check digit, and prefixes that are not used."""
+    return text[:2] not in ("BG", "GB", "KN", "NK", "NT", "TN", "ZZ")
+
+
+def india_aadhaar(digits: str) -> bool:
+    """Aadhaar, by Verhoeff's scheme."""
+    state = 0
+    for place, digit in enumerate(reversed(digits)):
+        state = _VERHOEFF_TIMES[state][_VERHOEFF_TURN[place % 8][int(digit)]]
+    return digits[0] not in "01" and state == 0
+
+
+def spain(text: str) -> bool:
+    """DNI and NIE: the letter follows from the number."""
+    number = text[:-1].translate(str.maketrans("XYZ", "012"))
+    return _SPAIN[int(number) % 23] == text[-1]
+
+
+def italy(text: str) -> bool:
+    """Codice fiscale: the last letter follows from the others."""
+    total = sum(_ITALY_ODD[character] for character in text[:15:2])
+    total += sum(int(c) if c.isdigit() else ord(c) - 65 for c in text[1:15:2])
+    return chr(65 + total % 26) == text[15]
+
+
+def france(digits: str) -> bool:
+    """NIR: two digits that make the whole a multiple of 97."""
+    return digits[0] in "12" and 1 <= int(digits[3:5]) <= 99 and 97 - int(digits[:13]) % 97 == int(digits[13:])
+
+
+def germany(digits: str) -> bool:
+    """Tax id: of the first ten digits one occurs two or three times, the others once at most; then ISO 7064."""
+    first = digits[:10]
+    different = len(set(first))
+    if not 8 <= different <= 9 or digits[0] == "0":
+        return False
+    # Nine different ones: one of them twice. Eight: one of them three times, or two twice.
+    if different == 8 and max(map(first.count, set(first))) != 3:
+        return False
+    product = 10
+    for digit in first:
+        product = _GERMANY[product][digit]
+    return (11 - product) % 10 == int(digits[10])
+
+
+def poland(digits: str) -> bool:
+    """PESEL: a date of birth whose month tells the century, and a weighted sum."""
+    born = digits[4:6] in _DAYS and digits[2:4] in _POLISH_MONTHS
+    return born and -_weighted(digits[:10], (1, 3, 7, 9, 1, 3, 7, 9, 1, 3)) % 10 == int(digits[10])
+
+
+def norway(digits: str) -> bool:
+    """Fødselsnummer: two check digits; those of people without one have 40 added to the day."""
+    if digits[2:4] not in _NORWEGIAN_MONTHS or digits[:2] not in _NORWEGIAN_DAYS:
+        return False
+    if -_weighted(digits[:9], (3, 7, 6, 1, 8, 9, 4, 5, 2)) % 11 != int(digits[9]):
+        return False
+    return -_weighted(digits[:10], (5, 4, 3, 2, 7, 6, 5, 4, 3, 2)) % 11 == int(digits[10])
+
+
+def sweden(digits: str) -> bool:
+    """Personnummer without its century: a date of birth and Luhn."""
+    return digits[4:6] in _SWEDISH_DAYS and digits[2:4] in _MONTHS and luhn(digits)
+
+
+def denmark(digits: str) -> bool:
+    """CPR: a date of birth; its check digit is not kept to any more."""
+    return digits[:2] in _DAYS and digits[2:4] in _MONTHS
+
+
+def nordic(digits: str) -> bool:
+    """Six digits, a line, four digits: Swedish or Danish."""
+    return sweden(digits) or denmark(digits)
+
+
+def finland(text: str) -> bool:
+    """Henkilötunnus: a date of birth and a check character."""
+    digits = text[:6] + text[7:10]
+    return text[:2] in _DAYS and text[2:4] in _MONTHS and _FINLAND[int(digits) % 31] == text[10]
+
+
+def belgium(digits: str) -> bool:
+    """National number: 97 less the rest; for those born from 2000 on with a 2 in front."""
+    born, rest = int(digits[:9]), 97 - int(digits[9:])
+    return born % 97 == rest or (2_000_000_000 + born) % 97 == rest
+
+
+def brazil(digits: str) -> bool:
+    """CPF: two check digits; eleven times the same digit is none."""
+    # Written out: this is asked of every number of eleven digits.
+    a, b, c, d, e, f, g, h, i, first, second = digits.encode().translate(_VALUES)
+    if (10 * a + 9 * b + 8 * c + 7 * d + 6 * e + 5 * f + 4 * g + 3 * h + 2 * i) * 10 % 11 % 10 != first:
+        return False
+    weighted = _weighted(digits, (11, 10, 9, 8, 7, 6, 5, 4, 3, 2))
+    return weighted * 10 % 11 % 10 == second and len(set(digits)) > 1
+
+
+def turkey(digits: str) -> bool:
+    """Kimlik number: two check digits."""
+    numbers = digits.encode()
+    if sum(numbers[:10]) % 10 != numbers[10] - 48 or digits[0] == "0":
+        return False
+    return (7 * (sum(numbers[:9:2]) - 240) - (sum(numbers[1:8:2]) - 192)) % 10 == int(digits[9])
+
+
+def china(text: str) -> bool:
+    """Resident id: a date of birth and a check character."""
+    plausible = text[6:8] in ("19", "20") and text[12:14] in _DAYS and text[10:12] in _MONTHS
+    return plausible and _CHINA[_weighted(text[:17], _CHINA_WEIGHTS) % 11] == text[17]
+
+
+def korea(digits: str) -> bool:
+    """Resident registration number: a date of birth, and a digit for century and sex."""
+    return digits[6] in "12345678" and digits[4:6] in _DAYS and digits[2:4] in _MONTHS
+
+
+def singapore(text: str) -> bool:
+    """NRIC and FIN: the letter follows from the number."""
+    return _SINGAPORE[text[0]][_weighted(text[1:8], (2, 7, 6, 5, 4, 3, 2)) % 11] == text[8]
+
+
+def south_africa(digits: str) -> bool:
+    """A date of birth, citizenship, an 8 or 9, and Luhn."""
+    plausible = digits[10] in "012" and digits[11] in "89"
+    return plausible and digits[4:6] in _DAYS and digits[2:4] in _MONTHS and luhn(digits)
+
+
+def switzerland(digits: str) -> bool:
+    """AHV number: begins with the number of the country, and ends like the number of an article."""
+    return digits[:3] == "756" and _weighted(digits, (1, 3) * 6 + (1,)) % 10 == 0
+
+
+def australia(digits: str) -> bool:
+    """Tax file number: a weighted sum that 11 divides."""
+    return _weighted(digits, (1, 4, 3, 7, 5, 8, 6, 9, 10)) % 11 == 0
+
+
+def three_by_three(digits: str) -> bool:
+    """Three groups of three: Canadian or Australian."""
+    return canada(digits) or australia(digits)
+
+
+def iban(text: str) -> bool:
+    """Not of a person but of an account, which is as good: ISO 7064 over letters as numbers."""
+    return int((text[4:] + text[:4]).translate(_AS_NUMBERS)) % 97 == 1
+
+
+# Digits without anything between them are most often something else: only what has two check digits, or one and a date
+# or a structure, is looked for.
+BY_LENGTH: Final[Mapping[int, Sequence[Check]]] = {
+    11: (germany, poland, norway, brazil, turkey),
+    13: (south_africa, switzerland),
+    15: (france,),
+    18: (china,),
+}
+# Groups of digits with a line, a dot or a space between, by how the first group ends; the check is asked with the
+# digits alone.
+GROUPED: Final[Sequence[tuple[str, str, Check]]] = (
+    (r"\d{3}[ -]", r"\d{3}(?:-\d{2}-| \d{2} )\d{4}", us_social_security),
+    (r"\d{3}[ -]", r"\d{3}(?:-\d{3}-| \d{3} )\d{3}(?![ -]?\d)", three_by_three),
+    (r"\d{3}\.", r"\d{3}\.\d{3}\.\d{3}-\d{2}", brazil),
+    (r"\d{3}\.", r"756\.\d{4}\.\d{4}\.\d{2}", switzerland),
+    (r"\d{4}[ .-]", r"[2-9]\d{3}(?:-\d{4}-| \d{4} )\d{4}(?![ -]?\d)", india_aadhaar),
+    (r"\d{6}[+-]", r"\d{6}-[1-8]\d{6}", korea),
+    (r"\d{6}[+-]", r"\d{6}[-+]\d{4}", nordic),
+    (r"\d{2}\.", r"\d{2}\.\d{2}\.\d{2}-\d{3}\.\d{2}", belgium),
+    (r"\d{2} ", r"\d{2} \d{3} \d{3} \d{3}(?! ?\d)", germany),
+    (r"\d ", r"[12] \d{2} \d{2} \d{2} \d{3} \d{3} \d{2}", france),
+)
+
+
+def _iban_shapes() -> Iterator[str]:
+    for length, countries in _IBAN_LENGTHS.items():
+        fours, rest = divmod(length - 4, 4)
+        ending = f" ?[A-Z0-9]{{{rest}}}" if rest else ""
+        for country in countries.split():
+            yield rf"{country}\d{{2}}(?: ?[A-Z0-9]{{4}}){{{fours}}}{ending}"
+
+
+# With letters, which are written large; by how they begin.
+LETTERED: Final[Sequence[tuple[str, str, Check]]] = (
+    (r"[A-Z]{2} ?\d", r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]", britain),
+    (r"[XYZ\d]\d{7}", r"(?:\d{8}|[XYZ]\d{7})[A-Z]", spain),
+    ("[A-Z]{6}", r"[A-Z]{6}\d{2}[A-EHLMPRST]\d{2}[A-Z]\d{3}[A-Z]", italy),
+    (r"\d{6}[-+A]", r"\d{6}[-+A]\d{3}[0-9A-FHJ-NPR-Y]", finland),
+    (r"\d{17}", r"\d{17}X", china),
+    (r"[STFG]\d{7}", r"[STFG]\d{7}[A-Z]", singapore),
+    (r"[A-Z]{2}\d{2}[ A-Z0-9]", f"(?:{by_first_letter(_iban_shapes())})", iban),
+)
+
+
+def _weighted(digits: str, weights: Sequence[int]) -> int:
+    """Of as many digits as there are weights."""
+    # This is asked of every long number: what turns digits into numbers has to be quick.
+    return sum(map(mul, digits.encode().translate(_VALUES), weights))

@@ -1,0 +1,305 @@
+"""Takes secrets and personal data out of what is about to leave. Linear in time, and closed when in doubt.
+
+Whatever goes wrong here, the text is withheld and not shown. Detection works on a folded copy of the text: digits and
+letters of other scripts and widths count as the plain ones, and characters that nobody sees do not count, so that
+neither hides anything. The text itself is left as it was, but for what is replaced.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
+from decimal import Decimal
+from functools import cache
+from importlib.resources import files
+from math import isfinite
+from typing import Any, Final
+from uuid import UUID
+
+from aftercommit.errors import DeclarationError
+from aftercommit.redaction.folding import LOWER, folded
+from aftercommit.redaction.numbers import LEAST_RUN, Span, kind_of_digits, kind_of_text_of_digits
+from aftercommit.redaction.patterns import Looks
+from aftercommit.redaction.prefilter import is_plain
+from aftercommit.redaction.rules import RULES, Rule
+from aftercommit.redaction.secret_names import (
+    JAR,
+    LIKELY,
+    MAYBE,
+    SECRET,
+    holds_several,
+    kind_of,
+    looks_opaque,
+    looks_personal,
+    looks_secret,
+    says_nothing,
+)
+
+
+def _spelled(names: str) -> tuple[str, ...]:
+    return tuple(each for name in names.split() for each in (name, name[0].upper() + name[1:], name.upper()))
+
+
+WITHHELD: Final = "[withheld]"
+DEEPEST = 64
+_LEAST_NUMBER = 10 ** (LEAST_RUN - 1)
+_HARMLESS = (datetime, date, time_of_day, timedelta, UUID)
+_DECIMALS = (float, Decimal)
+_ORDERED = (list, tuple)
+_LISTS = (*_ORDERED, set, frozenset)
+# The first is a Mapping, too, and told more quickly.
+_MAPPINGS = (dict, Mapping)
+_SEVERAL = (*_LISTS, *_MAPPINGS)
+# Whether a value is what its name says; of the others it is a number of a person.
+_LOOKS_SO: Final[Mapping[str, Callable[[str], bool]]] = {
+    MAYBE: looks_secret,
+    LIKELY: looks_opaque,
+    JAR: holds_several,
+}
+# What fields are called that hold the name of another, and its value; in small letters, capitals, or with one first.
+_NAMES: Final = _spelled("name key field header param parameter property attribute variable setting")
+_VALUES: Final = frozenset(_spelled("value val old new oldValue newValue old_value new_value stringValue"))
+# Of the names of fields, so many are remembered, of this length at most.
+_MOST_KNOWN = 4096
+_LONGEST_KNOWN = 64
+
+
+class Redactor:
+    """Replaces secrets and personal data with their kind, like `[redacted:email]`.
+
+    `keep` names kinds to leave alone, `names` further fields whose values are never shown, `patterns` further things
+    to find, by kind. A pattern of yours should take no longer on hostile text than ours do. `version` changes
+    whenever the outcome may change.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep: Collection[str] = (),
+        names: Collection[str] = (),
+        patterns: Mapping[str, str] | None = None,
+    ) -> None:
+        """The standard rules, and what is added to them."""
+        known = {kind for rule in RULES for kind in rule.kinds}
+        if unknown := set(keep) - known:
+            raise DeclarationError(f"keep={sorted(unknown)} are no kinds of redaction: there are {sorted(known)}")
+        self._keep = frozenset(keep)
+        self._names = frozenset(name.lower() for name in names)
+        self._rules = [rule for rule in RULES if not self._keep.issuperset(rule.kinds)]
+        self._own = [_own_rule(kind, pattern) for kind, pattern in (patterns or {}).items()]
+        self._rules += self._own
+        self._known: dict[str, tuple[str | None, str]] = {}
+        told = repr((sorted(keep), sorted(self._names), sorted((patterns or {}).items())))
+        self.version = hashlib.sha256(_source() + told.encode()).hexdigest()[:16]
+
+    def text(self, value: str) -> str:
+        """The text without secrets and personal data; `[withheld]` if that cannot be made sure."""
+        return self._text(value, Looks(0))
+
+    def value(self, value: Any) -> Any:
+        """The same of all text in a JSON-like value. What a field called `password` holds is replaced as a whole."""
+        try:
+            return self._walk(value, DEEPEST, None, Looks(0))
+        except Exception:  # noqa: BLE001 - whatever it is, the value must not leave
+            return WITHHELD
+
+    def _text(self, value: str, looks: Looks) -> str:
+        try:
+            return self._redacted(value, looks)
+        except Exception:  # noqa: BLE001 - whatever it is, the text must not leave
+            return WITHHELD
+
+    def _redacted(self, value: str, looks: Looks) -> str:
+        if not self._own:
+            if value.isdigit() and value.isascii():
+                return self._mark_of(kind_of_text_of_digits(value)) or value
+            if is_plain(value):
+                return value
+        if not looks.add(len(value)):
+            return WITHHELD
+        searched, places = folded(value, looks)
+        if searched is not value and is_plain(searched) and not self._own:
+            return value
+        spans = self._found(self._rules, searched, looks)
+        return _replaced(value, spans, places) if spans else value
+
+    def _found(self, rules: Iterable[Rule], text: str, looks: Looks) -> list[Span]:
+        lowered = text.lower()
+        if len(lowered) != len(text):
+            # Places have to be the same in both.
+            lowered = text.translate(LOWER)
+        return [
+            span
+            for rule in rules
+            if rule.may(text, lowered)
+            for span in rule.find(text, lowered, looks)
+            if span[2] not in self._keep
+        ]
+
+    def _walk(self, value: Any, depth: int, kind: str | None, looks: Looks) -> Any:
+        """A value without what must not leave. `kind` is what the name of its field says about it."""
+        if value is None or isinstance(value, bool):
+            return value
+        if kind == SECRET:
+            return value if value == "" else _mark(kind)
+        if isinstance(value, str):
+            return (kind and self._mark_for(value, kind)) or self._text(value, looks)
+        if isinstance(value, int):
+            return self._number(value, kind, looks)
+        if isinstance(value, _LISTS):
+            return self._parts(value, depth, kind, looks) if depth else WITHHELD
+        if isinstance(value, _MAPPINGS):
+            return self._fields(value, depth, kind, looks) if depth else WITHHELD
+        if isinstance(value, _DECIMALS):
+            return self._decimal(value, kind, looks)
+        return value if isinstance(value, _HARMLESS) else WITHHELD
+
+    def _parts(self, value: Iterable[Any], depth: int, above: str | None, looks: Looks) -> list[Any]:
+        """The parts of a list. A flag says what follows it, and the first of two what the second is."""
+        shown: list[Any] = []
+        kind = above
+        for each in value:
+            following = above
+            if isinstance(each, _ORDERED) and depth > 1 and (named := self._kind_of_second(each, looks)):
+                shown.append([self._text(each[0], looks), self._walk(each[1], depth - 2, named, looks)])
+            elif isinstance(each, str) and each[:1] == "-":
+                named, flag = self._known.get(each) or self._named(each, looks)
+                shown.append(self._walk(each, depth - 1, above, looks) if above else flag)
+                following = SECRET if "=" not in each and named == SECRET else above
+            else:
+                shown.append(self._walk(each, depth - 1, kind, looks))
+            kind = following
+        return shown
+
+    def _kind_of_second(self, pair: Sequence[Any], looks: Looks) -> str | None:
+        """What the first of two says about the second: headers are often recorded in that form."""
+        if len(pair) != 2 or not isinstance(pair[0], str):
+            return None
+        return (self._known.get(pair[0]) or self._named(pair[0], looks))[0]
+
+    def _decimal(self, value: float | Decimal, kind: str | None, looks: Looks) -> float | Decimal | str:
+        """A number that some encoder wrote with a point is the same number."""
+        if not isfinite(value) or value != int(value):
+            return value
+        shown = self._number(int(value), kind, looks)
+        return shown if isinstance(shown, str) else value
+
+    def _mark_for(self, written: str, kind: str) -> str | None:
+        """What stands for a value that is what its name says; None where it is not."""
+        is_so = _LOOKS_SO.get(kind, looks_personal)(written)
+        return _mark(SECRET if kind == JAR else kind) if is_so else None
+
+    def _number(self, value: int, kind: str | None, looks: Looks) -> int | str:
+        if kind is None and -_LEAST_NUMBER < value < _LEAST_NUMBER and not self._own:
+            return value
+        written = str(value)
+        if kind and (mark := self._mark_for(written, kind)):
+            return mark
+        if mark := self._mark_of(kind_of_digits(written if value > 0 else written[1:])):
+            return mark if value > 0 else f"-{mark}"
+        if self._own and (spans := self._found(self._own, written, looks)):
+            return _replaced(written, spans, None)
+        return value
+
+    def _mark_of(self, kind: str | None) -> str | None:
+        """What stands for digits that have nothing around them; of all rules one alone finds something in them."""
+        return None if kind is None or kind in self._keep else _mark(kind)
+
+    def _fields(self, value: Mapping[Any, Any], depth: int, above: str | None, looks: Looks) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        alike: dict[str, int] = {}
+        # The form in which headers, cookies and changes are often recorded.
+        pair = None if _VALUES.isdisjoint(value) else self._kind_of_pair(value)
+        for name, held in value.items():
+            key = name if isinstance(name, str) else str(name)
+            kind, free = self._known.get(key) or self._named(key, looks)
+            if kind == JAR and not isinstance(held, str):
+                kind = SECRET if isinstance(held, _SEVERAL) else None
+            if kind is None and key in _VALUES:
+                kind = pair
+            if free in shown:
+                free = _apart(free, shown, alike)
+            shown[free] = self._walk(held, depth - 1, kind or above, looks)
+        return shown
+
+    def _kind_of_pair(self, value: Mapping[Any, Any]) -> str | None:
+        """What the first of the names beside a value says about it."""
+        names = (value[each] for each in _NAMES if isinstance(value.get(each), str))
+        return next(filter(None, map(self._kind_of, names)), None)
+
+    def _named(self, name: str, looks: Looks) -> tuple[str | None, str]:
+        """What a name says about its value, and the name as it is shown; remembered, since most come again and again.
+
+        Not where something was found in it: nothing that must not leave is kept in memory.
+        """
+        plain = not self._own and is_plain(name)
+        if plain and not self._names and says_nothing(name):
+            kind, shown = None, name
+        elif looks.add(len(name)):
+            kind, shown = self._kind_of(name), name if plain else self._text(name, looks)
+        else:
+            return SECRET, WITHHELD
+        if shown == name and len(name) <= _LONGEST_KNOWN:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[name] = kind, shown
+        return kind, shown
+
+    def _kind_of(self, name: str) -> str | None:
+        kind = SECRET if name.lower() in self._names else kind_of(folded(name, Looks(len(name)))[0])
+        return None if kind in self._keep else kind
+
+
+def _apart(name: str, shown: Collection[str], alike: dict[str, int]) -> str:
+    """Names that were different have become the same: another that is not there yet."""
+    free = name
+    while free in shown:
+        alike[name] = alike.get(name, 1) + 1
+        free = f"{name} {alike[name]}"
+    return free
+
+
+def _replaced(text: str, spans: Iterable[Span], places: Sequence[int] | None) -> str:
+    """The text with the kinds of what was found. `places` say where the characters were that were searched."""
+    parts, done = [], 0
+    for begin, end, kind in _merged(spans):
+        if places is not None:
+            # Up to the last character that counts: what is unseen behind it stays, and says nothing.
+            begin, end = places[begin], places[end - 1] + 1
+        parts += [text[done:begin], _mark(kind)]
+        done = end
+    return "".join([*parts, text[done:]])
+
+
+def _mark(kind: str) -> str:
+    return f"[redacted:{kind}]"
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    """In order and apart: what overlaps is one, of the kind that begins first."""
+    merged: list[Span] = []
+    for begin, end, kind in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if merged and begin < merged[-1][1]:
+            before = merged[-1]
+            merged[-1] = (before[0], max(before[1], end), before[2])
+        elif begin < end:
+            merged.append((begin, end, kind))
+    return merged
+
+
+def _own_rule(kind: str, pattern: str) -> Rule:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as problem:
+        raise DeclarationError(f"pattern {pattern!r:.100} for {kind!r} cannot be read: {problem}") from problem
+    return Rule((kind,), lambda text, lowered, looks: ((m.start(), m.end(), kind) for m in compiled.finditer(text)))
+
+
+@cache
+def _source() -> bytes:
+    """The rules themselves: when they change, so does the version."""
+    rooms = sorted(
+        (each for each in files(__package__).iterdir() if each.name.endswith(".py")), key=lambda each: each.name
+    )
+    return b"".join(each.read_bytes() for each in rooms)

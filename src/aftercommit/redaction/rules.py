@@ -1,0 +1,165 @@
+"""What must not leave: the rules that find secrets and personal data in a text, as spans of it.
+
+Pure. Every rule takes time that grows with the text and no faster, on whatever text: a pattern either takes a run of
+its characters whole and goes on behind it (possessive quantifiers give nothing back), or gives up after a number of
+characters that is fixed here. A pattern begins with what is rare, and looks back from there. Possessive quantifiers
+stand behind single characters and classes only: behind a group, `re` before Python 3.11.5 is wrong about them.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from aftercommit.redaction import prefilter as quick
+from aftercommit.redaction.addresses import (
+    emails,
+    ip_addresses,
+    mac_addresses,
+    spelled_emails,
+    url_passwords,
+)
+from aftercommit.redaction.key_value import named_values
+from aftercommit.redaction.numbers import Span, find_numbers
+from aftercommit.redaction.patterns import Looks, beginning_of_word, by_first_letter
+from aftercommit.redaction.prefilter import May
+from aftercommit.redaction.prose import command_lines, may_be_spoken, spoken_values
+from aftercommit.redaction.secret_names import LIKELY, MAYBE, SECRET, looks_secret
+
+Find = Callable[[str, str, Looks], Iterator[Span]]
+
+
+class Rule(NamedTuple):
+    """One way to find things: in a text, which is given as it is and in lower case. `kinds` are what it finds.
+
+    For each thing that it has to look at by itself it spends a look; when there are none left the text is withheld.
+    `may` is a quick test for what all that it finds has in it. Where it says no the rule is not asked, so it may say
+    yes too often, and never no where there is something.
+    """
+
+    kinds: tuple[str, ...]
+    find: Find
+    may: May = quick.always
+
+
+# -- private keys ----------------------------------------------------------------------------------------------------
+
+_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+
+
+def private_keys(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+    """From BEGIN to END, or to the end of the text when there is no END: half a key is a key."""
+    place = 0
+    while begin := _BEGIN.search(text, place):
+        looks.spend()
+        end = text.find("-----END", begin.end())
+        close = text.find("-----", end + 8, end + 80) if end >= 0 else -1
+        place = len(text) if end < 0 else (close + 5 if close >= 0 else end + 8)
+        yield begin.start(), place, "private-key"
+
+
+# -- tokens and keys that say what they are --------------------------------------------------------------------------
+
+_KNOWN_PREFIXES = (
+    # JWTs and whatever else is JSON in base64; parts behind dots belong to it.
+    ("eyJ", r"[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+){0,4}"),
+    ("act_", r"[A-Za-z0-9]{6,}+_[A-Za-z0-9]{16,}+"),
+    *((prefix, "[A-Z0-9]{16}") for prefix in ("AKIA", "ASIA", "ABIA", "ACCA", "AGPA", "AIDA", "AROA")),
+    ("gh[pousr]_", "[A-Za-z0-9]{20,}+"),
+    ("github_pat_", "[A-Za-z0-9_]{20,}+"),
+    ("gl(?:pat|ptt|dtt|rtt|soa)-", "[A-Za-z0-9_-]{16,}+"),
+    *((f"{prefix}_(?:live|test)_", "[A-Za-z0-9]{10,}+") for prefix in ("sk", "pk", "rk", "rzp")),
+    ("whsec_", "[A-Za-z0-9+/=]{16,}+"),
+    ("sk-", "[A-Za-z0-9_-]{20,}+"),
+    ("xox[abeoprs]-", "[A-Za-z0-9-]{10,}+"),
+    ("xapp-", "[A-Za-z0-9-]{10,}+"),
+    ("AIza", "[A-Za-z0-9_-]{35}"),
+    (r"ya29\.", "[A-Za-z0-9_-]{20,}+"),
+    (r"SG\.", r"[A-Za-z0-9_-]{16,64}+\.[A-Za-z0-9_-]{16,}+"),
+    ("npm_", "[A-Za-z0-9]{30,}+"),
+    ("pypi-", "[A-Za-z0-9_-]{30,}+"),
+    ("dop_v1_", "[a-f0-9]{40,}+"),
+    ("hf_", "[A-Za-z0-9]{20,}+"),
+    ("shp(?:at|ca|pa|ss)_", "[a-fA-F0-9]{20,}+"),
+    ("dckr_pat_", "[A-Za-z0-9_-]{20,}+"),
+    (r"hv[sbr]\.", "[A-Za-z0-9_-]{20,}+"),
+    ("lin_api_", "[A-Za-z0-9]{20,}+"),
+    ("xkeysib-", "[a-f0-9]{40,}+"),
+    ("key-", "[a-f0-9]{32}"),
+    ("sq0(?:atp|csp)-", "[A-Za-z0-9_-]{20,}+"),
+    ("AGE-SECRET-KEY-1", "[A-Z0-9]{40,}+"),
+    ("AT[AC]TT3", "[A-Za-z0-9_=-]{20,}+"),
+    ("gsk_", "[A-Za-z0-9]{20,}+"),
+    ("r8_", "[A-Za-z0-9]{30,}+"),
+    ("tvly-", "[A-Za-z0-9_-]{16,}+"),
+    ("pplx-", "[A-Za-z0-9]{20,}+"),
+    ("nvapi-", "[A-Za-z0-9_-]{20,}+"),
+    ("glsa_", "[A-Za-z0-9_]{20,}+"),
+    # Whoever knows these addresses may write there.
+    (r"hooks\.slack\.com/services/", "[A-Za-z0-9/]{10,}+"),
+    (r"discord\.com/api/webhooks/", "[A-Za-z0-9/_-]{10,}+"),
+)
+_KNOWN = re.compile(by_first_letter(rf"{prefix}(?<![A-Za-z0-9]{prefix}){rest}" for prefix, rest in _KNOWN_PREFIXES))
+# Of a Telegram bot, behind its number.
+_BOT = re.compile(r":AA[A-Za-z0-9_-]{32,}+")
+# Of passwords, as crypt writes them: those that are weak are guessed from these.
+_HASHED = re.compile(
+    r"\$(?:2[abxy]\$\d\d\$[./A-Za-z0-9]{20,}+|argon2(?:id|i|d)\$[\w$=,+/.-]{20,}+|[156y]\$[\w$./]{20,}+)"
+)
+
+
+def known_tokens(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+    """Tokens whose first characters say whose they are."""
+    for match in _KNOWN.finditer(text):
+        looks.spend()
+        yield match.start(), match.end(), "jwt" if match[0].startswith("eyJ") else "key"
+    for match in _BOT.finditer(text) if ":AA" in text else ():
+        looks.spend()
+        yield beginning_of_word(text, match.start()), match.end(), "key"
+    for match in _HASHED.finditer(text) if "$" in text else ():
+        looks.spend()
+        yield *match.span(), "key"
+
+
+_SCHEME = re.compile(
+    r"(bearer|basic|digest|token|apikey|negotiate|hawk)(?:[ \t:=+]|%20){1,3}[\"']?([a-z0-9._~+/=-]{6,}+)"
+)
+# What follows the word where somebody writes about tokens.
+_PROSE = frozenset(
+    "token tokens authentication authorization authorisation header headers scheme schemes realm error missing invalid "
+    "expired required format credential credentials challenge rejected accepted failed prefix string".split()
+)
+
+
+def bearer_tokens(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+    """What follows Bearer and its like."""
+    for match in _SCHEME.finditer(lowered):
+        looks.spend()
+        scheme, value = match[1], text[match.start(2) : match.end(2)]
+        if match[2].rstrip(".") in _PROSE or lowered[match.start() - 1 : match.start()].isalnum():
+            continue
+        if scheme == "bearer" or looks_secret(value) or (scheme == "basic" and value.endswith("=")):
+            yield match.start(2), match.end(2), "token"
+
+
+# -- all of them -----------------------------------------------------------------------------------------------------
+
+
+def numbers(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+    """Payment cards, national ids, accounts and telephones."""
+    return find_numbers(text, looks)
+
+
+RULES: Final = (
+    Rule(("private-key",), private_keys, quick.private_keys),
+    Rule((SECRET, MAYBE, LIKELY, "phone", "national-id", "card", "account"), named_values, quick.named_values),
+    Rule((SECRET, "phone", "national-id"), spoken_values, may_be_spoken),
+    Rule(("password",), command_lines, quick.command_lines),
+    Rule(("jwt", "key"), known_tokens, quick.known_tokens),
+    Rule(("token",), bearer_tokens, quick.bearer_tokens),
+    Rule(("password",), url_passwords, quick.url_passwords),
+    Rule(("email",), emails, quick.emails),
+    Rule(("email",), spelled_emails, quick.spelled_emails),
+    Rule(("ip",), ip_addresses, quick.ip_addresses),
+    Rule(("mac",), mac_addresses, quick.mac_addresses),
+    Rule(("phone", "national-id", "card", "account"), numbers, quick.numbers),
+)

@@ -1,0 +1,1 @@
+"""What is in the database: tables, migrations, partitions, retention, indexes, views."""

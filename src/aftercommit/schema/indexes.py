@@ -1,0 +1,131 @@
+"""Indexes on tables that may be large: built in a transaction while the table is small, and CONCURRENTLY when not.
+
+A concurrent build blocks no writer, but leaves an invalid index behind when it is killed. That one is recognised, taken
+away and built again; a build that somebody else has under way is waited for and never taken for a dead one.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from aftercommit.postgres.blocks import block, bounded, name_literal, unless
+from aftercommit.postgres.commits import committed
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+from aftercommit.schema.catalog import asking
+from aftercommit.schema.lock_retry import Patient
+
+# Up to this size an index is built within a second or so, and writers may wait for it.
+SMALL_BYTES = 64 * 1024 * 1024
+_PARTITIONED = "p"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index by its name and table, and its CREATE INDEX.
+
+    `create` renders the statement for a shape with these places filled in: `index` and `table` (which may be those of
+    one partition), `concurrently` and `only` (which may be empty).
+    """
+
+    name: str
+    table: str
+    create: Callable[[Shape, Mapping[str, sql.Composable]], str]
+
+    def creation(self, shape: Shape, **given: sql.Composable) -> str:
+        """The statement: an ordinary CREATE INDEX unless something else is given."""
+        places: dict[str, sql.Composable] = {
+            "index": sql.Identifier(self.name),
+            "table": sql.Identifier(self.table),
+            "concurrently": sql.SQL(""),
+            "only": sql.SQL(""),
+        }
+        return self.create(shape, {**places, **given})
+
+
+def statement(shape: Shape, index: Index) -> str:
+    """One statement for a transaction: makes the index, unless it is there; refuses on a large table, with a remedy."""
+    body = Statements(shape).render(
+        "create_small_index",
+        index=sql.Identifier(index.name),
+        index_name=name_literal(shape.schema, index.name),
+        table_name=name_literal(shape.schema, index.table),
+        bytes=_table_bytes(shape, index),
+        small=sql.Literal(SMALL_BYTES),
+        creation=sql.SQL(index.creation(shape)),
+    )
+    return block(body)
+
+
+def is_large(patient: Patient, index: Index) -> bool:
+    """Whether building it in a transaction would hold writers up."""
+    query = _table_bytes(patient.shape, index).as_string()
+    return bool(asking(patient.connection)(query, {})[0][0] > SMALL_BYTES)
+
+
+def build_concurrently(patient: Patient, index: Index) -> None:
+    """Build an index without blocking writers, or finish what an earlier run has begun. Takes as long as it takes."""
+    table_name = name_literal(patient.shape.schema, index.table)
+    kind = _ask(patient, "relation_kind", relation=table_name)[0][0]
+    if kind == _PARTITIONED:
+        _build_on_partitions(patient, index)
+    else:
+        _build(patient, index, index.name, index.table)
+
+
+def _table_bytes(shape: Shape, index: Index) -> sql.SQL:
+    return Statements(shape).part("table_bytes", table_name=name_literal(shape.schema, index.table))
+
+
+def _build_on_partitions(patient: Patient, index: Index) -> None:
+    """First on the parent alone, so that new partitions get theirs by themselves; then one partition at a time."""
+    shape = patient.shape
+    parent_name = name_literal(shape.schema, index.name)
+    exists = Statements(shape).render("has_relation", relation=parent_name)
+    parent = unless(shape, exists, index.creation(shape, only=sql.SQL("only")))
+    patient.run(lambda: patient.connection.execute(parent.encode()))
+    for (partition,) in _ask(
+        patient,
+        "partitions_without_index",
+        table_name=name_literal(shape.schema, index.table),
+        index_name=parent_name,
+    ):
+        # Retention may drop a partition meanwhile.
+        with suppress(psycopg.errors.UndefinedTable):
+            _build_on_partition(patient, index, str(partition))
+
+
+def _build_on_partition(patient: Patient, index: Index, partition: str) -> None:
+    name = bounded(f"{partition}_{index.name}")
+    _build(patient, index, name, partition)
+    parts = {"index": sql.Identifier(index.name), "partition_index": sql.Identifier(name)}
+    attach = Statements(patient.shape).render("attach_index", **parts)
+    patient.run(lambda: patient.connection.execute(attach.encode()))
+
+
+def _build(patient: Patient, index: Index, name: str, table: str) -> None:
+    parts = {"index": sql.Identifier(name), "table": sql.Identifier(table)}
+    creation = index.creation(patient.shape, **parts, concurrently=sql.SQL("concurrently if not exists"))
+    index_name = name_literal(patient.shape.schema, name)
+    # Whoever else builds it makes ours wait and then do nothing; if they died of it, the next turn clears it away.
+    while (valid := _ask(patient, "index_is_valid", index_name=index_name)) != [(True,)]:
+        if valid:
+            _clear_away(patient, name, table)
+        patient.run_outside(creation)
+
+
+def _clear_away(patient: Patient, name: str, table: str) -> None:
+    statements = Statements(patient.shape)
+    index_name = name_literal(patient.shape.schema, name)
+    clearing = block(statements.render("drop_invalid_index", index=sql.Identifier(name), index_name=index_name))
+    builders = statements.render("wait_for_builders", table=sql.Identifier(table))
+    patient.run(lambda: patient.connection.execute(clearing.encode()), first=builders)
+
+
+def _ask(patient: Patient, query: str, **parts: sql.Composable) -> list[tuple[object, ...]]:
+    with committed(patient.connection):
+        rows = asking(patient.connection)(Statements(patient.shape).render(query, **parts), {})
+    return [tuple(row) for row in rows]

@@ -1,0 +1,96 @@
+"""Asks for locks briefly and again: writers queue up behind a question for a table, so it must never be a long one."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from aftercommit.backoff import Exponential
+from aftercommit.errors import DatabaseError
+from aftercommit.postgres.blocks import LOCK_CLASS
+from aftercommit.postgres.commits import committed
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+from aftercommit.schema.catalog import asking
+
+_BETWEEN_TRIES = Exponential(base=0.2, maximum=3.0)
+_IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+Result = TypeVar("Result")
+
+
+class Patient:
+    """Runs the steps of a migration, and again when somebody else held a lock, until its patience is over."""
+
+    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lock_timeout: float, patience: float) -> None:
+        """`lock_timeout` and `patience` in seconds; the clock of the latter begins to run."""
+        self.connection = connection
+        self.shape = shape
+        self._lock_timeout = lock_timeout
+        self._deadline = time.monotonic() + patience
+
+    def run(self, step: Callable[[], Result], *, first: str | None = None) -> Result:
+        """A step in a transaction of its own, under the lock that lets one migrator work at a time.
+
+        `first` takes a lock before anything else is asked: a concurrent index build waits for every transaction that
+        had a snapshot before, and one that waits for the build in turn would be the end of one of the two.
+        """
+
+        def in_transaction() -> Result:
+            with committed(self.connection):
+                if first is not None:
+                    self.connection.execute(f"set local lock_timeout = {self._lock_timeout * 1000:.0f}".encode())
+                    self.connection.execute(first.encode())
+                self._take_lock()
+                return step()
+
+        return self._again_and_again(in_transaction)
+
+    def run_outside(self, statement: str) -> None:
+        """A statement that cannot be part of a transaction; the connection is left as it was."""
+        before = self.connection.autocommit
+        self.connection.autocommit = True
+        try:
+            self._again_and_again(lambda: self.connection.execute(statement.encode()))
+        finally:
+            if not self.connection.closed:
+                self.connection.autocommit = before
+
+    def _again_and_again(self, step: Callable[[], Result]) -> Result:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return step()
+            except _IN_THE_WAY as problem:
+                if time.monotonic() >= self._deadline:
+                    raise _blocked(self.connection, self.shape) from problem
+                time.sleep(_BETWEEN_TRIES(attempt, problem) or 0)
+
+    def _take_lock(self) -> None:
+        remaining = max(self._deadline - time.monotonic(), self._lock_timeout)
+        query = Statements(self.shape).render("take_migration_lock", lock_class=sql.Literal(LOCK_CLASS))
+        parameters = {
+            "schema": self.shape.schema,
+            "patience": f"{remaining * 1000:.0f}ms",
+            "lock_timeout": f"{self._lock_timeout * 1000:.0f}ms",
+        }
+        asking(self.connection)(query, parameters)
+
+
+def _blocked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseError:
+    query = Statements(shape).render("lock_holders", lock_class=sql.Literal(LOCK_CLASS))
+    with committed(connection):
+        holders = asking(connection)(query, {"schema": shape.schema})
+    who = "; ".join(
+        f"process {pid} (user {user!r}, application {application!r}, {state}"
+        + (f" for {seconds:.0f} s" if seconds is not None else "")
+        + f", last statement: {' '.join(statement.split())[:120]!r})"
+        for pid, user, application, state, seconds, statement in holders
+    )
+    return DatabaseError(
+        f"schema {shape.schema!r} cannot be migrated now: {who or 'another session'} holds a lock that is needed. "
+        "Wait for it to end, or end it with select pg_terminate_backend(pid), and run it again"
+    )

@@ -1,0 +1,239 @@
+"""Several server processes on one address: started, replaced when they die, ended within a bound.
+
+uvicorn's own supervisor asks its workers how they are and waits for each answer, deaf to signals meanwhile; at the end
+it waits for them for ever. This one sleeps until a signal comes or a worker dies, and whoever does not end is killed.
+"""
+
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from typing import Final
+
+from aftercommit.backoff import Exponential
+from aftercommit.errors import AftercommitError, MissingExtra
+from aftercommit.server.ending_server import EndingServer, ServerFailed
+from aftercommit.server.shared_figures import WORKER, remove_shared_folder
+from aftercommit.telemetry import say
+
+try:
+    from uvicorn import Config
+    from uvicorn.config import STARTUP_FAILURE
+    from uvicorn.supervisors.multiprocess import Process
+except ModuleNotFoundError as problem:
+    raise MissingExtra("serve", problem.name or "uvicorn") from problem
+
+logger = logging.getLogger("aftercommit.server")
+
+_ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT))
+_HEARD: Final = _ENDING | {signal.SIGHUP}
+# How long a worker may take to begin when it is to take another one's place, and how often it is asked.
+_BEGIN_SECONDS: Final = 60.0
+_ASK_SECONDS: Final = 0.2
+# A worker that dies after so long has met something new: the next one begins at once.
+_SETTLED_SECONDS: Final = 30.0
+_PAUSE: Final = Exponential(base=0.5, maximum=30.0)
+_DIED: Final = AftercommitError("a worker has died")
+
+
+class _Worker(Process):
+    """A server process; whose application fails for good ends with an error, which its log has told."""
+
+    @property
+    def server(self) -> EndingServer:
+        if not isinstance(self._server, EndingServer):
+            self._server = EndingServer(self.config)
+        return self._server
+
+    def target(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            super().target(sockets)
+        except ServerFailed:
+            raise SystemExit(1) from None
+
+
+class Supervisor:
+    """Keeps so many workers running until a signal ends it, or until the application turns out not to start."""
+
+    def __init__(self, config: Config, bound: socket.socket, *, patience: float) -> None:
+        """They share the socket. After a stop they have `patience` seconds to end by themselves."""
+        self._config = config
+        self._socket = bound
+        self._patience = patience
+        # By number: whoever takes another's place takes its number too, and with it its series at `/metrics`.
+        self._workers: dict[int, Process] = {}
+        # Those whose place was taken, and who are still saying goodbye.
+        self._leaving: list[Process] = []
+        self._signals: set[int] = set()
+        self._deaths = 0
+        self._died_at = self._begin_at = -math.inf
+
+    def hear(self, number: int) -> None:
+        """A signal that came before `run`."""
+        self._signals.add(number)
+
+    def run(self) -> None:
+        """Until stopped. AftercommitError when the application cannot start."""
+        with _ear() as self._ear:
+            try:
+                while not self._is_to_end():
+                    self._fill_up()
+                    if signal.SIGHUP in self._signals:
+                        self._signals.discard(signal.SIGHUP)
+                        self._replace_all()
+                    else:
+                        self._sleep(self._until_next_begin(), *self._workers.values())
+                        self._bury_the_dead()
+            finally:
+                self._end(*self._workers.values(), *self._leaving)
+
+    def _is_to_end(self) -> bool:
+        return not self._signals.isdisjoint(_ENDING)
+
+    def _sleep(self, seconds: float | None, *processes: Process) -> None:
+        """Until a signal comes, one of these has ended, also if that was before, or the time is up."""
+        if self._ear in wait([self._ear, *(each.process.sentinel for each in processes)], seconds):
+            self._signals.update(self._ear.recv(4096))
+
+    def _missing(self) -> list[int]:
+        return [number for number in range(1, self._config.workers + 1) if number not in self._workers]
+
+    def _fill_up(self) -> None:
+        for number in self._missing():
+            if time.monotonic() < self._begin_at:
+                return
+            process = self._begun(number)
+            if process is None:
+                self._has_died(number)
+            else:
+                self._workers[number] = process
+
+    def _until_next_begin(self) -> float | None:
+        return max(0.0, self._begin_at - time.monotonic()) if self._missing() else None
+
+    def _begun(self, number: int) -> Process | None:
+        """A new worker; None when the machine has no room for one, or somebody killed it before it heard what to do."""
+        # A process takes what it has to know beyond its configuration from the environment, as at its start.
+        os.environ[WORKER] = str(number)
+        process = _Worker(self._config, [self._socket])
+        try:
+            process.start()
+        except OSError as problem:
+            say(logger, logging.WARNING, "server_process_not_started", worker=number, error=repr(problem)[:300])
+            return None
+        say(logger, logging.INFO, "server_process_started", worker=number, pid=process.pid)
+        return process
+
+    def _bury_the_dead(self) -> None:
+        for number, process in tuple(self._workers.items()):
+            if process.exitcode is None:
+                continue
+            del self._workers[number]
+            # Of the first ones that is their application's fault; later on, the others still serve.
+            if process.exitcode == STARTUP_FAILURE and self._died_at == -math.inf:
+                raise AftercommitError("the application could not start; what it said is in the log")
+            self._has_died(number, pid=process.pid, status=process.exitcode)
+
+    def _has_died(self, number: int, **fields: object) -> None:
+        now = time.monotonic()
+        # Counted from when it may have begun: pauses that have grown long must not pass for a life.
+        self._deaths = self._deaths + 1 if now - self._begin_at < _SETTLED_SECONDS else 0
+        pause = (_PAUSE(self._deaths, _DIED) or 0.0) if self._deaths else 0.0
+        self._died_at, self._begin_at = now, now + pause
+        say(logger, logging.WARNING, "server_process_died", worker=number, **fields, replaced_in=round(pause, 1))
+
+    def _replace_all(self) -> None:
+        """One after the other, each when its successor answers; a signal to end goes first."""
+        for number, process in tuple(self._workers.items()):
+            successor = self._begun(number)
+            if successor is None or not self._answers(successor):
+                self._end(*([successor] if successor is not None else []))
+                if not self._is_to_end():
+                    remedy = "its successor did not begin to answer: see why, mend it, send SIGHUP again"
+                    say(logger, logging.ERROR, "server_process_not_replaced", worker=number, remedy=remedy)
+                return
+            self._workers[number] = successor
+            self._retire(process)
+            if self._is_to_end():
+                return
+
+    def _answers(self, process: Process) -> bool:
+        until = time.monotonic() + _BEGIN_SECONDS
+        while process.exitcode is None and not self._is_to_end() and time.monotonic() < until:
+            if process.is_ready(_ASK_SECONDS):
+                return True
+            self._sleep(_ASK_SECONDS, process)
+        return False
+
+    def _retire(self, process: Process) -> None:
+        """Let it end while its successor serves."""
+        self._leaving.append(process)
+        process.terminate()
+        until = time.monotonic() + self._patience
+        while process.exitcode is None and not self._is_to_end() and time.monotonic() < until:
+            self._sleep(until - time.monotonic(), process)
+        if not self._is_to_end():
+            self._leaving.remove(process)
+            self._kill(process)
+
+    def _end(self, *processes: Process) -> None:
+        """Ask them to, and do not wait for ever."""
+        for process in processes:
+            with suppress(ProcessLookupError):
+                process.terminate()
+        until = time.monotonic() + self._patience
+        while (left := [each for each in processes if each.exitcode is None]) and time.monotonic() < until:
+            wait([each.process.sentinel for each in left], until - time.monotonic())
+        for process in left:
+            self._kill(process)
+
+    def _kill(self, process: Process) -> None:
+        """If it is still there."""
+        if process.exitcode is None:
+            say(logger, logging.WARNING, "server_process_killed", pid=process.pid, seconds=self._patience)
+            process.process.kill()
+            process.process.join()
+
+
+@contextmanager
+def _ear() -> Iterator[socket.socket]:
+    """Where the numbers of signals can be read as they come."""
+    ear, mouth = socket.socketpair()
+    mouth.setblocking(False)
+    # The wakeup first: a signal between the two would be lost.
+    before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, _only_heard) for number in _HEARD}
+    try:
+        yield ear
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        ear.close()
+        mouth.close()
+
+
+def _only_heard(number: int, frame: object) -> None:
+    """Nothing: that it came is read elsewhere."""
+
+
+def end_with_parent() -> None:
+    """In a worker: end when the supervisor is gone, however it ended. Otherwise the address would stay taken."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        # What a supervisor removes that ends by itself.
+        remove_shared_folder()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -1,6 +1,0 @@
-"""Where events can be carried: the log alone, or handlers in this process. All pass the same conformance suite."""
-
-from aftercommit.transports.bus import BusTransport
-from aftercommit.transports.log import LogTransport
-
-__all__ = ["BusTransport", "LogTransport"]

@@ -1,0 +1,1 @@
+"""What tests share: a shop with its outbox, programs to start and kill, hostile handlers, proxies."""
