@@ -44,7 +44,7 @@ async def test_answers_are_as_they_are_described(journal: Journal):
         headers = {name.lower() for name in answers["200"]["headers"]}
         met: set[str] = set()
         for parameters in ({}, {"limit": 1}, {"minLevel": "ERROR"}):
-            answer = await reading.poll(headers={"Prefer": "wait=1"}, **parameters)
+            answer = await reading.poll(headers={"Prefer": "wait=1", "If-None-Match": '"another"'}, **parameters)
             jsonschema.validate(answer.json(), schema)
             ours = {name for name in answer.headers if name.startswith(("x-", "etag", "ratelimit", "preference"))}
             assert ours <= headers
