@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -38,7 +39,9 @@ from tests.support.hostile import (
     start_hanging_task,
 )
 from tests.support.pgbouncer import PgBouncer
+from tests.support.programs import REPOSITORY
 from tests.support.shop import OrderPlaced, Shop, shop_outbox
+from tests.support.sleeping import SLEEP
 
 pytestmark = pytest.mark.newest
 
@@ -118,6 +121,32 @@ async def test_a_standby_takes_over_from_a_worker_whose_handler_left_a_task_on_i
         await settled(shop, "index")
     assert sorted(ledger.numbers()) == [0, 1, 3, 4, 5]
     assert checkpoint(shop, "index") == EVENTS + 1
+
+
+@pytest.mark.contract("E1")
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_a_standby_takes_over_from_a_worker_that_was_killed_in_the_middle_of_a_long_statement(
+    shop: Shop, concurrency: int
+) -> None:
+    """PostgreSQL goes on with a statement whose client is gone, and holds its locks, unless it was told to look."""
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index", concurrency=concurrency)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
+        await ledger.write(event, connection)
+
+    shop.publish(OrderPlaced("o-1", 0))
+    append(shop)
+    command = [sys.executable, "-m", "tests.support.sleeping", shop.dsn, str(concurrency)]
+    victim = await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY)
+    sleeping = f"query = '{SLEEP}' and datname = current_database()"
+    await shop.value_becomes(f"select count(*)::int from pg_stat_activity where {sleeping}", 1)
+    victim.kill()
+    await victim.wait()
+    async with asyncio.timeout(30):
+        await handle_all(shop, consumer, lease=0.5)
+    assert ledger.numbers() == [0]
 
 
 @pytest.mark.contract("E1")

@@ -127,7 +127,7 @@ class Conversation:
     def hear(self, row: Any, server: PGconn) -> Any:
         """The answer to a query; the first one says by what the transaction is known."""
         if self.mark.transaction is None and row is not None:
-            _, name, transaction = row[3]
+            *_, name, transaction = row[3]
             self.mark.begin(name, transaction, server)
         return row
 

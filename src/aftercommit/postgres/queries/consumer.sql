@@ -118,7 +118,12 @@ select pg_notify(%(channel)s, %(changed)s) from (select count(*) from freed) don
 -- name: mark
 -- What every slice sets for its transaction. The server tells us each change of application_name, also back to what it was: so
 -- we see without a question that a handler has ended the transaction, though it may have begun another.
+-- While a statement runs, a server only looks for its client where it was told to. Otherwise the long statement of a worker that was
+-- killed would keep its locks, and the standby waiting. Machines that are gone without a word are noticed within half a minute.
 array[set_config('idle_in_transaction_session_timeout', %(patience)s, true),
+             case when strpos(version(), 'linux') > 0 then set_config('client_connection_check_interval', '2s', true) end,
+             set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
+             set_config('tcp_keepalives_count', '3', true),
              set_config('application_name', left(current_setting('application_name'), 50) || ' (slice)', true),
              pg_current_xact_id()::text]
 
@@ -135,7 +140,8 @@ select pg_xact_status(%(transaction)s::xid8)
 -- there, because poolers set them too.
 select coalesce(array_agg(name || '=' || coalesce(setting, '') order by name), '{{}}') from pg_catalog.pg_settings
 where source = 'session'
-  and name not in ('application_name', 'idle_in_transaction_session_timeout', 'jit', 'client_encoding', 'DateStyle', 'IntervalStyle',
+  and name not in ('application_name', 'idle_in_transaction_session_timeout', 'client_connection_check_interval', 'tcp_keepalives_idle',
+                   'tcp_keepalives_interval', 'tcp_keepalives_count', 'jit', 'client_encoding', 'DateStyle', 'IntervalStyle',
                    'TimeZone', 'standard_conforming_strings')
 
 -- name: begin_in_pool
