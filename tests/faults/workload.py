@@ -34,7 +34,7 @@ POISON: Final = "poison"
 
 # Given the fault "handlers", the first attempt at one event in so many ends with a misuse of the connection. One misuse
 # is left out: who ignores a cancellation holds up the consumer for longer than events may take to flow again.
-MISUSES: Final = 50
+MISUSES: Final = 400
 _ACTS: Final = [act for act in hostile.ASYNC_ACTS if act is not hostile.ignore_cancellation]
 _SYNC_ACTS: Final = list(hostile.SYNC_ACTS)
 
