@@ -19,7 +19,7 @@ from aftercommit.errors import StateTaken, StateUnavailable
 from aftercommit.postgres.database import Database
 from aftercommit.server.http_server import AddressTaken
 from aftercommit.service import Service, until_one_ends
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from systems.tasks.api import REDEEM
 from systems.tasks.feeds import EVENTS_PATH
 from systems.tasks.sample import PEOPLE
@@ -114,7 +114,7 @@ class BotBeside(Service):
                 # One that was killed holds its state until the database notices; another `up` may hold it for long.
                 if str(problem) != said:
                     said = str(problem)
-                    say(logger, logging.WARNING, "bot_waits", error=said, retry_in=_TRY_AGAIN)
+                    log_event(logger, logging.WARNING, "bot_waits", error=said, retry_in=_TRY_AGAIN)
                 await self.pause(_TRY_AGAIN)
 
     async def _run_bot(self) -> None:

@@ -39,7 +39,9 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) 
 }
 
 
-def say(logger: logging.Logger, level: int, name: str, cause: BaseException | None = None, /, **fields: Any) -> None:
+def log_event(
+    logger: logging.Logger, level: int, name: str, cause: BaseException | None = None, /, **fields: Any
+) -> None:
     """One structured log line: a stable name, its fields, and the traceback of its cause if there is one."""
     if logger.isEnabledFor(level):
         logger.log(level, name, extra=fields, exc_info=cause if cause is not None and _is_text(cause) else None)

@@ -12,7 +12,7 @@ from aftercommit.cli.logs import BriefFormatter, TextFormatter, WithoutTraceback
 from aftercommit.cli.recent import RecentLines, ends_are_heard
 from aftercommit.operate.overview import ConsumerState, Overview
 from aftercommit.postgres.resilience import logger as database_logger
-from aftercommit.telemetry import JsonFormatter, say
+from aftercommit.telemetry import JsonFormatter, log_event
 
 FIGURES = Figures(1_234_567, 12_345.6, 1_234_567, 12_345.6, 12_345, 12.3, 12_345.0)
 
@@ -39,7 +39,7 @@ def failure(**fields: object) -> logging.LogRecord:
     except ValueError as error:
         about = {"consumer": "customer-totals", "event_type": "order.paid", "event_id": "01a1", "attempt": 2}
         why = {"error": str(error), "error_class": "ValueError"}
-        say(logger, logging.WARNING, "event_handling_failed", error, **{**about, **why, **fields})
+        log_event(logger, logging.WARNING, "event_handling_failed", error, **{**about, **why, **fields})
     finally:
         logger.removeHandler(handler)
     return kept[0]
@@ -74,7 +74,7 @@ def drawn(names: Sequence[str], recent: RecentLines, width: int, height: int = 2
 def said(recent: RecentLines, level: int, name: str, **fields: object) -> None:
     """Let the panel hear a line of ours, as it does while `up` runs; the database's, as good as any."""
     with logging_to(recent, logging.WARNING), ends_are_heard():
-        say(database_logger, level, name, **fields)
+        log_event(database_logger, level, name, **fields)
         assert not logging.getLogger("aftercommit.relay").isEnabledFor(logging.INFO), "it would speak of every event"
 
 

@@ -24,7 +24,7 @@ from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.postgres.shape import HasShape, Shape, shape_of
 from aftercommit.schema.requirement import require_schema
 from aftercommit.service import Probe, Waker
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.access")
 
@@ -76,7 +76,7 @@ class BearerAccess(DatabaseService):
                 await self._require_not_revoked(reader)
             return reader
         except Unauthorized as refusal:
-            say(logger, logging.DEBUG, "unauthorized", reason=refusal.reason)
+            log_event(logger, logging.DEBUG, "unauthorized", reason=refusal.reason)
             raise
 
     def still_valid(self, reader: Reader) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from aftercommit.errors import DeclarationError, MissingExtra
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 try:
     import jwt
@@ -151,13 +151,15 @@ class TokenKeys:
             found = parse_keys(self._read(), self._what)
         except DeclarationError as problem:
             if str(problem) != self._refused:
-                say(logger, logging.ERROR, "token_keys_not_read", error=str(problem), remedy="the keys before are used")
+                log_event(
+                    logger, logging.ERROR, "token_keys_not_read", error=str(problem), remedy="the keys before are used"
+                )
             self._refused = str(problem)
             return False
         self._refused = None
         self.current = found
         self.generation += 1
-        say(logger, logging.INFO, "token_keys_read", source=self._what, keys=list(found.keys))
+        log_event(logger, logging.INFO, "token_keys_read", source=self._what, keys=list(found.keys))
         return True
 
     def _stamp(self) -> tuple[int, ...] | None:
@@ -196,7 +198,9 @@ def parse_keys(text: str, what: str) -> KeySet:
     if not keys:
         raise DeclarationError(str(skipped[0]))
     if skipped:
-        say(logger, logging.INFO, "token_keys_skipped", used=len(keys), skipped=[str(each) for each in skipped][:20])
+        log_event(
+            logger, logging.INFO, "token_keys_skipped", used=len(keys), skipped=[str(each) for each in skipped][:20]
+        )
     return KeySet(keys, _named(document, "issuer", what), _named(document, "audience", what))
 
 

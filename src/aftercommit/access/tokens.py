@@ -20,7 +20,7 @@ from aftercommit.access.permissions import MOST, Permissions, checked
 from aftercommit.access.reader import Reader, rights_of
 from aftercommit.access.token_keys import KeySet, TokenKey, TokenKeys
 from aftercommit.errors import DeclarationError, MissingExtra, Unauthorized
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 try:
     import jwt
@@ -157,7 +157,7 @@ class TokenVerifier:
             return found if isinstance(found, str) else list(found)
         except Exception as problem:  # noqa: BLE001 - the team's own function may raise anything, and then nobody comes in
             # Not the error's own text: it may quote a claim.
-            say(logger, logging.WARNING, "claims_not_understood", error=type(problem).__name__)
+            log_event(logger, logging.WARNING, "claims_not_understood", error=type(problem).__name__)
             raise Unauthorized("the permissions cannot be computed from the token's claims") from None
 
     def _remember(self, token: str, known: _Known) -> None:

@@ -20,7 +20,7 @@ from aftercommit.errors import Unauthorized
 from aftercommit.http.asgi import is_loopback
 from aftercommit.http.errors import bad_request
 from aftercommit.service import Service, until_one_ends
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.access")
 
@@ -124,7 +124,7 @@ class TrustedUsers(Service):
         return Reader("", _NOBODY, None, None, rights_of("", _NOBODY))
 
     def _refused(self, reason: str, hint: str | None = None) -> Unauthorized:
-        say(logger, logging.DEBUG, "unauthorized", reason=reason)
+        log_event(logger, logging.DEBUG, "unauthorized", reason=reason)
         return Unauthorized(reason, hint)
 
 

@@ -27,7 +27,7 @@ from aftercommit.cli.running import run_until_stopped
 from aftercommit.clock import utc_now
 from aftercommit.errors import StateError
 from aftercommit.settings import DATABASE_URL, Settings
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 if TYPE_CHECKING:
     from aftercommit.contrib.telegram import Link, Store
@@ -113,9 +113,9 @@ def bot(settings: Settings, config: Path | None, **options: Any) -> None:
     _say_unused()
     told = bot_settings(options, config)
     with logging_to_stderr(settings, logging.INFO):
-        say(logger, logging.INFO, "bot_starting", version=__version__)
+        log_event(logger, logging.INFO, "bot_starting", version=__version__)
         run_until_stopped(lambda: Bot(told), _say_stopping)
-        say(logger, logging.INFO, "bot_stopped")
+        log_event(logger, logging.INFO, "bot_stopped")
 
 
 @bot.command(short_help="Whether the feed answers, and what was set aside.")
@@ -312,7 +312,7 @@ def _say_unused() -> None:
 
 def _say_stopping() -> None:
     remedy = "messages that are on their way get there; a second signal ends the process at once"
-    say(logger, logging.INFO, "bot_stopping", remedy=remedy)
+    log_event(logger, logging.INFO, "bot_stopping", remedy=remedy)
 
 
 def _row(link: "Link") -> tuple[object, ...]:

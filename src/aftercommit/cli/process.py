@@ -15,7 +15,7 @@ from aftercommit.contrib.prometheus import serve
 from aftercommit.contrib.prometheus.exposition import LOOPBACK, MetricsServer
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.wiring import Engine
 
 logger = logging.getLogger("aftercommit.process")
@@ -61,14 +61,14 @@ def run_engine(
 
         async def tell(engine: Engine) -> None:
             await engine.up()
-            say(logger, logging.INFO, f"{name}_started", **about)
+            log_event(logger, logging.INFO, f"{name}_started", **about)
 
         def stop() -> None:
             remedy = "what is under way is finished; a second signal ends the process at once"
-            say(logger, logging.INFO, f"{name}_stopping", outbox=outbox.schema, remedy=remedy)
+            log_event(logger, logging.INFO, f"{name}_stopping", outbox=outbox.schema, remedy=remedy)
 
         run_until_stopped(begin, stop)
-        say(logger, logging.INFO, f"{name}_stopped", outbox=outbox.schema)
+        log_event(logger, logging.INFO, f"{name}_stopped", outbox=outbox.schema)
 
 
 @contextmanager

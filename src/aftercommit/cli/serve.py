@@ -29,7 +29,7 @@ from aftercommit.http.asgi import DRAIN_SECONDS, Asgi, is_loopback
 from aftercommit.postgres.database import Database
 from aftercommit.server.shared_figures import remove_shared_folder
 from aftercommit.settings import APP, DATABASE_URL, LISTEN_URL, LOG_FORMAT, Settings
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.server")
 
@@ -167,7 +167,9 @@ def _require_service_tokens(settings: Settings, database: Database) -> None:
             # No reason not to start: users with a token of their own do not need one, and a new one counts at once.
             expired = [f"{each.name} ({each.id}), expired {_day(each.expires_at)}" for each in usable]
             remedy = f"requests that name a user by X-User-Id are answered 401: make a new token with {make}"
-            say(logger, logging.WARNING, "service_tokens_expired", outbox=outbox.schema, tokens=expired, remedy=remedy)
+            log_event(
+                logger, logging.WARNING, "service_tokens_expired", outbox=outbox.schema, tokens=expired, remedy=remedy
+            )
 
 
 def _day(moment: datetime | None) -> str:

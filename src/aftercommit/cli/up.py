@@ -38,7 +38,7 @@ from aftercommit.schema import migrate
 from aftercommit.server.shared_figures import SharedFigures, shared_folder
 from aftercommit.service import Service, until_one_ends
 from aftercommit.settings import DATABASE_URL, Settings
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import plural
 from aftercommit.wiring import Engine
 
@@ -192,13 +192,13 @@ class Keeper(Service):
 
     async def _start_again(self) -> None:
         folder = str(self._server.cluster.folder)
-        say(logger, logging.WARNING, "postgresql_is_gone", folder=folder, remedy="it is started again")
+        log_event(logger, logging.WARNING, "postgresql_is_gone", folder=folder, remedy="it is started again")
         await asyncio.to_thread(self._server.start)
         if self._server.dsn != self._dsn:
             raise EmbeddedPostgresError(
                 f"PostgreSQL in {folder} runs again but under another address, {self._server.dsn}: run this again"
             )
-        say(logger, logging.WARNING, "postgresql_runs_again", folder=folder, owned=not self._server.attached)
+        log_event(logger, logging.WARNING, "postgresql_runs_again", folder=folder, owned=not self._server.attached)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from aftercommit.client.trail import Trail
 from aftercommit.client.wire import LOGS, Address, FeedEvent, Page, Reset, Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.errors import FeedRefused, FollowError
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.client")
@@ -248,7 +248,7 @@ class Follower:
                 return None
             case Message(event="hold"):
                 # The server is too old for what comes next. It says goodbye when it is time to look elsewhere.
-                say(logger, logging.INFO, "feed_held", url=self.url, told=part.data[:_TOLD])
+                log_event(logger, logging.INFO, "feed_held", url=self.url, told=part.data[:_TOLD])
                 return None
             case Message(event="bye"):
                 return self._machine.bye(now, self._retry)
@@ -298,7 +298,7 @@ class Follower:
         self._refusal = refused = wire.refusal(answer.status, answer.headers, answer.body, utc_now())
         if answer.status == GONE:
             self._arrived.append(wire.reset_of(refused))
-        say(logger, logging.INFO, "feed_refused", url=self.url, status=refused.status, error=readable(refused))
+        log_event(logger, logging.INFO, "feed_refused", url=self.url, status=refused.status, error=readable(refused))
         return refused
 
     def _final_refusal(self) -> FeedRefused | None:
@@ -316,7 +316,7 @@ class Follower:
         return self._machine.ended(time.monotonic())
 
     def _say_lost(self, problem: Exception) -> None:
-        say(logger, logging.INFO, "feed_lost", url=self.url, state=str(self.state), error=readable(problem))
+        log_event(logger, logging.INFO, "feed_lost", url=self.url, state=str(self.state), error=readable(problem))
 
     async def _close_stream(self) -> None:
         stream, self._stream = self._stream, None

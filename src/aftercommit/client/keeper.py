@@ -6,7 +6,7 @@ import time
 
 from aftercommit.client.bookmark import Bookmark
 from aftercommit.errors import BookmarkError
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.client")
@@ -46,7 +46,7 @@ class Keeper:
         try:
             await self._save()
         except BookmarkError as problem:
-            say(logger, logging.WARNING, "bookmark_failed", problem, error=readable(problem))
+            log_event(logger, logging.WARNING, "bookmark_failed", problem, error=readable(problem))
 
     async def close(self) -> None:
         """Keep the place, and let go of the bookmark; BookmarkError when it could not be kept."""

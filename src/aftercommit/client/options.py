@@ -10,7 +10,7 @@ import msgspec
 from aftercommit.client.bookmark import Bookmark
 from aftercommit.client.machine import Pace
 from aftercommit.client.wire import FeedEvent, Wire
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.client")
 
@@ -86,4 +86,4 @@ def report(gap: Gap, url: str, on_gap: Callable[[Gap], None] | None) -> None:
     if on_gap is not None:
         on_gap(gap)
     else:
-        say(logger, logging.WARNING, "feed_gap", url=url, gap=msgspec.structs.asdict(gap))
+        log_event(logger, logging.WARNING, "feed_gap", url=url, gap=msgspec.structs.asdict(gap))

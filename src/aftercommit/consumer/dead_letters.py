@@ -18,7 +18,7 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.records import BYTES_AT_ONCE, letter_record
 from aftercommit.postgres.statements import Statements
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import storable_error
 
 logger = logging.getLogger("aftercommit.consumer")
@@ -138,7 +138,7 @@ class DeadLetters:
         if ids:
             fields = {"outbox": self._outbox.schema, "consumer": self._consumer.name, "letters": len(ids)}
             named = [str(each) for each in ids]
-            say(logger, logging.INFO, "dead_letters_resolved", **fields, skipped=skipped, event_ids=named)
+            log_event(logger, logging.INFO, "dead_letters_resolved", **fields, skipped=skipped, event_ids=named)
 
     async def without_open_letters(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
         """Events that have an open letter, read or sent again, go the letter's way; returns the others."""
@@ -238,10 +238,10 @@ class DeadLetters:
             "error": letter.error,
             "error_class": letter.error_class,
         }
-        say(logger, logging.WARNING, "event_handling_failed", letter.cause, retry_in=letter.delay, **fields)
+        log_event(logger, logging.WARNING, "event_handling_failed", letter.cause, retry_in=letter.delay, **fields)
         if letter.delay is None:
             self._outbox.meter.on_parked(name)
-            say(logger, logging.ERROR, "outbox_dead_lettered", **fields)
+            log_event(logger, logging.ERROR, "outbox_dead_lettered", **fields)
 
 
 def _waiting(record: Record) -> Letter:

@@ -22,7 +22,7 @@ from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.resilience import LOST
 from aftercommit.relay.transport import Failure
 from aftercommit.service import finish_all
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import storable_error
 
 logger = logging.getLogger("aftercommit.consumer")
@@ -146,7 +146,7 @@ class Dispatcher:
             "error": storable_error(failure.error),
             "error_class": type(failure.error).__name__,
         }
-        say(logger, logging.WARNING, "event_handling_failed", failure.error, retry_in=retry_in, **fields)
+        log_event(logger, logging.WARNING, "event_handling_failed", failure.error, retry_in=retry_in, **fields)
 
     async def _attempt(self, runner: Runner, items: Sequence[Item]) -> list[tuple[Item, Failed]]:
         failed: list[tuple[Item, Failed]] = []

@@ -33,7 +33,7 @@ from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.schema.requirement import require_schema
 from aftercommit.service import Probe, Waker, finish_all, wait_for_any
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
 
@@ -125,7 +125,9 @@ class LogWorker(DatabaseService):
                     await self._turn(connection)
                 except LeaseLost as problem:
                     self.active = False
-                    say(logger, logging.WARNING, "consumer_lease_lost", consumer=self.consumer.name, error=str(problem))
+                    log_event(
+                        logger, logging.WARNING, "consumer_lease_lost", consumer=self.consumer.name, error=str(problem)
+                    )
                     await self.reach("consumer.fenced")
             await self._lease.release(connection)
             await self.reach("consumer.stopped")
@@ -171,7 +173,7 @@ class LogWorker(DatabaseService):
         """Once for each: whoever waits for effects here learns where they happen. None: it is being handed over."""
         if holder is not None and holder != self._behind:
             self._behind = holder
-            say(logger, logging.INFO, "consumer_standing_by", consumer=self.consumer.name, holder=holder)
+            log_event(logger, logging.INFO, "consumer_standing_by", consumer=self.consumer.name, holder=holder)
 
     async def _hold(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Take or renew the lease; False while somebody else has it.
@@ -209,7 +211,7 @@ class LogWorker(DatabaseService):
         self.active = True
         self._behind = None
         started = {"consumer": self.consumer.name, "position": held.position, "took_over": held.died}
-        say(logger, logging.INFO, "consumer_started", **started)
+        log_event(logger, logging.INFO, "consumer_started", **started)
 
     @asynccontextmanager
     async def _heartbeat(self, connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:

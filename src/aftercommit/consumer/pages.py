@@ -15,7 +15,7 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.records import BYTES_AT_ONCE, log_records
 from aftercommit.postgres.statements import Statements
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
 
@@ -80,7 +80,7 @@ class Pages:
         if first <= after + 1:
             return page
         if lost:
-            say(
+            log_event(
                 logger,
                 logging.WARNING,
                 "consumer_events_lost",

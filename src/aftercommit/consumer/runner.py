@@ -17,7 +17,7 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import Statements
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
 
@@ -146,4 +146,4 @@ class Runner:
     def _go_alone(self, problem: ChangedSettings) -> None:
         """From now on each event has a transaction, and so settings, of its own."""
         self._alone = True
-        say(logger, logging.INFO, "events_handled_one_by_one", consumer=self.consumer.name, reason=str(problem))
+        log_event(logger, logging.INFO, "events_handled_one_by_one", consumer=self.consumer.name, reason=str(problem))

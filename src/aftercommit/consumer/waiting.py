@@ -17,7 +17,7 @@ from aftercommit.errors import NewerVersion
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.statements import Statements
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
 
@@ -84,7 +84,7 @@ class VersionWaits:
             self.over()
 
     def _tell(self, newer: NewerVersion, until: Any) -> None:
-        say(
+        log_event(
             logger,
             logging.WARNING,
             "consumer_waiting_for_version",

@@ -7,7 +7,7 @@ from typing import Any
 from aftercommit.errors import MissingExtra
 from aftercommit.http.asgi import Scope
 from aftercommit.http.errors import Problem, bad_request, internal_error, method_not_allowed, not_found
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 try:
     from starlette.exceptions import HTTPException
@@ -50,7 +50,7 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
     """It went away before its body was here: neither a mistake of ours, nor is there anybody to tell."""
-    say(logger, logging.DEBUG, "client_gone", path=request.url.path[:200])
+    log_event(logger, logging.DEBUG, "client_gone", path=request.url.path[:200])
     return _response(bad_request("The request ended before its body was here"))
 
 
@@ -64,7 +64,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
 
 
 async def _answer_mistake(request: Request, error: Exception) -> Response:
-    say(logger, logging.ERROR, "request_failed", error, path=request.url.path[:200], error=repr(error)[:300])
+    log_event(logger, logging.ERROR, "request_failed", error, path=request.url.path[:200], error=repr(error)[:300])
     return _response(internal_error())
 
 

@@ -16,7 +16,7 @@ from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher, refuse_m
 from aftercommit.outbox.rows import EventRows
 from aftercommit.postgres.shape import DeclaredView, LogFacet, Shape
 from aftercommit.schema import migrate
-from aftercommit.telemetry import Meter, say
+from aftercommit.telemetry import Meter, log_event
 
 if TYPE_CHECKING:
     import psycopg
@@ -282,7 +282,7 @@ class Outbox:
 
     def _enqueued(self, receipt: Receipt, rows: EventRows) -> Receipt:
         if not receipt.duplicate and logger.isEnabledFor(logging.INFO):
-            say(
+            log_event(
                 logger,
                 logging.INFO,
                 "outbox_enqueued",

@@ -13,7 +13,7 @@ from psycopg import sql
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.service import Probe, Waker
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.listener")
 
@@ -90,7 +90,7 @@ class Listener(DatabaseService):
     async def _be_deaf(self) -> None:
         if not self._is_deaf:
             remedy = "set AFTERCOMMIT_LISTEN_URL (listen_dsn) to an address past the pooler; polling meanwhile"
-            say(logger, logging.WARNING, "notifications_do_not_arrive", remedy=remedy)
+            log_event(logger, logging.WARNING, "notifications_do_not_arrive", remedy=remedy)
         self._is_deaf = True
         await self.reach("listener.deaf")
         seconds = min(self._prove_again, PROVE_AGAIN_SECONDS)

@@ -17,7 +17,7 @@ import psycopg
 from aftercommit.errors import SchemaDrift
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.log")
 
@@ -107,7 +107,7 @@ async def _look(
     # An append makes those that are missing, too.
     await connection.execute(statements["make_partitions"])
     fields = {"outbox": shape.schema, "life": life.number, "position": life.previous_last, "goes_on_after": life.base}
-    say(logger, logging.WARNING, "log_life_began", reason=life.reason, **fields)
+    log_event(logger, logging.WARNING, "log_life_began", reason=life.reason, **fields)
     return life, life.base
 
 

@@ -10,7 +10,7 @@ import psycopg
 from aftercommit.backoff import Exponential
 from aftercommit.errors import DatabaseUnavailable, SchemaNotMigrated
 from aftercommit.service import Probe, Service
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import MIGRATE
 
 logger = logging.getLogger("aftercommit.database")
@@ -78,7 +78,7 @@ class DatabaseService(Service):
     def session_is_up(self) -> None:
         """The session works: the next outage is news again."""
         if self._failures:
-            say(logger, logging.INFO, "database_is_back", service=self.name, attempts=self._failures)
+            log_event(logger, logging.INFO, "database_is_back", service=self.name, attempts=self._failures)
         self._failures = 0
         self.outage = None
         self.answered()
@@ -134,7 +134,7 @@ class DatabaseService(Service):
         if self._failures == 1:
             self.outage = problem
             error = " ".join(str(problem).split())
-            say(logger, logging.WARNING, "database_is_unavailable", service=self.name, error=error)
+            log_event(logger, logging.WARNING, "database_is_unavailable", service=self.name, error=error)
         await self.reach("database.lost", error=problem)
         await self.pause(self._reconnect(self._failures, problem) or 0.0)
 
@@ -156,4 +156,4 @@ async def close_quietly(connection: psycopg.AsyncConnection[object] | None) -> N
         try:
             await asyncio.shield(connection.close())
         except psycopg.Error as problem:
-            say(logger, logging.DEBUG, "connection_close_failed", error=str(problem))
+            log_event(logger, logging.DEBUG, "connection_close_failed", error=str(problem))

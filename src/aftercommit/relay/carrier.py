@@ -25,7 +25,7 @@ from aftercommit.relay.plan import Due, Marks, Watermark
 from aftercommit.relay.settle import Appended, Settlement
 from aftercommit.relay.transport import Failure, Transport
 from aftercommit.service import Probe
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.relay")
 
@@ -279,7 +279,7 @@ class Carrier:
         await self._reach("relay.appended", count=appended.count, position=appended.position)
         self._outbox.meter.on_published(appended.latency)
         if appended.ids:
-            say(
+            log_event(
                 logger,
                 logging.INFO,
                 "outbox_publish_succeeded",
@@ -329,10 +329,10 @@ class Carrier:
             "error_class": verdict.error_class,
         }
         self._outbox.meter.on_failed(event.event_type, verdict.error_class)
-        say(logger, logging.WARNING, "outbox_publish_failed", verdict.cause, retry_in=verdict.delay, **fields)
+        log_event(logger, logging.WARNING, "outbox_publish_failed", verdict.cause, retry_in=verdict.delay, **fields)
         if verdict.delay is None:
             self._outbox.meter.on_parked(verdict.consumer)
-            say(logger, logging.ERROR, "outbox_dead_lettered", **fields)
+            log_event(logger, logging.ERROR, "outbox_dead_lettered", **fields)
 
     async def _move_watermark(self, connection: psycopg.AsyncConnection[Any], batch: Batch, done: set[UUID]) -> None:
         if batch.counted:

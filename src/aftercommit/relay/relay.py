@@ -28,7 +28,7 @@ from aftercommit.relay.transport import Transport
 from aftercommit.schema.requirement import require_schema
 from aftercommit.schema.retention import Retention
 from aftercommit.service import Probe, wait_for_any
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.relay")
 
@@ -158,7 +158,7 @@ class Relay(DatabaseService):
         await self.stopping.wait()
         _, late = await asyncio.wait(carriers, timeout=self.settings.drain_seconds)
         for carrier in late:
-            say(
+            log_event(
                 logger,
                 logging.WARNING,
                 "relay_drain_timed_out",
@@ -230,7 +230,7 @@ class Relay(DatabaseService):
                 except TransportUnavailable as problem:
                     await self._wait_for_transport(problem)
                 except LeaseLost as problem:
-                    say(logger, logging.WARNING, "relay_lease_lost", relay=self.name, error=str(problem))
+                    log_event(logger, logging.WARNING, "relay_lease_lost", relay=self.name, error=str(problem))
                     await self.reach("relay.fenced")
                     self.lanes.tick_now.set()
                     await self._wait_for_lanes(doorbell)
@@ -294,7 +294,7 @@ class Relay(DatabaseService):
     async def _wait_for_transport(self, problem: TransportUnavailable) -> None:
         self._outages += 1
         if self._outages == 1:
-            say(
+            log_event(
                 logger,
                 logging.WARNING,
                 "transport_is_unavailable",
@@ -306,7 +306,7 @@ class Relay(DatabaseService):
 
     def _transport_is_back(self) -> None:
         if self._outages:
-            say(
+            log_event(
                 logger,
                 logging.INFO,
                 "transport_is_back",

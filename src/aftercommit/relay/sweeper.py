@@ -18,7 +18,7 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.schema import partitions
 from aftercommit.schema.retention import LEASE, Retention, Round, Swept, the_only_one
 from aftercommit.service import Waker, wait_for_any
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.sweeper")
 
@@ -48,7 +48,7 @@ class Sweeper:
             while not stopping.is_set():
                 made = await asyncio.to_thread(self.sweep, lambda: over.is_set() or stopping.is_set())
                 if made:
-                    say(logger, logging.INFO, "log_partitions_made", outbox=self._shape.schema, partitions=made)
+                    log_event(logger, logging.INFO, "log_partitions_made", outbox=self._shape.schema, partitions=made)
                 await wait_for_any(INTERVAL, stopping)
         finally:
             over.set()
@@ -70,7 +70,7 @@ class Sweeper:
             if not isinstance(problem.__cause__, psycopg.errors.LockNotAvailable):
                 raise
             # Somebody is in the way. There are partitions left, and where there are none the append makes one.
-            say(logger, logging.WARNING, "log_partitions_not_made", outbox=self._shape.schema, error=str(problem))
+            log_event(logger, logging.WARNING, "log_partitions_not_made", outbox=self._shape.schema, error=str(problem))
             return []
 
     def _retain(self, connection: psycopg.Connection[Any], stopping: Callable[[], bool]) -> None:
@@ -86,7 +86,7 @@ class Sweeper:
         for each in swept:
             if each.removed:
                 fields = {"what": each.task, "removed": each.removed, "partitions": list(each.partitions) or None}
-                say(logger, logging.INFO, "retention_removed", outbox=self._shape.schema, **fields)
+                log_event(logger, logging.INFO, "retention_removed", outbox=self._shape.schema, **fields)
         kept_back = [f"{each.task}: {reason}" for each in swept for reason in each.kept_back]
         if kept_back:
             self._say_once(logging.WARNING, "retention_kept_back", reasons=kept_back)
@@ -96,5 +96,5 @@ class Sweeper:
     def _say_once(self, level: int, name: str, **fields: Any) -> None:
         """What stays the same from round to round is said in the first."""
         if self._said != (name, fields):
-            say(logger, level, name, outbox=self._shape.schema, **fields)
+            log_event(logger, level, name, outbox=self._shape.schema, **fields)
         self._said = (name, fields)

@@ -23,7 +23,7 @@ from aftercommit.postgres.shape import AUDIENCE, Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.schema.catalog import asking
 from aftercommit.schema.views import stamp_of
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import MIGRATE, OF_APP
 
 POSITIONS_PER_PARTITION = 1_000_000
@@ -123,7 +123,7 @@ def drop_before(
     found = retain(connection, shape, older_than=older_than, force=force, patience=patience)
     if found.reason is not None:
         fields = {"outbox": shape.schema, "partition": found.stopped_at, "reason": found.reason}
-        say(logger, logging.INFO, "log_retention_stopped", **fields)
+        log_event(logger, logging.INFO, "log_retention_stopped", **fields)
     return list(found.partitions)
 
 

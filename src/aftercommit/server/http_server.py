@@ -23,7 +23,7 @@ from aftercommit.server.protocol import Guards
 from aftercommit.server.shared_figures import shared_folder
 from aftercommit.server.supervisor import Supervisor, end_with_parent
 from aftercommit.service import Probe, Service
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 try:
     import uvicorn
@@ -145,7 +145,7 @@ def serve(
         alone = _Alone(configuration)
         supervisor = Supervisor(configuration, bound, patience=patience(drain)) if workers > 1 else None
         with _signals_end_quietly(supervisor.hear if supervisor is not None else alone.hear):
-            say(logger, logging.INFO, "server_listening", url=address_of(bound), workers=workers)
+            log_event(logger, logging.INFO, "server_listening", url=address_of(bound), workers=workers)
             if on_listening is not None:
                 on_listening(url_of(bound))
             if supervisor is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from aftercommit.service import Probe, Service
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
@@ -80,7 +80,7 @@ class SharedFigures(Service):
             server = await asyncio.start_unix_server(self._tell, address)
         except OSError as problem:
             # Readers are served all the same.
-            say(logger, logging.WARNING, "figures_not_shared", folder=str(self._folder), error=str(problem))
+            log_event(logger, logging.WARNING, "figures_not_shared", folder=str(self._folder), error=str(problem))
             self._folder = None
             await self.stopping.wait()
             return

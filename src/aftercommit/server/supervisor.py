@@ -21,7 +21,7 @@ from aftercommit.backoff import Exponential
 from aftercommit.errors import AftercommitError, MissingExtra
 from aftercommit.server.ending_server import EndingServer, ServerFailed
 from aftercommit.server.shared_figures import WORKER, remove_shared_folder
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 try:
     from uvicorn import Config
@@ -126,9 +126,9 @@ class Supervisor:
         try:
             process.start()
         except OSError as problem:
-            say(logger, logging.WARNING, "server_process_not_started", worker=number, error=repr(problem)[:300])
+            log_event(logger, logging.WARNING, "server_process_not_started", worker=number, error=repr(problem)[:300])
             return None
-        say(logger, logging.INFO, "server_process_started", worker=number, pid=process.pid)
+        log_event(logger, logging.INFO, "server_process_started", worker=number, pid=process.pid)
         return process
 
     def _bury_the_dead(self) -> None:
@@ -147,7 +147,7 @@ class Supervisor:
         self._deaths = self._deaths + 1 if now - self._begin_at < _SETTLED_SECONDS else 0
         pause = (_PAUSE(self._deaths, _DIED) or 0.0) if self._deaths else 0.0
         self._died_at, self._begin_at = now, now + pause
-        say(logger, logging.WARNING, "server_process_died", worker=number, **fields, replaced_in=round(pause, 1))
+        log_event(logger, logging.WARNING, "server_process_died", worker=number, **fields, replaced_in=round(pause, 1))
 
     def _replace_all(self) -> None:
         """One after the other, each when its successor answers; a signal to end goes first."""
@@ -157,7 +157,7 @@ class Supervisor:
                 self._end(*([successor] if successor is not None else []))
                 if not self._is_to_end():
                     remedy = "its successor did not begin to answer: see why, mend it, send SIGHUP again"
-                    say(logger, logging.ERROR, "server_process_not_replaced", worker=number, remedy=remedy)
+                    log_event(logger, logging.ERROR, "server_process_not_replaced", worker=number, remedy=remedy)
                 return
             self._workers[number] = successor
             self._retire(process)
@@ -197,7 +197,7 @@ class Supervisor:
     def _kill(self, process: Process) -> None:
         """If it is still there."""
         if process.exitcode is None:
-            say(logger, logging.WARNING, "server_process_killed", pid=process.pid, seconds=self._patience)
+            log_event(logger, logging.WARNING, "server_process_killed", pid=process.pid, seconds=self._patience)
             process.process.kill()
             process.process.join()
 

@@ -25,7 +25,7 @@ from aftercommit.contrib.telegram.states import open_store
 from aftercommit.contrib.telegram.texts import FALLBACK
 from aftercommit.errors import StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, until_one_ends, wait_for_any
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.bot")
@@ -101,7 +101,7 @@ class Bot(Service):
         wait = settings.update_seconds
         listening = Listening(api, memory, sender, commands, poller, username, wait, probe=self._probe)
         addresses = {"feed": without_userinfo(settings.feed), "api": without_userinfo(settings.api)}
-        say(logger, logging.INFO, "bot_started", username=username, **addresses)
+        log_event(logger, logging.INFO, "bot_started", username=username, **addresses)
         parts = [
             asyncio.create_task(listening.run(), name="listening"),
             asyncio.create_task(self._connected(connector), name="connector"),
@@ -152,7 +152,7 @@ class Bot(Service):
         wait = wait_after(reply, failures)
         if failures == 1:
             reason = reason_of(reply)
-            say(logger, logging.WARNING, "bot_telegram_unreachable", error=reason, retry_in=wait)
+            log_event(logger, logging.WARNING, "bot_telegram_unreachable", error=reason, retry_in=wait)
             said = f"Telegram cannot be reached ({reason}): the bot tries again by itself"
             await memory.keep(lambda store: store.note_trouble(said, UPDATES))
         await wait_for_any(wait, self.stopping)
@@ -162,7 +162,7 @@ class Bot(Service):
         for language, table in self.settings.texts.tables.items():
             reply = await api.set_my_commands(described(table), None if language == FALLBACK else language)
             if not isinstance(reply, Done):
-                say(logger, logging.INFO, "bot_commands_not_offered", language=language, error=reason_of(reply))
+                log_event(logger, logging.INFO, "bot_commands_not_offered", language=language, error=reason_of(reply))
 
     async def _upkeep(self, memory: Memory) -> None:
         """Records of what was set aside are kept for a while and not for ever."""
@@ -170,7 +170,7 @@ class Bot(Service):
             try:
                 await memory.do(self._forget)
             except StateUnavailable as problem:
-                say(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem))
+                log_event(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem))
             await wait_for_any(_UPKEEP_SECONDS, self._ending)
 
     async def _beat(self, memory: Memory) -> None:

@@ -19,7 +19,7 @@ from aftercommit.contrib.telegram.texts import Table
 from aftercommit.contrib.telegram.trouble import STILL_ASKING, Trouble
 from aftercommit.contrib.telegram.updates import Command
 from aftercommit.errors import FollowError
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.bot")
 
@@ -103,14 +103,14 @@ class Commands:
             self._guesses.count(chat_id, time.monotonic())
             return self._texts.message(language, "code_wrong")
         if isinstance(found, Unchecked):
-            say(logger, logging.WARNING, "bot_link_failed", chat_id=chat_id, error=str(found.trouble))
+            log_event(logger, logging.WARNING, "bot_link_failed", chat_id=chat_id, error=str(found.trouble))
             return self._texts.message(language, "code_unchecked", trouble=self._word(found.trouble, language))
         try:
             new = await self._kept_link(command, link, found, language, code)
         except FollowError as problem:
             trouble = self._reader.trouble_of(problem)
             about = {"chat_id": chat_id, "user_id": found.user_id, "error": str(trouble)}
-            say(logger, logging.WARNING, "bot_link_failed", **about)
+            log_event(logger, logging.WARNING, "bot_link_failed", **about)
             return self._texts.message(language, "link_failed", trouble=self._word(trouble, language))
         await self._reach("bot.linked", chat_id=chat_id, user_id=found.user_id)
         self._connector.poller.add(chat_id)

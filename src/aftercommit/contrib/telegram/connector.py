@@ -15,7 +15,7 @@ from aftercommit.contrib.telegram.redaction import without_userinfo
 from aftercommit.contrib.telegram.settings import BotSettings
 from aftercommit.contrib.telegram.trouble import Trouble
 from aftercommit.service import Waker, until_one_ends
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.bot")
 
@@ -75,8 +75,8 @@ class Connector:
         if problem is not None:
             remedy = f"nothing is polled; {problem.remedy}; /connect asks once more, and so does a start"
             case = {"kind": problem.kind, "error": problem.reason, "remedy": remedy}
-            say(logger, logging.ERROR, "bot_not_connected", feed=feed, **case)
+            log_event(logger, logging.ERROR, "bot_not_connected", feed=feed, **case)
         elif not self._ending.is_set():
             await self.poller.start()
-            say(logger, logging.INFO, "bot_polling", feed=feed, links=len(links))
+            log_event(logger, logging.INFO, "bot_polling", feed=feed, links=len(links))
             self.started.set()

@@ -24,7 +24,7 @@ from aftercommit.contrib.telegram.sender import STALE, STOPPING, Sender
 from aftercommit.contrib.telegram.settings import BotSettings
 from aftercommit.contrib.telegram.state import GAP, Failure, Link
 from aftercommit.errors import TelegramRefused
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.bot")
 
@@ -84,7 +84,7 @@ class Delivery:
         reason = f"{gone.reason}: {gone.message}"
         failure = _failure(link, restart or "", f"after {link.place}", gone.reason, GAP, reason)
         await self._memory.keep(lambda store: store.set_aside(link, failure, restart))
-        say(logger, logging.WARNING, "bot_gap", chat_id=link.chat_id, user_id=link.user_id, error=reason)
+        log_event(logger, logging.WARNING, "bot_gap", chat_id=link.chat_id, user_id=link.user_id, error=reason)
         return None
 
     async def passed(self, link: Link, failures: int) -> float | None:
@@ -129,7 +129,7 @@ class Delivery:
                 return None
             case Moved(chat_id=chat_id):
                 await self._memory.keep(lambda store: store.renumber(link.chat_id, chat_id))
-                say(logger, logging.INFO, "bot_chat_moved", chat_id=link.chat_id, to=chat_id)
+                log_event(logger, logging.INFO, "bot_chat_moved", chat_id=link.chat_id, to=chat_id)
                 self._moved(chat_id)
                 return 0.0
             case Later():
@@ -145,7 +145,7 @@ class Delivery:
             return reply.seconds
         wait = wait_after(reply, failures + 1, _BACKOFF)
         about = {"chat_id": link.chat_id, "user_id": link.user_id, "retry_in": wait}
-        say(logger, logging.WARNING, "bot_delivery_failed", **about, error=reply.reason)
+        log_event(logger, logging.WARNING, "bot_delivery_failed", **about, error=reply.reason)
         return wait
 
 
@@ -155,7 +155,7 @@ def _failure(link: Link, place: str, event_id: str, event_type: str, kind: str, 
 
 def _say_set_aside(failure: Failure) -> None:
     about = {"chat_id": failure.chat_id, "user_id": failure.user_id, "event_id": failure.event_id}
-    say(logger, logging.WARNING, "bot_event_set_aside", **about, kind=failure.kind, error=failure.reason)
+    log_event(logger, logging.WARNING, "bot_event_set_aside", **about, kind=failure.kind, error=failure.reason)
 
 
 def _kind(reply: Unreachable | Refused) -> str:

@@ -34,7 +34,7 @@ from aftercommit.contrib.telegram.state import UPDATES
 from aftercommit.contrib.telegram.updates import Command, Heard, Membership, Renumbered, heard
 from aftercommit.errors import StateError, StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, until_one_ends, wait_for_any
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.bot")
@@ -146,7 +146,7 @@ class Listening(Service):
                 if said is not None:
                     ignored[said.chat_id] += 1
         for chat_id, count in ignored.items():
-            say(logger, logging.INFO, "bot_commands_ignored", chat_id=chat_id, count=count)
+            log_event(logger, logging.INFO, "bot_commands_ignored", chat_id=chat_id, count=count)
         if not new and len(updates) >= WINDOW and len(self._chats) < _MOST_CHATS:
             self._progress.give_way()
 
@@ -186,13 +186,15 @@ class Listening(Service):
             try:
                 return await self._one(entry)
             except StateUnavailable as problem:
-                say(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem), retry_in=_STATE_SECONDS)
+                log_event(
+                    logger, logging.ERROR, "bot_state_unavailable", error=readable(problem), retry_in=_STATE_SECONDS
+                )
                 await wait_for_any(_STATE_SECONDS, self.stopping)
             except (TelegramRefused, StateError):
                 raise
             except Exception as problem:  # noqa: BLE001 - what one person writes must not make the bot deaf to others
                 about = {"chat_id": entry.said.chat_id, "error": readable(problem)}
-                say(logger, logging.ERROR, "bot_command_failed", problem, **about)
+                log_event(logger, logging.ERROR, "bot_command_failed", problem, **about)
                 return True
         return False
 
@@ -257,7 +259,7 @@ class Listening(Service):
                     return True
                 case _:
                     assert_never(reply)
-        say(logger, logging.WARNING, "bot_answer_failed", chat_id=chat_id, error=reason)
+        log_event(logger, logging.WARNING, "bot_answer_failed", chat_id=chat_id, error=reason)
         return True
 
     async def _lost(self, chat_id: int, reason: str) -> None:
@@ -270,13 +272,13 @@ class Listening(Service):
         wait = wait_after(reply, self._failures)
         reason, remedy = reason_of(reply), _remedy(reply)
         if self._failures == 1:
-            say(logger, logging.WARNING, "bot_updates_failed", error=reason, retry_in=wait, remedy=remedy)
+            log_event(logger, logging.WARNING, "bot_updates_failed", error=reason, retry_in=wait, remedy=remedy)
         await self._note(f"the bot receives no messages from people ({reason}): {remedy}")
         await wait_for_any(wait, self.stopping, self._broken)
 
     async def _recovered(self) -> None:
         if self._failures:
-            say(logger, logging.INFO, "bot_updates_again", failures=self._failures)
+            log_event(logger, logging.INFO, "bot_updates_again", failures=self._failures)
         self._failures = 0
         await self._note(None)
 

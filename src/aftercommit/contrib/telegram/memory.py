@@ -10,7 +10,7 @@ from aftercommit.backoff import Exponential
 from aftercommit.contrib.telegram.state import Store
 from aftercommit.errors import StateUnavailable
 from aftercommit.service import Waker, wait_for_any
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.bot")
@@ -49,7 +49,7 @@ class Memory:
             except StateUnavailable as problem:
                 failures += 1
                 wait = _AGAIN(failures, problem) or 0.0
-                say(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem), retry_in=wait)
+                log_event(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem), retry_in=wait)
                 await wait_for_any(wait, self._stopping)
                 if self._stopping.is_set():
                     raise

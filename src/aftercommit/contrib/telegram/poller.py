@@ -28,7 +28,7 @@ from aftercommit.contrib.telegram.state import Link
 from aftercommit.contrib.telegram.trouble import Trouble
 from aftercommit.errors import FollowError, StateError, StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, wait_for_any
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.bot")
@@ -133,11 +133,11 @@ class Poller(Service):
             wait = await self._take(chat_id, seat)
         except StateUnavailable as problem:
             wait = _STATE_SECONDS
-            say(logger, logging.ERROR, "bot_state_unavailable", chat_id=chat_id, error=readable(problem))
+            log_event(logger, logging.ERROR, "bot_state_unavailable", chat_id=chat_id, error=readable(problem))
         except (TelegramRefused, StateError) as problem:
             self._fatal = problem
         except Exception as problem:  # noqa: BLE001 - one chat's bad luck must not end the others' messages
-            say(logger, logging.ERROR, "bot_turn_failed", problem, chat_id=chat_id, error=readable(problem))
+            log_event(logger, logging.ERROR, "bot_turn_failed", problem, chat_id=chat_id, error=readable(problem))
         except BaseException as problem:
             if not isinstance(problem, asyncio.CancelledError):
                 self._fatal = problem
@@ -256,7 +256,7 @@ class Poller(Service):
         about = {"user_id": link.user_id, "chat_id": link.chat_id, "status": failed.status, "retry_in": wait}
         trouble = failed.trouble
         case = {"kind": trouble.kind, "error": trouble.reason, "remedy": trouble.remedy}
-        say(logger, logging.WARNING, "bot_poll_failed", **about, **case)
+        log_event(logger, logging.WARNING, "bot_poll_failed", **about, **case)
         return wait
 
     async def _note(self, trouble: Trouble | None) -> None:

@@ -11,7 +11,7 @@ from aftercommit.contrib.telegram.answers import Later, Reply
 from aftercommit.contrib.telegram.api import BotApi
 from aftercommit.contrib.telegram.pacing import Pacing
 from aftercommit.service import Waker, wait_for_any
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.bot")
 
@@ -120,6 +120,6 @@ class Sender:
         if isinstance(reply, Later) and reply.limited:
             seconds = reply.seconds if reply.seconds is not None else _UNSAID_SECONDS
             everybody = self._pacing.limited(chat_id, seconds, time.monotonic())
-            say(logger, logging.WARNING, "bot_limited", chat_id=chat_id, seconds=seconds, everybody=everybody)
+            log_event(logger, logging.WARNING, "bot_limited", chat_id=chat_id, seconds=seconds, everybody=everybody)
             return Later(reply.reason, seconds, limited=True)
         return reply

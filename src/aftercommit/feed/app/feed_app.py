@@ -40,7 +40,7 @@ from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService
 from aftercommit.server.failure import tell
 from aftercommit.service import Probe, Service
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -146,7 +146,7 @@ class FeedApp:
             await service.wait()
         except Exception as problem:  # noqa: BLE001 - whatever it was, somebody has to hear of it
             self.failed = f"{service.name} failed"
-            say(logger, logging.ERROR, "service_failed", problem, service=service.name, error=str(problem)[:300])
+            log_event(logger, logging.ERROR, "service_failed", problem, service=service.name, error=str(problem)[:300])
             if tell(f"{self.failed}: {str(problem)[:300]}"):
                 # The server ends, and streams would hold that up.
                 self.drain()
@@ -249,7 +249,7 @@ async def run_lifespan(lifespan: Callable[[], Any], receive: Receive, send: Send
             phase = "shutdown"
             await receive()
     except Exception as problem:
-        say(logger, logging.ERROR, "lifespan_failed", problem, error=repr(problem)[:300])
+        log_event(logger, logging.ERROR, "lifespan_failed", problem, error=repr(problem)[:300])
         await send({"type": f"lifespan.{phase}.failed", "message": str(problem)})
         raise
     await send({"type": "lifespan.shutdown.complete"})
@@ -270,4 +270,4 @@ class _End:
             else:
                 await service.stop()
         except Exception as problem:  # noqa: BLE001 - it was said when it failed; the others are to end all the same
-            say(logger, logging.DEBUG, "service_had_failed", service=service.name, error=repr(problem)[:300])
+            log_event(logger, logging.DEBUG, "service_had_failed", service=service.name, error=repr(problem)[:300])

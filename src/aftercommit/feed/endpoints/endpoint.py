@@ -13,7 +13,7 @@ from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.http.asgi import ALLOWED, Receive, Scope, Send, answer, answer_problem, headers_of
 from aftercommit.http.errors import internal_error, method_not_allowed
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
@@ -50,7 +50,7 @@ class Endpoint(ABC):
         except Exception as error:  # noqa: BLE001 - whatever it was, the client gets an answer and the log the cause
             problem = problem_of(self.feed, error)
             if problem is None:
-                say(logger, logging.ERROR, "request_failed", error, feed=self.feed.name, error=repr(error)[:300])
+                log_event(logger, logging.ERROR, "request_failed", error, feed=self.feed.name, error=repr(error)[:300])
             await answer_problem(send, problem or internal_error(), method)
 
     @abstractmethod

@@ -34,7 +34,7 @@ from aftercommit.http.asgi import (
     lost,
 )
 from aftercommit.postgres.resilience import is_lost
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
@@ -262,7 +262,9 @@ class Stream:
         except Exception as problem:  # noqa: BLE001 - an answer that has begun can only be ended
             self._ending = "unavailable"
             if not is_lost(problem) and not isinstance(problem, FeedsFailed):
-                say(logger, logging.ERROR, "stream_failed", problem, feed=strand.feed.name, error=repr(problem)[:300])
+                log_event(
+                    logger, logging.ERROR, "stream_failed", problem, feed=strand.feed.name, error=repr(problem)[:300]
+                )
             await self._write(bye(self._ending, self._streams.retry()))
         await self._hand({"type": "http.response.body", "body": b"", "more_body": False})
 

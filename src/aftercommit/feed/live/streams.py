@@ -24,7 +24,7 @@ from aftercommit.feed.strands.strand import Strand
 from aftercommit.http.asgi import DRAIN_SECONDS
 from aftercommit.http.errors import Problem, too_many, unavailable
 from aftercommit.service import Probe, Service, Waker
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
@@ -177,7 +177,7 @@ class Streams(Service):
         if self.draining.is_set():
             return
         self.draining.set()
-        say(logger, logging.INFO, "streams_draining", streams=len(self._open), seconds=self.times.drain)
+        log_event(logger, logging.INFO, "streams_draining", streams=len(self._open), seconds=self.times.drain)
         loop = asyncio.get_running_loop()
         for stream in self._open:
             # The last part of the window is for those who are slow to take their goodbye.
@@ -205,7 +205,7 @@ class Streams(Service):
         try:
             stream.look(self.now)
         except Exception as problem:  # noqa: BLE001 - what a team's own access raises is one stream's, and not everybody's
-            say(logger, logging.ERROR, "stream_failed", problem, error=repr(problem)[:300])
+            log_event(logger, logging.ERROR, "stream_failed", problem, error=repr(problem)[:300])
             self._open.discard(stream)
             stream.cut("failed")
 

@@ -15,7 +15,7 @@ from aftercommit.errors import NewerSchemaVersion, UnreadableEvent
 from aftercommit.event import json_rules
 from aftercommit.feed.declaration.entry import Entry, Held, LogEvent, Stored
 from aftercommit.feed.declaration.feed import Feed
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
@@ -45,7 +45,7 @@ class EntryMaker:
         if record.event_type not in feed.outbox.registry:
             return self._hold(feed, stored, number, None)
         try:
-            event = log_event(feed, stored)
+            event = typed_event(feed, stored)
             item = feed.item(event)
             if feed.redactor is not None:
                 item = feed.redactor.value(item)
@@ -72,7 +72,7 @@ class EntryMaker:
             self.held.add((feed.name, held))
             remedy = "start this server with code that declares the event; until then readers of this feed wait here"
             fields = {"event_type": held.event_type, "version": held.version, "known": known, "remedy": remedy}
-            say(logger, logging.WARNING, "feed_held", feed=feed.name, event_id=str(record.event_id), **fields)
+            log_event(logger, logging.WARNING, "feed_held", feed=feed.name, event_id=str(record.event_id), **fields)
         facets = feed.facets_of(record.payload, None)
         return Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets, held=held)
 
@@ -84,10 +84,10 @@ class EntryMaker:
             return
         self._said.add((feed.name, event_type))
         fields = {"feed": feed.name, "event_id": str(stored.record.event_id), "event_type": event_type}
-        say(logger, logging.ERROR, "feed_item_withheld", problem, **fields, error=repr(problem)[:500])
+        log_event(logger, logging.ERROR, "feed_item_withheld", problem, **fields, error=repr(problem)[:500])
 
 
-def log_event(feed: Feed, stored: Stored) -> LogEvent[Any]:
+def typed_event(feed: Feed, stored: Stored) -> LogEvent[Any]:
     """The typed event of a row; UnreadableEvent when this code does not know it."""
     event = feed.outbox.registry.read(stored.record)
     made: LogEvent[Any] = _log_event(*msgspec.structs.astuple(event), ts=stored.ts, stream_seq=stored.stream_seq)

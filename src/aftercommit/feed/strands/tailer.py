@@ -32,7 +32,7 @@ from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.postgres.statements import Statements
 from aftercommit.schema.requirement import require_schema
 from aftercommit.service import Probe, Waker
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
@@ -164,7 +164,7 @@ class Tailer(DatabaseService):
             if row is None or not row[0]:
                 remedy = "run `aftercommit migrate up` in a program that declares the feed"
                 fields = {"outbox": shape.schema, "index": facet.name, "facet": ".".join(facet.path)}
-                say(logger, logging.WARNING, "feed_index_missing", remedy=remedy, **fields)
+                log_event(logger, logging.WARNING, "feed_index_missing", remedy=remedy, **fields)
 
     async def _read(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Read one page; True when there is more."""
@@ -216,7 +216,7 @@ class Tailer(DatabaseService):
 
     def _give_up(self, reason: str, tip: _Tip) -> None:
         fields = {"outbox": self._outbox.schema, "position": self.position, "head": tip.position}
-        say(logger, logging.WARNING, "feed_began_anew", reason=reason, **fields)
+        log_event(logger, logging.WARNING, "feed_began_anew", reason=reason, **fields)
         self.position, self._ts, self.epoch = tip.position, tip.ts, tip.epoch
         self.heard = tip.position
         self._following.give_up(reason)

@@ -14,7 +14,7 @@ import msgspec
 
 from aftercommit.contrib.telegram.local_api.messenger import Messenger, Past, Seen
 from aftercommit.contrib.telegram.local_api.records import Chat, Message, Update
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.bot_api")
 
@@ -53,7 +53,7 @@ class Journal:
         except BlockingIOError:
             lock.close()
             remedy = "these chats are in memory alone; stop the other one, or use another folder"
-            say(logger, logging.WARNING, "chats_in_use", file=str(self._path), remedy=remedy)
+            log_event(logger, logging.WARNING, "chats_in_use", file=str(self._path), remedy=remedy)
             return
         self._lock = lock
         messenger.restore(_past(self._read()))
@@ -76,7 +76,7 @@ class Journal:
                 try:
                     yield decode(text)
                 except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-                    say(logger, logging.WARNING, "chat_line_unreadable", line=number, error=str(problem)[:200])
+                    log_event(logger, logging.WARNING, "chat_line_unreadable", line=number, error=str(problem)[:200])
 
     def _rewrite(self, messenger: Messenger) -> None:
         """Begin the file anew with what is still of interest; the old one stays until the new one is whole."""
