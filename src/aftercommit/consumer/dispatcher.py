@@ -9,7 +9,7 @@ import msgspec
 import psycopg
 
 from aftercommit.consumer.outcome import Failed, next_delay
-from aftercommit.consumer.runner import Manner, Runner
+from aftercommit.consumer.runner import Runner, SlicePolicy
 from aftercommit.consumer.slices import Item, Query, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
@@ -162,7 +162,7 @@ class Dispatcher:
             }
             return Query("begin_unfenced_slice", parameters, prepared=True)
 
-        await runner.run(items, Manner(begin, remember))
+        await runner.run(items, SlicePolicy(begin, remember))
         return failed
 
 

@@ -9,7 +9,7 @@ import psycopg
 
 from aftercommit.consumer.dead_letters import DeadLetters, Look
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.runner import Manner, Runner
+from aftercommit.consumer.runner import Runner, SlicePolicy
 from aftercommit.consumer.slices import Item, Query, SliceOutdated, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
@@ -70,7 +70,7 @@ class LetterRetries:
         proceeds: Callable[[], bool],
         first: First | None,
     ) -> bool:
-        """Give the letters that are due another attempt; whether there were any. `first` as in `Manner`."""
+        """Give the letters that are due another attempt; whether there were any. `first` as in `SlicePolicy`."""
         started = time.monotonic()
         records = await self._letters.due(connection, LETTERS_PER_TURN) if self._any_due else []
         if not records:
@@ -166,7 +166,7 @@ class LetterRetries:
             nonlocal skipped
             skipped += events - handled
 
-        manner = Manner(
+        policy = SlicePolicy(
             begin,
             fail,
             end=end,
@@ -176,7 +176,7 @@ class LetterRetries:
             strict=self._strict,
             on_slice=count,
         )
-        left = {item.record.event_id for item in await self._runner.run(items, manner)}
+        left = {item.record.event_id for item in await self._runner.run(items, policy)}
         done = [item.record.event_id for item in items if item.record.event_id not in failed | left]
         self._letters.tell_resolved(done, skipped)
         for event_id in done:

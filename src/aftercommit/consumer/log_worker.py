@@ -19,7 +19,7 @@ from aftercommit.consumer.letter_retries import LetterRetries
 from aftercommit.consumer.names import register, require_mine
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.pages import Pages
-from aftercommit.consumer.runner import Manner, Runner
+from aftercommit.consumer.runner import Runner, SlicePolicy
 from aftercommit.consumer.slices import Item, Query, prepare
 from aftercommit.consumer.waiting import VersionWaits, waits
 from aftercommit.consumer.walk import by_aggregate
@@ -299,10 +299,10 @@ class LogWorker(DatabaseService):
         if self._strict and items:
             items = await self._letters.set_aside(connection, items, self.position)
         if self._suspects > 0:
-            left = await self._runner.run(items, self._manner(connection, suspects=True))
+            left = await self._runner.run(items, self._policy(connection, suspects=True))
             self._suspects = max(0, self._suspects - max(1, len(items) - len(left)))
         elif self.consumer.concurrency == 1:
-            left = await self._runner.run(items, self._manner(connection))
+            left = await self._runner.run(items, self._policy(connection))
         else:
             left = await self._handle_side_by_side(connection, items)
         reached = _before(left, upto)
@@ -312,7 +312,7 @@ class LogWorker(DatabaseService):
             await self._lease.move(connection, reached)
         return len(left), reached
 
-    def _manner(self, connection: psycopg.AsyncConnection[Any], *, suspects: bool = False) -> Manner:
+    def _policy(self, connection: psycopg.AsyncConnection[Any], *, suspects: bool = False) -> SlicePolicy:
         async def record(item: Item, failure: Failed, behind: list[Item]) -> None:
             letters = self._letters.letters(item, failure, behind)
             await self._letters.record(connection, letters, item.record.position or 0)
@@ -321,7 +321,7 @@ class LogWorker(DatabaseService):
         async def first(item: Item) -> Failed | None:
             return await self._count_start(connection, item.record)
 
-        return Manner(
+        return SlicePolicy(
             self._begin,
             record,
             end=self._renew_late,
@@ -347,9 +347,9 @@ class LogWorker(DatabaseService):
             await self._letters.record(connection, self._letters.letters(item, failure, behind), self.position)
             await self.reach("consumer.failed", position=item.record.position)
 
-        manner = Manner(self._begin_shared, record, proceed=self._proceeds, strict=self._strict)
+        policy = SlicePolicy(self._begin_shared, record, proceed=self._proceeds, strict=self._strict)
         groups = by_aggregate(items, self.consumer.concurrency)
-        lefts = await finish_all(self._runner.run(group, manner) for group in groups)
+        lefts = await finish_all(self._runner.run(group, policy) for group in groups)
         return sorted((item for group in lefts for item in group), key=lambda item: item.record.position or 0)
 
     async def _retry_letters(self, connection: psycopg.AsyncConnection[Any]) -> bool:

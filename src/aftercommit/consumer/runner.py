@@ -38,7 +38,7 @@ def _unheard(events: int, handled: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class SlicePolicy:
     """How a list of events is gone through.
 
     `begin` opens a slice; `end` may close it, told how long it took. `on_failure` gets an event that failed and,
@@ -97,33 +97,33 @@ class Runner:
         async with self._slots, self._connections.lend() as connection:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
 
-    async def run(self, items: Sequence[Item], manner: Manner) -> list[Item]:
+    async def run(self, items: Sequence[Item], policy: SlicePolicy) -> list[Item]:
         """All items in order; returns those that are left when it was told not to proceed, or that are outdated."""
-        alone = manner.first is not None or self._alone
+        alone = policy.first is not None or self._alone
         walk = Walk(items, alone=alone, size=self._pace)
         while walk.waiting:
             failure = walk.failure()
             if failure is not None:
-                item, behind = walk.take(strict=manner.strict)
-                await manner.on_failure(item, failure, behind)
+                item, behind = walk.take(strict=policy.strict)
+                await policy.on_failure(item, failure, behind)
                 continue
-            rests = not manner.proceed() or (walk.may_rest and not manner.has_time())
-            if rests or not await self._advance(walk, manner):
+            rests = not policy.proceed() or (walk.may_rest and not policy.has_time())
+            if rests or not await self._advance(walk, policy):
                 break
         if not alone:
             self._pace = walk.size
         return list(walk.waiting)
 
-    async def _advance(self, walk: Walk, manner: Manner) -> bool:
+    async def _advance(self, walk: Walk, policy: SlicePolicy) -> bool:
         """The next slice; False when the rest has to be read again."""
         segment = walk.segment()
-        ruled_out = await manner.first(segment[0]) if manner.first is not None else None
+        ruled_out = await policy.first(segment[0]) if policy.first is not None else None
         if ruled_out is not None:
             walk.blame(segment[0], ruled_out)
             return True
         started = time.monotonic()
         try:
-            handled = await self.slice(segment, manner.begin(segment), lambda: manner.end(time.monotonic() - started))
+            handled = await self.slice(segment, policy.begin(segment), lambda: policy.end(time.monotonic() - started))
         except SliceOutdated:
             return False
         except SliceFailed as problem:
@@ -139,7 +139,7 @@ class Runner:
                 raise
             walk.lost(segment, problem)
         else:
-            manner.on_slice(len(segment), handled)
+            policy.on_slice(len(segment), handled)
             walk.done(segment, time.monotonic() - started)
         return True
 

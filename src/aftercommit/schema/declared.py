@@ -21,7 +21,7 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.schema import audience, indexes, partitions
 from aftercommit.schema.catalog import SCOPED_TABLES, Catalog, asking, read
 from aftercommit.schema.indexes import Index
-from aftercommit.schema.lock_retry import Patient
+from aftercommit.schema.lock_retry import LockRetrier
 from aftercommit.schema.numbered import migrations
 from aftercommit.schema.views import View, views
 from aftercommit.text import MIGRATE
@@ -108,26 +108,26 @@ def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
     return found
 
 
-def apply(patient: Patient) -> list[str]:
+def apply(retrier: LockRetrier) -> list[str]:
     """Bring the schema up to the declaration; returns in words what was done."""
-    done = patient.run(lambda: _apply(patient))
-    catalog = _catalog(patient)
-    for piece in missing(patient.shape, catalog):
+    done = retrier.run(lambda: _apply(retrier))
+    catalog = _catalog(retrier)
+    for piece in missing(retrier.shape, catalog):
         if piece.index is not None:
-            indexes.build_concurrently(patient, piece.index)
+            indexes.build_concurrently(retrier, piece.index)
             done.append(f"made {piece.name} without blocking writers")
     return done
 
 
-def _apply(patient: Patient) -> list[str]:
+def _apply(retrier: LockRetrier) -> list[str]:
     """What can be done in the transaction of this step; indexes on large tables are left."""
-    connection, shape = patient.connection, patient.shape
+    connection, shape = retrier.connection, retrier.shape
     catalog = read(asking(connection), shape)
     if found := conflicts(shape, catalog):
         raise SchemaDrift("; ".join(found))
     done = []
     for piece in missing(shape, catalog):
-        if piece.index is not None and indexes.is_large(patient, piece.index):
+        if piece.index is not None and indexes.is_large(retrier, piece.index):
             continue
         if piece.scope is not None:
             _add_scope(connection, shape, catalog, piece, piece.scope)
@@ -137,9 +137,9 @@ def _apply(patient: Patient) -> list[str]:
     return done
 
 
-def _catalog(patient: Patient) -> Catalog:
-    with committed(patient.connection):
-        return read(asking(patient.connection), patient.shape)
+def _catalog(retrier: LockRetrier) -> Catalog:
+    with committed(retrier.connection):
+        return read(asking(retrier.connection), retrier.shape)
 
 
 def _execute(connection: psycopg.Connection[Any], piece: Piece) -> None:

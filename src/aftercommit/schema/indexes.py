@@ -16,7 +16,7 @@ from aftercommit.postgres.commits import committed
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.schema.catalog import asking
-from aftercommit.schema.lock_retry import Patient
+from aftercommit.schema.lock_retry import LockRetrier
 
 # Up to this size an index is built within a second or so, and writers may wait for it.
 SMALL_BYTES = 64 * 1024 * 1024
@@ -60,72 +60,72 @@ def statement(shape: Shape, index: Index) -> str:
     return block(body)
 
 
-def is_large(patient: Patient, index: Index) -> bool:
+def is_large(retrier: LockRetrier, index: Index) -> bool:
     """Whether building it in a transaction would hold writers up."""
-    query = _table_bytes(patient.shape, index).as_string()
-    return bool(asking(patient.connection)(query, {})[0][0] > SMALL_BYTES)
+    query = _table_bytes(retrier.shape, index).as_string()
+    return bool(asking(retrier.connection)(query, {})[0][0] > SMALL_BYTES)
 
 
-def build_concurrently(patient: Patient, index: Index) -> None:
+def build_concurrently(retrier: LockRetrier, index: Index) -> None:
     """Build an index without blocking writers, or finish what an earlier run has begun. Takes as long as it takes."""
-    table_name = name_literal(patient.shape.schema, index.table)
-    kind = _ask(patient, "relation_kind", relation=table_name)[0][0]
+    table_name = name_literal(retrier.shape.schema, index.table)
+    kind = _ask(retrier, "relation_kind", relation=table_name)[0][0]
     if kind == _PARTITIONED:
-        _build_on_partitions(patient, index)
+        _build_on_partitions(retrier, index)
     else:
-        _build(patient, index, index.name, index.table)
+        _build(retrier, index, index.name, index.table)
 
 
 def _table_bytes(shape: Shape, index: Index) -> sql.SQL:
     return Statements(shape).part("table_bytes", table_name=name_literal(shape.schema, index.table))
 
 
-def _build_on_partitions(patient: Patient, index: Index) -> None:
+def _build_on_partitions(retrier: LockRetrier, index: Index) -> None:
     """First on the parent alone, so that new partitions get theirs by themselves; then one partition at a time."""
-    shape = patient.shape
+    shape = retrier.shape
     parent_name = name_literal(shape.schema, index.name)
     exists = Statements(shape).render("has_relation", relation=parent_name)
     parent = unless(shape, exists, index.creation(shape, only=sql.SQL("only")))
-    patient.run(lambda: patient.connection.execute(parent.encode()))
+    retrier.run(lambda: retrier.connection.execute(parent.encode()))
     for (partition,) in _ask(
-        patient,
+        retrier,
         "partitions_without_index",
         table_name=name_literal(shape.schema, index.table),
         index_name=parent_name,
     ):
         # Retention may drop a partition meanwhile.
         with suppress(psycopg.errors.UndefinedTable):
-            _build_on_partition(patient, index, str(partition))
+            _build_on_partition(retrier, index, str(partition))
 
 
-def _build_on_partition(patient: Patient, index: Index, partition: str) -> None:
+def _build_on_partition(retrier: LockRetrier, index: Index, partition: str) -> None:
     name = bounded(f"{partition}_{index.name}")
-    _build(patient, index, name, partition)
+    _build(retrier, index, name, partition)
     parts = {"index": sql.Identifier(index.name), "partition_index": sql.Identifier(name)}
-    attach = Statements(patient.shape).render("attach_index", **parts)
-    patient.run(lambda: patient.connection.execute(attach.encode()))
+    attach = Statements(retrier.shape).render("attach_index", **parts)
+    retrier.run(lambda: retrier.connection.execute(attach.encode()))
 
 
-def _build(patient: Patient, index: Index, name: str, table: str) -> None:
+def _build(retrier: LockRetrier, index: Index, name: str, table: str) -> None:
     parts = {"index": sql.Identifier(name), "table": sql.Identifier(table)}
-    creation = index.creation(patient.shape, **parts, concurrently=sql.SQL("concurrently if not exists"))
-    index_name = name_literal(patient.shape.schema, name)
+    creation = index.creation(retrier.shape, **parts, concurrently=sql.SQL("concurrently if not exists"))
+    index_name = name_literal(retrier.shape.schema, name)
     # Whoever else builds it makes ours wait and then do nothing; if they died of it, the next turn clears it away.
-    while (valid := _ask(patient, "index_is_valid", index_name=index_name)) != [(True,)]:
+    while (valid := _ask(retrier, "index_is_valid", index_name=index_name)) != [(True,)]:
         if valid:
-            _clear_away(patient, name, table)
-        patient.run_outside(creation)
+            _clear_away(retrier, name, table)
+        retrier.run_outside(creation)
 
 
-def _clear_away(patient: Patient, name: str, table: str) -> None:
-    statements = Statements(patient.shape)
-    index_name = name_literal(patient.shape.schema, name)
+def _clear_away(retrier: LockRetrier, name: str, table: str) -> None:
+    statements = Statements(retrier.shape)
+    index_name = name_literal(retrier.shape.schema, name)
     clearing = block(statements.render("drop_invalid_index", index=sql.Identifier(name), index_name=index_name))
     builders = statements.render("wait_for_builders", table=sql.Identifier(table))
-    patient.run(lambda: patient.connection.execute(clearing.encode()), first=builders)
+    retrier.run(lambda: retrier.connection.execute(clearing.encode()), first=builders)
 
 
-def _ask(patient: Patient, query: str, **parts: sql.Composable) -> list[tuple[object, ...]]:
-    with committed(patient.connection):
-        rows = asking(patient.connection)(Statements(patient.shape).render(query, **parts), {})
+def _ask(retrier: LockRetrier, query: str, **parts: sql.Composable) -> list[tuple[object, ...]]:
+    with committed(retrier.connection):
+        rows = asking(retrier.connection)(Statements(retrier.shape).render(query, **parts), {})
     return [tuple(row) for row in rows]

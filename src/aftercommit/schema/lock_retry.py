@@ -21,8 +21,8 @@ _IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 Result = TypeVar("Result")
 
 
-class Patient:
-    """Runs the steps of a migration, and again when somebody else held a lock, until its patience is over."""
+class LockRetrier:
+    """Runs the steps of a migration, and again when somebody else held a lock, until its time is up."""
 
     def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lock_timeout: float, patience: float) -> None:
         """`lock_timeout` and `patience` in seconds; the clock of the latter begins to run."""

@@ -31,7 +31,7 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.schema import declared, partitions, privileges
 from aftercommit.schema.catalog import Ask, Catalog, asking, read
-from aftercommit.schema.lock_retry import Patient
+from aftercommit.schema.lock_retry import LockRetrier
 from aftercommit.schema.numbered import Migration, migrations
 from aftercommit.text import MIGRATE, OF_APP
 
@@ -74,11 +74,11 @@ def up(
     with _explained(connection, shape):
         found = status(connection, shape)
         _refuse_behind(found, shape)
-        patient = Patient(connection, shape, lock_timeout, patience)
+        retrier = LockRetrier(connection, shape, lock_timeout, patience)
         for migration in found.pending:
-            done += patient.run(lambda migration=migration: _apply(connection, shape, migration))  # type: ignore[misc]
+            done += retrier.run(lambda migration=migration: _apply(connection, shape, migration))  # type: ignore[misc]
         if not found.is_current:
-            done += declared.apply(patient)
+            done += declared.apply(retrier)
         done += [f"made partition {name}" for name in partitions.ensure(connection, shape)]
     return done
 

@@ -14,7 +14,7 @@ from aftercommit.operate.repair.letters import LetterDetail, owner, show_letters
 from aftercommit.operate.repair.operations import Dealt, record, record_dealt, who_is_missing
 from aftercommit.operate.repair.payloads import checked_payload
 from aftercommit.operate.repair.selection import OPEN, RELAY, Selection
-from aftercommit.operate.repair.session import Ground
+from aftercommit.operate.repair.session import RepairSession
 
 # Letters at rest. One that is being retried may be in somebody's hands, with the payload it had.
 RETRIED: Final = ("parked", "discarded")
@@ -65,38 +65,49 @@ class _Chosen:
         return Dealt(self.event_id, self.consumer, self.position)
 
 
-async def retry(ground: Ground, selection: Selection, *, by: str, reason: str, dry_run: bool = False) -> Repaired:
+async def retry(
+    session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False
+) -> Repaired:
     """The chosen letters get all their attempts again, at once and in order."""
-    locked = await _lock(ground, selection, RETRIED)
+    locked = await _lock(session, selection, RETRIED)
     if dry_run:
         return Repaired(None, len(locked.letters), locked.left, dry_run=True)
-    dealt = await _retry(ground, locked) + locked.left
-    return await _finish(ground, "retry", selection, dealt, by, reason)
+    dealt = await _retry(session, locked) + locked.left
+    return await _finish(session, "retry", selection, dealt, by, reason)
 
 
-async def discard(ground: Ground, selection: Selection, *, by: str, reason: str, dry_run: bool = False) -> Repaired:
+async def discard(
+    session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False
+) -> Repaired:
     """The chosen letters are given up. Nothing is lost: a letter keeps its event, and can be retried later."""
     if not reason.strip():
         raise RepairError("a letter is discarded for a reason, which is kept: say reason=…, or --reason")
-    locked = await _lock(ground, selection, DISCARDED)
+    locked = await _lock(session, selection, DISCARDED)
     if dry_run:
         return Repaired(None, len(locked.letters), locked.left, dry_run=True)
-    dealt = await _discard(ground, locked.of_log)
-    dealt += await _discard_behind_bus(ground, locked)
-    dealt += await _discard_deliveries(ground, locked)
+    dealt = await _discard(session, locked.of_log)
+    dealt += await _discard_behind_bus(session, locked)
+    dealt += await _discard_deliveries(session, locked)
     dealt += locked.left
-    return await _finish(ground, "discard", selection, dealt, by, reason)
+    return await _finish(session, "discard", selection, dealt, by, reason)
 
 
 async def edit(
-    ground: Ground, event_id: UUID, consumer: str | None, payload: bytes, *, by: str, reason: str, dry_run: bool = False
+    session: RepairSession,
+    event_id: UUID,
+    consumer: str | None,
+    payload: bytes,
+    *,
+    by: str,
+    reason: str,
+    dry_run: bool = False,
 ) -> Repaired:
     """A letter gets another payload and is retried with it. The log never changes; the former payload is on record."""
-    letter = await only_letter(ground, event_id, consumer)
-    text = checked_payload(ground, letter, payload)
+    letter = await only_letter(session, event_id, consumer)
+    text = checked_payload(session, letter, payload)
     selection = Selection(event_ids=(event_id,), consumer=letter.consumer)
-    locked = await _lock(ground, selection, EDITED)
-    published = await _was_published(ground, letter)
+    locked = await _lock(session, selection, EDITED)
+    published = await _was_published(session, letter)
     obstacle = _obstacle(letter, locked, published)
     if obstacle is not None:
         whose = owner(letter.consumer)
@@ -105,17 +116,17 @@ async def edit(
         return Repaired(None, 1, (), dry_run=True)
     before_publishing = letter.is_of_relay and not published
     parameters = {"event_id": event_id, "consumer": letter.consumer, "payload": text}
-    await ground.rows("edit_letter", {**parameters, "before_publishing": before_publishing})
+    await session.rows("edit_letter", {**parameters, "before_publishing": before_publishing})
     if before_publishing:
-        await ground.rows("edit_row", parameters)
-    dealt = await _retry(ground, locked)
+        await session.rows("edit_row", parameters)
+    dealt = await _retry(session, locked)
     former = {"former_payload": letter.payload}
-    return await _finish(ground, "edit", selection, dealt, by, reason, former)
+    return await _finish(session, "edit", selection, dealt, by, reason, former)
 
 
-async def _was_published(ground: Ground, letter: LetterDetail) -> bool | None:
+async def _was_published(session: RepairSession, letter: LetterDetail) -> bool | None:
     """Whether the event was ever in the log; None where nobody can know."""
-    row = await ground.row("was_published", {"event_id": letter.event_id, "consumer": letter.consumer})
+    row = await session.row("was_published", {"event_id": letter.event_id, "consumer": letter.consumer})
     return row[0] if row is not None else None
 
 
@@ -132,9 +143,9 @@ def _obstacle(letter: LetterDetail, locked: "_Locked", published: bool | None) -
     return GONE if published and not letter.positions else None
 
 
-async def only_letter(ground: Ground, event_id: UUID, consumer: str | None) -> LetterDetail:
+async def only_letter(session: RepairSession, event_id: UUID, consumer: str | None) -> LetterDetail:
     """The one letter that is meant; RepairError when there are several, or when it has been dealt with."""
-    found = await show_letters(ground, event_id, consumer)
+    found = await show_letters(session, event_id, consumer)
     if len(found) > 1:
         names = ", ".join(letter.consumer for letter in found)
         raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
@@ -164,20 +175,20 @@ class _Locked:
         return [each for each in self.letters if each.position is None]
 
 
-async def _lock(ground: Ground, selection: Selection, allowed: Sequence[str]) -> _Locked:
+async def _lock(session: RepairSession, selection: Selection, allowed: Sequence[str]) -> _Locked:
     """The letters that are meant: parked ones, unless something else is said or one event is named."""
     asked = selection.statuses or ((*OPEN, *allowed) if selection.event_ids else ("parked",))
     if not set(asked) & {*OPEN, *allowed}:
         raise RepairError(f"letters that are {', '.join(asked)} cannot be acted on: choose {', '.join(allowed)} ones")
     wanted = tuple(status for status in dict.fromkeys(asked) if status in OPEN or status in allowed)
     selection = replace(selection, statuses=wanted)
-    which, parameters = ground.which_letters(selection), ground.parameters(selection)
-    found = {_key(row): _Chosen(*row) for row in await ground.rows("find_letters", parameters, which=which)}
+    which, parameters = session.which_letters(selection), session.parameters(selection)
+    found = {_key(row): _Chosen(*row) for row in await session.rows("find_letters", parameters, which=which)}
     events = {"ids": list({letter.event_id for letter in found.values() if letter.position is None})}
-    there = {row[0] for row in await ground.rows("find_rows", events)}
+    there = {row[0] for row in await session.rows("find_rows", events)}
     # Rows before letters, as the relay does it, or the two would deadlock.
-    rows = dict(await ground.rows("lock_rows", events))
-    held = {_key(row): _Chosen(*row) for row in await ground.rows("lock_letters", parameters, which=which)}
+    rows = dict(await session.rows("lock_rows", events))
+    held = {_key(row): _Chosen(*row) for row in await session.rows("lock_letters", parameters, which=which)}
     letters, left = [], []
     for key, letter in sorted({**found, **held}.items(), key=lambda each: (each[1].seq, each[1].consumer)):
         if key not in held:
@@ -206,61 +217,61 @@ def _key(row: Sequence[Any]) -> tuple[UUID, str]:
     return row[0], row[1]
 
 
-async def _retry(ground: Ground, locked: _Locked) -> list[Dealt]:
+async def _retry(session: RepairSession, locked: _Locked) -> list[Dealt]:
     mine = locked.of_log
     if mine:
-        await ground.rows("reopen_letters", _keys([each for each in mine if each.status == "discarded"]))
-        await ground.rows("retry_letters", _keys(mine))
-    return [each.done() for each in mine] + await _redeliver(ground, locked.of_relay)
+        await session.rows("reopen_letters", _keys([each for each in mine if each.status == "discarded"]))
+        await session.rows("retry_letters", _keys(mine))
+    return [each.done() for each in mine] + await _redeliver(session, locked.of_relay)
 
 
-async def _redeliver(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
+async def _redeliver(session: RepairSession, letters: Sequence[_Chosen]) -> list[Dealt]:
     """Their events go out again, to those who have not taken them."""
     if not letters:
         return []
-    gone = {row[0] for row in await ground.rows("gone_events", _keys(letters))}
+    gone = {row[0] for row in await session.rows("gone_events", _keys(letters))}
     left = [each.left(GONE) for each in letters if each.event_id in gone]
     letters = [each for each in letters if each.event_id not in gone]
     discarded = [each for each in letters if each.status == "discarded"]
     delivered: set[UUID] = set()
     if discarded:
-        delivered = {row[0] for row in await ground.rows("resolve_delivered", _keys(discarded))}
-        await ground.rows("reopen_letters", _keys(discarded))
+        delivered = {row[0] for row in await session.rows("resolve_delivered", _keys(discarded))}
+        await session.rows("reopen_letters", _keys(discarded))
     dealt, going = [], []
     for each in letters:
         done_already = each.consumer == RELAY and each.event_id in delivered
         dealt.append(each.left(NOTHING_TO_SEND) if done_already else each.done())
         if not done_already:
             going.append(each.event_id)
-    await ground.rows("redeliver", {"ids": list(dict.fromkeys(going))})
+    await session.rows("redeliver", {"ids": list(dict.fromkeys(going))})
     return dealt + left
 
 
-async def _discard(ground: Ground, letters: Sequence[_Chosen]) -> list[Dealt]:
+async def _discard(session: RepairSession, letters: Sequence[_Chosen]) -> list[Dealt]:
     if letters:
-        await ground.rows("discard_letters", _keys(letters))
+        await session.rows("discard_letters", _keys(letters))
     return [each.done() for each in letters]
 
 
-async def _discard_behind_bus(ground: Ground, locked: _Locked) -> list[Dealt]:
+async def _discard_behind_bus(session: RepairSession, locked: _Locked) -> list[Dealt]:
     """A consumer is spared the event as if it had handled it; the event goes on when nobody else has to be asked."""
     letters = [each for each in locked.of_relay if each.consumer != RELAY]
     if not letters:
         return []
-    dealt = await _discard(ground, letters)
-    rows = await ground.rows("without_open_letters", _keys(letters))
-    await ground.rows("redeliver", {"ids": [row[0] for row in rows]})
+    dealt = await _discard(session, letters)
+    rows = await session.rows("without_open_letters", _keys(letters))
+    await session.rows("redeliver", {"ids": [row[0] for row in rows]})
     return dealt
 
 
-async def _discard_deliveries(ground: Ground, locked: _Locked) -> list[Dealt]:
+async def _discard_deliveries(session: RepairSession, locked: _Locked) -> list[Dealt]:
     """The event leaves the outbox and stays in its letter."""
     letters = [each for each in locked.of_relay if each.consumer == RELAY]
     if not letters:
         return []
-    await ground.rows("remove_rows", _keys(letters))
-    kept = {row[0] for row in await ground.rows("find_rows", _keys(letters))}
-    dealt = await _discard(ground, [each for each in letters if each.event_id not in kept])
+    await session.rows("remove_rows", _keys(letters))
+    kept = {row[0] for row in await session.rows("find_rows", _keys(letters))}
+    dealt = await _discard(session, [each for each in letters if each.event_id not in kept])
     return dealt + [each.left(OTHERS_WAIT) for each in letters if each.event_id in kept]
 
 
@@ -269,7 +280,7 @@ def _keys(letters: Sequence[_Chosen]) -> dict[str, object]:
 
 
 async def _finish(
-    ground: Ground,
+    session: RepairSession,
     kind: str,
     selection: Selection,
     dealt: Sequence[Dealt],
@@ -279,9 +290,9 @@ async def _finish(
 ) -> Repaired:
     if not dealt:
         return Repaired(None, 0, ())
-    operation_id = await record(ground, kind, "@owner", selection, by=by, reason=reason, detail=detail)
-    await record_dealt(ground, operation_id, dealt)
-    await ground.wake_everybody()
+    operation_id = await record(session, kind, "@owner", selection, by=by, reason=reason, detail=detail)
+    await record_dealt(session, operation_id, dealt)
+    await session.wake_everybody()
     left_alone = [each for each in dealt if each.note is not None]
-    missing = await who_is_missing(ground, operation_id, "done") if kind != "discard" else []
+    missing = await who_is_missing(session, operation_id, "done") if kind != "discard" else []
     return Repaired(operation_id, len(dealt) - len(left_alone), left_alone, missing=missing)

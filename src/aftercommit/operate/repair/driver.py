@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 from aftercommit.errors import OperationBusy
 from aftercommit.operate.repair.feeding import Item, Pace, Step, by_way, decide
 from aftercommit.operate.repair.operations import TO_OWNER, Operation, find_operation, who_is_missing
-from aftercommit.operate.repair.session import Ground
+from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import Database
@@ -86,27 +86,27 @@ class Driver:
         """Until the replay is over, or `stopping` is set; OperationBusy when another process drives it."""
         connection = await self._database.connect()
         try:
-            ground = await Ground.find(connection, self._declared)
-            operation = await find_operation(ground, self._id)
+            session = await RepairSession.find(connection, self._declared)
+            operation = await find_operation(session, self._id)
             if operation.is_finished:
                 return operation
-            await self._take(ground)
+            await self._take(session)
             try:
-                await self._drive(ground, operation)
+                await self._drive(session, operation)
             finally:
                 if not connection.broken:
-                    await ground.rows("release_operation", self._mine)
-            return await find_operation(ground, self._id)
+                    await session.rows("release_operation", self._mine)
+            return await find_operation(session, self._id)
         finally:
             await close_quietly(connection)
 
-    async def _take(self, ground: Ground) -> None:
-        row = await ground.row("take_operation", self._mine)
+    async def _take(self, session: RepairSession) -> None:
+        row = await session.row("take_operation", self._mine)
         if row is None:
-            raise await self._busy(ground)
+            raise await self._busy(session)
 
-    async def _busy(self, ground: Ground) -> OperationBusy:
-        who, until, seconds = await ground.row("who_drives", self._mine) or (None, None, 0.0)
+    async def _busy(self, session: RepairSession) -> OperationBusy:
+        who, until, seconds = await session.row("who_drives", self._mine) or (None, None, 0.0)
         lease = f" Its lease ends at {utc_second(until)}" if until is not None else " It has just ended"
         return OperationBusy(
             f"another process ({who or 'unnamed'}) drives replay {self._id}: `aftercommit replay watch {self._id}` "
@@ -114,17 +114,17 @@ class Driver:
             f"{max(1, math.ceil(seconds))} s"
         )
 
-    async def _drive(self, ground: Ground, operation: Operation) -> None:
+    async def _drive(self, session: RepairSession, operation: Operation) -> None:
         pace = Pace(operation.per_second, time.monotonic())
         look, moved_at, before = SHORTEST_LOOK, time.monotonic(), None
         while not self.stopping.is_set():
-            progress, fed = await past_deadlocks(lambda: self._step(ground, operation, pace))
+            progress, fed = await past_deadlocks(lambda: self._step(session, operation, pace))
             await self._reach("replay.stepped", progress=progress)
             if progress != before:
                 look, moved_at = SHORTEST_LOOK, time.monotonic()
             elif time.monotonic() - moved_at > PATIENCE:
                 moved_at = time.monotonic()
-                self._tell(replace(progress, missing=await who_is_missing(ground, self._id, "started")))
+                self._tell(replace(progress, missing=await who_is_missing(session, self._id, "started")))
             before = progress
             self._tell(progress)
             if progress.is_over:
@@ -133,65 +133,65 @@ class Driver:
             await wait_for_any(0.0 if fed == pace.chunk else look, self.stopping)
             look = min(LONGEST_LOOK, look * 1.3)
 
-    async def _step(self, ground: Ground, operation: Operation, pace: Pace) -> tuple[Progress, int]:
+    async def _step(self, session: RepairSession, operation: Operation, pace: Pace) -> tuple[Progress, int]:
         """One transaction under our right to drive; how it stood, and how many were fed."""
-        async with committed_async(ground.connection):
-            row = await ground.row("hold_operation", self._mine)
+        async with committed_async(session.connection):
+            row = await session.row("hold_operation", self._mine)
             if row is None:
                 raise OperationBusy(f"another process has taken replay {self._id} over: nothing was written")
-            progress, steps = await self._go_on(ground, operation, pace, row[0])
+            progress, steps = await self._go_on(session, operation, pace, row[0])
             # A step may take longer than the lease, and somebody who waits for the row would find it run out.
-            await ground.rows("hold_operation", self._mine)
+            await session.rows("hold_operation", self._mine)
         pace.fed += sum(step.state == "started" for step in steps)
         await self._reach("replay.fed", count=len(steps))
         return progress, len(steps)
 
     async def _go_on(
-        self, ground: Ground, operation: Operation, pace: Pace, status: str
+        self, session: RepairSession, operation: Operation, pace: Pace, status: str
     ) -> tuple[Progress, Sequence[Step]]:
         """Count what has come to its end, then feed what there is room for."""
-        outcomes = ground.statements.part("item_outcomes")
-        counts = await ground.row("settle_items", self._mine, outcomes=outcomes)
+        outcomes = session.statements.part("item_outcomes")
+        counts = await session.row("settle_items", self._mine, outcomes=outcomes)
         progress = Progress(self._id, status, *counts[:5])
         if progress.status == "aborting":
-            return await self._abort(ground), ()
+            return await self._abort(session), ()
         if not progress.waiting and not progress.under_way:
-            return await self._end(ground, "done"), ()
+            return await self._end(session, "done"), ()
         room = pace.room(time.monotonic(), progress.under_way, untried=counts[5]) if progress.waiting else 0
-        steps = await self._feed(ground, operation, room) if room else []
+        steps = await self._feed(session, operation, room) if room else []
         await self._reach("replay.feeding", count=len(steps))
         return progress, steps
 
-    async def _feed(self, ground: Ground, operation: Operation, limit: int) -> list[Step]:
+    async def _feed(self, session: RepairSession, operation: Operation, limit: int) -> list[Step]:
         parts = {
-            "details": ground.statements.part("item_details"),
-            "is_past_horizon": ground.statements.part("is_past_horizon"),
-            "is_wanted_again": ground.statements.part("is_wanted_again"),
+            "details": session.statements.part("item_details"),
+            "is_past_horizon": session.statements.part("is_past_horizon"),
+            "is_wanted_again": session.statements.part("is_wanted_again"),
         }
-        await ground.rows("hold_horizon", {})
+        await session.rows("hold_horizon", {})
         again, to_owner = bool(operation.detail.get("again")), operation.target == TO_OWNER
         wanted = {**self._mine, "limit": limit, "again": again, "to_owner": to_owner}
-        items = [Item(*row) for row in await ground.rows("next_items", wanted, **parts)]
+        items = [Item(*row) for row in await session.rows("next_items", wanted, **parts)]
         delivered = [item.event_id for item in items if not item.goes_by_letter]
         if delivered:
             # Rows before letters, as the relay does it; and then what is decided about a row holds.
-            await ground.rows("lock_rows", {"ids": delivered})
-            items = [Item(*row) for row in await ground.rows("next_items", wanted, **parts)]
+            await session.rows("lock_rows", {"ids": delivered})
+            items = [Item(*row) for row in await session.rows("next_items", wanted, **parts)]
         past_horizon = bool(operation.detail.get("past_horizon"))
         steps = [decide(item, again=again, past_horizon=past_horizon, to_owner=to_owner) for item in items]
-        steps = await self._free(ground, steps)
-        steps = await self._deliver(ground, steps)
-        await self._put_before_consumers(ground, steps)
-        await self._mark(ground, steps, again)
-        await ground.wake_everybody()
+        steps = await self._free(session, steps)
+        steps = await self._deliver(session, steps)
+        await self._put_before_consumers(session, steps)
+        await self._mark(session, steps, again)
+        await session.wake_everybody()
         return steps
 
-    async def _mark(self, ground: Ground, steps: Sequence[Step], again: bool) -> None:
+    async def _mark(self, session: RepairSession, steps: Sequence[Step], again: bool) -> None:
         """Write down what was done, and take from the inbox what is to be handled although it is there."""
         handled = [step.item.was_handled and (again or step.item.is_wanted_again) for step in steps]
         forgotten = [step.item for step, known in zip(steps, handled, strict=True) if known and step.state == "started"]
         if forgotten:
-            await ground.rows("forget_handled", _keys(forgotten))
+            await session.rows("forget_handled", _keys(forgotten))
         parameters = {
             "id": self._id,
             "ordinals": [step.item.ordinal for step in steps],
@@ -202,59 +202,59 @@ class Driver:
             "handled": handled,
             "notes": [step.note for step in steps],
         }
-        await ground.rows("mark_items", parameters)
+        await session.rows("mark_items", parameters)
 
-    async def _free(self, ground: Ground, steps: Sequence[Step]) -> list[Step]:
+    async def _free(self, session: RepairSession, steps: Sequence[Step]) -> list[Step]:
         """Those before the first whose letter somebody has in hand: that one keeps its turn, and nobody passes it."""
         known = by_way(steps, "letter")
-        rows = await ground.rows("lock_known_letters", _keys(known)) if known else []
+        rows = await session.rows("lock_known_letters", _keys(known)) if known else []
         free = {(event_id, consumer) for event_id, consumer in rows}
         return list(takewhile(lambda step: step.way != "letter" or step.item.key in free, steps))
 
-    async def _deliver(self, ground: Ground, steps: Sequence[Step]) -> list[Step]:
+    async def _deliver(self, session: RepairSession, steps: Sequence[Step]) -> list[Step]:
         """Through the outbox. One whose row was taken away at this moment, by a relay or an abort, keeps its turn."""
         rows = by_way(steps, "row")
         if not rows:
             return list(steps)
-        await ground.rows("reopen_deliveries", _keys(rows))
-        await ground.rows("redeliver", _keys(rows))
-        there = {row[0] for row in await ground.rows("find_rows", _keys(rows))}
+        await session.rows("reopen_deliveries", _keys(rows))
+        await session.rows("redeliver", _keys(rows))
+        there = {row[0] for row in await session.rows("find_rows", _keys(rows))}
         return [step for step in steps if step.way != "row" or step.item.event_id in there]
 
-    async def _put_before_consumers(self, ground: Ground, steps: Sequence[Step]) -> None:
+    async def _put_before_consumers(self, session: RepairSession, steps: Sequence[Step]) -> None:
         known, new = by_way(steps, "letter"), by_way(steps, "new letter")
         if known:
-            await ground.rows("feed_known_letters", _keys(known))
+            await session.rows("feed_known_letters", _keys(known))
         if new:
-            await ground.rows("feed_new_letters", _keys(new))
+            await session.rows("feed_new_letters", _keys(new))
 
-    async def _abort(self, ground: Ground) -> Progress:
+    async def _abort(self, session: RepairSession) -> Progress:
         """Nothing further is fed; what was fed and not tried is what it was before. What is in hand is waited for."""
-        outcomes = ground.statements.part("item_outcomes")
-        rows = await ground.rows("rows_under_way", self._mine)
-        letters = await ground.rows("letters_under_way", self._mine, outcomes=outcomes)
+        outcomes = session.statements.part("item_outcomes")
+        rows = await session.rows("rows_under_way", self._mine)
+        letters = await session.rows("letters_under_way", self._mine, outcomes=outcomes)
         held = [row[0] for row in rows]
         locked = {**self._mine, "ids": held, "ordinals": [row[0] for row in letters]}
         # Asked when the locks are held: whoever feeds the same item now does so before, or after.
-        shared = dict(await ground.rows("leave_to_others", locked))
+        shared = dict(await session.rows("leave_to_others", locked))
         left = set(shared.values())
         free = [event_id for event_id in held if event_id not in left]
         mine = {**self._mine, "ids": free, "ordinals": [row[0] for row in letters if row[0] not in shared]}
-        handled = {row[0] for row in await ground.rows("put_back_handled", mine, outcomes=outcomes)}
+        handled = {row[0] for row in await session.rows("put_back_handled", mine, outcomes=outcomes)}
         mine["ids"] = [event_id for event_id in free if event_id not in handled]
-        withdrawn = [row[0] for row in await ground.rows("withdraw_rows", mine, outcomes=outcomes)]
-        await ground.rows("withdraw_letters", mine, outcomes=outcomes)
+        withdrawn = [row[0] for row in await session.rows("withdraw_rows", mine, outcomes=outcomes)]
+        await session.rows("withdraw_letters", mine, outcomes=outcomes)
         ended = {"withdrawn": withdrawn, "handled": list(handled), "shared": list(shared), "held": held}
-        ((in_hand,),) = await ground.rows("end_items", {**mine, **ended}, outcomes=outcomes)
-        await ground.rows("restore_attempts", mine)
-        return await self._end(ground, "aborted") if not in_hand else await self._progress(ground, in_hand)
+        ((in_hand,),) = await session.rows("end_items", {**mine, **ended}, outcomes=outcomes)
+        await session.rows("restore_attempts", mine)
+        return await self._end(session, "aborted") if not in_hand else await self._progress(session, in_hand)
 
-    async def _end(self, ground: Ground, status: str) -> Progress:
-        await ground.rows("end_operation", {**self._mine, "status": status})
-        return await self._progress(ground)
+    async def _end(self, session: RepairSession, status: str) -> Progress:
+        await session.rows("end_operation", {**self._mine, "status": status})
+        return await self._progress(session)
 
-    async def _progress(self, ground: Ground, under_way: int = 0) -> Progress:
-        now = await find_operation(ground, self._id)
+    async def _progress(self, session: RepairSession, under_way: int = 0) -> Progress:
+        now = await find_operation(session, self._id)
         return Progress(self._id, now.status, now.total, now.done, now.skipped, now.failed, under_way)
 
     def _tell(self, progress: Progress) -> None:

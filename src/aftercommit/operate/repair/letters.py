@@ -11,7 +11,7 @@ from uuid import UUID
 
 from aftercommit.errors import LetterNotFound
 from aftercommit.operate.repair.selection import RELAY, Selection
-from aftercommit.operate.repair.session import Ground
+from aftercommit.operate.repair.session import RepairSession
 from aftercommit.postgres.records import declared_values
 
 
@@ -118,56 +118,56 @@ _DETAIL = (
 )
 
 
-async def list_letters(ground: Ground, selection: Selection, limit: int, offset: int) -> LetterPage:
+async def list_letters(session: RepairSession, selection: Selection, limit: int, offset: int) -> LetterPage:
     """A page of the chosen letters."""
-    parameters = {**ground.parameters(selection), "limit": limit, "offset": offset}
-    rows = await ground.rows("list_letters", parameters, which=ground.which_letters(selection))
+    parameters = {**session.parameters(selection), "limit": limit, "offset": offset}
+    rows = await session.rows("list_letters", parameters, which=session.which_letters(selection))
     letters = [Letter(**dict(zip(_SUMMARY, row, strict=False))) for row in rows]
     if not rows and offset:
         # Behind the last one there is no row to carry the count.
-        return LetterPage([], (await list_letters(ground, selection, 1, 0)).total)
+        return LetterPage([], (await list_letters(session, selection, 1, 0)).total)
     return LetterPage(letters, rows[0][-1] if rows else 0)
 
 
-async def group_letters(ground: Ground, selection: Selection, limit: int) -> list[LetterGroup]:
+async def group_letters(session: RepairSession, selection: Selection, limit: int) -> list[LetterGroup]:
     """The chosen letters by owner and error, the largest group first."""
-    parameters = {**ground.parameters(selection), "limit": limit}
-    rows = await ground.rows("group_letters", parameters, which=ground.which_letters(selection))
+    parameters = {**session.parameters(selection), "limit": limit}
+    rows = await session.rows("group_letters", parameters, which=session.which_letters(selection))
     return [LetterGroup(*row) for row in rows]
 
 
-async def show_letters(ground: Ground, event_id: UUID, consumer: str | None) -> list[LetterDetail]:
+async def show_letters(session: RepairSession, event_id: UUID, consumer: str | None) -> list[LetterDetail]:
     """The letters of one event, of all owners or of one; LetterNotFound when there are none."""
-    rows = await ground.rows("show_letters", {"event_id": event_id, "consumer": consumer})
+    rows = await session.rows("show_letters", {"event_id": event_id, "consumer": consumer})
     if not rows:
         whose = f" with {consumer!r}" if consumer is not None else ""
         raise LetterNotFound(
             f"event {event_id} has no dead letter{whose}: `aftercommit dead list` shows those there are"
         )
-    deeds = await _deeds(ground, event_id)
-    return [_detail(ground, row, deeds) for row in rows]
+    deeds = await _deeds(session, event_id)
+    return [_detail(session, row, deeds) for row in rows]
 
 
-def _detail(ground: Ground, row: Sequence[Any], deeds: Sequence[Deed]) -> LetterDetail:
+def _detail(session: RepairSession, row: Sequence[Any], deeds: Sequence[Deed]) -> LetterDetail:
     names = [*_SUMMARY, *_DETAIL]
     known = dict(zip(names, row, strict=False))
     known["history"] = [
         Attempt(datetime.fromisoformat(each["at"]), each["error"], each["error_class"], each.get("attempts", 1))
         for each in known["history"]
     ]
-    scope, audience = declared_values(ground.shape, row[len(names) :])
+    scope, audience = declared_values(session.shape, row[len(names) :])
     return LetterDetail(**known, scope=scope, audience=audience, deeds=deeds)
 
 
-async def _deeds(ground: Ground, event_id: UUID) -> list[Deed]:
-    rows = await ground.rows("operations_on_event", {"event_id": event_id})
+async def _deeds(session: RepairSession, event_id: UUID) -> list[Deed]:
+    rows = await session.rows("operations_on_event", {"event_id": event_id})
     return [Deed(*row) for row in rows]
 
 
-async def owners(ground: Ground) -> list[str]:
+async def owners(session: RepairSession) -> list[str]:
     """Everybody who can have letters: the relay, and consumers that the database or the declaration knows."""
-    known = {row[0] for row in await ground.rows("known_owners", {})}
-    declared = ground.outbox.consumers if ground.outbox is not None else ()
+    known = {row[0] for row in await session.rows("known_owners", {})}
+    declared = session.outbox.consumers if session.outbox is not None else ()
     return [RELAY, *sorted(known.union(declared))]
 
 

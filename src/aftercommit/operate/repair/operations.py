@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from aftercommit.errors import RepairError
 from aftercommit.event.identity import uuid7
 from aftercommit.operate.repair.selection import Selection
-from aftercommit.operate.repair.session import Ground
+from aftercommit.operate.repair.session import RepairSession
 
 TO_OWNER = "@owner"
 TO_TRANSPORT = "@transport"
@@ -74,7 +74,7 @@ class Dealt:
 
 
 async def record(
-    ground: Ground,
+    session: RepairSession,
     kind: str,
     target: str,
     selection: Selection,
@@ -98,11 +98,11 @@ async def record(
         "detail": Jsonb(dict(detail or {})),
         "per_second": per_second,
     }
-    await ground.rows("record_operation", parameters)
+    await session.rows("record_operation", parameters)
     return operation_id
 
 
-async def record_dealt(ground: Ground, operation_id: UUID, dealt: Sequence[Dealt]) -> None:
+async def record_dealt(session: RepairSession, operation_id: UUID, dealt: Sequence[Dealt]) -> None:
     """Which letters it was."""
     parameters = {
         "id": operation_id,
@@ -112,18 +112,18 @@ async def record_dealt(ground: Ground, operation_id: UUID, dealt: Sequence[Dealt
         "states": ["done" if each.note is None else "skipped" for each in dealt],
         "notes": [each.note for each in dealt],
     }
-    await ground.rows("record_items", parameters)
+    await session.rows("record_items", parameters)
 
 
-async def find_operations(ground: Ground, kinds: Sequence[str] | None, limit: int) -> list[Operation]:
+async def find_operations(session: RepairSession, kinds: Sequence[str] | None, limit: int) -> list[Operation]:
     """Operations, newest first."""
-    rows = await ground.rows("operations", {"id": None, "kinds": list(kinds) if kinds else None, "limit": limit})
+    rows = await session.rows("operations", {"id": None, "kinds": list(kinds) if kinds else None, "limit": limit})
     return [_operation(row) for row in rows]
 
 
-async def find_operation(ground: Ground, operation_id: UUID) -> Operation:
+async def find_operation(session: RepairSession, operation_id: UUID) -> Operation:
     """One operation; RepairError when there is none."""
-    row = await ground.row("operations", {"id": operation_id, "kinds": None, "limit": 1})
+    row = await session.row("operations", {"id": operation_id, "kinds": None, "limit": 1})
     if row is None:
         raise RepairError(
             f"there is no operation {operation_id}: `aftercommit replay list --all` shows those there are"
@@ -131,16 +131,16 @@ async def find_operation(ground: Ground, operation_id: UUID) -> Operation:
     return _operation(row)
 
 
-async def problems(ground: Ground, operation_id: UUID, limit: int) -> list[ItemProblem]:
+async def problems(session: RepairSession, operation_id: UUID, limit: int) -> list[ItemProblem]:
     """Events of an operation that did not go through, first to last."""
-    rows = await ground.rows("failed_items", {"id": operation_id, "limit": limit})
+    rows = await session.rows("failed_items", {"id": operation_id, "limit": limit})
     return [ItemProblem(*row) for row in rows]
 
 
-async def who_is_missing(ground: Ground, operation_id: UUID, state: str) -> list[str]:
+async def who_is_missing(session: RepairSession, operation_id: UUID, state: str) -> list[str]:
     """In words: without whom the items of an operation that are in this state do not get on."""
     found = []
-    for name, paused in await ground.rows("who_is_missing", {"id": operation_id, "state": state}):
+    for name, paused in await session.rows("who_is_missing", {"id": operation_id, "state": state}):
         if name is None:
             found.append("no relay is alive: start `aftercommit relay`")
         elif paused is None:
@@ -149,7 +149,7 @@ async def who_is_missing(ground: Ground, operation_id: UUID, state: str) -> list
             found.append(f"consumer {name!r} is paused: `aftercommit consumers resume {name}`")
         else:
             found.append(f"nobody works for consumer {name!r}: start `aftercommit worker {name}`")
-    for aggregate_type, aggregate_id in await ground.rows("held_up", {"id": operation_id}):
+    for aggregate_type, aggregate_id in await session.rows("held_up", {"id": operation_id}):
         found.append(
             f"{aggregate_type} {aggregate_id} has a failed delivery, behind which others wait if the outbox is strict: "
             f"`aftercommit dead list --aggregate {aggregate_id}`"

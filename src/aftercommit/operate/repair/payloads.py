@@ -10,26 +10,26 @@ from aftercommit.event import json_rules
 from aftercommit.event.definition import EventType
 from aftercommit.event.envelope import Record
 from aftercommit.operate.repair.letters import LetterDetail
-from aftercommit.operate.repair.session import Ground
+from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.declaration import MAX_PAYLOAD_BYTES
 
 # No type takes this: where it is put in a value's place and nobody objects, nobody reads that value.
 _NONSENSE: Final[list[Any]] = [{"": [[]]}]
 
 
-def checked_payload(ground: Ground, letter: LetterDetail, payload: bytes) -> str:
+def checked_payload(session: RepairSession, letter: LetterDetail, payload: bytes) -> str:
     """The payload as text that can be stored, if it is what the event's type promises; InvalidPayload otherwise."""
-    _check_size(ground, letter, payload)
+    _check_size(session, letter, payload)
     document = _document(payload)
     json_rules.check(document, typed=False)
-    if ground.outbox is not None:
-        _check_type(ground.outbox.registry.named(letter.event_type), letter, payload, document)
+    if session.outbox is not None:
+        _check_type(session.outbox.registry.named(letter.event_type), letter, payload, document)
     return payload.decode()
 
 
-def _check_size(ground: Ground, letter: LetterDetail, payload: bytes) -> None:
-    if ground.outbox is not None:
-        limit, remedy = ground.outbox.max_payload_bytes, "raise Outbox(max_payload_bytes=…)"
+def _check_size(session: RepairSession, letter: LetterDetail, payload: bytes) -> None:
+    if session.outbox is not None:
+        limit, remedy = session.outbox.max_payload_bytes, "raise Outbox(max_payload_bytes=…)"
     else:
         # What was published was within the limit, whatever that is.
         limit = max(MAX_PAYLOAD_BYTES, len(letter.payload.encode()))

@@ -17,7 +17,7 @@ from aftercommit.operate.repair.operations import ItemProblem, Operation
 from aftercommit.operate.repair.replay import Options, Preview
 from aftercommit.operate.repair.seeking import Place, Sought
 from aftercommit.operate.repair.selection import Selection, checked_count
-from aftercommit.operate.repair.session import Ground
+from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import Database
@@ -58,30 +58,30 @@ class Repair:
     async def letters(self, selection: Selection = EVERYTHING, *, limit: int = 100, offset: int = 0) -> LetterPage:
         """Dead letters, last seen first, without payloads."""
         limit, offset = checked_count("limit", limit, 1), checked_count("offset", offset, 0)
-        async with self._ground() as ground:
-            return await letters.list_letters(ground, selection, limit, offset)
+        async with self._session() as session:
+            return await letters.list_letters(session, selection, limit, offset)
 
     async def groups(self, selection: Selection = EVERYTHING, *, limit: int = 100) -> list[LetterGroup]:
         """Dead letters by owner and error, the largest group first."""
         limit = checked_count("limit", limit, 1)
-        async with self._ground() as ground:
-            return await letters.group_letters(ground, selection, limit)
+        async with self._session() as session:
+            return await letters.group_letters(session, selection, limit)
 
     async def letter(self, event_id: UUID, consumer: str | None = None) -> list[LetterDetail]:
         """All that is known about the letters of one event, with the payload; LetterNotFound when there are none."""
-        async with self._ground() as ground:
-            return await letters.show_letters(ground, event_id, consumer)
+        async with self._session() as session:
+            return await letters.show_letters(session, event_id, consumer)
 
     async def owners(self) -> list[str]:
         """Whose letters there can be: consumers with a checkpoint, with letters, or declared; and the relay."""
-        async with self._ground() as ground:
-            return await letters.owners(ground)
+        async with self._session() as session:
+            return await letters.owners(session)
 
     async def retry(self, selection: Selection, *, reason: str = "", dry_run: bool = False) -> Repaired:
         """Give the chosen letters all their attempts again: parked ones, unless statuses or event_ids say otherwise."""
         _refuse_everything(selection)
         return await self._act(
-            lambda ground: actions.retry(ground, selection, by=self._by, reason=reason, dry_run=dry_run)
+            lambda session: actions.retry(session, selection, by=self._by, reason=reason, dry_run=dry_run)
         )
 
     async def edit(
@@ -89,13 +89,13 @@ class Repair:
     ) -> Repaired:
         """Give a letter another payload and retry it; the log never changes, the former payload stays on record."""
         options: dict[str, Any] = {"by": self._by, "reason": reason, "dry_run": dry_run}
-        return await self._act(lambda ground: actions.edit(ground, event_id, consumer, payload, **options))
+        return await self._act(lambda session: actions.edit(session, event_id, consumer, payload, **options))
 
     async def discard(self, selection: Selection, *, reason: str, dry_run: bool = False) -> Repaired:
         """Give the chosen letters up, for a reason that is kept. They can be retried later all the same."""
         _refuse_everything(selection)
         return await self._act(
-            lambda ground: actions.discard(ground, selection, by=self._by, reason=reason, dry_run=dry_run)
+            lambda session: actions.discard(session, selection, by=self._by, reason=reason, dry_run=dry_run)
         )
 
     async def seek(
@@ -107,12 +107,12 @@ class Repair:
         takes it away from the worker, which begins anew from there.
         """
         options: dict[str, Any] = {"by": self._by, "reason": reason, "force": force, "dry_run": dry_run}
-        return await self._act(lambda ground: seeking.seek(ground, consumer, to, **options))
+        return await self._act(lambda session: seeking.seek(session, consumer, to, **options))
 
     async def preview(self, selection: Selection, *, to: str | None = None, again: bool = False) -> Preview:
         """What a replay would do, before it does anything."""
-        async with self._ground() as ground:
-            return await replay.preview(ground, selection, to, again=again)
+        async with self._session() as session:
+            return await replay.preview(session, selection, to, again=again)
 
     async def start(
         self,
@@ -134,9 +134,9 @@ class Repair:
         """
         options = Options(per_second, again, past_horizon, expected)
 
-        async def begin(ground: Ground) -> Operation:
-            operation_id = await replay.start(ground, selection, to, options, by=self._by, reason=reason)
-            return await operations.find_operation(ground, operation_id)
+        async def begin(session: RepairSession) -> Operation:
+            operation_id = await replay.start(session, selection, to, options, by=self._by, reason=reason)
+            return await operations.find_operation(session, operation_id)
 
         return await self._act(begin)
 
@@ -150,9 +150,9 @@ class Repair:
 
     async def abort(self, operation_id: UUID) -> Operation:
         """Feed nothing further, and take back what was fed and not tried yet; waits until that is done."""
-        async with self._ground() as ground:
-            await operations.find_operation(ground, operation_id)
-            await ground.rows("ask_to_abort", {"id": operation_id})
+        async with self._session() as session:
+            await operations.find_operation(session, operation_id)
+            await session.rows("ask_to_abort", {"id": operation_id})
         while True:
             try:
                 return await self.drive(operation_id)
@@ -161,36 +161,36 @@ class Repair:
 
     async def operation(self, operation_id: UUID) -> Operation:
         """One operation; RepairError when there is none of this id."""
-        async with self._ground() as ground:
-            return await operations.find_operation(ground, operation_id)
+        async with self._session() as session:
+            return await operations.find_operation(session, operation_id)
 
     async def operations(self, kinds: Sequence[str] | None = None, *, limit: int = 50) -> list[Operation]:
         """What was done, newest first: of all kinds, or of some ("retry", "edit", "discard", "replay", "seek")."""
         limit = checked_count("limit", limit, 1)
-        async with self._ground() as ground:
-            return await operations.find_operations(ground, kinds, limit)
+        async with self._session() as session:
+            return await operations.find_operations(session, kinds, limit)
 
     async def problems(self, operation_id: UUID, *, limit: int = 50) -> list[ItemProblem]:
         """Events of an operation that failed or were skipped, each with the reason."""
         limit = checked_count("limit", limit, 1)
-        async with self._ground() as ground:
-            return await operations.problems(ground, operation_id, limit)
+        async with self._session() as session:
+            return await operations.problems(session, operation_id, limit)
 
     @asynccontextmanager
-    async def _ground(self) -> AsyncIterator[Ground]:
+    async def _session(self) -> AsyncIterator[RepairSession]:
         connection = await self._database.connect()
         try:
-            yield await Ground.find(connection, self._declared)
+            yield await RepairSession.find(connection, self._declared)
         finally:
             await close_quietly(connection)
 
-    async def _act(self, work: Callable[[Ground], Awaitable[Result]]) -> Result:
+    async def _act(self, work: Callable[[RepairSession], Awaitable[Result]]) -> Result:
         """In one transaction, which is run again when it had to give way to another."""
-        async with self._ground() as ground:
+        async with self._session() as session:
 
             async def once() -> Result:
-                async with committed_async(ground.connection):
-                    return await work(ground)
+                async with committed_async(session.connection):
+                    return await work(session)
 
             return await past_deadlocks(once)
 

@@ -12,7 +12,7 @@ from aftercommit.errors import PastHorizon, RepairError, SelectionError, SetChan
 from aftercommit.event.envelope import rfc3339
 from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, record
 from aftercommit.operate.repair.selection import RELAY, Selection
-from aftercommit.operate.repair.session import Ground
+from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.handlers import ANY_TYPE
 
 
@@ -66,19 +66,19 @@ class _Set:
     keeps_inbox: bool = True
 
 
-async def preview(ground: Ground, selection: Selection, to: str | None, *, again: bool = False) -> Preview:
+async def preview(session: RepairSession, selection: Selection, to: str | None, *, again: bool = False) -> Preview:
     """Count before anything is done. Nothing is changed."""
-    return await _preview(ground, await _set(ground, selection, to), again)
+    return await _preview(session, await _set(session, selection, to), again)
 
 
 async def start(
-    ground: Ground, selection: Selection, to: str | None, options: Options, *, by: str, reason: str
+    session: RepairSession, selection: Selection, to: str | None, options: Options, *, by: str, reason: str
 ) -> UUID:
     """Freeze the set and write the operation down; a driver can begin. PastHorizon when it might handle twice."""
-    frozen = await _set(ground, selection, to)
+    frozen = await _set(session, selection, to)
     _refuse_again(frozen, options)
-    await ground.rows("hold_horizon", {})
-    found = await _preview(ground, frozen, options.again)
+    await session.rows("hold_horizon", {})
+    found = await _preview(session, frozen, options.again)
     if found.past_horizon and found.horizon is not None and not options.past_horizon:
         # To handle them again is what is wanted of one consumer; behind the bus the event passes all the others too.
         by_whom = f" by others than {frozen.target!r}" if options.again else ""
@@ -90,7 +90,7 @@ async def start(
         )
     detail = {"again": options.again, "past_horizon": options.past_horizon}
     operation_id = await record(
-        ground,
+        session,
         "replay",
         frozen.target,
         selection,
@@ -100,21 +100,21 @@ async def start(
         per_second=options.per_second,
         status="running",
     )
-    row = await ground.row("freeze", {**frozen.parameters, "id": operation_id}, chosen=frozen.chosen)
+    row = await session.row("freeze", {**frozen.parameters, "id": operation_id}, chosen=frozen.chosen)
     _refuse_others(row[0], options.expected)
     return operation_id
 
 
-async def _preview(ground: Ground, chosen: _Set, again: bool) -> Preview:
-    details = ground.statements.part("item_details")
-    parts = {name: ground.statements.part(name) for name in ("is_past_horizon", "is_wanted_again")}
+async def _preview(session: RepairSession, chosen: _Set, again: bool) -> Preview:
+    details = session.statements.part("item_details")
+    parts = {name: session.statements.part(name) for name in ("is_past_horizon", "is_wanted_again")}
     parameters = {**chosen.parameters, "again": again, "to_owner": chosen.target == TO_OWNER}
-    row = await ground.row("preview", parameters, chosen=chosen.chosen, details=details, **parts)
-    types = await ground.rows("preview_types", chosen.parameters, chosen=chosen.chosen, details=details)
+    row = await session.row("preview", parameters, chosen=chosen.chosen, details=details, **parts)
+    types = await session.rows("preview_types", chosen.parameters, chosen=chosen.chosen, details=details)
     return Preview(*(chosen.target, *row, [(name, count) for name, count in types]))
 
 
-async def _set(ground: Ground, selection: Selection, to: str | None) -> _Set:
+async def _set(session: RepairSession, selection: Selection, to: str | None) -> _Set:
     target = to or (TO_OWNER if selection.is_of_letters else None)
     if target is None:
         raise RepairError(
@@ -122,7 +122,7 @@ async def _set(ground: Ground, selection: Selection, to: str | None) -> _Set:
             "to='@transport' (--to NAME, --through-transport)"
         )
     if selection.is_of_letters:
-        return _letters(ground, selection, target)
+        return _letters(session, selection, target)
     if target == TO_OWNER:
         raise SelectionError(
             "only dead letters have an owner: choose them by consumer, error class or status, or say to"
@@ -132,11 +132,11 @@ async def _set(ground: Ground, selection: Selection, to: str | None) -> _Set:
             "a replay of the whole log is not chosen by saying nothing: give from_position=1 to mean it"
         )
     if target == TO_TRANSPORT:
-        return _for_transport(ground, selection, target, None, None)
-    return await _for_consumer(ground, selection, target)
+        return _for_transport(session, selection, target, None, None)
+    return await _for_consumer(session, selection, target)
 
 
-def _letters(ground: Ground, selection: Selection, target: str) -> _Set:
+def _letters(session: RepairSession, selection: Selection, target: str) -> _Set:
     if target not in (TO_OWNER, TO_TRANSPORT):
         if selection.consumer not in (None, target):
             raise SelectionError(
@@ -145,40 +145,40 @@ def _letters(ground: Ground, selection: Selection, target: str) -> _Set:
             )
         selection, target = replace(selection, consumer=target), TO_OWNER
     selection = selection if selection.statuses else replace(selection, statuses=("parked",))
-    chosen = ground.statements.part("chosen_letters", which=ground.which_letters(selection))
-    parameters = {**ground.parameters(selection), "to_transport": target == TO_TRANSPORT}
+    chosen = session.statements.part("chosen_letters", which=session.which_letters(selection))
+    parameters = {**session.parameters(selection), "to_transport": target == TO_TRANSPORT}
     return _Set(target, selection, chosen, parameters)
 
 
-async def _for_consumer(ground: Ground, selection: Selection, name: str) -> _Set:
-    row = await ground.row("consumer_of", {"consumer": name})
-    declared = ground.outbox.consumers.get(name) if ground.outbox is not None else None
+async def _for_consumer(session: RepairSession, selection: Selection, name: str) -> _Set:
+    row = await session.row("consumer_of", {"consumer": name})
+    declared = session.outbox.consumers.get(name) if session.outbox is not None else None
     if row is None:
-        known = [each[0] for each in await ground.rows("known_owners", {})]
+        known = [each[0] for each in await session.rows("known_owners", {})]
         if declared is None and (name not in known or name == RELAY):
             raise RepairError(
                 f"consumer {name!r} is not known: there are {', '.join(known) or 'none'}. One behind the bus that has "
                 "no dead letters yet is found in your declarations, with --app"
             )
-        return _for_transport(ground, selection, name, name, declared.types if declared is not None else None)
+        return _for_transport(session, selection, name, name, declared.types if declared is not None else None)
     checkpoint, taken, inbox = row
     keeps_inbox = declared.inbox if declared is not None else inbox
     types = None if taken == [ANY_TYPE] else taken
-    chosen = ground.statements.part("chosen_for_consumer", which=ground.which_events(selection))
+    chosen = session.statements.part("chosen_for_consumer", which=session.which_events(selection))
     parameters = {"target": name, "checkpoint": checkpoint, "taken": types}
-    return _Set(name, selection, chosen, {**ground.parameters(selection), **parameters}, keeps_inbox)
+    return _Set(name, selection, chosen, {**session.parameters(selection), **parameters}, keeps_inbox)
 
 
 def _for_transport(
-    ground: Ground, selection: Selection, target: str, consumer: str | None, taken: Sequence[str] | None
+    session: RepairSession, selection: Selection, target: str, consumer: str | None, taken: Sequence[str] | None
 ) -> _Set:
-    chosen = ground.statements.part(
+    chosen = session.statements.part(
         "chosen_for_transport",
-        which=ground.which_events(selection),
-        which_rows=ground.which_events(selection, position="null::bigint"),
+        which=session.which_events(selection),
+        which_rows=session.which_events(selection, position="null::bigint"),
     )
     parameters = {
-        **ground.parameters(selection),
+        **session.parameters(selection),
         "target": consumer,
         "taken": list(taken) if taken is not None else None,
     }

@@ -16,7 +16,7 @@ from aftercommit.errors import ConsumerNameTaken, RepairError
 from aftercommit.event.envelope import rfc3339
 from aftercommit.operate.repair.operations import record
 from aftercommit.operate.repair.selection import Selection
-from aftercommit.operate.repair.session import Ground
+from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.handlers import ANY_TYPE
 
 Place = Literal["start", "end"] | int | datetime
@@ -62,35 +62,42 @@ class _Checkpoint:
 
 
 async def seek(
-    ground: Ground, consumer: str, to: Place, *, by: str, reason: str, force: bool = False, dry_run: bool = False
+    session: RepairSession,
+    consumer: str,
+    to: Place,
+    *,
+    by: str,
+    reason: str,
+    force: bool = False,
+    dry_run: bool = False,
 ) -> Sought:
     """Move the checkpoint; on record with who and why."""
-    found = await _checkpoint(ground, consumer)
+    found = await _checkpoint(session, consumer)
     if not dry_run:
         _refuse_held(consumer, found, force)
-        found = await _hold(ground, consumer)
+        found = await _hold(session, consumer)
         _refuse_held(consumer, found, force)
-    after = await _position(ground, to)
+    after = await _position(session, to)
     between = {"low": min(found.position, after), "high": max(found.position, after), "consumer": consumer}
     taken = None if found.taken == [ANY_TYPE] else found.taken
-    events, handled, lettered, unknown = await ground.row("events_between", {**between, "taken": taken})
+    events, handled, lettered, unknown = await session.row("events_between", {**between, "taken": taken})
     counted = {"events": events, "handled": handled, "lettered": lettered, "unknown": unknown}
     sought = Sought(
         consumer, found.position, after, **counted, keeps_inbox=found.inbox, worker=found.worker, dry_run=dry_run
     )
     if dry_run:
         return sought
-    await ground.rows("move_by_hand", {"consumer": consumer, "position": after})
+    await session.rows("move_by_hand", {"consumer": consumer, "position": after})
     detail = {"from": found.position, "to": after, "forced": found.worker is not None}
-    operation_id = await record(ground, "seek", consumer, _NOTHING, by=by, reason=reason, detail=detail)
-    await ground.wake_everybody()
+    operation_id = await record(session, "seek", consumer, _NOTHING, by=by, reason=reason, detail=detail)
+    await session.wake_everybody()
     return replace(sought, operation_id=operation_id)
 
 
-async def _checkpoint(ground: Ground, consumer: str) -> _Checkpoint:
-    row = await ground.row("checkpoint_of", {"consumer": consumer})
+async def _checkpoint(session: RepairSession, consumer: str) -> _Checkpoint:
+    row = await session.row("checkpoint_of", {"consumer": consumer})
     if row is None:
-        known = [each[0] for each in await ground.rows("consumers", {})]
+        known = [each[0] for each in await session.rows("consumers", {})]
         raise RepairError(
             f"consumer {consumer!r} has no checkpoint, as only consumers that follow the log have one: there are "
             f"{', '.join(known) or 'none'}"
@@ -98,19 +105,19 @@ async def _checkpoint(ground: Ground, consumer: str) -> _Checkpoint:
     return _Checkpoint(*row)
 
 
-async def _hold(ground: Ground, consumer: str) -> _Checkpoint:
+async def _hold(session: RepairSession, consumer: str) -> _Checkpoint:
     """The same, held until the transaction ends; what a handler has in hand is waited for, but not for ever."""
-    await ground.rows("wait_briefly", {"patience": f"{PATIENCE * 1000:.0f}ms"})
+    await session.rows("wait_briefly", {"patience": f"{PATIENCE * 1000:.0f}ms"})
     try:
-        await ground.rows("hold_horizons", {})
-        checkpoint = ground.statements.part("checkpoint_of")
-        await ground.rows("hold_consumer", {"consumer": consumer}, checkpoint=checkpoint)
+        await session.rows("hold_horizons", {})
+        checkpoint = session.statements.part("checkpoint_of")
+        await session.rows("hold_consumer", {"consumer": consumer}, checkpoint=checkpoint)
     except psycopg.errors.LockNotAvailable as problem:
         raise RepairError(
             f"consumer {consumer!r} has events in hand, and has had for {PATIENCE:g} s: nothing was moved. Try again "
             "when they are handled, or stop the worker"
         ) from problem
-    return await _checkpoint(ground, consumer)
+    return await _checkpoint(session, consumer)
 
 
 def _refuse_held(consumer: str, found: _Checkpoint, force: bool) -> None:
@@ -121,15 +128,15 @@ def _refuse_held(consumer: str, found: _Checkpoint, force: bool) -> None:
         )
 
 
-async def _position(ground: Ground, to: Place) -> int:
+async def _position(session: RepairSession, to: Place) -> int:
     """The checkpoint that is meant: the position behind which the consumer goes on."""
-    first, tip = await ground.row("ends_of_log", {})
+    first, tip = await session.row("ends_of_log", {})
     if to == "start":
         return int(first)
     if to == "end":
         return int(tip)
     if isinstance(to, datetime):
-        return await _before(ground, to)
+        return await _before(session, to)
     if not isinstance(to, int) or isinstance(to, bool):
         raise RepairError(f"{to!r:.60} is no place of the log: say 'start', 'end', a position or a moment")
     if not first <= to <= tip:
@@ -140,8 +147,8 @@ async def _position(ground: Ground, to: Place) -> int:
     return to
 
 
-async def _before(ground: Ground, moment: datetime) -> int:
+async def _before(session: RepairSession, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise RepairError(f"{moment} has no time zone: say which, like {rfc3339(moment.astimezone())}")
-    row: Any = await ground.row("position_before", {"moment": moment})
+    row: Any = await session.row("position_before", {"moment": moment})
     return int(row[0])

@@ -21,7 +21,7 @@ _PYTHON_TYPES: Mapping[str, type[Any]] = {"bigint": int, "uuid": UUID}
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class RepairSession:
     """One outbox on one connection. `outbox` is the declaration, where the caller has it."""
 
     connection: psycopg.AsyncConnection[Any]
