@@ -10,8 +10,8 @@ import pytest
 from aftercommit.client import wire
 from aftercommit.client.connection import silence_of
 from aftercommit.client.machine import Machine, Pace, Step
+from aftercommit.client.read_position import Arrival, Jump, ReadPosition
 from aftercommit.client.sse_decoder import BlockTooLarge, Message, Place, Retry, SseDecoder
-from aftercommit.client.trail import Arrival, Jump, Trail
 from aftercommit.client.wire import Address, Unreadable, Wire
 from tests.clients.cases import CONFORMANCE, cases, document
 
@@ -99,22 +99,22 @@ def hand_in(machine: Machine, now: float, step: dict[str, Any]) -> Step:
 @pytest.mark.contract("L13")
 @pytest.mark.parametrize("case", cases("trail"))
 def test_the_trail_tells_repeats_and_gaps_as_everybody_does(case: dict[str, Any]):
-    trail = Trail(case.get("start"), sequence=case.get("sequence", False), window=case.get("window", 10_000))
+    position = ReadPosition(case.get("start"), sequence=case.get("sequence", False), window=case.get("window", 10_000))
     for arrived in case["arrivals"]:
         if "place" in arrived:
-            trail.move(arrived["place"])
+            position.move(arrived["place"])
         elif "reset" in arrived:
-            trail.reset(arrived["reset"])
+            position.reset(arrived["reset"])
         elif "never_given" in arrived:
-            trail.never_given(*arrived["never_given"])
+            position.never_given(*arrived["never_given"])
         else:
             gap = arrived.get("gap")
             is_withheld = "withheld" in arrived
             assert arrived["expect"] in ("repeat", "withheld" if is_withheld else "deliver")
             expected = Arrival(arrived["expect"] == "repeat", Jump(**gap) if gap else None)
             came = (arrived["event_id"], arrived["number"], arrived["cursor"])
-            assert trail.arrive(*came, withheld=is_withheld) == expected, arrived
-    assert trail.cursor == case["cursor"]
+            assert position.arrive(*came, withheld=is_withheld) == expected, arrived
+    assert position.cursor == case["cursor"]
 
 
 @pytest.mark.contract("L13")

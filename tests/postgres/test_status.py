@@ -20,7 +20,7 @@ from rich.console import Console
 
 from aftercommit.cli import cli
 from aftercommit.cli.figures import Pace
-from aftercommit.cli.look import Look
+from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.screen import Screen, ago
 from aftercommit.clock import utc_now
 from aftercommit.errors import DatabaseUnavailable
@@ -295,7 +295,7 @@ class TestLimits:
             connection.execute("select pg_sleep(10)")
             raise AssertionError("the server cancels it")
 
-        with Look(shop.database, cancelled) as look, pytest.raises(DatabaseUnavailable) as error:
+        with OverviewReader(shop.database, cancelled) as look, pytest.raises(DatabaseUnavailable) as error:
             look.now()
         assert "due to statement timeout. Look again, or give the user" in str(error.value)
         assert "cannot connect" not in str(error.value)

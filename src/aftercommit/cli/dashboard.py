@@ -14,8 +14,8 @@ from rich.text import Text
 
 from aftercommit._version import __version__
 from aftercommit.cli.figures import Figures, Window
-from aftercommit.cli.look import Look
 from aftercommit.cli.output import line, printable
+from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.recent import RecentLines
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.operate.overview import Overview
@@ -39,13 +39,13 @@ Show = Callable[[Sequence[Sight]], object]
 class View:
     """One outbox, looked at again and again."""
 
-    def __init__(self, outbox: Outbox, look: Look, window: Window) -> None:
-        self._outbox, self._look, self._window = outbox, look, window
+    def __init__(self, outbox: Outbox, reader: OverviewReader, window: Window) -> None:
+        self._outbox, self._reader, self._window = outbox, reader, window
 
     def now(self) -> Sight:
         """Its name, its tables, and what this process has done for it."""
         try:
-            seen: Seen = self._look.now()
+            seen: Seen = self._reader.now()
         except DatabaseUnavailable as problem:
             seen = problem
         figures = replace(self._window.figures(), has_consumers=bool(self._outbox.consumers))
@@ -57,10 +57,12 @@ class Dashboard(Service):
 
     name = "dashboard"
 
-    def __init__(self, views: Sequence[tuple[Look, Outbox]], interval: float, recent: RecentLines | None) -> None:
+    def __init__(
+        self, views: Sequence[tuple[OverviewReader, Outbox]], interval: float, recent: RecentLines | None
+    ) -> None:
         """With `recent` log lines a panel for a terminal, without them plain lines."""
         super().__init__()
-        self._views = [View(outbox, look, Window(outbox.meter)) for look, outbox in views]
+        self._views = [View(outbox, reader, Window(outbox.meter)) for reader, outbox in views]
         self._interval = interval
         self._recent = recent
 

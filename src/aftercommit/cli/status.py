@@ -15,10 +15,10 @@ from aftercommit.cli.exits import NOT_AS_IT_SHOULD_BE
 from aftercommit.cli.figures import Pace
 from aftercommit.cli.limits import limit_options, limits_of
 from aftercommit.cli.loading import find_shape, load_database
-from aftercommit.cli.look import Look
 from aftercommit.cli.numbers import DAY, Seconds
 from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table, printable
+from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.remedies import pasteable
 from aftercommit.cli.screen import Screen, ago, kept
 from aftercommit.errors import DatabaseUnavailable
@@ -56,11 +56,11 @@ def status(
     """
     allowed = limits_of(options)
     database = load_database(settings, "status")
-    with Look(database, lambda connection: find_shape(settings, connection)) as look:
+    with OverviewReader(database, lambda connection: find_shape(settings, connection)) as reader:
         if watch:
-            _watch(look, interval, allowed, as_json)
+            _watch(reader, interval, allowed, as_json)
             return
-        found = look.now()
+        found = reader.now()
     wrong = problems(found, allowed)
     if as_json:
         print_json(_document(found, wrong))
@@ -74,7 +74,7 @@ def status(
     ctx.exit(NOT_AS_IT_SHOULD_BE if wrong else 0)
 
 
-def _watch(look: Look, interval: float, limits: Limits, as_json: bool) -> None:
+def _watch(reader: OverviewReader, interval: float, limits: Limits, as_json: bool) -> None:
     """Until interrupted. The database may come and go meanwhile."""
     pace = Pace()
     try:
@@ -82,26 +82,26 @@ def _watch(look: Look, interval: float, limits: Limits, as_json: bool) -> None:
             # On a screen of its own, which the terminal puts away afterwards: nothing scrolls and nothing flickers.
             with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
                 while True:
-                    live.update(_screen(look, pace, limits, interval), refresh=True)
+                    live.update(_screen(reader, pace, limits, interval), refresh=True)
                     time.sleep(interval)
         while True:
-            _print_line(look, pace, limits, as_json)
+            _print_line(reader, pace, limits, as_json)
             time.sleep(interval)
     except KeyboardInterrupt:
         return
 
 
-def _screen(look: Look, pace: Pace, limits: Limits, interval: float) -> Screen:
+def _screen(reader: OverviewReader, pace: Pace, limits: Limits, interval: float) -> Screen:
     try:
-        found = pace.of(look.now(), time.monotonic())
+        found = pace.of(reader.now(), time.monotonic())
     except DatabaseUnavailable as problem:
         return Screen(None, [str(problem)], interval)
     return Screen(found, [pasteable(str(problem)) for problem in problems(found, limits)], interval)
 
 
-def _print_line(look: Look, pace: Pace, limits: Limits, as_json: bool) -> None:
+def _print_line(reader: OverviewReader, pace: Pace, limits: Limits, as_json: bool) -> None:
     try:
-        found = pace.of(look.now(), time.monotonic())
+        found = pace.of(reader.now(), time.monotonic())
     except DatabaseUnavailable as problem:
         message(f"problem: {printable(str(problem))}")
         return

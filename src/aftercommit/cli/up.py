@@ -16,10 +16,10 @@ from aftercommit.application import Application, Companions, Serving
 from aftercommit.cli.dashboard import Dashboard, is_terminal
 from aftercommit.cli.loading import database_at, load_application
 from aftercommit.cli.logs import BriefFormatter, TextFormatter, logging_to, logging_to_stderr
-from aftercommit.cli.look import Look
 from aftercommit.cli.numbers import DAY, Amount, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.output import message
+from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.recent import RecentLines, ends_are_heard
 from aftercommit.cli.remedies import program
 from aftercommit.cli.retention import retention_of, retention_options
@@ -119,7 +119,9 @@ def up(
                 message(_CLOSED.format(host=host))
             if served is not None:
                 message("\n" + click.style(f"  open in a browser:      {served.url}", bold=True))
-            views = [(stack.enter_context(_eyes(database, outbox)), outbox) for outbox in application.outboxes]
+            views = [
+                (stack.enter_context(_overview_reader(database, outbox)), outbox) for outbox in application.outboxes
+            ]
             parts.append(Dashboard(views, interval or (2.0 if recent is None else 0.5), recent))
             if served is not None and companions is not None:
                 parts += companions.services(served.url)
@@ -169,8 +171,8 @@ def _server(
     return ServerProcess(bound, url_of(bound), address.workers, patience(serving.drain) + MARGIN_SECONDS)
 
 
-def _eyes(database: Database, outbox: Outbox) -> Look:
-    return Look(database, lambda connection: outbox.shape)
+def _overview_reader(database: Database, outbox: Outbox) -> OverviewReader:
+    return OverviewReader(database, lambda connection: outbox.shape)
 
 
 class Keeper(Service):

@@ -5,7 +5,8 @@
 
 `read` and `read_back` get a part of a feed and come to an end.
 
-What decides is pure (`machine`, `trail`, `wire`, `sse_decoder`); what acts is `follow` and `reading` on `connection`.
+What decides is pure (`machine`, `read_position`, `wire`, `sse_decoder`); what acts is `follow` and `reading` on
+`connection`.
 `PROTOCOL.md` says what goes over the wire. Needs `aftercommit[client]`.
 """
 

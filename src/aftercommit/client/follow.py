@@ -21,8 +21,8 @@ from aftercommit.client.credential import Credential
 from aftercommit.client.keeper import Keeper
 from aftercommit.client.machine import GONE, Do, Machine, Pace, State, Step
 from aftercommit.client.options import Gap, Options, report, withheld
+from aftercommit.client.read_position import ReadPosition
 from aftercommit.client.sse_decoder import BlockTooLarge, Message, Place, Retry, SseDecoder
-from aftercommit.client.trail import Trail
 from aftercommit.client.wire import LOGS, Address, FeedEvent, Page, Reset, Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.errors import FeedRefused, FollowError
@@ -67,7 +67,7 @@ class Follower:
         self._listeners: list[Callable[[State], None]] = []
         self._told = State.STOPPED
         self._turn = 0
-        self._trail: Trail | None = None
+        self._position: ReadPosition | None = None
         self._arrived: deque[Arrived] = deque()
         self._step = Step(Do.STOP)
         self._stream: OpenStream | None = None
@@ -85,7 +85,7 @@ class Follower:
     @property
     def cursor(self) -> str | None:
         """The place after the last event that was handed over."""
-        return self._trail.cursor if self._trail is not None else None
+        return self._position.cursor if self._position is not None else None
 
     @property
     def heard(self) -> float | None:
@@ -110,12 +110,12 @@ class Follower:
         # An iteration that was left by `break` may be cleaned up late, and must not end this one then.
         self._turn = turn = self._turn + 1
         try:
-            trail = await self._begin()
+            position = await self._begin()
             while True:
                 while self._arrived:
-                    for item in self._admit(trail, self._arrived.popleft()):
+                    for item in self._admit(position, self._arrived.popleft()):
                         yield item
-                    await self._keeper.done(trail.cursor)
+                    await self._keeper.done(position.cursor)
                 await self._advance()
         finally:
             if turn == self._turn:
@@ -140,34 +140,34 @@ class Follower:
         """Close."""
         await self.aclose()
 
-    async def _begin(self) -> Trail:
+    async def _begin(self) -> ReadPosition:
         await self._let_go()
-        if self._trail is None:
-            self._trail = Trail(await self._keeper.load() or self._start, sequence=self._gapless)
+        if self._position is None:
+            self._position = ReadPosition(await self._keeper.load() or self._start, sequence=self._gapless)
         self._step = self._machine.start(time.monotonic())
         self._tell()
-        return self._trail
+        return self._position
 
     async def _let_go(self) -> None:
         self._arrived.clear()
         await self._close_stream()
         await self._connection.close()
 
-    def _admit(self, trail: Trail, arrived: Arrived) -> list[FeedEvent | Gap]:
+    def _admit(self, position: ReadPosition, arrived: Arrived) -> list[FeedEvent | Gap]:
         """What of it the consumer gets to see."""
-        before = trail.cursor
+        before = position.cursor
         if isinstance(arrived, Place):
-            trail.move(arrived.id)
+            position.move(arrived.id)
             return []
         if isinstance(arrived, Page):
             for low, high in arrived.never_given:
-                trail.never_given(low, high)
+                position.never_given(low, high)
             return []
         if isinstance(arrived, Reset):
-            trail.reset(arrived.restart)
+            position.reset(arrived.restart)
             return [Gap(arrived.reason, before, arrived.restart, arrived.message)]
         is_withheld = arrived.withheld is not None
-        arrival = trail.arrive(arrived.id, arrived.number, arrived.cursor, withheld=is_withheld)
+        arrival = position.arrive(arrived.id, arrived.number, arrived.cursor, withheld=is_withheld)
         if arrival.repeat:
             return []
         found = withheld(arrived, before) if is_withheld else arrived
@@ -175,7 +175,7 @@ class Follower:
             return [found]
         expected, got = arrival.jump.expected, arrival.jump.got
         message = f"events {expected} to {got - 1} did not come"
-        return [Gap("jump", before, trail.cursor, message, expected, got), found]
+        return [Gap("jump", before, position.cursor, message, expected, got), found]
 
     async def _advance(self) -> None:
         """Do the next thing; afterwards something may have arrived."""

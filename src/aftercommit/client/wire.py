@@ -9,8 +9,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
+from aftercommit.client.read_position import number_in
 from aftercommit.client.sse_decoder import Message
-from aftercommit.client.trail import number_in
 from aftercommit.errors import DeclarationError, FeedRefused
 
 _SCHEMES: Final = ("http", "https")

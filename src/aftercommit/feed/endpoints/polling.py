@@ -8,8 +8,8 @@ from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.etag import tag_of
 from aftercommit.feed.endpoints.gate import Admission, Gate
+from aftercommit.feed.endpoints.page_cache import CachedPage, PageCache, cached_page, check_held
 from aftercommit.feed.endpoints.query import Asked, AskedBack, AskedEnd, AskedFrom, has_tag, wait_of
-from aftercommit.feed.endpoints.ready import Ready, ReadyPages, check_held, ready_page
 from aftercommit.feed.live.stream import UNREAD_WITHOUT_STREAM
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
@@ -31,7 +31,7 @@ class Polling(Endpoint):
     def __init__(self, feed: Feed, parameter: str | None, hub: FeedHub, gate: Gate, streams: Streams) -> None:
         """Answers once hub and streams run."""
         super().__init__(feed, parameter, hub, gate, streams)
-        self._pages = ReadyPages()
+        self._pages = PageCache()
 
     async def answer(
         self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send
@@ -88,15 +88,15 @@ class Polling(Endpoint):
             return
         page = await self._hub.page_before(strand, *asked)
         # One that is not full ends at the beginning, which retention moves, or where it had looked at enough.
-        ready = ready_page(strand, page, is_closed=len(page.entries) == asked.limit)
-        await self._send_page(method, send, ready, tag, admission)
+        cached = cached_page(strand, page, is_closed=len(page.entries) == asked.limit)
+        await self._send_page(method, send, cached, tag, admission)
 
     async def _answer_unchanged(self, send: Send, tag: str, admission: Admission, wait: "Wait | None" = None) -> None:
         headers = [(b"etag", tag.encode()), *admission.caching.changing, *admission.headers, *_applied(wait)]
         self._streams.answers[self.feed.name, 304] += 1
         await answer(send, 304, headers)
 
-    async def _page(self, admission: Admission, asked: Asked, wait: "Wait | None") -> Ready:
+    async def _page(self, admission: Admission, asked: Asked, wait: "Wait | None") -> CachedPage:
         """The page; one that would be empty waits for the first entry, if the client prefers to."""
         strand = await self._hub.strand(self.feed, admission.key)
         page = await self._made(strand, asked)
@@ -107,7 +107,7 @@ class Polling(Endpoint):
             page = await self._made(await self._hub.strand(self.feed, admission.key), asked)
         return page
 
-    async def _made(self, strand: Strand, asked: Asked) -> Ready:
+    async def _made(self, strand: Strand, asked: Asked) -> CachedPage:
         return self._pages.find(strand, asked) or self._pages.make(strand, asked, await self._hub.page(strand, *asked))
 
     async def _await_news(self, wait: "Wait", admission: Admission, strand: Strand, since: int, asked: Asked) -> None:
@@ -126,7 +126,7 @@ class Polling(Endpoint):
         self._gate.check_still_valid(admission.reader)
 
     async def _send_page(
-        self, method: str, send: Send, page: Ready, tag: str, admission: Admission, wait: "Wait | None" = None
+        self, method: str, send: Send, page: CachedPage, tag: str, admission: Admission, wait: "Wait | None" = None
     ) -> None:
         headers = [
             JSON,
@@ -175,7 +175,7 @@ class Wait:
         return True
 
 
-def _kept(page: Ready, tag: str, admission: Admission) -> list[Header]:
+def _kept(page: CachedPage, tag: str, admission: Admission) -> list[Header]:
     """What may be kept of a page, and the tag by which it is asked for again."""
     if not page.is_whole:
         return admission.caching.passing

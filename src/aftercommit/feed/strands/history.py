@@ -20,7 +20,7 @@ from aftercommit.feed.strands.connections import Connections
 from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.feed.strands.queries import Direction, FeedQueries, allowed_name
 from aftercommit.feed.strands.strand import Loaded
-from aftercommit.feed.strands.turns import Turns
+from aftercommit.feed.strands.time_slice import TimeSlice
 from aftercommit.postgres import lives
 from aftercommit.postgres.records import BYTES_AT_ONCE, feed_rows
 from aftercommit.postgres.shape import Shape
@@ -309,10 +309,10 @@ class History:
         """The events of these rows in ascending order, and whether some were left out to bound the memory."""
         present = [row for row in rows if row[0] is not None]
         entries: list[Entry] = []
-        turns = Turns()
+        time_slice = TimeSlice()
         for each in stored_of(present, feed.outbox.shape):
-            if turns.is_over():
-                await turns.give()
+            if time_slice.is_over():
+                await time_slice.give()
             entries.append(self._maker.entry_of(feed, each))
         # Rows rise whatever the direction, and what was left out lies at its end.
         return entries, bool(present) and present[-1 if direction == "asc" else 0][-1]

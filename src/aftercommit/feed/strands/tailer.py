@@ -21,7 +21,7 @@ from psycopg import sql
 from aftercommit.feed.declaration.entry import Stored
 from aftercommit.feed.strands.connections import reading_connection
 from aftercommit.feed.strands.history import stored_of
-from aftercommit.feed.strands.turns import Turns
+from aftercommit.feed.strands.time_slice import TimeSlice
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.blocks import name_literal
 from aftercommit.postgres.bounded import Unanswered
@@ -193,11 +193,11 @@ class Tailer(DatabaseService):
 
     async def _hand_on(self, events: list[tuple[Any, ...]]) -> None:
         """Entries are made here: long texts, redacted, would hold up everybody who is served meanwhile."""
-        turns = Turns()
+        time_slice = TimeSlice()
         for start in range(0, len(events), _AT_ONCE):
             for event in stored_of(events[start : start + _AT_ONCE], self._outbox.shape):
-                if turns.is_over():
-                    await turns.give()
+                if time_slice.is_over():
+                    await time_slice.give()
                 self._following.take(event)
 
     def _lost_place(self, tip: _Tip, end: int) -> str | None:

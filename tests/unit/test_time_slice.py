@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from aftercommit.feed.strands import turns
-from aftercommit.feed.strands.turns import SLICE_SECONDS, Turns
+from aftercommit.feed.strands import time_slice
+from aftercommit.feed.strands.time_slice import SLICE_SECONDS, TimeSlice
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(turns, "time", found)
+    monkeypatch.setattr(time_slice, "time", found)
     return found
 
 
@@ -40,7 +40,7 @@ async def turns_of_others(clock: Clock, costs: list[float]) -> list[int]:
 
     other = asyncio.create_task(another())
     await asyncio.sleep(0)
-    mine = Turns()
+    mine = TimeSlice()
     for cost in costs:
         if mine.is_over():
             await mine.give()

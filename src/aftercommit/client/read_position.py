@@ -26,7 +26,7 @@ class Arrival(msgspec.Struct, frozen=True):
     jump: Jump | None
 
 
-class Trail:
+class ReadPosition:
     """The way of one reader through one strand."""
 
     def __init__(self, cursor: str | None = None, *, sequence: bool = False, window: int = WINDOW) -> None:

@@ -16,7 +16,7 @@ MOST_BYTES: Final = 16 << 20
 _AROUND: Final = 1000
 
 
-class Ready(msgspec.Struct, frozen=True):
+class CachedPage(msgspec.Struct, frozen=True):
     """A page as it leaves: the body, and what its headers say. `next` and `previous`: None where the body says it.
 
     A page that is not `whole` lacks something that another process, or newer code, can show: it gets no tag, and nobody
@@ -37,7 +37,7 @@ class Ready(msgspec.Struct, frozen=True):
     never_given: str = ""
 
 
-def ready_page(strand: Strand, page: Page, *, is_closed: bool) -> Ready:
+def cached_page(strand: Strand, page: Page, *, is_closed: bool) -> CachedPage:
     """A page in its final form; one that is closed is the same for ever. FeedHeld when there is nothing to show yet."""
     feed = strand.feed
     if not page.entries:
@@ -47,7 +47,7 @@ def ready_page(strand: Strand, page: Page, *, is_closed: bool) -> Ready:
     # Otherwise they are in the body.
     following = page.next if is_array or not page.entries else None
     previous = page.previous if is_array else None
-    return Ready(
+    return CachedPage(
         strand,
         page.head,
         feed.wire.body.encode(page, feed.cursor),
@@ -77,16 +77,16 @@ def check_held(held: Held | None) -> None:
         raise FeedHeld(held.event_type, held.version, held.known)
 
 
-class ReadyPages:
+class PageCache:
     """The pages of one feed that were asked for last."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         """Empty."""
         self._most = most_bytes
         self._used = 0
-        self._pages: OrderedDict[tuple[str, Asked], Ready] = OrderedDict()
+        self._pages: OrderedDict[tuple[str, Asked], CachedPage] = OrderedDict()
 
-    def find(self, strand: Strand, asked: Asked) -> Ready | None:
+    def find(self, strand: Strand, asked: Asked) -> CachedPage | None:
         """The page, if the strand is still what it was."""
         found = self._pages.get((strand.key, asked))
         if found is None or found.strand is not strand or found.head != strand.head or not strand.current:
@@ -94,19 +94,19 @@ class ReadyPages:
         self._pages.move_to_end((strand.key, asked))
         return found
 
-    def make(self, strand: Strand, asked: Asked, page: Page) -> Ready:
+    def make(self, strand: Strand, asked: Asked, page: Page) -> CachedPage:
         """A page in its final form, which is kept for the next who asks."""
         # Nothing can come before what is there. A page that is full and not the last is the same for ever; but one from
         # number 0 on begins with the oldest event that is kept, and retention moves that.
         is_full = page.has_more and len(page.entries) == asked.limit
-        ready = ready_page(strand, page, is_closed=is_full and asked.after is not None and asked.after.number > 0)
-        self._keep((strand.key, asked), ready)
-        return ready
+        cached = cached_page(strand, page, is_closed=is_full and asked.after is not None and asked.after.number > 0)
+        self._keep((strand.key, asked), cached)
+        return cached
 
-    def _keep(self, key: tuple[str, Asked], ready: Ready) -> None:
+    def _keep(self, key: tuple[str, Asked], cached: CachedPage) -> None:
         before = self._pages.pop(key, None)
-        self._used += len(ready.body) + _AROUND - (len(before.body) + _AROUND if before is not None else 0)
-        self._pages[key] = ready
+        self._used += len(cached.body) + _AROUND - (len(before.body) + _AROUND if before is not None else 0)
+        self._pages[key] = cached
         while self._used > self._most:
             _, oldest = self._pages.popitem(last=False)
             self._used -= len(oldest.body) + _AROUND

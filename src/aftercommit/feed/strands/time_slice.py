@@ -8,7 +8,7 @@ from typing import Final
 SLICE_SECONDS: Final = 0.01
 
 
-class Turns:
+class TimeSlice:
     """Counts the time since the others last had their turn. What is made per event may take microseconds or long."""
 
     __slots__ = ("_since",)

@@ -14,7 +14,7 @@ from aftercommit.postgres.shape import Shape
 FindShape = Callable[[psycopg.Connection[Any]], Shape]
 
 
-class Look:
+class OverviewReader:
     """One pair of eyes on one outbox."""
 
     def __init__(self, database: Database, find_shape: FindShape) -> None:
