@@ -9,10 +9,10 @@ import pytest
 
 from aftercommit.client import wire
 from aftercommit.client.connection import silence_of
-from aftercommit.client.machine import Machine, Pace, Step
+from aftercommit.client.machine import FollowMachine, FollowStep, Pace
 from aftercommit.client.read_position import Arrival, Jump, ReadPosition
-from aftercommit.client.sse_decoder import BlockTooLarge, Message, Place, Retry, SseDecoder
-from aftercommit.client.wire import Address, Unreadable, Wire
+from aftercommit.client.sse_decoder import BlockTooLarge, SseDecoder, SseMessage, SsePlace, SseRetry
+from aftercommit.client.wire import FeedAddress, Unreadable, Wire
 from tests.clients.cases import CONFORMANCE, cases, document
 
 NOW = datetime(2025, 11, 12, 10, 30, tzinfo=UTC)
@@ -48,11 +48,11 @@ def told(pieces: Iterable[bytes], most: int) -> list[dict[str, Any]]:
         for piece in pieces:
             for part in decoder.decode(piece):
                 match part:
-                    case Message(event=event, data=data, id=identity):
+                    case SseMessage(event=event, data=data, id=identity):
                         found.append({"event": event, "data": data, "id": identity})
-                    case Place(id=identity):
+                    case SsePlace(id=identity):
                         found.append({"place": identity})
-                    case Retry(milliseconds=milliseconds):
+                    case SseRetry(milliseconds=milliseconds):
                         found.append({"retry": milliseconds})
     except BlockTooLarge:
         found.append({"too_large": True})
@@ -62,7 +62,7 @@ def told(pieces: Iterable[bytes], most: int) -> list[dict[str, Any]]:
 @pytest.mark.contract("L13")
 @pytest.mark.parametrize("case", cases("machine"))
 def test_the_machine_decides_as_everybody_does(case: dict[str, Any]):
-    machine = Machine(
+    machine = FollowMachine(
         Pace(),
         lambda: case.get("random", 0),
         streams=case.get("streams", True),
@@ -77,7 +77,7 @@ def test_the_machine_decides_as_everybody_does(case: dict[str, Any]):
         assert found == expected, f"step {number}: {step}"
 
 
-def hand_in(machine: Machine, now: float, step: dict[str, Any]) -> Step:
+def hand_in(machine: FollowMachine, now: float, step: dict[str, Any]) -> FollowStep:
     """One input of a case."""
     match step["input"]:
         case "bye":
@@ -90,7 +90,7 @@ def hand_in(machine: Machine, now: float, step: dict[str, Any]) -> Step:
             return machine.page(now, step["events"], step["more"])
         case "start" | "opened" | "news" | "reset" | "ended" | "unchanged" | "poll_failed" | "elapsed" | "refreshed":
             answer = getattr(machine, step["input"])(now)
-            assert isinstance(answer, Step)
+            assert isinstance(answer, FollowStep)
             return answer
         case unknown:
             raise AssertionError(f"an input that conformance/README.md does not have: {unknown}")
@@ -121,7 +121,7 @@ def test_the_trail_tells_repeats_and_gaps_as_everybody_does(case: dict[str, Any]
 @pytest.mark.parametrize("case", cases("requests"))
 def test_addresses_are_made_as_everybody_makes_them(case: dict[str, Any]):
     shape = Wire(**case.get("names", {}))
-    address = Address(
+    address = FeedAddress(
         case["url"], shape, stream=case.get("stream"), limit=case.get("limit"), filters=case.get("filters")
     )
     if "page" in case:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.client.sse_decoder import Message, SseDecoder
+from aftercommit.client.sse_decoder import SseDecoder, SseMessage
 
 # Mostly the characters that mean something, so that chance finds the places where they meet.
 TELLING = st.sampled_from(
@@ -52,11 +52,11 @@ def test_data_written_line_by_line_comes_back_as_it_was(texts: list[str]):
 
     found = decoded(["".join(blocks).encode()])
 
-    assert found == [Message("message", text, "") for text in texts]
+    assert found == [SseMessage("message", text, "") for text in texts]
 
 
 def test_a_long_line_in_small_pieces_takes_time_in_proportion():
     decoder = SseDecoder(1 << 22)
     pieces = [b"data: "] + [b"x" * 100] * 10_000 + [b"\n\n"]
     found = [part for piece in pieces for part in decoder.decode(piece)]
-    assert found == [Message("message", "x" * 1_000_000, "")]
+    assert found == [SseMessage("message", "x" * 1_000_000, "")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aftercommit.client.sse_decoder import Message
+from aftercommit.client.sse_decoder import SseMessage
 from aftercommit.client.wire import LOGS, TASKS, Unreadable, Wire, event_in, refusal
 from aftercommit.clock import utc_now
 
@@ -19,7 +19,7 @@ def test_a_page_that_is_nested_without_end_is_unreadable(wire: Wire) -> None:
 @pytest.mark.contract("L13")
 def test_an_event_that_is_nested_without_end_is_unreadable() -> None:
     with pytest.raises(Unreadable, match="it is no JSON"):
-        event_in(Message("log", DEEP.decode(), "1"))
+        event_in(SseMessage("log", DEEP.decode(), "1"))
 
 
 @pytest.mark.contract("L13")

@@ -15,7 +15,7 @@ import pytest
 
 from aftercommit.access.token_keys import TokenKeys
 from aftercommit.access.tokens import mint
-from aftercommit.client.sse_decoder import Message, Place, SseDecoder
+from aftercommit.client.sse_decoder import SseDecoder, SseMessage, SsePlace
 from tests.clients.cases import cases, document
 from tests.support.investigations import KEY_SET, PATIENCE, ROOT, SECRET, Service
 
@@ -108,16 +108,16 @@ class Trial:
         self.compare(told, expected.get("body", {}), "body")
         assert expected.get("message_has", "") in told.get("message", "")
 
-    def blocks(self, answer: httpx.Response) -> Iterator[Message | Place]:
+    def blocks(self, answer: httpx.Response) -> Iterator[SseMessage | SsePlace]:
         decoder = SseDecoder()
         for chunk in answer.iter_bytes():
-            yield from (part for part in decoder.decode(chunk) if isinstance(part, Message | Place))
+            yield from (part for part in decoder.decode(chunk) if isinstance(part, SseMessage | SsePlace))
 
-    def compare_blocks(self, blocks: Iterator[Message | Place], expected: dict[str, Any]) -> None:
+    def compare_blocks(self, blocks: Iterator[SseMessage | SsePlace], expected: dict[str, Any]) -> None:
         for wanted in expected["blocks"]:
             block = next(blocks)
             found: dict[str, Any] = {"id": block.id}
-            if isinstance(block, Message):
+            if isinstance(block, SseMessage):
                 found |= {"event": block.event, "number": json.loads(block.data).get("seq")}
             self.compare(found, wanted, str(wanted))
         if expected.get("ends"):

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from aftercommit.access import service_tokens
 from aftercommit.access.revocation import revoke
 from aftercommit.access.token_keys import KEYS
-from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
+from aftercommit.client.sse_decoder import SseDecoder, SseMessage, SsePlace, SseRetry
 from systems.investigations.events import outbox
 from tests.support.investigations import (
     KEY_SET,
@@ -169,7 +169,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @contextmanager
-def streams(urls: tuple[str, ...], case: str, token: str) -> Iterator[list[Iterator[Message | Place | Retry]]]:
+def streams(urls: tuple[str, ...], case: str, token: str) -> Iterator[list[Iterator[SseMessage | SsePlace | SseRetry]]]:
     """A stream from each of these processes, open and read from."""
     with ExitStack() as stack:
         found = []
@@ -179,19 +179,19 @@ def streams(urls: tuple[str, ...], case: str, token: str) -> Iterator[list[Itera
             )
             assert answer.status_code == 200, answer.read()
             told = decoded(answer)
-            assert isinstance(next(told), Retry)
+            assert isinstance(next(told), SseRetry)
             found.append(told)
         yield found
 
 
-def decoded(answer: httpx.Response) -> Iterator[Message | Place | Retry]:
+def decoded(answer: httpx.Response) -> Iterator[SseMessage | SsePlace | SseRetry]:
     decoder = SseDecoder()
     return (each for piece in answer.iter_bytes() for each in decoder.decode(piece))
 
 
-def ending(told: Iterator[Message | Place | Retry]) -> str:
+def ending(told: Iterator[SseMessage | SsePlace | SseRetry]) -> str:
     """What a stream says last, once the server has ended it."""
-    messages = [each for each in told if isinstance(each, Message)]
+    messages = [each for each in told if isinstance(each, SseMessage)]
     assert messages[-1].event == "bye"
     return str(json.loads(messages[-1].data)["reason"])
 
@@ -219,7 +219,7 @@ def test_a_revoked_token_ends_its_streams_in_every_process_and_others_go_on(
             eventually(lambda url=url: refused(url, case, lost))  # type: ignore[misc]
         investigations.write(case, line("after"))
         for told in unhurt:
-            assert "after" in next(each.data for each in told if isinstance(each, Message) and "after" in each.data)
+            assert "after" in next(each.data for each in told if isinstance(each, SseMessage) and "after" in each.data)
 
 
 @pytest.mark.contract("L8", "L11")

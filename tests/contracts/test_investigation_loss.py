@@ -23,7 +23,7 @@ import pytest
 
 from aftercommit.access.token_keys import TokenKeys
 from aftercommit.access.tokens import mint
-from aftercommit.client.sse_decoder import Message, Place, SseDecoder
+from aftercommit.client.sse_decoder import SseDecoder, SseMessage, SsePlace
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.investigations.events import LEVELS, SOURCES, LogRecorded, outbox
 from tests.support.investigations import KEY_SET, PATIENCE, ROOT, eventually, prepare, serving
@@ -99,7 +99,7 @@ class Readers:
             with suppress(httpx.TransportError), self._stream(cursor, filters) as told:
                 for each in islice(told, cut_after):
                     cursor = each.id
-                    if isinstance(each, Message):
+                    if isinstance(each, SseMessage):
                         log = json.loads(each.data)
                         seen.append((log["seq"], log["message"]))
                         if is_over(seen):
@@ -127,7 +127,7 @@ class Readers:
         return answer
 
     @contextmanager
-    def _stream(self, cursor: str, filters: dict[str, str]) -> Iterator[Iterator[Message | Place]]:
+    def _stream(self, cursor: str, filters: dict[str, str]) -> Iterator[Iterator[SseMessage | SsePlace]]:
         headers = {**self._headers(), "Last-Event-ID": cursor}
         url = f"{self._fleet.url}{ROOT}/{self._case}/logs/stream"
         with httpx.stream("GET", url, headers=headers, params=filters, timeout=PATIENCE) as answer:
@@ -138,12 +138,12 @@ class Readers:
             assert answer.status_code == 200, answer.read()
             decoder = SseDecoder()
             parts = (each for piece in answer.iter_bytes() for each in decoder.decode(piece))
-            yield (each for each in parts if isinstance(each, Place) or is_line(each))
+            yield (each for each in parts if isinstance(each, SsePlace) or is_line(each))
 
 
-def is_line(told: object) -> TypeGuard[Message]:
+def is_line(told: object) -> TypeGuard[SseMessage]:
     """What a server says when it goes is none."""
-    return isinstance(told, Message) and told.event == "log"
+    return isinstance(told, SseMessage) and told.event == "log"
 
 
 def bearer(*permissions: str) -> dict[str, str]:

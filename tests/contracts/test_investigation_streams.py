@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
+from aftercommit.client.sse_decoder import SseDecoder, SseMessage, SsePlace, SseRetry
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.support.investigations import PATIENCE, ROOT, Service, eventually, line, service, some
 from tests.support.programs import server_processes
@@ -31,7 +31,7 @@ class Away(Exception):
 @contextmanager
 def stream(
     investigations: Service, case: str, cursor: str | None = BEGINNING, **parameters: str
-) -> Iterator[Iterator[Message | Place | Retry]]:
+) -> Iterator[Iterator[SseMessage | SsePlace | SseRetry]]:
     """An open stream on a connection of its own, decoded."""
     headers = {"Authorization": f"Bearer {investigations.token(f'investigation:{case}:read')}"}
     if cursor is not None:
@@ -46,10 +46,10 @@ def stream(
         yield (each for piece in answer.iter_bytes() for each in decoder.decode(piece))
 
 
-def logs_of(told: Iterator[Message | Place | Retry]) -> Iterator[tuple[dict[str, Any], str]]:
+def logs_of(told: Iterator[SseMessage | SsePlace | SseRetry]) -> Iterator[tuple[dict[str, Any], str]]:
     """The log events and their ids."""
     for each in told:
-        if isinstance(each, Message):
+        if isinstance(each, SseMessage):
             assert each.event == "log", each
             yield json.loads(each.data), each.id
 
@@ -59,7 +59,7 @@ def test_history_and_news_come_as_log_events_with_their_cursor_as_id(investigati
     case = investigations.open()
     investigations.write(case, *some(5))
     with stream(investigations, case) as told:
-        assert isinstance(next(told), Retry)
+        assert isinstance(next(told), SseRetry)
         found = logs_of(told)
         history = [next(found) for _ in range(5)]
         investigations.write(case, line("live"))
@@ -80,7 +80,7 @@ def test_the_same_filters_hold_and_the_place_moves_on_past_what_they_hide(invest
     with stream(investigations, case, minLevel="ERROR") as told:
         log, _ = next(logs_of(told))
         assert log["message"] == "bad"
-        place = next(each for each in told if isinstance(each, Place))
+        place = next(each for each in told if isinstance(each, SsePlace))
     assert place.id.endswith("#041")
     with stream(investigations, case, place.id, minLevel="ERROR") as told:
         investigations.write(case, line("worse", level="ERROR"))
@@ -227,6 +227,6 @@ def test_a_stream_says_goodbye_when_the_server_stops_and_the_server_ends_in_time
         with stream(investigations, case) as told:
             assert next(logs_of(told))[0]["message"] == "one"
             investigations.server.send(signal.SIGTERM)
-            goodbye = [each for each in told if isinstance(each, Message)]
+            goodbye = [each for each in told if isinstance(each, SseMessage)]
         assert [each.event for each in goodbye] == ["bye"]
         assert investigations.server.ends() == 0, investigations.server

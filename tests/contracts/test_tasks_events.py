@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from aftercommit.client import TASKS, follow
-from aftercommit.client.sse_decoder import Message, SseDecoder
+from aftercommit.client.sse_decoder import SseDecoder, SseMessage
 from tests.support.investigations import PATIENCE
 from tests.support.tasks import ADA, EDSGER, EVENTS, ROOT, Service, problem_of, signed
 
@@ -138,7 +138,7 @@ def streamed(
     decoder = SseDecoder()
     with tasks.as_user(user).stream("GET", f"{EVENTS}/stream{query}", headers=headers or {}) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
-        told = (each for chunk in answer.iter_bytes() for each in decoder.decode(chunk) if isinstance(each, Message))
+        told = (each for chunk in answer.iter_bytes() for each in decoder.decode(chunk) if isinstance(each, SseMessage))
         messages = list(islice(told, number))
     assert {message.event for message in messages} == {"task_event"}
     return [(message.id, json.loads(message.data)) for message in messages]

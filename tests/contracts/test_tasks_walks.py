@@ -17,7 +17,7 @@ from threading import Event
 import httpx
 import pytest
 
-from aftercommit.client.sse_decoder import Message, SseDecoder
+from aftercommit.client.sse_decoder import SseDecoder, SseMessage
 from aftercommit.testing.postgres import PostgresServerForTests
 from tests.contracts.test_investigation_loss import Fleet
 from tests.support.investigations import PATIENCE, TLS, eventually
@@ -123,7 +123,7 @@ class Readers:
         return seen
 
     @contextmanager
-    def _stream(self, user: int, place: int | None) -> Iterator[Iterator[Message]]:
+    def _stream(self, user: int, place: int | None) -> Iterator[Iterator[SseMessage]]:
         headers = {**self.headers(user), **({"Last-Event-ID": str(place)} if place is not None else {})}
         url = f"{self._fleet.url}{EVENTS}/stream"
         with self._client.stream("GET", url, headers=headers) as answer:
@@ -134,7 +134,7 @@ class Readers:
             assert answer.status_code == 200, answer.read()
             decoder = SseDecoder()
             parts = (each for piece in self._kept(user, answer) for each in decoder.decode(piece))
-            yield (each for each in parts if isinstance(each, Message) and each.event == "task_event")
+            yield (each for each in parts if isinstance(each, SseMessage) and each.event == "task_event")
 
     def _kept(self, user: int, answer: httpx.Response) -> Iterator[bytes]:
         for piece in answer.iter_bytes():

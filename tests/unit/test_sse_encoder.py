@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.client.sse_decoder import Message, Place, Retry, SseDecoder
+from aftercommit.client.sse_decoder import SseDecoder, SseMessage, SsePlace, SseRetry
 from aftercommit.feed.live import endings
 from aftercommit.http import sse
 
@@ -15,7 +15,7 @@ HOSTILE = st.text(st.sampled_from("ab :\r\n\0\u2028\u2029\u0085\ufeff\x0b\x0cğŸ’
 NAMES = st.text(min_size=1, max_size=20).filter(lambda text: not re.search(r"[\r\n\0\ud800-\udfff]", text))
 
 
-def decoded(data: bytes) -> list[Message | Place | Retry]:
+def decoded(data: bytes) -> list[SseMessage | SsePlace | SseRetry]:
     return list(SseDecoder().decode(data))
 
 
@@ -25,13 +25,13 @@ def test_any_text_comes_through_as_one_event(text: str, name: str, identity: str
     written = sse.event(text.encode(), name=name, identity=identity)
     # Line breaks are all one to the format: a reader gets LF.
     expected = re.sub("\r\n|\r", "\n", text)
-    assert decoded(b": begin\n\n" + written) == [Message(name, expected, identity)]
+    assert decoded(b": begin\n\n" + written) == [SseMessage(name, expected, identity)]
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_stay_within_their_event(body: bytes):
     written = sse.event(body, name="log", identity="1") + sse.event(b"{}", name="log", identity="2")
-    assert [(part.event, part.id) for part in decoded(written) if isinstance(part, Message)] == [
+    assert [(part.event, part.id) for part in decoded(written) if isinstance(part, SseMessage)] == [
         ("log", "1"),
         ("log", "2"),
     ]
@@ -43,7 +43,7 @@ def test_an_item_as_json_is_one_line_of_data(item: object):
         return
     body = json.dumps(item, ensure_ascii=False).encode("utf-8", "replace")
     (message,) = decoded(sse.event(body, name="log", identity="x"))
-    assert isinstance(message, Message)
+    assert isinstance(message, SseMessage)
     assert message.data == body.decode()
 
 
@@ -58,17 +58,17 @@ def test_an_id_or_name_that_would_break_out_is_refused(hostile: str):
 
 
 def test_what_is_no_event_moves_the_place_or_the_pace_only():
-    assert decoded(sse.opening(2500)) == [Retry(2500)]
+    assert decoded(sse.opening(2500)) == [SseRetry(2500)]
     assert decoded(sse.HEARTBEAT) == []
-    assert decoded(sse.progress("2025-11-12T10:30:05.123Z#042")) == [Place("2025-11-12T10:30:05.123Z#042")]
+    assert decoded(sse.progress("2025-11-12T10:30:05.123Z#042")) == [SsePlace("2025-11-12T10:30:05.123Z#042")]
 
 
 def test_goodbye_and_reset_say_why_and_where_to_go_on():
     retry, bye = decoded(endings.bye("shutdown", 1200))
-    assert (retry, bye) == (Retry(1200), Message("bye", '{"reason":"shutdown","retry":1200}', ""))
+    assert (retry, bye) == (SseRetry(1200), SseMessage("bye", '{"reason":"shutdown","retry":1200}', ""))
     (reset,) = decoded(endings.reset("retention", "gone", "t#500"))
-    assert isinstance(reset, Message)
+    assert isinstance(reset, SseMessage)
     assert (reset.event, reset.id, json.loads(reset.data)["restart"]) == ("reset", "t#500", "t#500")
     (empty,) = decoded(b"id: 7\ndata: x\n\n" + endings.reset("epoch", "restored", None))[1:]
-    assert isinstance(empty, Message)
+    assert isinstance(empty, SseMessage)
     assert (empty.id, json.loads(empty.data)["restart"]) == ("", None)

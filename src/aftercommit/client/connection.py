@@ -65,7 +65,7 @@ class OpenStream:
         await self._response.aclose()
 
 
-class Connection:
+class FeedConnection:
     """Requests of one follower, on a client of its own or on one that it was given."""
 
     def __init__(self, client: httpx.AsyncClient | None = None) -> None:

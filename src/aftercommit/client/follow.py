@@ -16,14 +16,14 @@ from typing import Self, TypeAlias, Unpack
 
 from aftercommit.client import wire
 from aftercommit.client.bookmark import MemoryBookmark
-from aftercommit.client.connection import Answer, Connection, Lost, OpenStream
+from aftercommit.client.bookmark_keeper import BookmarkKeeper
+from aftercommit.client.connection import Answer, FeedConnection, Lost, OpenStream
 from aftercommit.client.credential import Credential
-from aftercommit.client.keeper import Keeper
-from aftercommit.client.machine import GONE, Do, Machine, Pace, State, Step
+from aftercommit.client.machine import GONE, Do, FollowMachine, FollowStep, Pace, State
 from aftercommit.client.options import Gap, Options, report, withheld
 from aftercommit.client.read_position import ReadPosition
-from aftercommit.client.sse_decoder import BlockTooLarge, Message, Place, Retry, SseDecoder
-from aftercommit.client.wire import LOGS, Address, FeedEvent, Page, Reset, Unreadable
+from aftercommit.client.sse_decoder import BlockTooLarge, SseDecoder, SseMessage, SsePlace, SseRetry
+from aftercommit.client.wire import LOGS, FeedAddress, FeedEvent, FetchedPage, Reset, Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.errors import FeedRefused, FollowError
 from aftercommit.telemetry import log_event
@@ -32,7 +32,7 @@ from aftercommit.text import readable
 logger = logging.getLogger("aftercommit.client")
 
 _TOLD = 300
-Arrived: TypeAlias = FeedEvent | Place | Reset | Page
+Arrived: TypeAlias = FeedEvent | SsePlace | Reset | FetchedPage
 
 
 def follow(url: str, **options: Unpack[Options]) -> "Follower":
@@ -53,15 +53,15 @@ class Follower:
         self.url = url
         self._wire = options.get("wire") or LOGS
         own_stream = stream if isinstance(stream, str) else None
-        self._address = Address(url, self._wire, stream=own_stream, limit=options.get("limit"), filters=filters)
+        self._address = FeedAddress(url, self._wire, stream=own_stream, limit=options.get("limit"), filters=filters)
         self._pace = options.get("pace") or Pace()
         self._credential = Credential(options.get("token"), options.get("headers"))
-        self._keeper = Keeper(options.get("bookmark") or MemoryBookmark(), options.get("save_every", 1.0))
+        self._keeper = BookmarkKeeper(options.get("bookmark") or MemoryBookmark(), options.get("save_every", 1.0))
         self._start = options.get("start")
         self._gapless = options.get("gapless", False) and not filters
         self._on_gap = options.get("on_gap")
-        self._connection = Connection(options.get("client"))
-        self._machine = Machine(
+        self._connection = FeedConnection(options.get("client"))
+        self._machine = FollowMachine(
             self._pace, random.random, streams=stream is not False, can_refresh=self._credential.can_refresh
         )
         self._listeners: list[Callable[[State], None]] = []
@@ -69,7 +69,7 @@ class Follower:
         self._turn = 0
         self._position: ReadPosition | None = None
         self._arrived: deque[Arrived] = deque()
-        self._step = Step(Do.STOP)
+        self._step = FollowStep(Do.STOP)
         self._stream: OpenStream | None = None
         self._decoder = SseDecoder()
         self._retry: float | None = None
@@ -156,10 +156,10 @@ class Follower:
     def _admit(self, position: ReadPosition, arrived: Arrived) -> list[FeedEvent | Gap]:
         """What of it the consumer gets to see."""
         before = position.cursor
-        if isinstance(arrived, Place):
+        if isinstance(arrived, SsePlace):
             position.move(arrived.id)
             return []
-        if isinstance(arrived, Page):
+        if isinstance(arrived, FetchedPage):
             for low, high in arrived.never_given:
                 position.never_given(low, high)
             return []
@@ -185,7 +185,7 @@ class Follower:
         self._step = step
         self._tell()
 
-    async def _perform(self, step: Step) -> Step:
+    async def _perform(self, step: FollowStep) -> FollowStep:
         match step.do:
             case Do.STREAM:
                 return await self._open()
@@ -204,7 +204,7 @@ class Follower:
             case Do.STOP:
                 raise self._final_refusal() or FollowError(f"{self.url} cannot be followed")
 
-    async def _open(self) -> Step:
+    async def _open(self) -> FollowStep:
         headers = await self._credential.headers("text/event-stream")
         headers["Cache-Control"] = b"no-store"
         if self.cursor is not None:
@@ -221,14 +221,14 @@ class Follower:
         # Headers alone prove nothing: a proxy that keeps the body to itself shows them, too.
         return await self._read(deadline - time.monotonic(), first=True)
 
-    async def _read(self, within: float, *, first: bool = False) -> Step:
+    async def _read(self, within: float, *, first: bool = False) -> FollowStep:
         assert self._stream is not None
         try:
             data = await self._stream.read(within)
             if not data:
                 return self._ended(Lost("the stream ended"))
             self._heard_at = time.monotonic()
-            step = self._machine.opened(time.monotonic()) if first else Step(Do.READ)
+            step = self._machine.opened(time.monotonic()) if first else FollowStep(Do.READ)
             self._tell()
             for part in self._decoder.decode(data):
                 step = self._take(part) or step
@@ -238,30 +238,30 @@ class Follower:
             return self._ended(problem)
         return step
 
-    def _take(self, part: Message | Place | Retry) -> Step | None:
+    def _take(self, part: SseMessage | SsePlace | SseRetry) -> FollowStep | None:
         now = time.monotonic()
         match part:
-            case Retry(milliseconds=milliseconds):
+            case SseRetry(milliseconds=milliseconds):
                 self._retry = milliseconds / 1000
                 return None
-            case Message(event="heartbeat"):
+            case SseMessage(event="heartbeat"):
                 return None
-            case Message(event="hold"):
+            case SseMessage(event="hold"):
                 # The server is too old for what comes next. It says goodbye when it is time to look elsewhere.
                 log_event(logger, logging.INFO, "feed_held", url=self.url, told=part.data[:_TOLD])
                 return None
-            case Message(event="bye"):
+            case SseMessage(event="bye"):
                 return self._machine.bye(now, self._retry)
-            case Message(event="reset"):
+            case SseMessage(event="reset"):
                 self._arrived.append(wire.reset_in(part))
                 return self._machine.reset(now)
-            case Message():
+            case SseMessage():
                 self._arrived.append(wire.event_in(part))
-            case Place():
+            case SsePlace():
                 self._arrived.append(part)
         return self._machine.news(now)
 
-    async def _poll(self) -> Step:
+    async def _poll(self) -> FollowStep:
         url = self._address.poll(self.cursor)
         headers = await self._credential.headers("application/json")
         if self._etag is not None and self._etag[0] == url:
@@ -283,16 +283,16 @@ class Follower:
         self._receive(page)
         return self._machine.page(time.monotonic(), len(page.events), page.more)
 
-    def _receive(self, page: Page) -> None:
+    def _receive(self, page: FetchedPage) -> None:
         if page.never_given:
             # Before its events.
             self._arrived.append(page)
         self._arrived.extend(page.events)
         if page.next is not None:
-            self._arrived.append(Place(page.next))
+            self._arrived.append(SsePlace(page.next))
         elif self.cursor is None and not page.events and self._wire.beginning is not None:
             # Nothing is there yet: from now on everything is wanted, and not only the newest page of it.
-            self._arrived.append(Place(self._wire.beginning))
+            self._arrived.append(SsePlace(self._wire.beginning))
 
     def _note_refusal(self, answer: Answer) -> FeedRefused:
         self._refusal = refused = wire.refusal(answer.status, answer.headers, answer.body, utc_now())
@@ -311,7 +311,7 @@ class Follower:
         message = f"{refused.message}. The cursor is that of the bookmark {origin}: mend it, or remove it to begin anew"
         return FeedRefused(refused.status, refused.code, message, refused.details, refused.retry_after)
 
-    def _ended(self, problem: Exception) -> Step:
+    def _ended(self, problem: Exception) -> FollowStep:
         self._say_lost(problem)
         return self._machine.ended(time.monotonic())
 

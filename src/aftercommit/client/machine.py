@@ -7,7 +7,7 @@
         ▼
      polling                        5 s, slower when idle or limited; the stream is tried again every minute
 
-Every input is answered with one `Step`. The cases of `conformance/machine.yaml` are the table of what it answers.
+Every input is answered with one `FollowStep`. The cases of `conformance/machine.yaml` are the table of what it answers.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Do(StrEnum):
     STOP = "stop"
 
 
-class Step(msgspec.Struct, frozen=True):
+class FollowStep(msgspec.Struct, frozen=True):
     """One thing to do, and for a wait how long."""
 
     do: Do
@@ -85,7 +85,7 @@ class Pace(msgspec.Struct, frozen=True):
     answer: float = 30.0
 
 
-class Machine:
+class FollowMachine:
     """The decisions of one follower."""
 
     def __init__(
@@ -108,24 +108,24 @@ class Machine:
         self._reset_here = False
         self._doing = Do.STOP
 
-    def start(self, now: float) -> Step:
+    def start(self, now: float) -> FollowStep:
         """Somebody wants events."""
         self.failures, self._polling, self._resets, self._fresh_token = 0, False, 0, False
         if not self._streams:
             return self._fall_back(now, 0.0)
         return self._connect()
 
-    def opened(self, now: float) -> Step:
+    def opened(self, now: float) -> FollowStep:
         """A stream answered, and its first bytes are here."""
         self._opened_at, self._fresh_token = now, False
         return self._now(State.STREAMING, Do.READ)
 
-    def news(self, now: float) -> Step:
+    def news(self, now: float) -> FollowStep:
         """An event or a place came through the stream: it works."""
         self._good, self._resets, self._reset_here = True, 0, False
         return self._now(State.STREAMING, Do.READ)
 
-    def bye(self, now: float, retry: float | None) -> Step:
+    def bye(self, now: float, retry: float | None) -> FollowStep:
         """The server announced the end, and with `retry` when to come back."""
         pace = self._pace
         asked = pace.bye if retry is None else retry
@@ -134,20 +134,20 @@ class Machine:
             return self._wait(State.WAITING, wait)
         return self._failed(now, wait, backoff=False)
 
-    def reset(self, now: float) -> Step:
+    def reset(self, now: float) -> FollowStep:
         """The stream replaced our cursor; it may go on, or end and want to be opened again."""
         self._resets += 1
         self._reset_here = True
         return self._now(State.STREAMING, Do.READ)
 
-    def ended(self, now: float) -> Step:
+    def ended(self, now: float) -> FollowStep:
         """The stream ended unannounced, fell silent, could not be read, or could not be opened."""
         if self._reset_here and self._resets == 1:
             return self._connect()
         self._was_good(now)
         return self._failed(now)
 
-    def stream_refused(self, now: float, status: int, retry_after: float | None = None) -> Step:
+    def stream_refused(self, now: float, status: int, retry_after: float | None = None) -> FollowStep:
         """The answer to the stream's request is no stream."""
         if status == UNAUTHORIZED:
             return self._unauthorized()
@@ -162,7 +162,7 @@ class Machine:
             return self._failed(now, self._asked(retry_after))
         return self._now(State.STOPPED, Do.STOP)
 
-    def page(self, now: float, events: int, more: bool) -> Step:
+    def page(self, now: float, events: int, more: bool) -> FollowStep:
         """A poll brought so many events; `more` if there are more to be had at once."""
         self._fresh_token = False
         if events:
@@ -173,16 +173,16 @@ class Machine:
             self._slow_down()
         return self._wait(State.POLLING, self._interval)
 
-    def unchanged(self, now: float) -> Step:
+    def unchanged(self, now: float) -> FollowStep:
         """A poll found nothing new."""
         return self.page(now, 0, more=False)
 
-    def poll_failed(self, now: float, floor: float = 0.0) -> Step:
+    def poll_failed(self, now: float, floor: float = 0.0) -> FollowStep:
         """A poll had no answer, or none that can be read."""
         self._slow_down()
         return self._wait(State.POLLING, max(self._interval, floor))
 
-    def poll_refused(self, now: float, status: int, retry_after: float | None = None) -> Step:
+    def poll_refused(self, now: float, status: int, retry_after: float | None = None) -> FollowStep:
         """A poll was answered with an error."""
         if status == UNAUTHORIZED:
             return self._unauthorized()
@@ -198,11 +198,11 @@ class Machine:
             return self.poll_failed(now, self._asked(retry_after))
         return self._now(State.STOPPED, Do.STOP)
 
-    def elapsed(self, now: float) -> Step:
+    def elapsed(self, now: float) -> FollowStep:
         """The wait is over."""
         return self._poll_or_probe(now) if self.state is State.POLLING else self._connect()
 
-    def refreshed(self, now: float) -> Step:
+    def refreshed(self, now: float) -> FollowStep:
         """A new token is there: ask again what was refused."""
         return self._now(State.POLLING, Do.POLL) if self._doing is Do.POLL else self._connect()
 
@@ -210,7 +210,7 @@ class Machine:
         """The follower was closed."""
         self.state = State.STOPPED
 
-    def _connect(self) -> Step:
+    def _connect(self) -> FollowStep:
         self._opened_at, self._good, self._reset_here = None, False, False
         # A trial of the stream does not show: what serves the reader is still polling.
         return self._now(State.POLLING if self._polling else State.CONNECTING, Do.STREAM)
@@ -221,31 +221,31 @@ class Machine:
             self.failures, self._polling = 0, False
         return self._good or stood
 
-    def _failed(self, now: float, floor: float = 0.0, *, backoff: bool = True) -> Step:
+    def _failed(self, now: float, floor: float = 0.0, *, backoff: bool = True) -> FollowStep:
         self.failures += 1
         if self.failures >= self._pace.failures:
             return self._fall_back(now, floor)
         wait = self._pace.backoff * 2**self.failures * (1 - self._pace.jitter * self._random())
         return self._wait(State.WAITING, max(wait, floor) if backoff else floor)
 
-    def _fall_back(self, now: float, floor: float) -> Step:
+    def _fall_back(self, now: float, floor: float) -> FollowStep:
         if not self._polling:
             self._polling, self._interval = True, self._pace.poll
             self._probe_at = now + self._pace.probe
         return self._wait(State.POLLING, floor) if floor else self._now(State.POLLING, Do.POLL)
 
-    def _poll_or_probe(self, now: float) -> Step:
+    def _poll_or_probe(self, now: float) -> FollowStep:
         if self._streams and now >= self._probe_at:
             self._probe_at = now + self._pace.probe
             return self._connect()
         return self._now(State.POLLING, Do.POLL)
 
-    def _unauthorized(self) -> Step:
+    def _unauthorized(self) -> FollowStep:
         if self._fresh_token or not self._can_refresh:
             return self._now(State.STOPPED, Do.STOP)
         self._fresh_token = True
         # What is to be done after it stays noted in `_doing`.
-        return Step(Do.REFRESH)
+        return FollowStep(Do.REFRESH)
 
     def _slow_down(self) -> None:
         self._interval = min(self._interval * self._pace.idle_factor, self._pace.idle_longest)
@@ -257,10 +257,10 @@ class Machine:
     def _lengthened(self, seconds: float) -> float:
         return seconds * (1 + self._pace.spread * self._random())
 
-    def _now(self, state: State, do: Do) -> Step:
+    def _now(self, state: State, do: Do) -> FollowStep:
         self.state, self._doing = state, do
-        return Step(do)
+        return FollowStep(do)
 
-    def _wait(self, state: State, seconds: float) -> Step:
+    def _wait(self, state: State, seconds: float) -> FollowStep:
         self.state, self._doing = state, Do.WAIT
-        return Step(Do.WAIT, seconds)
+        return FollowStep(Do.WAIT, seconds)

@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from typing import Unpack
 
 from aftercommit.client import wire
-from aftercommit.client.connection import Answer, Connection, Lost
+from aftercommit.client.connection import Answer, FeedConnection, Lost
 from aftercommit.client.credential import Credential
 from aftercommit.client.machine import UNAUTHORIZED, Pace, is_passing
 from aftercommit.client.options import ReadOptions, report, withheld
-from aftercommit.client.wire import END, LOGS, Address, FeedEvent, Page, Unreadable
+from aftercommit.client.wire import END, LOGS, FeedAddress, FeedEvent, FetchedPage, Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.errors import DeclarationError, FeedRefused, FollowError
 from aftercommit.text import readable
@@ -78,20 +78,20 @@ class _Asking:
     def __init__(self, url: str, options: ReadOptions) -> None:
         self.wire = options.get("wire") or LOGS
         self._url, self._on_gap = url, options.get("on_gap")
-        self._address = Address(url, self.wire, limit=options.get("limit"), filters=options.get("filters"))
+        self._address = FeedAddress(url, self.wire, limit=options.get("limit"), filters=options.get("filters"))
         self._credential = Credential(options.get("token"), options.get("headers"))
-        self._connection = Connection(options.get("client"))
+        self._connection = FeedConnection(options.get("client"))
         self._pace = options.get("pace") or Pace()
 
-    async def page(self, after: str | None) -> Page:
+    async def page(self, after: str | None) -> FetchedPage:
         url = self._address.poll(after)
         return await self._ask(url, lambda answer: self.wire.page(answer.body, answer.headers, after))
 
-    async def page_from(self, time: str) -> Page:
+    async def page_from(self, time: str) -> FetchedPage:
         url = self._address.page_from(time)
         return await self._ask(url, lambda answer: self.wire.page(answer.body, answer.headers, None))
 
-    async def page_before(self, cursor: str) -> Page:
+    async def page_before(self, cursor: str) -> FetchedPage:
         url = self._address.page_before(cursor)
         return await self._ask(url, lambda answer: self.wire.page_back(answer.body, answer.headers))
 
@@ -106,7 +106,7 @@ class _Asking:
     async def aclose(self) -> None:
         await self._connection.close()
 
-    async def _ask(self, url: str, understood: Callable[[Answer], Page]) -> Page:
+    async def _ask(self, url: str, understood: Callable[[Answer], FetchedPage]) -> FetchedPage:
         """A page, asked for again as long as that may help."""
         failures, renewed = 0, False
         while True:
@@ -125,7 +125,9 @@ class _Asking:
                 raise found
             await asyncio.sleep(self._wait(found, failures))
 
-    async def _attempt(self, url: str, headers: Mapping[str, bytes], understood: Callable[[Answer], Page]) -> Page:
+    async def _attempt(
+        self, url: str, headers: Mapping[str, bytes], understood: Callable[[Answer], FetchedPage]
+    ) -> FetchedPage:
         try:
             answer = await self._connection.get(url, headers, self._pace.answer)
             if answer.status == 200:
@@ -140,7 +142,7 @@ class _Asking:
         return min(max(told or 0.0, own), self._pace.longest)
 
 
-def _first_place(url: str, newest: Page) -> str | None:
+def _first_place(url: str, newest: FetchedPage) -> str | None:
     """The cursor of the first event of a page; None where there is nothing before it to ask for."""
     if not newest.events:
         return None

@@ -20,7 +20,7 @@ _BOM: Final = codecs.BOM_UTF8
 _LONGEST_RETRY: Final = 18
 
 
-class Message(msgspec.Struct, frozen=True):
+class SseMessage(msgspec.Struct, frozen=True):
     """An event: its name, its data, and the last event id at that moment ("" for none)."""
 
     event: str
@@ -28,13 +28,13 @@ class Message(msgspec.Struct, frozen=True):
     id: str
 
 
-class Place(msgspec.Struct, frozen=True):
+class SsePlace(msgspec.Struct, frozen=True):
     """A block with an id and without data: no event, but the reader's place moved on ("": there is none any more)."""
 
     id: str
 
 
-class Retry(msgspec.Struct, frozen=True):
+class SseRetry(msgspec.Struct, frozen=True):
     """How long the server wants readers to wait before they come back."""
 
     milliseconds: int
@@ -59,7 +59,7 @@ class SseDecoder:
         self._id: str | None = None
         self._size = 0
 
-    def decode(self, data: bytes) -> Iterator[Message | Place | Retry]:
+    def decode(self, data: bytes) -> Iterator[SseMessage | SsePlace | SseRetry]:
         """What these bytes complete. To be iterated to its end; raises BlockTooLarge, after which nothing follows."""
         start = 0
         if self._after_return and data:
@@ -82,7 +82,7 @@ class SseDecoder:
         if len(self._line) > self._most:
             raise BlockTooLarge(f"a line of the stream is longer than {self._most} bytes")
 
-    def _take_line(self) -> Iterator[Message | Place | Retry]:
+    def _take_line(self) -> Iterator[SseMessage | SsePlace | SseRetry]:
         raw = bytes(self._line)
         self._line.clear()
         if self._at_beginning:
@@ -97,7 +97,7 @@ class SseDecoder:
             # Line by line gives the same text as the whole would: no character has CR or LF among its bytes.
             yield from self._take_field(raw.decode("utf-8", "replace"))
 
-    def _take_field(self, line: str) -> Iterator[Retry]:
+    def _take_field(self, line: str) -> Iterator[SseRetry]:
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "data":
@@ -107,13 +107,13 @@ class SseDecoder:
         elif name == "id" and "\0" not in value:
             self._id = value
         elif name == "retry" and _DIGITS.fullmatch(value) and len(value) <= _LONGEST_RETRY:
-            yield Retry(int(value))
+            yield SseRetry(int(value))
 
-    def _end_block(self) -> Iterator[Message | Place]:
+    def _end_block(self) -> Iterator[SseMessage | SsePlace]:
         if self._id is not None:
             self._last_id = self._id
         if self._data:
-            yield Message(self._event or "message", "\n".join(self._data), self._last_id)
+            yield SseMessage(self._event or "message", "\n".join(self._data), self._last_id)
         elif self._id is not None:
-            yield Place(self._last_id)
+            yield SsePlace(self._last_id)
         self._data, self._event, self._id, self._size = [], "", None, 0

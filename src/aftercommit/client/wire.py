@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 
 from aftercommit.client.read_position import number_in
-from aftercommit.client.sse_decoder import Message
+from aftercommit.client.sse_decoder import SseMessage
 from aftercommit.errors import DeclarationError, FeedRefused
 
 _SCHEMES: Final = ("http", "https")
@@ -55,7 +55,7 @@ class Reset(msgspec.Struct, frozen=True):
     message: str
 
 
-class Page(msgspec.Struct, frozen=True):
+class FetchedPage(msgspec.Struct, frozen=True):
     """What a poll brought. `next` is the cursor to go on with; None means: keep your own.
 
     One that was read back has no next; `previous` is the cursor to go further back with, None at the beginning. The
@@ -81,14 +81,14 @@ class Wire(msgspec.Struct, frozen=True):
     before: str = "beforeCursor"
     from_time: str = "fromTime"
 
-    def page(self, body: bytes, headers: Mapping[str, str], after: str | None) -> Page:
+    def page(self, body: bytes, headers: Mapping[str, str], after: str | None) -> FetchedPage:
         """The page in a body; Unreadable when it is none."""
         decoded = _json(body)
         if self.body == "array":
             return _array(decoded, headers, after)
         return _paged(decoded, headers, after)
 
-    def page_back(self, body: bytes, headers: Mapping[str, str]) -> Page:
+    def page_back(self, body: bytes, headers: Mapping[str, str]) -> FetchedPage:
         """The page in a body that was asked for by what comes after it."""
         page = self.page(body, headers, None)
         return msgspec.structs.replace(page, next=None, more=False)
@@ -98,7 +98,7 @@ LOGS: Final = Wire()
 TASKS: Final = Wire(cursor="after_id", body="array", beginning="0", before="before_id", from_time="from_time")
 
 
-class Address:
+class FeedAddress:
     """Where a feed is, and what is asked of it."""
 
     def __init__(
@@ -136,13 +136,13 @@ class Address:
         return _with_query(self._stream, self._limit + self._filters)
 
 
-def event_in(message: Message) -> FeedEvent:
+def event_in(message: SseMessage) -> FeedEvent:
     """The event that a message of the stream carries."""
     item = _json(message.data.encode("utf-8", "surrogatepass"))
     return _event(item, message.id or None)
 
 
-def reset_in(message: Message) -> Reset:
+def reset_in(message: SseMessage) -> Reset:
     """What a `reset` of the stream says."""
     told = _json(message.data.encode("utf-8", "surrogatepass"))
     if not isinstance(told, dict):
@@ -175,7 +175,7 @@ def reset_of(refused: FeedRefused) -> Reset:
     return _reset(refused.details, refused.message)
 
 
-def _paged(decoded: Any, headers: Mapping[str, str], after: str | None) -> Page:
+def _paged(decoded: Any, headers: Mapping[str, str], after: str | None) -> FetchedPage:
     pagination = decoded.get("pagination") if isinstance(decoded, dict) else None
     lists = [value for value in decoded.values() if isinstance(value, list)] if isinstance(decoded, dict) else []
     if not isinstance(pagination, dict) or len(lists) != 1:
@@ -185,16 +185,16 @@ def _paged(decoded: Any, headers: Mapping[str, str], after: str | None) -> Page:
     events = tuple(_event(item, _cursor_of(item)) for item in lists[0])
     # A server that promises more and stays where it is would be asked for ever.
     more = pagination.get("hasMore") is True and following not in (None, after)
-    return Page(events, following, more, _text(pagination.get("previousCursor")), _never_given(headers))
+    return FetchedPage(events, following, more, _text(pagination.get("previousCursor")), _never_given(headers))
 
 
-def _array(decoded: Any, headers: Mapping[str, str], after: str | None) -> Page:
+def _array(decoded: Any, headers: Mapping[str, str], after: str | None) -> FetchedPage:
     if not isinstance(decoded, list):
         raise Unreadable("a page of this feed is an array")
     events = tuple(_event(item, _identity(item)) for item in decoded)
     following = headers.get("x-next-cursor") or (events[-1].cursor if events else None)
     more = following not in (None, after) and headers.get("x-has-more", "").lower() == "true"
-    return Page(events, following, more, headers.get("x-previous-cursor"), _never_given(headers))
+    return FetchedPage(events, following, more, headers.get("x-previous-cursor"), _never_given(headers))
 
 
 def _never_given(headers: Mapping[str, str]) -> tuple[tuple[int, int], ...]:

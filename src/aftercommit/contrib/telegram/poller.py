@@ -15,8 +15,8 @@ from typing import Final, assert_never
 
 import msgspec
 
-from aftercommit.client.machine import GONE, UNAUTHORIZED, Do, Machine, Step, is_passing
-from aftercommit.client.wire import Page
+from aftercommit.client.machine import GONE, UNAUTHORIZED, Do, FollowMachine, FollowStep, is_passing
+from aftercommit.client.wire import FetchedPage
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram.delivery import Delivery
 from aftercommit.contrib.telegram.memory import Memory
@@ -45,7 +45,7 @@ class Seat:
 
     __slots__ = ("etag", "failures", "gap_was_told", "machine", "problem")
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: FollowMachine) -> None:
         """Due at once."""
         self.machine = machine
         self.etag: tuple[str | None, str | None] = (None, None)
@@ -83,7 +83,7 @@ class Poller(Service):
 
     def add(self, chat_id: int, seconds: float = 0.0) -> None:
         """Poll for this chat, too."""
-        self._seats[chat_id] = Seat(Machine(self._settings.pace, random.random, streams=False))
+        self._seats[chat_id] = Seat(FollowMachine(self._settings.pace, random.random, streams=False))
         self._seats[chat_id].machine.start(time.monotonic())
         if chat_id not in self._turns:
             self._schedule(chat_id, seconds)
@@ -222,7 +222,7 @@ class Poller(Service):
         if moment > now:
             await wait_for_any(moment - now, self.stopping)
 
-    async def _deliver(self, link: Link, seat: Seat, page: Page) -> float:
+    async def _deliver(self, link: Link, seat: Seat, page: FetchedPage) -> float:
         chat_id = link.chat_id
         for event in page.events:
             # Muted, unlinked or linked anew: what was said meanwhile counts from this event on.
@@ -269,7 +269,7 @@ class Poller(Service):
         seat.failures += 1
         return wait
 
-    def _seconds(self, step: Step) -> float:
+    def _seconds(self, step: FollowStep) -> float:
         if step.do is Do.WAIT:
             # However many there are, the backend is asked so often a second and no more.
             return max(step.seconds, len(self._seats) / self._settings.polls_per_second)

@@ -13,10 +13,10 @@ import msgspec
 
 from aftercommit.client import ReadOptions, read, read_back
 from aftercommit.client import wire as wires
-from aftercommit.client.connection import Answer, Connection, Lost
+from aftercommit.client.connection import Answer, FeedConnection, Lost
 from aftercommit.client.credential import Credential
 from aftercommit.client.machine import GONE
-from aftercommit.client.wire import Address, Page, Unreadable
+from aftercommit.client.wire import FeedAddress, FetchedPage, Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram.api import trust
 from aftercommit.contrib.telegram.redaction import Clean, Redaction
@@ -33,7 +33,7 @@ _MOST_BODY: Final = 1 << 20
 class News(msgspec.Struct, frozen=True):
     """A page, and the tag by which the server knows that we have it."""
 
-    page: Page
+    page: FetchedPage
     etag: str | None
 
 
@@ -170,7 +170,7 @@ class Reader:
     ) -> "Answer | Gone | Failed":
         sent = await self._credential(self._settings.feed_headers(user)).headers("application/json")
         try:
-            answer = await Connection(self._opened()).get(url, {**sent, **(headers or {})}, within)
+            answer = await FeedConnection(self._opened()).get(url, {**sent, **(headers or {})}, within)
         except Lost as problem:
             return self._lost(readable(problem))
         if answer.status == GONE:
@@ -212,8 +212,8 @@ class Reader:
             pace=settings.pace,
         )
 
-    def _address(self, user: str, limit: int) -> Address:
-        return Address(self._settings.feed_url(user), self._settings.names.wire, limit=limit)
+    def _address(self, user: str, limit: int) -> FeedAddress:
+        return FeedAddress(self._settings.feed_url(user), self._settings.names.wire, limit=limit)
 
     def _credential(self, headers: Mapping[str, str]) -> Credential:
         return Credential(self._settings.credential, headers)

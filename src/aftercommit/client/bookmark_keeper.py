@@ -12,7 +12,7 @@ from aftercommit.text import readable
 logger = logging.getLogger("aftercommit.client")
 
 
-class Keeper:
+class BookmarkKeeper:
     """The place of one follower, and its bookmark."""
 
     def __init__(self, bookmark: Bookmark, every: float) -> None:
