@@ -11,7 +11,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from aftercommit.backoff import Constant
-from aftercommit.consumer.slices import Call
+from aftercommit.consumer.slices import HandlerCall
 from aftercommit.consumer.threads import GivenUp, Watch
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
@@ -437,7 +437,7 @@ async def test_a_blocking_handler_that_hangs_is_cut_off_and_the_consumer_goes_on
 def test_a_slice_that_was_given_up_cannot_go_on_although_its_handler_returned_at_the_last_moment() -> None:
     """Otherwise it might commit while its event is recorded as failed."""
     watch = Watch()
-    call = Call(handler=None, events=[], places=[0])  # type: ignore[arg-type]
+    call = HandlerCall(handler=None, events=[], places=[0])  # type: ignore[arg-type]
     watch.enter(call)
     assert watch.give_up_after(60.0) is None
     assert watch.give_up_after(-1.0) is call

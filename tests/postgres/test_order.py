@@ -13,7 +13,7 @@ import pytest
 
 from aftercommit.errors import LeaseLost
 from aftercommit.relay import Relay, RelaySettings
-from aftercommit.relay.carrier import Outcome
+from aftercommit.relay.carrier import BatchOutcome
 from aftercommit.relay.transport import Failure
 from aftercommit.relay.transports import LogTransport
 from tests.support.recording import RecordingTransport
@@ -216,7 +216,7 @@ async def test_a_relay_whose_lanes_were_taken_moves_nothing_even_if_its_heir_has
         assert shop.log() == []
         assert shop.value("select position from head") == 0
         assert [event_id for (event_id,) in shop.rows("select id from outbox order by seq")] == ids
-        failures = Outcome([], [Failure(ids[0], RuntimeError("late"))])
+        failures = BatchOutcome([], [Failure(ids[0], RuntimeError("late"))])
         with pytest.raises(LeaseLost):
             await carrier.settle(connection, batch, failures)
         assert shop.value("select count(*) from outbox where retry_count > 0") == 0

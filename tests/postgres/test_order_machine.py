@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from aftercommit.errors import LeaseLost
 from aftercommit.relay import Relay, RelaySettings
-from aftercommit.relay.carrier import Batch, Carrier, Outcome
+from aftercommit.relay.carrier import Batch, BatchOutcome, Carrier
 from tests.support.recording import RecordingTransport
 from tests.support.shop import OrderPlaced, Shop
 from tests.support.sizes import size
@@ -54,7 +54,7 @@ class SteppedRelay:
         self.carrier: Carrier = self.relay.carrier()
         self.connection = runner.run(shop.database.connect())
         self.batch: Batch | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: BatchOutcome | None = None
 
 
 class OrderMachine(RuleBasedStateMachine):

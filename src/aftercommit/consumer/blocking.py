@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg
 
-from aftercommit.consumer.connections import Connections, restore
+from aftercommit.consumer.connections import ConsumerConnections, restore
 from aftercommit.consumer.conversation import (
     INSIDE,
     Conversation,
@@ -17,7 +17,7 @@ from aftercommit.consumer.conversation import (
 )
 from aftercommit.consumer.loans import LentSync, abandon, lend_sync, take_back
 from aftercommit.consumer.outcome import judge
-from aftercommit.consumer.slices import Call, Query
+from aftercommit.consumer.slices import HandlerCall, Query
 from aftercommit.consumer.threads import Watch
 from aftercommit.event.correlation import told
 from aftercommit.postgres.commits import commit
@@ -25,7 +25,7 @@ from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
 from aftercommit.postgres.statements import Statements
 
 
-def run_in_thread(statements: Statements, connections: Connections, talk: Conversation, watch: Watch) -> int:
+def run_in_thread(statements: Statements, connections: ConsumerConnections, talk: Conversation, watch: Watch) -> int:
     """One slice; returns how many events were handled."""
     with connections.lend_sync() as connection:
         watch.connection = connection
@@ -59,7 +59,7 @@ def _begin(statements: Statements, connection: psycopg.Connection[Any], talk: Co
 def _step(
     statements: Statements,
     connection: psycopg.Connection[Any],
-    step: Query | list[Call],
+    step: Query | list[HandlerCall],
     talk: Conversation,
     watch: Watch,
 ) -> Any:
@@ -80,7 +80,7 @@ def _calls(
     statements: Statements,
     connection: psycopg.Connection[Any],
     lent: LentSync,
-    calls: list[Call],
+    calls: list[HandlerCall],
     talk: Conversation,
     watch: Watch,
 ) -> None:

@@ -13,7 +13,7 @@ from aftercommit.postgres.database import Database, prepare_as_told
 from aftercommit.postgres.resilience import LOST, close_quietly
 
 
-class Connections:
+class ConsumerConnections:
     """Connections of one consumer: opened when needed, dropped when broken."""
 
     def __init__(self, database: Database) -> None:

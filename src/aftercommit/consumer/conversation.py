@@ -11,7 +11,7 @@ from psycopg.pq.abc import PGconn
 from aftercommit.consumer.interrupts import from_signal
 from aftercommit.consumer.loans import LentAsync, LentSync, MisusedConnection, take_back
 from aftercommit.consumer.outcome import Failed, failed
-from aftercommit.consumer.slices import Call, Query, Script, SliceFailed, name_of
+from aftercommit.consumer.slices import HandlerCall, Query, Script, SliceFailed, name_of
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout, NotCommitted
 from aftercommit.event.correlation import tell
 from aftercommit.text import readable
@@ -87,7 +87,7 @@ class Conversation:
 
     def __init__(self, script: Script) -> None:
         """Not begun."""
-        self.step: Query | list[Call] | None = None
+        self.step: Query | list[HandlerCall] | None = None
         self.answer: Any = None
         self.handled = 0
         self.mark = Mark()
@@ -101,20 +101,20 @@ class Conversation:
         # A handler has ended the transaction; or it may have ended otherwise, and the server has to be asked.
         self.ended = False
         self.unsure = False
-        self._call: Call | None = None
+        self._call: HandlerCall | None = None
         self._script = script
 
     @property
-    def call(self) -> Call:
+    def call(self) -> HandlerCall:
         """The handler that is at work."""
         assert self._call is not None
         return self._call
 
     @call.setter
-    def call(self, call: Call) -> None:
+    def call(self, call: HandlerCall) -> None:
         self._call = call
 
-    def next_step(self) -> Query | list[Call] | None:
+    def next_step(self) -> Query | list[HandlerCall] | None:
         """What to do next, or None when only COMMIT is left."""
         try:
             self.step = self._script.send(self.answer)
@@ -170,7 +170,7 @@ class Conversation:
             raise SliceFailed(Failed(error), None)
 
 
-def may_have_ended(connection: AnyConnection, mark: Mark, call: Call) -> bool:
+def may_have_ended(connection: AnyConnection, mark: Mark, call: HandlerCall) -> bool:
     """A handler has returned: whether the transaction may be over. Errors that the handler hid come out here."""
     server = connection.pgconn
     status = server.transaction_status
@@ -186,7 +186,7 @@ def may_have_ended(connection: AnyConnection, mark: Mark, call: Call) -> bool:
     raise _still_in_use(call)
 
 
-def take_back_from(call: Call, lent: LentAsync | LentSync) -> None:
+def take_back_from(call: HandlerCall, lent: LentAsync | LentSync) -> None:
     """End the loan of a handler that has returned; it failed when something is still at work on the connection."""
     if not take_back(lent):
         raise _still_in_use(call)
@@ -206,13 +206,13 @@ def interruptions_as_failures(talk: Conversation) -> Iterator[None]:
         ) from error
 
 
-def arguments(call: Call, connection: AnyConnection) -> Sequence[Any]:
+def arguments(call: HandlerCall, connection: AnyConnection) -> Sequence[Any]:
     """What a handler is called with."""
     argument: Any = call.events if call.handler.batch else call.events[0]
     return (argument, connection) if call.handler.takes_transaction else (argument,)
 
 
-def tell_of(call: Call) -> None:
+def tell_of(call: HandlerCall) -> None:
     """Which event causes what the handler publishes."""
     if len(call.events) == 1:
         tell(call.events[0].event_id, call.events[0].correlation_id)
@@ -220,7 +220,7 @@ def tell_of(call: Call) -> None:
         tell(None, None)
 
 
-def too_long(call: Call, timeout: float) -> HandlerTimeout:
+def too_long(call: HandlerCall, timeout: float) -> HandlerTimeout:
     """The error for a handler that did not return in time."""
     return HandlerTimeout(
         f"handler {name_of(call.handler)} took longer than {timeout:g} s: "
@@ -228,7 +228,7 @@ def too_long(call: Call, timeout: float) -> HandlerTimeout:
     )
 
 
-def cancelled(call: Call) -> HandlerCancelled:
+def cancelled(call: HandlerCall) -> HandlerCancelled:
     """The error for a handler whose cancellation nobody asked for."""
     return HandlerCancelled(
         f"handler {name_of(call.handler)} was cancelled: it cancelled its own task, or waited for something cancelled"
@@ -246,7 +246,7 @@ def _is_the_connections(error: Exception) -> bool:
     return getattr(error, "sqlstate", None) not in ENDED_BY_WAITING
 
 
-def _still_in_use(call: Call) -> MisusedConnection:
+def _still_in_use(call: HandlerCall) -> MisusedConnection:
     return MisusedConnection(
         f"the connection was still in use when the handler returned ({name_of(call.handler)}): a stream, COPY or "
         "pipeline was open, or a task or thread was at work on it. Read streams to their end, leave `with` blocks, and "
@@ -254,7 +254,7 @@ def _still_in_use(call: Call) -> MisusedConnection:
     )
 
 
-def _rolled_back(call: Call) -> MisusedConnection:
+def _rolled_back(call: HandlerCall) -> MisusedConnection:
     return MisusedConnection(
         f"handler {name_of(call.handler)} raised psycopg.Rollback: return Retry(after=…) or Park(reason), or raise "
         "another error, to have its writes undone"

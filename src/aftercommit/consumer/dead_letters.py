@@ -11,7 +11,7 @@ import psycopg
 
 from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed, next_delay
-from aftercommit.consumer.slices import Item, Query
+from aftercommit.consumer.slices import Query, SliceItem
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -29,7 +29,7 @@ MAX_BYTES: Final = BYTES_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class LetterDraft:
     """A dead letter to write: an event, its state, and the attempts that failed (0: it waits behind another)."""
 
     record: Record
@@ -41,7 +41,7 @@ class Letter:
     cause: BaseException | None = None
 
 
-class Look(NamedTuple):
+class WorkerStatus(NamedTuple):
     """What a worker is told each turn: whether a letter is due, whether any is open, and where the log ends.
 
     `events` were ever in the log, and `lag` of them lie before the worker: no position counts that was never given.
@@ -70,11 +70,13 @@ class DeadLetters:
         self._due = self._statements.render("within_bytes", due=due).encode()
         self._turns: dict[UUID, datetime | None] = {}
 
-    def letters(self, item: Item, failure: Failed, behind: Sequence[Item]) -> list[Letter]:
+    def letters(self, item: SliceItem, failure: Failed, behind: Sequence[SliceItem]) -> list[LetterDraft]:
         """For the first attempt that failed, and for the events that must wait behind it."""
         return [self._letter(item.record, failure, 1), *(_waiting(other.record) for other in behind)]
 
-    async def record(self, connection: psycopg.AsyncConnection[Any], letters: Sequence[Letter], position: int) -> None:
+    async def record(
+        self, connection: psycopg.AsyncConnection[Any], letters: Sequence[LetterDraft], position: int
+    ) -> None:
         """Write letters and move the checkpoint past them, in one fenced statement."""
         parameters = {
             **self._lease.parameters,
@@ -92,7 +94,9 @@ class DeadLetters:
             if letter.attempts:
                 self._tell(letter)
 
-    async def set_aside(self, connection: psycopg.AsyncConnection[Any], items: list[Item], position: int) -> list[Item]:
+    async def set_aside(
+        self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem], position: int
+    ) -> list[SliceItem]:
         """Strict ordering: events behind an unhandled one of their aggregate wait; returns the others."""
         blocked = await self._blocked(connection, items)
         waiting = [_waiting(item.record) for item in items if item.record.aggregate in blocked]
@@ -100,11 +104,11 @@ class DeadLetters:
             await self.record(connection, waiting, position)
         return [item for item in items if item.record.aggregate not in blocked]
 
-    async def look(self, connection: psycopg.AsyncConnection[Any], position: int) -> Look:
+    async def look(self, connection: psycopg.AsyncConnection[Any], position: int) -> WorkerStatus:
         """What there is to do for a worker at this position."""
         asked = {**self._mine, "position": position}
         row = await (await connection.execute(self._statements["look_around"], asked)).fetchone()
-        return Look(*row) if row else Look(False, False, 0, 0, 0, None)
+        return WorkerStatus(*row) if row else WorkerStatus(False, False, 0, 0, 0, None)
 
     async def due(self, connection: psycopg.AsyncConnection[Any], limit: int) -> list[Record]:
         """Events whose next attempt is due, in order; `retry_count` of each says how many have been made."""
@@ -140,7 +144,9 @@ class DeadLetters:
             named = [str(each) for each in ids]
             log_event(logger, logging.INFO, "dead_letters_resolved", **fields, skipped=skipped, event_ids=named)
 
-    async def without_open_letters(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
+    async def without_open_letters(
+        self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem]
+    ) -> list[SliceItem]:
         """Events that have an open letter, read or sent again, go the letter's way; returns the others."""
         parameters = {
             "consumer": self._consumer.name,
@@ -156,7 +162,9 @@ class DeadLetters:
         parameters = {"consumer": self._consumer.name, "ids": [record.event_id for record in records]}
         await connection.execute(self._statements["hold_back"], parameters)
 
-    async def put_back(self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item], seconds: float) -> None:
+    async def put_back(
+        self, connection: psycopg.AsyncConnection[Any], items: Sequence[SliceItem], seconds: float
+    ) -> None:
         """These wait for newer code: they are looked at again in so many seconds, and no attempt is spent."""
         parameters = {
             **self._lease.parameters,
@@ -200,7 +208,9 @@ class DeadLetters:
         row = await (await connection.execute(self._statements["next_letter"], self._mine)).fetchone()
         return row[0] if row else None
 
-    async def _blocked(self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item]) -> set[tuple[str, str]]:
+    async def _blocked(
+        self, connection: psycopg.AsyncConnection[Any], items: Sequence[SliceItem]
+    ) -> set[tuple[str, str]]:
         aggregates = sorted({item.record.aggregate for item in items})
         parameters = {
             "consumer": self._consumer.name,
@@ -220,13 +230,13 @@ class DeadLetters:
         }
         await connection.execute(self._statements["take_up_newer"], parameters)
 
-    def _letter(self, record: Record, failure: Failed, attempts: int) -> Letter:
+    def _letter(self, record: Record, failure: Failed, attempts: int) -> LetterDraft:
         delay = next_delay(failure, attempts, self._consumer.retry_count, self._consumer.backoff)
         status = "parked" if delay is None else "retrying"
         error = failure.error
-        return Letter(record, status, storable_error(error), type(error).__name__, delay, attempts, error)
+        return LetterDraft(record, status, storable_error(error), type(error).__name__, delay, attempts, error)
 
-    def _tell(self, letter: Letter) -> None:
+    def _tell(self, letter: LetterDraft) -> None:
         name = self._consumer.name
         self._outbox.meter.on_consumed(name, "failed")
         fields = {
@@ -244,7 +254,7 @@ class DeadLetters:
             log_event(logger, logging.ERROR, "outbox_dead_lettered", **fields)
 
 
-def _waiting(record: Record) -> Letter:
+def _waiting(record: Record) -> LetterDraft:
     aggregate = f"{record.aggregate_type} {record.aggregate_id}"
     reason = f"waits behind an earlier event of {aggregate} that has not been handled"
-    return Letter(record, "waiting", reason, "WaitsBehind", None, 0)
+    return LetterDraft(record, "waiting", reason, "WaitsBehind", None, 0)

@@ -10,7 +10,7 @@ import psycopg
 
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.slices import Item, Query, prepare
+from aftercommit.consumer.slices import Query, SliceItem, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.errors import DeclarationError, TransportUnavailable
@@ -78,7 +78,7 @@ class Dispatcher:
         )
         return [*put_back, *(failure for group in failures for failure in group)]
 
-    async def _without_newer(self, runner: Runner, items: list[Item]) -> tuple[list[Item], list[Failure]]:
+    async def _without_newer(self, runner: Runner, items: list[SliceItem]) -> tuple[list[SliceItem], list[Failure]]:
         """Events that newer code could read go back to the relay, and no attempt is spent; the others go on."""
         name = runner.consumer.name
         if not any(item.newer for item in items):
@@ -103,13 +103,13 @@ class Dispatcher:
             msgspec.structs.replace(record, payload=payloads.get(record.event_id, record.payload)) for record in records
         ]
 
-    async def _attempts(self, runner: Runner, items: Sequence[Item]) -> list[Failure]:
+    async def _attempts(self, runner: Runner, items: Sequence[SliceItem]) -> list[Failure]:
         consumer = runner.consumer
         attempt = 1
         failed = await self._attempt(runner, items)
-        final: list[tuple[Item, Failed, int]] = []
+        final: list[tuple[SliceItem, Failed, int]] = []
         while failed:
-            again: list[Item] = []
+            again: list[SliceItem] = []
             wait = 0.0
             for item, failure in failed:
                 delay = next_delay(failure, attempt, consumer.retry_count, consumer.backoff)
@@ -134,7 +134,7 @@ class Dispatcher:
             for item, failure, attempts in final
         ]
 
-    def _tell(self, consumer: Consumer, item: Item, failure: Failed, attempt: int, retry_in: float | None) -> None:
+    def _tell(self, consumer: Consumer, item: SliceItem, failure: Failed, attempt: int, retry_in: float | None) -> None:
         """A call of a handler that failed; the relay tells what becomes of the delivery."""
         self._meter.on_consumed(consumer.name, "failed")
         fields = {
@@ -148,13 +148,13 @@ class Dispatcher:
         }
         log_event(logger, logging.WARNING, "event_handling_failed", failure.error, retry_in=retry_in, **fields)
 
-    async def _attempt(self, runner: Runner, items: Sequence[Item]) -> list[tuple[Item, Failed]]:
-        failed: list[tuple[Item, Failed]] = []
+    async def _attempt(self, runner: Runner, items: Sequence[SliceItem]) -> list[tuple[SliceItem, Failed]]:
+        failed: list[tuple[SliceItem, Failed]] = []
 
-        async def remember(item: Item, failure: Failed, behind: list[Item]) -> None:
+        async def remember(item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
             failed.append((item, failure))
 
-        def begin(segment: Sequence[Item]) -> Query:
+        def begin(segment: Sequence[SliceItem]) -> Query:
             parameters: dict[str, Any] = {
                 "consumer": runner.consumer.name,
                 "ids": uuid_array(item.record.event_id for item in segment),

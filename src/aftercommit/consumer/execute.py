@@ -7,7 +7,7 @@ from typing import Any, Final
 import psycopg
 
 from aftercommit.consumer.blocking import run_in_thread
-from aftercommit.consumer.connections import Connections, restore
+from aftercommit.consumer.connections import ConsumerConnections, restore
 from aftercommit.consumer.conversation import (
     INSIDE,
     Conversation,
@@ -21,7 +21,7 @@ from aftercommit.consumer.conversation import (
 )
 from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
 from aftercommit.consumer.outcome import Failed, judge
-from aftercommit.consumer.slices import Call, Query, Script, SliceFailed
+from aftercommit.consumer.slices import HandlerCall, Query, Script, SliceFailed
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.event.correlation import tell, told
 from aftercommit.postgres.commits import commit_async, committed_async
@@ -42,7 +42,7 @@ class SliceExecutor:
         self._statements = statements
         self._timeout = timeout
 
-    async def run(self, connections: Connections, script: Script, *, blocking: bool) -> int:
+    async def run(self, connections: ConsumerConnections, script: Script, *, blocking: bool) -> int:
         """One slice; returns how many events were handled."""
         talk = Conversation(script)
         try:
@@ -55,7 +55,7 @@ class SliceExecutor:
                 await self._return_unhandled(connections, talk)
             raise
 
-    async def _here(self, connections: Connections, talk: Conversation) -> int:
+    async def _here(self, connections: ConsumerConnections, talk: Conversation) -> int:
         async with connections.lend() as connection:
             try:
                 await self._begin(connection, talk)
@@ -78,14 +78,16 @@ class SliceExecutor:
         talk.settings = row[0] if row else ()
 
     async def _step(
-        self, connection: psycopg.AsyncConnection[Any], step: Query | list[Call], talk: Conversation
+        self, connection: psycopg.AsyncConnection[Any], step: Query | list[HandlerCall], talk: Conversation
     ) -> Any:
         if isinstance(step, list):
             return await self._watched(connection, step, talk) if step else None
         cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
         return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
 
-    async def _watched(self, connection: psycopg.AsyncConnection[Any], calls: list[Call], talk: Conversation) -> None:
+    async def _watched(
+        self, connection: psycopg.AsyncConnection[Any], calls: list[HandlerCall], talk: Conversation
+    ) -> None:
         """The handlers in a task of their own, which can be given up."""
         now = asyncio.get_running_loop().time
         lent = talk.lent = lend_async(connection)
@@ -105,7 +107,7 @@ class SliceExecutor:
                 await asyncio.to_thread(abandon(connection, talk.lent))
 
     async def _calls(
-        self, connection: psycopg.AsyncConnection[Any], lent: LentAsync, calls: list[Call], talk: Conversation
+        self, connection: psycopg.AsyncConnection[Any], lent: LentAsync, calls: list[HandlerCall], talk: Conversation
     ) -> None:
         """One handler after the other. For a small handler each call of ours counts."""
         now = asyncio.get_running_loop().time
@@ -174,7 +176,7 @@ class SliceExecutor:
             # It is not clean, and is not used again.
             await close_quietly(connection)
 
-    async def _was_committed(self, connections: Connections, talk: Conversation) -> bool:
+    async def _was_committed(self, connections: ConsumerConnections, talk: Conversation) -> bool:
         """Whether a slice that failed is committed: by a handler, so that others count as handled, or by us."""
         if talk.mark.transaction is None:
             return False
@@ -189,14 +191,14 @@ class SliceExecutor:
         except (psycopg.Error, TimeoutError, *LOST):
             return False
 
-    async def _return_unhandled(self, connections: Connections, talk: Conversation) -> None:
+    async def _return_unhandled(self, connections: ConsumerConnections, talk: Conversation) -> None:
         """The rest of the script after a handler ended the transaction, on a connection that is in order."""
         talk.answer = talk.call
         while isinstance(step := talk.next_step(), Query):
             async with connections.lend() as connection, committed_async(connection):
                 await connection.execute(self._statements[step.name], step.parameters)
 
-    async def _in_thread(self, connections: Connections, talk: Conversation) -> int:
+    async def _in_thread(self, connections: ConsumerConnections, talk: Conversation) -> int:
         """On a blocking connection, in a thread; a handler that hangs loses its connection."""
         watch = Watch()
         running = in_thread(lambda: run_in_thread(self._statements, connections, talk, watch))

@@ -18,7 +18,7 @@ CONSUMER_CHANGED: Final = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldLease:
     """The lease as it was taken or renewed.
 
     `died`: the one before us did not hand it over. `unfinished`: a start was counted that never came to an end.
@@ -56,11 +56,11 @@ class Lease:
         """What every fenced statement is given."""
         return {"consumer": self._name, "token": self.token, "lease": self._seconds}
 
-    async def take(self, connection: psycopg.AsyncConnection[Any]) -> Held | None:
+    async def take(self, connection: psycopg.AsyncConnection[Any]) -> HeldLease | None:
         """Take or renew; None while somebody has it, or while a slice of our own holds the row."""
         parameters = {**self.parameters, "worker": self.worker, **self._declared}
         row = await self._row(connection, "take_consumer", parameters)
-        return Held(*row) if row is not None else None
+        return HeldLease(*row) if row is not None else None
 
     async def renew(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Renew while slices are at work, without waiting for them; tells whether the consumer is paused now."""

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import psycopg
 
-from aftercommit.consumer.dead_letters import DeadLetters, Look
+from aftercommit.consumer.dead_letters import DeadLetters, WorkerStatus
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.slices import Item, Query, SliceOutdated, prepare
+from aftercommit.consumer.slices import Query, SliceItem, SliceOutdated, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.event.envelope import Record
@@ -21,7 +21,7 @@ from aftercommit.service import finish_all
 LETTERS_PER_TURN: Final = 500
 LETTERS_SECONDS: Final = 0.5
 
-First = Callable[[Item], Awaitable[Failed | None]]
+First = Callable[[SliceItem], Awaitable[Failed | None]]
 Reach = Callable[..., Awaitable[None]]
 
 
@@ -54,15 +54,15 @@ class LetterRetries:
         self.any_open = True
         self._look_for_waiting_at = 0.0
 
-    async def look(self, connection: psycopg.AsyncConnection[Any], free_every: float, position: int) -> Look:
+    async def look(self, connection: psycopg.AsyncConnection[Any], free_every: float, position: int) -> WorkerStatus:
         """See whether there are letters to be tried, and along with it where the log is for a worker at `position`."""
         now = time.monotonic()
         if self._strict and now >= self._look_for_waiting_at:
             self._look_for_waiting_at = now + free_every
             await self._letters.free_waiting(connection)
-        look = await self._letters.look(connection, position)
-        self._any_due, self.any_open = look.any_due, look.any_open
-        return look
+        status = await self._letters.look(connection, position)
+        self._any_due, self.any_open = status.any_due, status.any_open
+        return status
 
     async def turn(
         self,
@@ -91,7 +91,7 @@ class LetterRetries:
         await finish_all(self._retry(connection, group, proceeds, has_time, first) for group in groups)
         return True
 
-    async def _without_newer(self, connection: psycopg.AsyncConnection[Any], items: list[Item]) -> list[Item]:
+    async def _without_newer(self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem]) -> list[SliceItem]:
         """Letters that newer code could read are put back, no attempt is spent; under strict ordering the row waits."""
         if not any(item.newer for item in items):
             return items
@@ -99,8 +99,8 @@ class LetterRetries:
         put_back = [item for item in items if waits(item, left)]
         await self._letters.put_back(connection, put_back, look_again_in(left))
         blocked: set[tuple[str, str]] = set()
-        behind: list[Item] = []
-        going: list[Item] = []
+        behind: list[SliceItem] = []
+        going: list[SliceItem] = []
         for item in items:
             if waits(item, left):
                 blocked.add(item.record.aggregate)
@@ -111,9 +111,9 @@ class LetterRetries:
         await self._reach("consumer.put_back", letters=len(put_back))
         return going
 
-    def _prepare(self, records: Sequence[Record]) -> tuple[list[Item], list[Record]]:
+    def _prepare(self, records: Sequence[Record]) -> tuple[list[SliceItem], list[Record]]:
         """The letters with their handlers, and those that no handler takes any more."""
-        items: list[Item] = []
+        items: list[SliceItem] = []
         unwanted: list[Record] = []
         for record in records:
             prepared = prepare(self._consumer, [record], attempt=record.retry_count + 1)
@@ -135,7 +135,7 @@ class LetterRetries:
     async def _retry(
         self,
         connection: psycopg.AsyncConnection[Any],
-        items: Sequence[Item],
+        items: Sequence[SliceItem],
         proceed: Callable[[], bool],
         has_time: Callable[[], bool],
         first: First | None,
@@ -143,7 +143,7 @@ class LetterRetries:
         failed: set[UUID] = set()
         slice_ids: list[UUID] = []
 
-        async def fail(item: Item, failure: Failed, behind: list[Item]) -> None:
+        async def fail(item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
             failed.add(item.record.event_id)
             await self._letters.failed_again(connection, item.record, failure)
             if behind:
@@ -151,7 +151,7 @@ class LetterRetries:
                 await self._letters.hold_back(connection, [other.record for other in behind])
             await self._reach("consumer.retried", event_id=item.record.event_id, failed=True)
 
-        def begin(segment: Sequence[Item]) -> Query:
+        def begin(segment: Sequence[SliceItem]) -> Query:
             # One group is gone through slice by slice, so what a slice began with is what it ends with.
             slice_ids[:] = [item.record.event_id for item in segment]
             records = [item.record for item in segment]

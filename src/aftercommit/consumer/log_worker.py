@@ -13,14 +13,14 @@ from uuid import UUID
 import psycopg
 
 from aftercommit.consumer.conversation import ConnectionLost
-from aftercommit.consumer.dead_letters import DeadLetters, Look
-from aftercommit.consumer.lease import CONSUMER_CHANGED, Held, Lease
+from aftercommit.consumer.dead_letters import DeadLetters, WorkerStatus
+from aftercommit.consumer.lease import CONSUMER_CHANGED, HeldLease, Lease
 from aftercommit.consumer.letter_retries import LetterRetries
 from aftercommit.consumer.names import register, require_mine
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.pages import Pages
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.slices import Item, Query, prepare
+from aftercommit.consumer.slices import Query, SliceItem, prepare
 from aftercommit.consumer.waiting import VersionWaits, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, DeclarationError, LeaseLost, NewerVersion
@@ -158,13 +158,13 @@ class LogWorker(DatabaseService):
             await self.pause(self._settings.lease / 3, self._word)
             return
         async with self._heartbeat(connection):
-            look = await self._look(connection)
+            status = await self._look(connection)
             self.answered()
             worked = await self._retry_letters(connection)
             if worked:
                 # That may have taken its time, and whoever was published meanwhile is next.
-                look = await self._look(connection)
-            worked = await self._follow(connection, look) or worked
+                status = await self._look(connection)
+            worked = await self._follow(connection, status) or worked
         if not worked:
             await self.reach("consumer.idle", position=self.position)
             await self._rest(connection)
@@ -195,7 +195,7 @@ class LogWorker(DatabaseService):
             await self.reach("consumer.active", position=held.position, died=held.died)
         return True
 
-    def _begin_at(self, held: Held) -> None:
+    def _begin_at(self, held: HeldLease) -> None:
         if self._crashed:
             self._crashes = self._crashes + 1 if held.position == self._crashed_at else 1
             self._crashed, self._crashed_at = False, held.position
@@ -236,22 +236,22 @@ class LogWorker(DatabaseService):
     def _proceeds(self) -> bool:
         return not self.stopping.is_set() and not self._paused
 
-    async def _look(self, connection: psycopg.AsyncConnection[Any]) -> Look:
-        look = await self._retries.look(connection, POLL, self.position)
-        if look.checkpoint is not None and look.checkpoint < self.position:
+    async def _look(self, connection: psycopg.AsyncConnection[Any]) -> WorkerStatus:
+        status = await self._retries.look(connection, POLL, self.position)
+        if status.checkpoint is not None and status.checkpoint < self.position:
             # What was handled since is not handled in what was restored, and what was read ahead may not exist.
             raise DatabaseUnavailable(
-                f"the checkpoint of consumer {self.consumer.name!r} is {look.checkpoint} and was {self.position}: the "
-                "database behind this connection was restored, or somebody moved the checkpoint"
+                f"the checkpoint of consumer {self.consumer.name!r} is {status.checkpoint} and was {self.position}: "
+                "the database behind this connection was restored, or somebody moved the checkpoint"
             )
-        return look
+        return status
 
-    async def _follow(self, connection: psycopg.AsyncConnection[Any], look: Look) -> bool:
+    async def _follow(self, connection: psycopg.AsyncConnection[Any], status: WorkerStatus) -> bool:
         """Handle the next page of the log, which reaches to its head; False when there is nothing new."""
-        self._outbox.meter.on_progress(self.consumer.name, self.position, look.events, look.lag)
-        if look.head <= self.position or not self._proceeds() or await self._still_waits(connection):
+        self._outbox.meter.on_progress(self.consumer.name, self.position, status.events, status.lag)
+        if status.head <= self.position or not self._proceeds() or await self._still_waits(connection):
             return False
-        records, upto = await self._pages.read(connection, self.position, look.head)
+        records, upto = await self._pages.read(connection, self.position, status.head)
         items = prepare(self.consumer, records, attempt=1)
         await self.reach("consumer.read", events=len(items), position=self.position)
         items, upto = await self._before_newer(connection, items, upto)
@@ -262,8 +262,8 @@ class LogWorker(DatabaseService):
         return True
 
     async def _before_newer(
-        self, connection: psycopg.AsyncConnection[Any], items: list[Item], upto: int
-    ) -> tuple[list[Item], int]:
+        self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem], upto: int
+    ) -> tuple[list[SliceItem], int]:
         """What of a page stands before the first event that waits for newer code, and the position up to which."""
         left = await self._waits.of(self._waits.asking(connection), items)
         for index, item in enumerate(items):
@@ -292,7 +292,9 @@ class LogWorker(DatabaseService):
             self._awaited = None
         await self.reach("consumer.waiting", position=self.position, version=newer.version, left=left)
 
-    async def _handle(self, connection: psycopg.AsyncConnection[Any], items: list[Item], upto: int) -> tuple[int, int]:
+    async def _handle(
+        self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem], upto: int
+    ) -> tuple[int, int]:
         """Handle a page; returns how many events are left of it, and how far the checkpoint has come."""
         if items and self._retries.any_open:
             items = await self._letters.without_open_letters(connection, items)
@@ -313,12 +315,12 @@ class LogWorker(DatabaseService):
         return len(left), reached
 
     def _policy(self, connection: psycopg.AsyncConnection[Any], *, suspects: bool = False) -> SlicePolicy:
-        async def record(item: Item, failure: Failed, behind: list[Item]) -> None:
+        async def record(item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
             letters = self._letters.letters(item, failure, behind)
             await self._letters.record(connection, letters, item.record.position or 0)
             await self.reach("consumer.failed", position=item.record.position)
 
-        async def first(item: Item) -> Failed | None:
+        async def first(item: SliceItem) -> Failed | None:
             return await self._count_start(connection, item.record)
 
         return SlicePolicy(
@@ -341,8 +343,10 @@ class LogWorker(DatabaseService):
         )
         return Failed(error, permanent=True)
 
-    async def _handle_side_by_side(self, connection: psycopg.AsyncConnection[Any], items: Sequence[Item]) -> list[Item]:
-        async def record(item: Item, failure: Failed, behind: list[Item]) -> None:
+    async def _handle_side_by_side(
+        self, connection: psycopg.AsyncConnection[Any], items: Sequence[SliceItem]
+    ) -> list[SliceItem]:
+        async def record(item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
             # At once, before the checkpoint gets here: an event that is overtaken has a letter, whoever dies meanwhile.
             await self._letters.record(connection, self._letters.letters(item, failure, behind), self.position)
             await self.reach("consumer.failed", position=item.record.position)
@@ -355,20 +359,20 @@ class LogWorker(DatabaseService):
     async def _retry_letters(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Give dead letters that are due another attempt."""
 
-        async def first(item: Item) -> Failed | None:
+        async def first(item: SliceItem) -> Failed | None:
             return await self._count_start(connection, item.record)
 
         return await self._retries.turn(connection, self._proceeds, first if self._suspects > 0 else None)
 
-    def _begin(self, segment: Sequence[Item]) -> Query:
+    def _begin(self, segment: Sequence[SliceItem]) -> Query:
         name = "begin_slice" if self.consumer.inbox else "begin_slice_without_inbox"
         parameters = {**self._slice_parameters(segment), "position": segment[-1].record.position}
         return Query(name, parameters, prepared=True)
 
-    def _begin_shared(self, segment: Sequence[Item]) -> Query:
+    def _begin_shared(self, segment: Sequence[SliceItem]) -> Query:
         return Query("begin_shared_slice", self._slice_parameters(segment), prepared=True)
 
-    def _slice_parameters(self, segment: Sequence[Item]) -> dict[str, Any]:
+    def _slice_parameters(self, segment: Sequence[SliceItem]) -> dict[str, Any]:
         return {
             **self._lease.parameters,
             "ids": uuid_array(item.record.event_id for item in segment),
@@ -391,6 +395,6 @@ class LogWorker(DatabaseService):
         await self.pause(seconds, self._news if self._awaited is None else self._word)
 
 
-def _before(left: Sequence[Item], upto: int) -> int:
+def _before(left: Sequence[SliceItem], upto: int) -> int:
     """The position before the first event that is left, or the end of the page."""
     return (left[0].record.position or 0) - 1 if left else upto

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aftercommit.consumer.connections import Connections
+from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
 from aftercommit.consumer.execute import SliceExecutor
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.slices import End, Item, Query, SliceFailed, SliceOutdated, no_end, script
+from aftercommit.consumer.slices import End, Query, SliceFailed, SliceItem, SliceOutdated, no_end, script
 from aftercommit.consumer.walk import FIRST, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -48,10 +48,10 @@ class SlicePolicy:
     hears of each that was committed: how many events it had, and how many were handled and not skipped.
     """
 
-    begin: Callable[[Sequence[Item]], Query]
-    on_failure: Callable[[Item, Failed, list[Item]], Awaitable[None]]
+    begin: Callable[[Sequence[SliceItem]], Query]
+    on_failure: Callable[[SliceItem, Failed, list[SliceItem]], Awaitable[None]]
     end: Callable[[float], Query | None] = _nothing
-    first: Callable[[Item], Awaitable[Failed | None]] | None = None
+    first: Callable[[SliceItem], Awaitable[Failed | None]] | None = None
     proceed: Callable[[], bool] = _always
     has_time: Callable[[], bool] = _always
     strict: bool = False
@@ -67,7 +67,7 @@ class Runner:
         self._meter = outbox.meter
         self._statements = Statements(outbox.shape)
         self._executor = SliceExecutor(self._statements, consumer.timeout)
-        self._connections = Connections(database)
+        self._connections = ConsumerConnections(database)
         self._slots = asyncio.Semaphore(consumer.concurrency)
         self._pace = FIRST
         self._alone = False
@@ -83,7 +83,7 @@ class Runner:
         """
         return str(min(LONGEST_PATIENCE, int((self.consumer.timeout * 1.5 + extra) * 1000)))
 
-    async def slice(self, items: Sequence[Item], begin: Query, end: End = no_end) -> int:
+    async def slice(self, items: Sequence[SliceItem], begin: Query, end: End = no_end) -> int:
         """One slice in one transaction."""
         blocking = self.consumer.is_async is False
         async with self._slots:
@@ -97,7 +97,7 @@ class Runner:
         async with self._slots, self._connections.lend() as connection:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
 
-    async def run(self, items: Sequence[Item], policy: SlicePolicy) -> list[Item]:
+    async def run(self, items: Sequence[SliceItem], policy: SlicePolicy) -> list[SliceItem]:
         """All items in order; returns those that are left when it was told not to proceed, or that are outdated."""
         alone = policy.first is not None or self._alone
         walk = Walk(items, alone=alone, size=self._pace)

@@ -30,7 +30,7 @@ class Query:
     prepared: bool = False
 
 
-class Call(msgspec.Struct, gc=False):
+class HandlerCall(msgspec.Struct, gc=False):
     """Call a handler with these events (one, unless it takes batches), at these places of the slice."""
 
     handler: Handler
@@ -44,11 +44,11 @@ class Call(msgspec.Struct, gc=False):
 
 
 # To a list of calls is sent back the one that has ended the transaction, if any.
-Script = Generator[Query | list[Call], Any, int]
+Script = Generator[Query | list[HandlerCall], Any, int]
 End = Callable[[], Query | None]
 
 
-class Item(msgspec.Struct):
+class SliceItem(msgspec.Struct):
     """One event of a slice: typed, with the handlers that take it, or with the error that made it unreadable.
 
     It goes alone when a handler acts outside our transaction, so that undoing a slice could not undo it.
@@ -85,9 +85,9 @@ class SliceFailed(Exception):
         self.index = index
 
 
-def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list[Item]:
+def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list[SliceItem]:
     """Read records as typed events and find the handlers for each; an event nobody takes is left out."""
-    items: list[Item] = []
+    items: list[SliceItem] = []
     handlers_of: dict[str, Handlers] = {}
     for record in records:
         handlers = handlers_of.get(record.event_type)
@@ -99,10 +99,10 @@ def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list
             event = consumer.registry.read(record, attempt)
             taking = handlers.taking(event) if handlers.conditional else handlers
         except Exception as error:  # noqa: BLE001 - an unreadable event or a broken can_handle is this event's failure alone
-            items.append(Item(record, (), None, failed(error), goes_alone=False))
+            items.append(SliceItem(record, (), None, failed(error), goes_alone=False))
             continue
         if taking.all:
-            items.append(Item(record, taking.all, event, None, taking.act_outside))
+            items.append(SliceItem(record, taking.all, event, None, taking.act_outside))
     return items
 
 
@@ -131,7 +131,7 @@ class Handlers:
         return self.made([handler for handler in self.all if handler.can_handle(event)])
 
 
-def script(items: Sequence[Item], begin: Query, end: End) -> Script:
+def script(items: Sequence[SliceItem], begin: Query, end: End) -> Script:
     """The conversation of one slice; returns how many events were handled (the others had been before)."""
     held, fresh, checkpoint, _, *outdated = yield begin
     if not held:
@@ -139,7 +139,7 @@ def script(items: Sequence[Item], begin: Query, end: End) -> Script:
     if any(outdated):
         raise SliceOutdated("a letter was changed since it was read: nothing of this slice was written")
     handled = list(_new(items, None if fresh is None else set(fresh), checkpoint))
-    ended: Call | None = yield _calls(items, handled)
+    ended: HandlerCall | None = yield _calls(items, handled)
     if ended is not None:
         # Whoever runs this sees to it that it is committed, and not in a transaction that the handler began.
         yield _return_unhandled(items, handled, begin, ended.places[-1])
@@ -150,7 +150,7 @@ def script(items: Sequence[Item], begin: Query, end: End) -> Script:
     return len(handled)
 
 
-def _new(items: Sequence[Item], fresh: set[UUID] | None, checkpoint: int | None) -> Iterable[int]:
+def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | None) -> Iterable[int]:
     """Places of the events that were not handled before: by inbox or letter (None: all are new), or by checkpoint."""
     if checkpoint is not None:
         return (index for index, item in enumerate(items) if (item.record.position or 0) > checkpoint)
@@ -164,8 +164,8 @@ def no_end() -> Query | None:
     return None
 
 
-def _calls(items: Sequence[Item], indexes: Sequence[int]) -> list[Call]:
-    calls: list[Call] = []
+def _calls(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCall]:
+    calls: list[HandlerCall] = []
     for index in indexes:
         item = items[index]
         for handler in item.calls:
@@ -174,11 +174,11 @@ def _calls(items: Sequence[Item], indexes: Sequence[int]) -> list[Call]:
                 calls[-1].events.append(item.event)
                 calls[-1].places.append(index)
             else:
-                calls.append(Call(handler, [item.event], [index]))
+                calls.append(HandlerCall(handler, [item.event], [index]))
     return calls
 
 
-def _return_unhandled(items: Sequence[Item], handled: Sequence[int], begin: Query, last: int) -> Query:
+def _return_unhandled(items: Sequence[SliceItem], handled: Sequence[int], begin: Query, last: int) -> Query:
     """The new inbox rows were all committed too early: those of events not handled yet are taken back."""
     moved_checkpoint = "position" in begin.parameters
     parameters = {
@@ -190,7 +190,7 @@ def _return_unhandled(items: Sequence[Item], handled: Sequence[int], begin: Quer
     return Query("return_unhandled", parameters)
 
 
-def _ended(call: Call) -> Failed:
+def _ended(call: HandlerCall) -> Failed:
     return Failed(
         HandlerEndedTransaction(
             f"handler {name_of(call.handler)} ended the transaction it was given: leave COMMIT and ROLLBACK to the "

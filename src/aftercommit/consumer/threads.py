@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from aftercommit.consumer.slices import Call
+from aftercommit.consumer.slices import HandlerCall
 from aftercommit.errors import AftercommitError
 from aftercommit.postgres.cutting import cut
 from aftercommit.postgres.database import is_direct
@@ -31,13 +31,13 @@ class Watch:
     def __init__(self) -> None:
         """Not begun."""
         self.connection: psycopg.Connection[Any] | None = None
-        self._call: Call | None = None
+        self._call: HandlerCall | None = None
         self._since = 0.0
         self._given_up = False
         # A handler that returns at the last moment must either be too late or be waited for, never both.
         self._lock = threading.Lock()
 
-    def enter(self, call: Call | None) -> None:
+    def enter(self, call: HandlerCall | None) -> None:
         """The slice goes on to a handler, or (None) to something of our own."""
         with self._lock:
             if self._given_up:
@@ -50,7 +50,7 @@ class Watch:
             self.connection = None
             return self._given_up
 
-    def give_up_after(self, timeout: float) -> Call | None:
+    def give_up_after(self, timeout: float) -> HandlerCall | None:
         """The call that has taken longer than this; from now on the slice cannot go on."""
         with self._lock:
             if self._call is None or time.monotonic() - self._since <= timeout:

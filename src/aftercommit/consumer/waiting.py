@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg
 
 from aftercommit.consumer.lease import CONSUMER_CHANGED
-from aftercommit.consumer.slices import Item
+from aftercommit.consumer.slices import SliceItem
 from aftercommit.errors import NewerVersion
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -60,7 +60,7 @@ class VersionWaits:
             self._tell(newer, until)
         return max(0.0, float(left))
 
-    async def of(self, ask: Ask, items: Iterable[Item]) -> dict[Kind, float | None]:
+    async def of(self, ask: Ask, items: Iterable[SliceItem]) -> dict[Kind, float | None]:
         """The same for every version that these events have and this code does not know."""
         newer = {item.newer.kind: item.newer for item in items if item.failure is not None and item.newer is not None}
         return {kind: await self.seconds_left(ask, each) for kind, each in newer.items()}
@@ -102,6 +102,6 @@ def look_again_in(left: dict[Kind, float | None]) -> float:
     return min([LOOK_AGAIN, *(seconds for seconds in left.values() if seconds)])
 
 
-def waits(item: Item, left: dict[Kind, float | None]) -> bool:
+def waits(item: SliceItem, left: dict[Kind, float | None]) -> bool:
     """Whether this event is one that is still waited for."""
     return item.newer is not None and left[item.newer.kind] != 0.0

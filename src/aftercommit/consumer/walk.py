@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.slices import Item, SliceFailed
+from aftercommit.consumer.slices import SliceFailed, SliceItem
 
 FIRST: Final = 16
 LARGEST: Final = 1000
@@ -22,7 +22,7 @@ SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 class Walk:
     """The events that are still to be handled, in order, and how many of them the next slice takes."""
 
-    def __init__(self, items: Sequence[Item], *, alone: bool = False, size: int = FIRST) -> None:
+    def __init__(self, items: Sequence[SliceItem], *, alone: bool = False, size: int = FIRST) -> None:
         """At the beginning, with slices of this size; `alone` keeps every event in a slice of its own."""
         self.waiting = deque(items)
         self._all = len(items)
@@ -46,7 +46,7 @@ class Walk:
         """The failure of the next event, if it is known already."""
         return self.waiting[0].failure or self._known.pop(id(self.waiting[0]), None)
 
-    def take(self, *, strict: bool) -> tuple[Item, list[Item]]:
+    def take(self, *, strict: bool) -> tuple[SliceItem, list[SliceItem]]:
         """Take the next event away and, under strict ordering, those behind it of the same aggregate."""
         item = self.waiting.popleft()
         self._singly = max(0, self._singly - 1)
@@ -58,10 +58,10 @@ class Walk:
             self._known.pop(id(other), None)
         return item, behind
 
-    def segment(self) -> list[Item]:
+    def segment(self) -> list[SliceItem]:
         """The events of the next slice, from the front."""
         size = 1 if self._singly > 0 else self._size
-        segment: list[Item] = []
+        segment: list[SliceItem] = []
         for item in self.waiting:
             full = len(segment) == size or (segment and (item.goes_alone or segment[0].goes_alone))
             if full or item.failure is not None or id(item) in self._known:
@@ -69,7 +69,7 @@ class Walk:
             segment.append(item)
         return segment
 
-    def done(self, segment: Sequence[Item], seconds: float) -> None:
+    def done(self, segment: Sequence[SliceItem], seconds: float) -> None:
         """The slice committed; a quick one may be followed by a larger, a slow one by a smaller."""
         for _ in segment:
             self.waiting.popleft()
@@ -82,7 +82,7 @@ class Walk:
         elif seconds < QUICK and len(segment) == self._size:
             self._size = min(LARGEST, self._size * 2)
 
-    def failed(self, segment: Sequence[Item], problem: SliceFailed) -> None:
+    def failed(self, segment: Sequence[SliceItem], problem: SliceFailed) -> None:
         """The slice was undone: its events go again, without the one to blame, or one by one to find it."""
         self._losses = 0
         if len(segment) == 1:
@@ -92,7 +92,7 @@ class Walk:
         else:
             self.blame(segment[problem.index], problem.failure)
 
-    def lost(self, segment: Sequence[Item], problem: BaseException) -> None:
+    def lost(self, segment: Sequence[SliceItem], problem: BaseException) -> None:
         """The slice's connection broke. That is no attempt, unless it happens to one event again and again."""
         self._losses = self._losses + 1 if len(segment) == 1 else 0
         if self._losses >= MOST_LOSSES:
@@ -105,17 +105,17 @@ class Walk:
         """From now on each event goes in a slice of its own."""
         self._size, self._grows = 1, False
 
-    def blame(self, item: Item, failure: Failed) -> None:
+    def blame(self, item: SliceItem, failure: Failed) -> None:
         """This event failed; it is taken when its turn comes."""
         self._known[id(item)] = failure
 
 
-def by_aggregate(items: Sequence[Item], groups: int) -> list[list[Item]]:
+def by_aggregate(items: Sequence[SliceItem], groups: int) -> list[list[SliceItem]]:
     """Items in so many groups that may go side by side: an aggregate's events stay together and in order."""
     if groups <= 1:
         return [list(items)] if items else []
-    result: list[list[Item]] = [[] for _ in range(groups)]
-    group_of: dict[tuple[str, str], list[Item]] = {}
+    result: list[list[SliceItem]] = [[] for _ in range(groups)]
+    group_of: dict[tuple[str, str], list[SliceItem]] = {}
     for item in items:
         aggregate = item.record.aggregate
         if aggregate not in group_of:

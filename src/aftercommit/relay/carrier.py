@@ -59,7 +59,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Outcome:
+class BatchOutcome:
     """What the transport said about a batch."""
 
     delivered: list[Due | Record]
@@ -160,7 +160,7 @@ class Carrier:
     async def _carry_suspect(self, connection: psycopg.AsyncConnection[Any], event: Record) -> bool:
         # Somebody may have sent it again by plain SQL after its last attempt: that is one more.
         if event.retry_count >= self._outbox.max_attempts + event.again:
-            single, outcome = Batch([event], counted=True), Outcome([], [_never_finished(event)])
+            single, outcome = Batch([event], counted=True), BatchOutcome([], [_never_finished(event)])
         else:
             attempts = await self._settlement.count_attempt(connection, event.event_id, event.lane)
             if attempts is None:
@@ -175,17 +175,17 @@ class Carrier:
         await self.settle(connection, single, outcome)
         return bool(outcome.failures)
 
-    async def deliver(self, batch: Batch) -> Outcome:
+    async def deliver(self, batch: Batch) -> BatchOutcome:
         """Hand the batch to the transport, without any transaction open."""
         await self._reach("relay.deliver", count=len(batch.events))
         if not self._carries:
-            return Outcome(list(batch.events), [])
+            return BatchOutcome(list(batch.events), [])
         records = [event for event in batch.events if isinstance(event, Record)]
         outcome = await (self._deliver_strictly(records) if self._strict else self._deliver_all(records))
         await self._reach("relay.delivered", count=len(outcome.delivered), failures=len(outcome.failures))
         return outcome
 
-    async def settle(self, connection: psycopg.AsyncConnection[Any], batch: Batch, outcome: Outcome) -> int:
+    async def settle(self, connection: psycopg.AsyncConnection[Any], batch: Batch, outcome: BatchOutcome) -> int:
         """Write the outcome, fenced. What is neither delivered nor failed stays in the outbox untouched."""
         done: set[UUID] = set()
         if outcome.delivered:
@@ -235,7 +235,7 @@ class Carrier:
         records = [outbox_record(row, self._outbox.shape) for row in await cursor.fetchall()]
         return [msgspec.structs.replace(record, again=True) for record in records] if again else records
 
-    async def _deliver_all(self, records: list[Record]) -> Outcome:
+    async def _deliver_all(self, records: list[Record]) -> BatchOutcome:
         try:
             failures = _of(records, await self._transport.deliver(records))
         except (TransportUnavailable, DatabaseError, *LOST):
@@ -245,18 +245,18 @@ class Carrier:
                 return await self._deliver_singly(records)
             failures = [Failure(record.event_id, error) for record in records]
         failed = {failure.event_id for failure in failures}
-        return Outcome([record for record in records if record.event_id not in failed], failures)
+        return BatchOutcome([record for record in records if record.event_id not in failed], failures)
 
-    async def _deliver_singly(self, records: list[Record]) -> Outcome:
-        whole = Outcome([], [])
+    async def _deliver_singly(self, records: list[Record]) -> BatchOutcome:
+        whole = BatchOutcome([], [])
         for record in records:
             one = await self._deliver_all([record])
             whole.delivered += one.delivered
             whole.failures += one.failures
         return whole
 
-    async def _deliver_strictly(self, records: list[Record]) -> Outcome:
-        whole = Outcome([], [])
+    async def _deliver_strictly(self, records: list[Record]) -> BatchOutcome:
+        whole = BatchOutcome([], [])
         blocked: set[tuple[str, str]] = set()
         for batch in plan.rounds(records):
             going = [record for record in batch if record.aggregate not in blocked]
