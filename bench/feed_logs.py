@@ -28,7 +28,7 @@ from aftercommit.feed import (
     Wire,
     timestamp,
 )
-from aftercommit.feed.declaration.entry import Stored
+from aftercommit.feed.declaration.entry import StoredEvent
 from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.redaction import Redactor
 from aftercommit.schema import migrate
@@ -164,7 +164,7 @@ def cursor_of(number: int) -> str:
     return TIME_AND_SEQ.format(Cursor(number, moment_of(number))).replace("#", "%23")
 
 
-def stored(number: int) -> Stored:
+def stored(number: int) -> StoredEvent:
     """A log as the reader of the log has it in hand."""
     log = LogRecorded(KEY, "backend", "checkout", "INFO", MESSAGE, {"attempt": number % 5})
     moment = moment_of(number)
@@ -182,7 +182,7 @@ def stored(number: int) -> Stored:
         seq=number,
         position=number,
     )
-    return Stored(record, moment, number)
+    return StoredEvent(record, moment, number)
 
 
 def item(number: int) -> bytes:

@@ -57,7 +57,7 @@ BUGS = [
         "marked before delivered: a crash in between loses the event",
         CARRIER,
         "        outcome = await self.deliver(batch)\n        return await self.settle(connection, batch, outcome)",
-        "        done = await self.settle(connection, batch, Outcome(list(batch.events), []))\n"
+        "        done = await self.settle(connection, batch, BatchOutcome(list(batch.events), []))\n"
         "        await self.deliver(batch)\n        return done",
         f"{ORDER}::test_a_relay_that_dies_on_its_way_to_the_transport_has_marked_nothing",
     ),
@@ -183,10 +183,10 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     Bug(
         "a filtered reader stays where its last event was, however much was looked through",
         "src/aftercommit/feed/strands/strand.py",
-        "        return Window(found, *self._end(number, end))\n",
+        "        return EntryWindow(found, *self._end(number, end))\n",
         """        if found:
-            return Window(found, found[-1].number, found[-1].ts)
-        return Window(found, *self._end(number, self._place(number)))
+            return EntryWindow(found, found[-1].number, found[-1].ts)
+        return EntryWindow(found, *self._end(number, self._place(number)))
 """,
         f"{STREAMING}::test_filters_hold_on_a_stream_and_the_place_moves_on",
     ),

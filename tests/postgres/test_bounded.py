@@ -10,7 +10,7 @@ import pytest
 
 from aftercommit import Database
 from aftercommit.errors import DatabaseSilent, DeclarationError
-from aftercommit.feed.strands.connections import Connections
+from aftercommit.feed.strands.connections import HistoryConnections
 from aftercommit.http.errors import Problem
 from aftercommit.postgres.bounded import BoundedConnection, Unanswered
 from aftercommit.testing.fault_proxy import FaultProxy
@@ -38,16 +38,16 @@ def locked(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-async def connections(database: str) -> AsyncIterator[Connections]:
+async def connections(database: str) -> AsyncIterator[HistoryConnections]:
     """One connection at most: whoever comes next gets the one that was there before, if it is kept."""
-    connections = Connections(Database(database, answers_within=LIMIT), 1)
+    connections = HistoryConnections(Database(database, answers_within=LIMIT), 1)
     yield connections
     await connections.close()
 
 
 @pytest.mark.thorough
 async def test_half_an_answer_is_never_read_by_the_next_who_asks(
-    connections: Connections, locked: psycopg.Connection[Any]
+    connections: HistoryConnections, locked: psycopg.Connection[Any]
 ):
     with pytest.raises(DatabaseSilent, match="did not answer within 3 s"):
         async with connections.answered():
@@ -58,7 +58,7 @@ async def test_half_an_answer_is_never_read_by_the_next_who_asks(
 
 
 async def test_half_an_answer_of_one_who_was_cancelled_is_never_read_by_the_next(
-    connections: Connections, locked: psycopg.Connection[Any]
+    connections: HistoryConnections, locked: psycopg.Connection[Any]
 ):
     asking = asyncio.create_task(connections.ask(SECRET, {}))
     await until(lambda: waiting_for_lock(locked))
@@ -86,7 +86,9 @@ async def test_half_an_answer_is_never_read_by_the_next_request_of_a_system(
 
 
 @pytest.mark.thorough
-async def test_the_server_is_told_that_nobody_waits_any_more(connections: Connections, locked: psycopg.Connection[Any]):
+async def test_the_server_is_told_that_nobody_waits_any_more(
+    connections: HistoryConnections, locked: psycopg.Connection[Any]
+):
     with pytest.raises(DatabaseSilent):
         async with connections.answered():
             await connections.ask(SECRET, {})
@@ -116,7 +118,7 @@ async def test_behind_a_pooler_the_server_is_told_too(
 
 
 @pytest.mark.thorough
-async def test_waiting_for_a_connection_counts(connections: Connections, locked: psycopg.Connection[Any]):
+async def test_waiting_for_a_connection_counts(connections: HistoryConnections, locked: psycopg.Connection[Any]):
     """Two readers, one connection: both are answered, although the second has asked the database nothing."""
 
     async def read() -> list[tuple[Any, ...]]:
@@ -130,7 +132,7 @@ async def test_waiting_for_a_connection_counts(connections: Connections, locked:
 @pytest.mark.thorough
 async def test_a_network_that_swallows_everything_is_not_waited_for(database: str):
     async with FaultProxy(database) as proxy:
-        connections = Connections(Database(proxy.dsn, answers_within=LIMIT), 2)
+        connections = HistoryConnections(Database(proxy.dsn, answers_within=LIMIT), 2)
         assert await connections.ask(OTHER, {}) == [("mine",)]
         proxy.faults.black_hole = True
         # On a connection that is there; and the way to a new one is as bad.

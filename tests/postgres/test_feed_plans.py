@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from aftercommit.feed import Feed
-from aftercommit.feed.strands.connections import Connections
+from aftercommit.feed.strands.connections import HistoryConnections
 from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.feed.strands.queries import Direction, FeedQueries
 from aftercommit.feed.strands.tailer import _statement
@@ -229,7 +229,7 @@ async def test_the_rarest_of_several_filters_is_walked(logs: Logs, monkeypatch: 
     from aftercommit.feed import Cursor
     from aftercommit.feed.strands.history import History
 
-    connections = Connections(Database(logs.dsn), 1)
+    connections = HistoryConnections(Database(logs.dsn), 1)
     history = History(connections, EntryMaker(), [logs.feed], 100)
     chosen = logs.feed.chosen({"minLevel": "ERROR", "source": "frontend", "service": "service-0"})
     walked: list[int | None] = []

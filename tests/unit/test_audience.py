@@ -10,7 +10,7 @@ import pytest
 from aftercommit.errors import AudienceViolation, DeclarationError, UnknownStrand
 from aftercommit.event.envelope import Record
 from aftercommit.feed import ByAudience, Feed
-from aftercommit.feed.declaration.entry import Stored
+from aftercommit.feed.declaration.entry import StoredEvent
 from aftercommit.outbox import Outbox
 from aftercommit.outbox.rows import RowMaker
 from aftercommit.postgres.arrays import text_array
@@ -29,10 +29,10 @@ def audiences(declared: Outbox, *events: Any, audience: Any = None, **scope: Any
     return [row[-1] for row in rows]
 
 
-def stored(*readers: str) -> Stored:
+def stored(*readers: str) -> StoredEvent:
     now = datetime.now(UTC)
     record = Record(uuid4(), "task.changed", 1, "task", "t-1", now, "c", None, b"{}", now, 1, 7, audience=readers)
-    return Stored(record, now, None)
+    return StoredEvent(record, now, None)
 
 
 class Role(StrEnum):

@@ -17,8 +17,8 @@ from aftercommit.redaction import WITHHELD, Redactor, secret_names
 from aftercommit.redaction import national_ids as ids
 from aftercommit.redaction import redactor as redaction
 from aftercommit.redaction.folding import folded
-from aftercommit.redaction.patterns import Looks
-from aftercommit.redaction.rules import RULES, Rule
+from aftercommit.redaction.patterns import LookBudget
+from aftercommit.redaction.rules import RULES, RedactionRule
 from tests.support.sizes import examples
 
 redactor = Redactor()
@@ -213,7 +213,7 @@ def test_redacting_twice_changes_nothing_more(text):
 @given(st.text(max_size=300))
 @settings(max_examples=examples(300))
 def test_no_text_breaks_a_rule(text):
-    redactor._redacted(text, Looks(len(text)))
+    redactor._redacted(text, LookBudget(len(text)))
 
 
 PIECES = "password = : \" \\ ' { [ @ . - + ( 4111 1 eyJ :// %22 %3D bearer key a :: < > \u200b ０ -- AKIA DE89".split(
@@ -225,7 +225,7 @@ HOSTILE = st.lists(st.sampled_from([*PIECES, " ", "-----BEGIN PRIVATE KEY-----"]
 @given(HOSTILE)
 @settings(max_examples=examples(500))
 def test_no_mixture_of_what_rules_look_for_breaks_one(text):
-    redactor._redacted(text, Looks(len(text)))
+    redactor._redacted(text, LookBudget(len(text)))
 
 
 class TestValues:
@@ -315,10 +315,10 @@ class TestFailure:
     def test_a_rule_that_fails_withholds_the_text(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         broken = Redactor()
 
-        def fail(text: str, lowered: str, looks: Looks) -> Any:
+        def fail(text: str, lowered: str, looks: LookBudget) -> Any:
             raise error
 
-        monkeypatch.setattr(broken, "_rules", [Rule(("email",), fail)])
+        monkeypatch.setattr(broken, "_rules", [RedactionRule(("email",), fail)])
 
         assert broken.text("joe@example.com") == WITHHELD
         # Names are texts, too.
@@ -362,9 +362,9 @@ class TestDeclaration:
     def test_every_rule_says_what_it_finds(self) -> None:
         known = {kind for rule in RULES for kind in rule.kinds}
         for text in GONE:
-            searched = folded(text, Looks(len(text)))[0]
+            searched = folded(text, LookBudget(len(text)))[0]
             for rule in RULES:
-                assert {span[2] for span in rule.find(searched, searched.lower(), Looks(len(searched)))} <= set(
+                assert {span[2] for span in rule.find(searched, searched.lower(), LookBudget(len(searched)))} <= set(
                     rule.kinds
                 )
         assert known >= {"email", "phone", "card", "national-id", "ip", "token", "jwt", "key", "secret", "password"}

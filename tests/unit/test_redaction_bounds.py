@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from aftercommit.redaction import WITHHELD, Redactor
 from aftercommit.redaction.folding import folded
-from aftercommit.redaction.patterns import PARTS, Looks
+from aftercommit.redaction.patterns import PARTS, LookBudget
 from aftercommit.redaction.rules import RULES
 from tests.support.sizes import examples
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.contract("L10")
 
 @pytest.mark.parametrize("unit", ["pin=1 ", "12345678901 ", "4111 ", "1.2.3.4 ", "a@b.cd ", "bearer abcdefgh "])
 def test_a_text_with_more_to_judge_than_time_allows_is_withheld(unit: str):
-    judged = Looks(0).left
+    judged = LookBudget(0).left
 
     assert redactor.text(unit * (judged - 1)) != WITHHELD
     assert redactor.text(unit * (3 * judged)) == WITHHELD
@@ -65,8 +65,8 @@ class TestQuickWays:
     @example("1.2.3.4")
     @example("eyJabcdefgh")
     def test_what_is_too_short_or_words_alone_has_nothing_in_it(self, text: str) -> None:
-        searched = folded(text, Looks(len(text)))[0]
-        found = [span for rule in RULES for span in rule.find(searched, searched.lower(), Looks(100))]
+        searched = folded(text, LookBudget(len(text)))[0]
+        found = [span for rule in RULES for span in rule.find(searched, searched.lower(), LookBudget(100))]
 
         assert (redactor.text(text) == text) is (not found)
 

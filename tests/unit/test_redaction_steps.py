@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftercommit.redaction import addresses, folding, numbers, rules, secret_names
-from aftercommit.redaction import key_value as named
-from aftercommit.redaction import prefilter as quick
-from aftercommit.redaction import prose as spoken
+from aftercommit.redaction import addresses, folding, key_value, numbers, prefilter, prose, rules, secret_names
 from aftercommit.redaction import redactor as redaction
 from aftercommit.redaction.folding import folded
-from aftercommit.redaction.patterns import Looks
+from aftercommit.redaction.patterns import LookBudget
 from aftercommit.redaction.rules import RULES
 from tests.support.sizes import size
 from tests.unit.hostile_texts import repeated
@@ -44,7 +41,7 @@ PIECES = [
 # Several patterns begin anew at every character, and each may look ahead by a fixed number of them.
 MOST_STEPS = 400
 MODULES = (
-    redaction, folding, quick, rules, named, spoken, addresses, numbers,
+    redaction, folding, prefilter, rules, key_value, prose, addresses, numbers,
     secret_names,
 )  # fmt: skip
 
@@ -60,20 +57,20 @@ def count() -> Iterator[Count]:
                     patch.setattr(module, name, Steps(value, counting))
                 elif isinstance(value, numbers._Shapes):
                     patch.setattr(value, "_pattern", Steps(value._pattern, counting))
-        quoted = {quote: Steps(pattern, counting) for quote, pattern in named._QUOTE_OR_ESCAPE.items()}
-        patch.setattr(named, "_QUOTE_OR_ESCAPE", quoted)
+        quoted = {quote: Steps(pattern, counting) for quote, pattern in key_value._QUOTE_OR_ESCAPE.items()}
+        patch.setattr(key_value, "_QUOTE_OR_ESCAPE", quoted)
         yield counting
 
 
 def steps_for(text: str, count: Count) -> int:
     """What it takes to look through the text, with as many looks as it needs."""
     count.steps = 0
-    searched = Text(folded(text, Looks(10**9))[0])
+    searched = Text(folded(text, LookBudget(10**9))[0])
     searched.count_of = count
-    quick.is_plain(searched)
+    prefilter.is_plain(searched)
     for rule in RULES:
         rule.may(searched, searched.lower())
-        for _ in rule.find(searched, searched.lower(), Looks(10**9)):
+        for _ in rule.find(searched, searched.lower(), LookBudget(10**9)):
             count.steps += 1
     return count.steps
 

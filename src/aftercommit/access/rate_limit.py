@@ -96,7 +96,7 @@ class Allowance(msgspec.Struct, frozen=True, gc=False):
 _Key = tuple[str, str, int]
 
 
-class _Count:
+class _KeyCount:
     """What is known of one key: the log of all processes as far as they were heard, and who waits for more."""
 
     __slots__ = ("log", "pending", "rate", "remembers_until", "unsent", "waiting")
@@ -157,9 +157,9 @@ class RateLimiter(DatabaseService):
         self._database = database
         self._statements = Statements(shape_of(outbox) if outbox is not None else Shape())
         self._interval, self._most_keys = interval, most_keys
-        self._counts: dict[_Key, _Count] = {}
+        self._counts: dict[_Key, _KeyCount] = {}
         # Those of whom the next exchange has something to tell or to ask.
-        self._active: dict[_Key, _Count] = {}
+        self._active: dict[_Key, _KeyCount] = {}
         self._is_away = False
         self._hurry = Waker()
         self._offset = time.time() - time.monotonic()
@@ -237,7 +237,7 @@ class RateLimiter(DatabaseService):
     def _decides_alone(self) -> bool:
         return self._is_away or self._database is None or self._task is None or self._task.done()
 
-    async def _asked(self, key: _Key, count: _Count) -> bool | None:
+    async def _asked(self, key: _Key, count: _KeyCount) -> bool | None:
         """Whether the database lets one more through; None where it does not say."""
         answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         count.waiting.append(answer)
@@ -307,19 +307,19 @@ class RateLimiter(DatabaseService):
             if not count.log.total and key not in self._active:
                 del self._counts[key]
 
-    def _begin(self, key: _Key, rate: Rate) -> _Count:
+    def _begin(self, key: _Key, rate: Rate) -> _KeyCount:
         if len(self._counts) >= self._most_keys:
             oldest = next(iter(self._counts))
             del self._counts[oldest]
             self._active.pop(oldest, None)
-        count = self._counts[key] = _Count(rate)
+        count = self._counts[key] = _KeyCount(rate)
         return count
 
 
 class _Sent:
     """What one exchange tells of a key, and who waits for its answer."""
 
-    def __init__(self, count: _Count) -> None:
+    def __init__(self, count: _KeyCount) -> None:
         self.count = count
         self.taken, count.unsent = count.unsent, {}
         self.waiting, count.waiting = [each for each in count.waiting if not each.done()], []

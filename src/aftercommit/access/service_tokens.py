@@ -36,7 +36,7 @@ _TOKEN = re.compile(r"act_([A-Za-z0-9]{12})_([A-Za-z0-9]{43})")
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _KnownToken(msgspec.Struct, frozen=True):
     """A service token as this process knows it."""
 
     secret_hash: bytes
@@ -50,7 +50,7 @@ class ServiceTokens:
     def __init__(self, shape: Shape) -> None:
         """Nothing read yet."""
         self._statements = Statements(shape)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownToken] = {}
         self._since = 0
         self._read_at: float | None = None
         self._used: set[str] = set()
@@ -101,7 +101,7 @@ class ServiceTokens:
             if revoked:
                 self._known.pop(token_id, None)
             else:
-                self._known[token_id] = _Known(bytes(secret_hash), Permissions(permissions), expires_at)
+                self._known[token_id] = _KnownToken(bytes(secret_hash), Permissions(permissions), expires_at)
         self._since = rows[0][0]
         self._read_at = time.monotonic()
 

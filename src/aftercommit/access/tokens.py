@@ -41,7 +41,7 @@ LATEST = 253_402_300_800
 LONGEST_LIFE = timedelta(days=3650)
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _VerifiedReader(msgspec.Struct, frozen=True):
     """A reader whose token was verified with a key of this generation."""
 
     reader: Reader
@@ -79,7 +79,7 @@ class TokenVerifier:
             raise DeclarationError(f"{leeway=}, {longest=}, {keep=}: needs 0 to 600 s, 100 bytes and 1 token or more")
         self._keys, self._claim = keys, permissions
         self._leeway, self._longest, self._keep = leeway, longest, keep
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _VerifiedReader] = {}
 
     def verify(self, token: str) -> Reader:
         """The reader that the token speaks of; Unauthorized for anything that is not beyond doubt."""
@@ -96,7 +96,7 @@ class TokenVerifier:
         self._remember(token, known)
         return known.reader
 
-    def _verified(self, token: str, keys: KeySet) -> _Known:
+    def _verified(self, token: str, keys: KeySet) -> _VerifiedReader:
         if len(token) > self._longest:
             raise Unauthorized(f"the token is longer than {self._longest} characters")
         if not _COMPACT.fullmatch(token):
@@ -127,7 +127,7 @@ class TokenVerifier:
             raise Unauthorized("the token's algorithm is not that of its key")
         return key
 
-    def _read(self, token: str, claims: dict[str, Any]) -> _Known:
+    def _read(self, token: str, claims: dict[str, Any]) -> _VerifiedReader:
         user, token_id = claims["sub"], claims.get("jti")
         if not isinstance(user, str) or not 0 < len(user) <= LONGEST_USER or not user.isprintable():
             raise Unauthorized("the token's subject is no name")
@@ -147,7 +147,7 @@ class TokenVerifier:
             issued_at=issued_at,
         )
         not_before = _moment(claims["nbf"]) - self._leeway if "nbf" in claims else -math.inf
-        return _Known(reader, not_before, self._keys.generation)
+        return _VerifiedReader(reader, not_before, self._keys.generation)
 
     def _claimed(self, claims: dict[str, Any]) -> object:
         if isinstance(self._claim, str):
@@ -160,7 +160,7 @@ class TokenVerifier:
             log_event(logger, logging.WARNING, "claims_not_understood", error=type(problem).__name__)
             raise Unauthorized("the permissions cannot be computed from the token's claims") from None
 
-    def _remember(self, token: str, known: _Known) -> None:
+    def _remember(self, token: str, known: _VerifiedReader) -> None:
         # The one that was not seen for longest goes. Only verified ones are here: nobody pushes others out by guessing.
         if len(self._known) >= self._keep:
             del self._known[next(iter(self._known))]

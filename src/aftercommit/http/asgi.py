@@ -29,7 +29,7 @@ DRAIN_SECONDS = 5.0
 _PASS_ON = frozenset({__name__, f"{__package__}.cors", "starlette.middleware.errors", "starlette._exception_handler"})
 
 
-class Connection(Protocol):
+class ServerConnection(Protocol):
     """What our own server says about a connection, in the scope's `extensions`; other servers do not."""
 
     def abort(self) -> None:
@@ -45,9 +45,9 @@ class Connection(Protocol):
         """Put bytes on the wire behind the others; False, and nothing is done, while the client takes none."""
 
 
-def connection_of(scope: Scope) -> Connection | None:
+def connection_of(scope: Scope) -> ServerConnection | None:
     """The connection, where our own server runs this."""
-    found: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+    found: ServerConnection | None = scope.get("extensions", {}).get(CONNECTION)
     return found
 
 

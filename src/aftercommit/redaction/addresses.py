@@ -6,9 +6,9 @@ Like all rules of redaction, each takes time that grows with the text and no fas
 import re
 from collections.abc import Iterable, Iterator
 
-from aftercommit.redaction import prefilter as quick
+from aftercommit.redaction import prefilter
 from aftercommit.redaction.numbers import Span
-from aftercommit.redaction.patterns import Looks, beginning_of_word
+from aftercommit.redaction.patterns import LookBudget, beginning_of_word
 
 _AUTHORITY = re.compile(r"/{2,}+([^\s/?#\"'<>\\]*+)")
 _PORT = re.compile(r":\d*\Z|\]\Z")
@@ -17,7 +17,7 @@ _BROKEN = re.compile(r"[\s\"'<>]")
 _ORACLE = re.compile(r"(?:oracle:[a-z0-9]{2,8}:|sqlplus[ \t]{1,2})([^\s/@:\"']{1,64}+/[^\s@\"']{1,128}+)@")
 
 
-def url_passwords(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def url_passwords(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """`user:password` before the @ of a URL, also where the password holds what it should not."""
     for match in _AUTHORITY.finditer(text):
         begin, authority = match.start(1), match[1]
@@ -62,7 +62,7 @@ _SPELLED = re.compile(
 _FILES = frozenset("png jpg jpeg gif svg webp ico css js mjs map ts json html".split())
 
 
-def emails(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def emails(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """Addresses of mailboxes, in any script. `react@18.2.0` and `logo@2x.png` are none."""
     if '"@' in text:
         for quoted in _QUOTED_MAIL.finditer(text):
@@ -81,7 +81,7 @@ def emails(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
             yield match.start(), place, "email"
 
 
-def spelled_emails(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def spelled_emails(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """`ann at example dot com`. In brackets, `at` and `dot` are a sign by now."""
     for match in _SPELLED.finditer(lowered):
         looks.spend()
@@ -122,7 +122,7 @@ _PRERELEASE = re.compile(
 _SOFTWARE = re.compile(r"(?:version|ver\.?|release|chrome|edg|opr|firefox|safari|webkit|build)[ :=/]{0,3}\Z")
 
 
-def ip_addresses(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def ip_addresses(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """Addresses of machines, but not this machine's own (127.0.0.1, ::1), and not versions of software."""
     for match in _V4_DOTS.finditer(text):
         looks.spend()
@@ -132,11 +132,11 @@ def ip_addresses(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
         begin, parts = first.start(), [int(part) for part in (first[0] + match[0]).split(".")]
         if _is_machine(parts) and not _is_version(lowered, begin, match.end(), parts[0]):
             yield begin, match.end(), "ip"
-    for match in _V4_HOST.finditer(lowered) if quick.may_be_host(lowered) else ():
+    for match in _V4_HOST.finditer(lowered) if prefilter.may_be_host(lowered) else ():
         looks.spend()
         if not lowered[max(0, match.start() - 1) : match.start()].isalnum() and _is_machine(map(int, match.groups())):
             yield match.start(1), match.end(), "ip"
-    if quick.may_be_v6(text):
+    if prefilter.may_be_v6(text):
         yield from _of_six(lowered, looks)
 
 
@@ -154,7 +154,7 @@ def _is_version(lowered: str, begin: int, end: int, first: int) -> bool:
     return _SOFTWARE.search(lowered, max(0, begin - 16), begin) is not None
 
 
-def _of_six(lowered: str, looks: Looks) -> Iterator[Span]:
+def _of_six(lowered: str, looks: LookBudget) -> Iterator[Span]:
     for match in _V6.finditer(lowered):
         if match[0].count(":") < 2 or match[0] == "::1":
             continue
@@ -165,7 +165,7 @@ def _of_six(lowered: str, looks: Looks) -> Iterator[Span]:
             yield match.start(), match.start() + len(written), "ip"
 
 
-def mac_addresses(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def mac_addresses(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """Addresses of network cards, which tell devices apart for good. Digits alone are a time."""
     for match in _MAC.finditer(lowered):
         looks.spend()

@@ -11,7 +11,7 @@ from functools import cache, partial
 from itertools import compress
 from typing import Final
 
-from aftercommit.redaction.patterns import Looks
+from aftercommit.redaction.patterns import LookBudget
 
 # Nobody sees these, or only above and below a letter, so they may stand anywhere within what is looked for.
 _UNSEEN = re.compile(
@@ -30,7 +30,7 @@ _DEFANGED = re.compile(r"[\[({] ?(\.|[Dd]ot|DOT|@|[Aa]t|AT|:) ?[\])}]")
 _SIGNS: Final = {".": ".", "dot": ".", "@": "@", "at": "@", ":": ":"}
 
 
-def folded(text: str, looks: Looks) -> tuple[str, list[int] | None]:
+def folded(text: str, looks: LookBudget) -> tuple[str, list[int] | None]:
     """The text as it is searched, and where its characters come from if some were left out."""
     places = None
     plain = text.isascii()
@@ -48,14 +48,14 @@ def folded(text: str, looks: Looks) -> tuple[str, list[int] | None]:
     return text, places
 
 
-def _as_latin(looks: Looks, word: re.Match[str]) -> str:
+def _as_latin(looks: LookBudget, word: re.Match[str]) -> str:
     if not _MIXED.search(word[0]):
         return word[0]
     looks.spend()
     return word[0].translate(_LATIN)
 
 
-def _with_signs(text: str, places: list[int] | None, looks: Looks) -> tuple[str, list[int]]:
+def _with_signs(text: str, places: list[int] | None, looks: LookBudget) -> tuple[str, list[int]]:
     """A sign instead of what stands for it, with the space on either side of it."""
     parts: list[str] = []
     kept: list[int] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from aftercommit.redaction.numbers import Span
-from aftercommit.redaction.patterns import LONGEST_NAME, Looks, beginning_of_word, by_first_letter
+from aftercommit.redaction.patterns import LONGEST_NAME, LookBudget, beginning_of_word, by_first_letter
 from aftercommit.redaction.secret_names import (
     HINTS,
     JAR,
@@ -70,7 +70,7 @@ _NOTHING = frozenset(
 _STATUS = re.compile(r"\d{1,3}")
 
 
-def named_values(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def named_values(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """The values of names like `password`, in `key=value`, JSON, YAML, headers, forms, XML and on command lines."""
     place = 0
     while match := _NAMED.search(lowered, place):
@@ -122,7 +122,7 @@ def _is_worth_it(kind: str, value: str) -> bool:
     return looks_personal(value)
 
 
-def _flags(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def _flags(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     place = 0
     while match := _FLAG.search(lowered, place):
         looks.spend()
@@ -132,7 +132,7 @@ def _flags(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
             yield begin, place, SECRET
 
 
-def _matched(pattern: re.Pattern[str], text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def _matched(pattern: re.Pattern[str], text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """A name that the pattern finds, and the value behind it."""
     place = 0
     while match := pattern.search(lowered, place):
@@ -144,7 +144,7 @@ def _matched(pattern: re.Pattern[str], text: str, lowered: str, looks: Looks) ->
             place = span[1]
 
 
-def _elements(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def _elements(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """What `<password>` holds, and the value of `<input name="password">`."""
     place = 0
     while match := _ELEMENT.search(lowered, place):

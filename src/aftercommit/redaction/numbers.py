@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from aftercommit.redaction.national_ids import BY_LENGTH, GROUPED, LETTERED, iban, luhn
-from aftercommit.redaction.patterns import Looks, either
+from aftercommit.redaction.patterns import LookBudget, either
 
 Span = tuple[int, int, str]
 Judge = Callable[[str], str | None]
@@ -170,7 +170,7 @@ class _Shapes:
         whole = either({head: either(branch) for head, branch in branches.items()})
         self._pattern = re.compile(f"{beginning}(?:{whole})")
 
-    def find(self, text: str, place: int, looks: Looks) -> Iterator[Span]:
+    def find(self, text: str, place: int, looks: LookBudget) -> Iterator[Span]:
         """All from this place on that are judged to be something, from left to right."""
         while match := self._pattern.search(text, place):
             looks.spend()
@@ -194,7 +194,7 @@ def may_be_number(text: str) -> bool:
     return _ANY_OF_BOTH.search(text) is not None
 
 
-def find_numbers(text: str, looks: Looks) -> Iterator[Span]:
+def find_numbers(text: str, looks: LookBudget) -> Iterator[Span]:
     """Cards, national ids, accounts and telephones; not points in time, UUIDs, decimals or parts of words."""
     if not _ANY_DIGITS.search(text):
         return

@@ -15,7 +15,7 @@ class TooDense(Exception):
     """There is so much in a text that may be a secret that it would take too long to look at each."""
 
 
-class Looks:
+class LookBudget:
     """How much of a text may still be looked at: every rule spends one for each thing that may be what it looks for.
 
     Patterns pass over a text in no time; what is judged one by one is what costs. No text that people or machines

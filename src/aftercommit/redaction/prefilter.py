@@ -2,7 +2,7 @@
 
 Most texts have nothing, and there are many of them: a test here costs a fraction of its rule. It looks for what all
 that the rule finds has in it, so it may say yes too often, and never no where there is something. Whoever changes a
-rule looks at its test; `tests/unit/test_redaction_quick.py` compares them.
+rule looks at its test; `tests/unit/test_redaction_prefilter.py` compares them.
 """
 
 import re

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from aftercommit.redaction.numbers import Span
-from aftercommit.redaction.patterns import Looks, by_first_letter
+from aftercommit.redaction.patterns import LookBudget, by_first_letter
 from aftercommit.redaction.secret_names import SECRET
 
 _PASSWORDS = (
@@ -47,7 +47,7 @@ def may_be_spoken(text: str, lowered: str) -> bool:
     return (" " in text or "\t" in text) and _SPOKEN.search(lowered) is not None
 
 
-def spoken_values(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def spoken_values(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """Passwords, codes and numbers behind their name."""
     place = 0
     while match := _SPOKEN.search(lowered, place):
@@ -91,7 +91,7 @@ _LONGEST_COMMAND = 300
 _ENDS_OF_COMMANDS = ("\n", "|", ";", "&&")
 
 
-def command_lines(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def command_lines(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """`curl -u ada:password`, `mysql -ppassword`, and the like of other programs."""
     for match in _USER.finditer(text):
         looks.spend()

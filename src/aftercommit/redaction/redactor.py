@@ -20,9 +20,9 @@ from uuid import UUID
 from aftercommit.errors import DeclarationError
 from aftercommit.redaction.folding import LOWER, folded
 from aftercommit.redaction.numbers import LEAST_RUN, Span, kind_of_digits, kind_of_text_of_digits
-from aftercommit.redaction.patterns import Looks
+from aftercommit.redaction.patterns import LookBudget
 from aftercommit.redaction.prefilter import is_plain
-from aftercommit.redaction.rules import RULES, Rule
+from aftercommit.redaction.rules import RULES, RedactionRule
 from aftercommit.redaction.secret_names import (
     JAR,
     LIKELY,
@@ -95,22 +95,22 @@ class Redactor:
 
     def text(self, value: str) -> str:
         """The text without secrets and personal data; `[withheld]` if that cannot be made sure."""
-        return self._text(value, Looks(0))
+        return self._text(value, LookBudget(0))
 
     def value(self, value: Any) -> Any:
         """The same of all text in a JSON-like value. What a field called `password` holds is replaced as a whole."""
         try:
-            return self._walk(value, DEEPEST, None, Looks(0))
+            return self._walk(value, DEEPEST, None, LookBudget(0))
         except Exception:  # noqa: BLE001 - whatever it is, the value must not leave
             return WITHHELD
 
-    def _text(self, value: str, looks: Looks) -> str:
+    def _text(self, value: str, looks: LookBudget) -> str:
         try:
             return self._redacted(value, looks)
         except Exception:  # noqa: BLE001 - whatever it is, the text must not leave
             return WITHHELD
 
-    def _redacted(self, value: str, looks: Looks) -> str:
+    def _redacted(self, value: str, looks: LookBudget) -> str:
         if not self._own:
             if value.isdigit() and value.isascii():
                 return self._mark_of(kind_of_text_of_digits(value)) or value
@@ -124,7 +124,7 @@ class Redactor:
         spans = self._found(self._rules, searched, looks)
         return _replaced(value, spans, places) if spans else value
 
-    def _found(self, rules: Iterable[Rule], text: str, looks: Looks) -> list[Span]:
+    def _found(self, rules: Iterable[RedactionRule], text: str, looks: LookBudget) -> list[Span]:
         lowered = text.lower()
         if len(lowered) != len(text):
             # Places have to be the same in both.
@@ -137,7 +137,7 @@ class Redactor:
             if span[2] not in self._keep
         ]
 
-    def _walk(self, value: Any, depth: int, kind: str | None, looks: Looks) -> Any:
+    def _walk(self, value: Any, depth: int, kind: str | None, looks: LookBudget) -> Any:
         """A value without what must not leave. `kind` is what the name of its field says about it."""
         if value is None or isinstance(value, bool):
             return value
@@ -155,7 +155,7 @@ class Redactor:
             return self._decimal(value, kind, looks)
         return value if isinstance(value, _HARMLESS) else WITHHELD
 
-    def _parts(self, value: Iterable[Any], depth: int, above: str | None, looks: Looks) -> list[Any]:
+    def _parts(self, value: Iterable[Any], depth: int, above: str | None, looks: LookBudget) -> list[Any]:
         """The parts of a list. A flag says what follows it, and the first of two what the second is."""
         shown: list[Any] = []
         kind = above
@@ -172,13 +172,13 @@ class Redactor:
             kind = following
         return shown
 
-    def _kind_of_second(self, pair: Sequence[Any], looks: Looks) -> str | None:
+    def _kind_of_second(self, pair: Sequence[Any], looks: LookBudget) -> str | None:
         """What the first of two says about the second: headers are often recorded in that form."""
         if len(pair) != 2 or not isinstance(pair[0], str):
             return None
         return (self._known.get(pair[0]) or self._named(pair[0], looks))[0]
 
-    def _decimal(self, value: float | Decimal, kind: str | None, looks: Looks) -> float | Decimal | str:
+    def _decimal(self, value: float | Decimal, kind: str | None, looks: LookBudget) -> float | Decimal | str:
         """A number that some encoder wrote with a point is the same number."""
         if not isfinite(value) or value != int(value):
             return value
@@ -190,7 +190,7 @@ class Redactor:
         is_so = _LOOKS_SO.get(kind, looks_personal)(written)
         return _mark(SECRET if kind == JAR else kind) if is_so else None
 
-    def _number(self, value: int, kind: str | None, looks: Looks) -> int | str:
+    def _number(self, value: int, kind: str | None, looks: LookBudget) -> int | str:
         if kind is None and -_LEAST_NUMBER < value < _LEAST_NUMBER and not self._own:
             return value
         written = str(value)
@@ -206,7 +206,7 @@ class Redactor:
         """What stands for digits that have nothing around them; of all rules one alone finds something in them."""
         return None if kind is None or kind in self._keep else _mark(kind)
 
-    def _fields(self, value: Mapping[Any, Any], depth: int, above: str | None, looks: Looks) -> dict[str, Any]:
+    def _fields(self, value: Mapping[Any, Any], depth: int, above: str | None, looks: LookBudget) -> dict[str, Any]:
         shown: dict[str, Any] = {}
         alike: dict[str, int] = {}
         # The form in which headers, cookies and changes are often recorded.
@@ -228,7 +228,7 @@ class Redactor:
         names = (value[each] for each in _NAMES if isinstance(value.get(each), str))
         return next(filter(None, map(self._kind_of, names)), None)
 
-    def _named(self, name: str, looks: Looks) -> tuple[str | None, str]:
+    def _named(self, name: str, looks: LookBudget) -> tuple[str | None, str]:
         """What a name says about its value, and the name as it is shown; remembered, since most come again and again.
 
         Not where something was found in it: nothing that must not leave is kept in memory.
@@ -247,7 +247,7 @@ class Redactor:
         return kind, shown
 
     def _kind_of(self, name: str) -> str | None:
-        kind = SECRET if name.lower() in self._names else kind_of(folded(name, Looks(len(name)))[0])
+        kind = SECRET if name.lower() in self._names else kind_of(folded(name, LookBudget(len(name)))[0])
         return None if kind in self._keep else kind
 
 
@@ -288,12 +288,14 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def _own_rule(kind: str, pattern: str) -> Rule:
+def _own_rule(kind: str, pattern: str) -> RedactionRule:
     try:
         compiled = re.compile(pattern)
     except re.error as problem:
         raise DeclarationError(f"pattern {pattern!r:.100} for {kind!r} cannot be read: {problem}") from problem
-    return Rule((kind,), lambda text, lowered, looks: ((m.start(), m.end(), kind) for m in compiled.finditer(text)))
+    return RedactionRule(
+        (kind,), lambda text, lowered, looks: ((m.start(), m.end(), kind) for m in compiled.finditer(text))
+    )
 
 
 @cache

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from aftercommit.redaction import prefilter as quick
+from aftercommit.redaction import prefilter
 from aftercommit.redaction.addresses import (
     emails,
     ip_addresses,
@@ -20,15 +20,15 @@ from aftercommit.redaction.addresses import (
 )
 from aftercommit.redaction.key_value import named_values
 from aftercommit.redaction.numbers import Span, find_numbers
-from aftercommit.redaction.patterns import Looks, beginning_of_word, by_first_letter
+from aftercommit.redaction.patterns import LookBudget, beginning_of_word, by_first_letter
 from aftercommit.redaction.prefilter import May
 from aftercommit.redaction.prose import command_lines, may_be_spoken, spoken_values
 from aftercommit.redaction.secret_names import LIKELY, MAYBE, SECRET, looks_secret
 
-Find = Callable[[str, str, Looks], Iterator[Span]]
+Find = Callable[[str, str, LookBudget], Iterator[Span]]
 
 
-class Rule(NamedTuple):
+class RedactionRule(NamedTuple):
     """One way to find things: in a text, which is given as it is and in lower case. `kinds` are what it finds.
 
     For each thing that it has to look at by itself it spends a look; when there are none left the text is withheld.
@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 
     kinds: tuple[str, ...]
     find: Find
-    may: May = quick.always
+    may: May = prefilter.always
 
 
 # -- private keys ----------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 _BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 
-def private_keys(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def private_keys(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """From BEGIN to END, or to the end of the text when there is no END: half a key is a key."""
     place = 0
     while begin := _BEGIN.search(text, place):
@@ -107,7 +107,7 @@ _HASHED = re.compile(
 )
 
 
-def known_tokens(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def known_tokens(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """Tokens whose first characters say whose they are."""
     for match in _KNOWN.finditer(text):
         looks.spend()
@@ -130,7 +130,7 @@ _PROSE = frozenset(
 )
 
 
-def bearer_tokens(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def bearer_tokens(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """What follows Bearer and its like."""
     for match in _SCHEME.finditer(lowered):
         looks.spend()
@@ -144,22 +144,24 @@ def bearer_tokens(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
 # -- all of them -----------------------------------------------------------------------------------------------------
 
 
-def numbers(text: str, lowered: str, looks: Looks) -> Iterator[Span]:
+def numbers(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
     """Payment cards, national ids, accounts and telephones."""
     return find_numbers(text, looks)
 
 
 RULES: Final = (
-    Rule(("private-key",), private_keys, quick.private_keys),
-    Rule((SECRET, MAYBE, LIKELY, "phone", "national-id", "card", "account"), named_values, quick.named_values),
-    Rule((SECRET, "phone", "national-id"), spoken_values, may_be_spoken),
-    Rule(("password",), command_lines, quick.command_lines),
-    Rule(("jwt", "key"), known_tokens, quick.known_tokens),
-    Rule(("token",), bearer_tokens, quick.bearer_tokens),
-    Rule(("password",), url_passwords, quick.url_passwords),
-    Rule(("email",), emails, quick.emails),
-    Rule(("email",), spelled_emails, quick.spelled_emails),
-    Rule(("ip",), ip_addresses, quick.ip_addresses),
-    Rule(("mac",), mac_addresses, quick.mac_addresses),
-    Rule(("phone", "national-id", "card", "account"), numbers, quick.numbers),
+    RedactionRule(("private-key",), private_keys, prefilter.private_keys),
+    RedactionRule(
+        (SECRET, MAYBE, LIKELY, "phone", "national-id", "card", "account"), named_values, prefilter.named_values
+    ),
+    RedactionRule((SECRET, "phone", "national-id"), spoken_values, may_be_spoken),
+    RedactionRule(("password",), command_lines, prefilter.command_lines),
+    RedactionRule(("jwt", "key"), known_tokens, prefilter.known_tokens),
+    RedactionRule(("token",), bearer_tokens, prefilter.bearer_tokens),
+    RedactionRule(("password",), url_passwords, prefilter.url_passwords),
+    RedactionRule(("email",), emails, prefilter.emails),
+    RedactionRule(("email",), spelled_emails, prefilter.spelled_emails),
+    RedactionRule(("ip",), ip_addresses, prefilter.ip_addresses),
+    RedactionRule(("mac",), mac_addresses, prefilter.mac_addresses),
+    RedactionRule(("phone", "national-id", "card", "account"), numbers, prefilter.numbers),
 )

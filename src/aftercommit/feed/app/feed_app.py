@@ -53,7 +53,7 @@ LEAST_END_SECONDS: Final = 0.1
 _TEMPLATE = re.compile(r"(?:/[A-Za-z0-9._~-]+|/\{[A-Za-z_][A-Za-z0-9_]*\})+")
 
 
-class Address(NamedTuple):
+class FeedRoute(NamedTuple):
     """A path, the pattern that finds it, and who answers there."""
 
     path: str
@@ -182,7 +182,7 @@ class FeedApp:
         else:
             await answer_problem(send, not_found(), scope["method"])
 
-    def _both(self, path: str, feed: Feed, exists: Exists | None) -> Iterator[Address]:
+    def _both(self, path: str, feed: Feed, exists: Exists | None) -> Iterator[FeedRoute]:
         if not _TEMPLATE.fullmatch(path) or path.count("{") > 1:
             raise DeclarationError(
                 f"{path!r:.100} is no path for a feed: write /parts/like/this, one of them in braces when it is the key"
@@ -195,9 +195,11 @@ class FeedApp:
         yield self._address(path, polling)
         yield self._address(f"{path}/stream", streaming)
 
-    def _address(self, path: str, endpoint: Endpoint) -> Address:
+    def _address(self, path: str, endpoint: Endpoint) -> FeedRoute:
         pattern = re.escape(path).replace(r"\{", "{").replace(r"\}", "}")
-        return Address(path, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern)), self._open_to_pages(endpoint))
+        return FeedRoute(
+            path, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern)), self._open_to_pages(endpoint)
+        )
 
     def _open_to_pages(self, app: Asgi) -> Asgi:
         return self._cors.around(app) if self._cors is not None else app

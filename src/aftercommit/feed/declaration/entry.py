@@ -10,7 +10,7 @@ import msgspec
 from aftercommit.event.envelope import Event, PayloadT, Record
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class HeldVersion(msgspec.Struct, frozen=True, gc=False):
     """What this process is too old to read: an event of a version, or of a type (`known` is None), that it lacks."""
 
     event_type: str
@@ -31,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     facets: tuple[str | None, ...]
     withheld: bool = False
-    held: Held | None = None
+    held: HeldVersion | None = None
 
 
 class LogEvent(Event[PayloadT], frozen=True, gc=False, kw_only=True):
@@ -41,7 +41,7 @@ class LogEvent(Event[PayloadT], frozen=True, gc=False, kw_only=True):
     stream_seq: int | None
 
 
-class Stored(msgspec.Struct, frozen=True, gc=False):
+class StoredEvent(msgspec.Struct, frozen=True, gc=False):
     """A row of the log as it was read; the payload is still JSON."""
 
     record: Record

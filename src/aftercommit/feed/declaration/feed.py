@@ -21,7 +21,7 @@ from aftercommit.feed.declaration.entry import Item, LogEvent, Redacting
 from aftercommit.feed.declaration.facets import Facets
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen, Equals, Filter, choose
 from aftercommit.feed.declaration.page import Body, PagedBody
-from aftercommit.feed.declaration.selection import Selection
+from aftercommit.feed.declaration.selection import FeedSelection
 from aftercommit.outbox.declaration import Outbox
 
 _LONGEST_NAME: Final = 50
@@ -88,7 +88,7 @@ class Feed:
         name: str,
         outbox: Outbox,
         *,
-        select: Selection,
+        select: FeedSelection,
         item: Item,
         types: Sequence[str] | None = None,
         cursor: CursorFormat = POSITION,

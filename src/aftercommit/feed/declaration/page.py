@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from aftercommit.feed.declaration.cursor import Cursor, CursorFormat, text_of
-from aftercommit.feed.declaration.entry import Entry, Held
+from aftercommit.feed.declaration.entry import Entry, HeldVersion
 
 
 class Page(msgspec.Struct):
@@ -33,7 +33,7 @@ class Page(msgspec.Struct):
     head: int
     before: Cursor | None = None
     previous: Cursor | None = None
-    held: Held | None = None
+    held: HeldVersion | None = None
 
 
 class Body(Protocol):

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from aftercommit.errors import DeclarationError, UnknownStrand
 from aftercommit.event.json_rules import is_storable
-from aftercommit.feed.declaration.entry import Stored
+from aftercommit.feed.declaration.entry import StoredEvent
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.shape import MAX_READER, LogFacet
 
@@ -30,7 +30,7 @@ _READER: Final = re.compile(r"[^{}]*\{key\}[^{}]*")
 Parts = Mapping[str, sql.Composable]
 
 
-class Selection(Protocol):
+class FeedSelection(Protocol):
     """What a feed selects from the log."""
 
     @property
@@ -44,10 +44,10 @@ class Selection(Protocol):
     def check(self, outbox: Outbox) -> None:
         """DeclarationError when this outbox has nothing of the kind."""
 
-    def keys_of(self, stored: Stored) -> Iterable[str]:
+    def keys_of(self, stored: StoredEvent) -> Iterable[str]:
         """The keys of the strands that an event belongs to."""
 
-    def number_of(self, stored: Stored) -> int:
+    def number_of(self, stored: StoredEvent) -> int:
         """Its number there."""
 
     def parameter(self, outbox: Outbox, key: str) -> Any:
@@ -80,12 +80,12 @@ class ByStream:
                 f"(numbered now: {', '.join(outbox.numbered) or 'none'})"
             )
 
-    def keys_of(self, stored: Stored) -> Iterable[str]:
+    def keys_of(self, stored: StoredEvent) -> Iterable[str]:
         """The aggregate's id; events from before it was numbered are in no strand."""
         record = stored.record
         return (record.aggregate_id,) if record.aggregate_type == self.aggregate_type and stored.stream_seq else ()
 
-    def number_of(self, stored: Stored) -> int:
+    def number_of(self, stored: StoredEvent) -> int:
         """The number within the stream."""
         return stored.stream_seq or 0
 
@@ -123,11 +123,11 @@ class ByScope:
                 f"(declared: {', '.join(outbox.shape.scope) or 'none'})"
             )
 
-    def keys_of(self, stored: Stored) -> Iterable[str]:
+    def keys_of(self, stored: StoredEvent) -> Iterable[str]:
         """The scope value as text."""
         return (str(stored.record.scope[self.name]),)
 
-    def number_of(self, stored: Stored) -> int:
+    def number_of(self, stored: StoredEvent) -> int:
         """The position."""
         return stored.record.position or 0
 
@@ -187,7 +187,7 @@ class ByAudience:
                 f"a feed by audience needs Outbox({outbox.schema!r}, audience=True), and publish(…, audience=[…])"
             )
 
-    def keys_of(self, stored: Stored) -> Iterable[str]:
+    def keys_of(self, stored: StoredEvent) -> Iterable[str]:
         """Everybody who hears of it and is written as this feed writes its readers."""
         readers = stored.record.audience
         if self.reader == _KEY:
@@ -200,7 +200,7 @@ class ByAudience:
             if len(reader) > around and reader.startswith(before) and reader.endswith(after)
         ]
 
-    def number_of(self, stored: Stored) -> int:
+    def number_of(self, stored: StoredEvent) -> int:
         """The position."""
         return stored.record.position or 0
 
@@ -233,11 +233,11 @@ class Everything:
     def check(self, outbox: Outbox) -> None:
         """Every outbox has a log."""
 
-    def keys_of(self, stored: Stored) -> Iterable[str]:
+    def keys_of(self, stored: StoredEvent) -> Iterable[str]:
         """The one key."""
         return ("",)
 
-    def number_of(self, stored: Stored) -> int:
+    def number_of(self, stored: StoredEvent) -> int:
         """The position."""
         return stored.record.position or 0
 

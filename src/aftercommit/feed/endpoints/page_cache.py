@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from aftercommit.errors import FeedHeld
-from aftercommit.feed.declaration.entry import Held
+from aftercommit.feed.declaration.entry import HeldVersion
 from aftercommit.feed.declaration.page import BareArray, Page
 from aftercommit.feed.endpoints.query import Asked
 from aftercommit.feed.strands.strand import Strand
@@ -33,7 +33,7 @@ class CachedPage(msgspec.Struct, frozen=True):
     is_empty: bool
     is_closed: bool
     is_whole: bool
-    held: Held | None
+    held: HeldVersion | None
     never_given: str = ""
 
 
@@ -71,7 +71,7 @@ def _never_given(strand: Strand, page: Page) -> str:
     return ", ".join(f"{low}-{high}" for low, high in strand.gaps if high + 1 in numbers)
 
 
-def check_held(held: Held | None) -> None:
+def check_held(held: HeldVersion | None) -> None:
     """FeedHeld, if there is an event that this process is too old to read."""
     if held is not None:
         raise FeedHeld(held.event_type, held.version, held.known)

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 
 from aftercommit.feed.declaration.cursor import Cursor
-from aftercommit.feed.declaration.entry import Entry, Held
+from aftercommit.feed.declaration.entry import Entry, HeldVersion
 from aftercommit.feed.declaration.filters import Chosen
-from aftercommit.feed.strands.strand import Strand, Window
+from aftercommit.feed.strands.strand import EntryWindow, Strand
 from aftercommit.http import sse
 
 # Of a reader that lags, this much is written at once: enough to be quick, and what a stalled one costs in memory.
@@ -28,7 +28,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     data: bytes
     place: Cursor
     told: int = 0
-    held: Held | None = None
+    held: HeldVersion | None = None
 
 
 class Blocks:
@@ -54,7 +54,7 @@ class Blocks:
             block = self._made[number] = self._made_of(window, number)
         return block
 
-    def _made_of(self, window: Window, number: int) -> Block:
+    def _made_of(self, window: EntryWindow, number: int) -> Block:
         entries, place = window.entries, Cursor(window.looked_upto, window.ts)
         stop = next((index for index, entry in enumerate(entries) if entry.held is not None), None)
         if stop == 0:

@@ -5,7 +5,7 @@ Beside them: what is said when a stream has to wait.
 
 import msgspec
 
-from aftercommit.feed.declaration.entry import Held
+from aftercommit.feed.declaration.entry import HeldVersion
 from aftercommit.http import sse
 
 _encode = msgspec.json.Encoder().encode
@@ -22,6 +22,6 @@ def reset(reason: str, message: str, restart: str | None) -> bytes:
     return sse.event(_encode(told), name="reset", identity=restart or "")
 
 
-def hold(held: Held) -> bytes:
+def hold(held: HeldVersion) -> bytes:
     """This process is too old to read what comes next. The stream stays, and its reader's place too."""
     return sse.event(_encode(held), name="hold")

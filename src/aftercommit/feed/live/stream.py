@@ -11,7 +11,7 @@ from typing import Final
 from aftercommit.access.reader import Access, Reader
 from aftercommit.errors import CursorGone, FeedsFailed
 from aftercommit.feed.declaration.cursor import Cursor, text_of
-from aftercommit.feed.declaration.entry import Held
+from aftercommit.feed.declaration.entry import HeldVersion
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.declaration.page import Page
@@ -22,12 +22,12 @@ from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.http import sse
 from aftercommit.http.asgi import (
-    Connection,
     Header,
     Message,
     Receive,
     Scope,
     Send,
+    ServerConnection,
     chunk,
     connection_of,
     innermost,
@@ -99,12 +99,12 @@ class Stream:
         self.place = Cursor(0)
         self._told = 0
         # Where bytes may be put on the wire beside `send`.
-        self._direct: Connection | None = None
+        self._direct: ServerConnection | None = None
         self._due = False
         # Why nothing more can be said, and why a goodbye is.
         self._gone: str | None = None
         self._ending: str | None = None
-        self._held: Held | None = None
+        self._held: HeldVersion | None = None
         self._sleeper: asyncio.Future[None] | None = None
         self._last_write = now = streams.now
         self._sending_since: float | None = None
@@ -301,7 +301,7 @@ class Stream:
                 finally:
                     crowd.leave(self)
 
-    async def _write_next(self, strand: Strand, block: Block | None) -> Held | None:
+    async def _write_next(self, strand: Strand, block: Block | None) -> HeldVersion | None:
         """What comes next from the ring, or from history; instead, the event that this process is too old to read."""
         if block is not None:
             if block.held is None:
@@ -313,7 +313,7 @@ class Stream:
             return None
         return page.held
 
-    async def _hold(self, strand: Strand, held: Held) -> None:
+    async def _hold(self, strand: Strand, held: HeldVersion) -> None:
         """Stay, and show signs of life. After a while the reader is sent to look whether another process knows more."""
         if self._held is None:
             self._held = held

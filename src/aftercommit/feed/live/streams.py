@@ -75,7 +75,7 @@ class StreamTimes(msgspec.Struct, frozen=True):
             raise DeclarationError(f"{self!r}: no time is negative, tick is above 0, rotate_least <= rotate_most")
 
 
-class Watched(Protocol):
+class TimedStream(Protocol):
     """A stream, as the timer sees it."""
 
     def look(self, now: float) -> None:
@@ -106,7 +106,7 @@ class Streams(Service):
         self.opened = 0
         self.ended: Counter[str] = Counter()
         self.answers: Counter[tuple[str, int]] = Counter()
-        self._open: set[Watched] = set()
+        self._open: set[TimedStream] = set()
         # Also of those that are about to open: a strand may have to be loaded first.
         self._places = 0
         self._per_user: Counter[str] = Counter()
@@ -148,7 +148,7 @@ class Streams(Service):
             self.waiting -= 1
 
     @contextmanager
-    def looked_after(self, stream: Watched) -> Iterator[None]:
+    def looked_after(self, stream: TimedStream) -> Iterator[None]:
         """While this lasts the timer looks at the stream."""
         self._open.add(stream)
         self.opened += 1
@@ -201,7 +201,7 @@ class Streams(Service):
         for stream in tuple(self._open):
             self._look(stream)
 
-    def _look(self, stream: Watched) -> None:
+    def _look(self, stream: TimedStream) -> None:
         try:
             stream.look(self.now)
         except Exception as problem:  # noqa: BLE001 - what a team's own access raises is one stream's, and not everybody's

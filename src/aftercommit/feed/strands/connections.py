@@ -16,7 +16,7 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
 
-class Connections:
+class HistoryConnections:
     """Connections for questions that stand alone."""
 
     def __init__(self, database: Database, most: int) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from aftercommit.errors import NewerSchemaVersion, UnreadableEvent
 from aftercommit.event import json_rules
-from aftercommit.feed.declaration.entry import Entry, Held, LogEvent, Stored
+from aftercommit.feed.declaration.entry import Entry, HeldVersion, LogEvent, StoredEvent
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.telemetry import log_event
 
@@ -35,10 +35,10 @@ class EntryMaker:
     def __init__(self) -> None:
         """Nothing is made yet."""
         self.withheld: Counter[str] = Counter()
-        self.held: set[tuple[str, Held]] = set()
+        self.held: set[tuple[str, HeldVersion]] = set()
         self._said: set[tuple[str, str]] = set()
 
-    def entry_of(self, feed: Feed, stored: Stored) -> Entry:
+    def entry_of(self, feed: Feed, stored: StoredEvent) -> Entry:
         """The entry of one event; withheld when it cannot be made, held when newer code is needed for it."""
         record, position = stored.record, stored.record.position or 0
         number = feed.select.number_of(stored)
@@ -64,10 +64,10 @@ class EntryMaker:
             return _note(feed, stored, number, "item failed")
         return Entry(number, position, stored.ts, record.event_id, body, facets)
 
-    def _hold(self, feed: Feed, stored: Stored, number: int, known: int | None) -> Entry:
+    def _hold(self, feed: Feed, stored: StoredEvent, number: int, known: int | None) -> Entry:
         """Said once for each version of a type: nothing changes before this process is started with newer code."""
         record = stored.record
-        held = Held(record.event_type, record.schema_version, known)
+        held = HeldVersion(record.event_type, record.schema_version, known)
         if (feed.name, held) not in self.held:
             self.held.add((feed.name, held))
             remedy = "start this server with code that declares the event; until then readers of this feed wait here"
@@ -76,7 +76,7 @@ class EntryMaker:
         facets = feed.facets_of(record.payload, None)
         return Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets, held=held)
 
-    def _count(self, feed: Feed, stored: Stored, problem: Exception) -> None:
+    def _count(self, feed: Feed, stored: StoredEvent, problem: Exception) -> None:
         """One more; said once for each type of event, or a log would drown in it."""
         self.withheld[feed.name] += 1
         event_type = stored.record.event_type
@@ -87,7 +87,7 @@ class EntryMaker:
         log_event(logger, logging.ERROR, "feed_item_withheld", problem, **fields, error=repr(problem)[:500])
 
 
-def typed_event(feed: Feed, stored: Stored) -> LogEvent[Any]:
+def typed_event(feed: Feed, stored: StoredEvent) -> LogEvent[Any]:
     """The typed event of a row; UnreadableEvent when this code does not know it."""
     event = feed.outbox.registry.read(stored.record)
     made: LogEvent[Any] = _log_event(*msgspec.structs.astuple(event), ts=stored.ts, stream_seq=stored.stream_seq)
@@ -103,7 +103,7 @@ def _check_is_no_note(body: bytes) -> None:
         raise TypeError("the item has only its place and `withheld`, as a note has: rename that field, or add another")
 
 
-def _note(feed: Feed, stored: Stored, number: int, reason: str) -> Entry:
+def _note(feed: Feed, stored: StoredEvent, number: int, reason: str) -> Entry:
     """A note in place of the item. Why is for the operator's log alone: an error may quote what must not leave."""
     record = stored.record
     facets = feed.facets_of(record.payload, None)

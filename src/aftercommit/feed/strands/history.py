@@ -12,11 +12,11 @@ from uuid import UUID
 
 from aftercommit.errors import CursorGone, DatabaseUnavailable
 from aftercommit.feed.declaration.cursor import Cursor, same_moment
-from aftercommit.feed.declaration.entry import Entry, Held, Stored
+from aftercommit.feed.declaration.entry import Entry, HeldVersion, StoredEvent
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.declaration.selection import Everything
-from aftercommit.feed.strands.connections import Connections
+from aftercommit.feed.strands.connections import HistoryConnections
 from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.feed.strands.queries import Direction, FeedQueries, allowed_name
 from aftercommit.feed.strands.strand import Loaded
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     more: bool
     epoch: UUID | None
     previous: Cursor | None = None
-    held: Held | None = None
+    held: HeldVersion | None = None
 
 
 class _Walk(NamedTuple):
@@ -136,7 +136,7 @@ class _OtherHistory(Exception):
 class History:
     """Answers from the database for the feeds of one hub."""
 
-    def __init__(self, connections: Connections, maker: EntryMaker, feeds: Iterable[Feed], warm: int) -> None:
+    def __init__(self, connections: HistoryConnections, maker: EntryMaker, feeds: Iterable[Feed], warm: int) -> None:
         """`warm` entries are loaded with a strand."""
         self._connections = connections
         self._maker = maker
@@ -318,9 +318,9 @@ class History:
         return entries, bool(present) and present[-1 if direction == "asc" else 0][-1]
 
 
-def stored_of(rows: Iterable[Sequence[Any]], shape: Shape) -> list[Stored]:
+def stored_of(rows: Iterable[Sequence[Any]], shape: Shape) -> list[StoredEvent]:
     """Rows of `feed_cut`, whose last column is not an event's."""
-    return [Stored(*parts) for parts in feed_rows((row[:-1] for row in rows), shape)]
+    return [StoredEvent(*parts) for parts in feed_rows((row[:-1] for row in rows), shape)]
 
 
 def _is_large(entries: Iterable[Entry]) -> bool:

@@ -15,12 +15,12 @@ from typing import Final, Self
 
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, FeedsFailed
 from aftercommit.feed.declaration.cursor import Cursor, same_moment
-from aftercommit.feed.declaration.entry import Stored
+from aftercommit.feed.declaration.entry import StoredEvent
 from aftercommit.feed.declaration.feed import Feed, all_different
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen
 from aftercommit.feed.declaration.page import Page
 from aftercommit.feed.strands import holding, ring
-from aftercommit.feed.strands.connections import Connections
+from aftercommit.feed.strands.connections import HistoryConnections
 from aftercommit.feed.strands.entries import EntryMaker
 from aftercommit.feed.strands.history import Found, History
 from aftercommit.feed.strands.strand import Budget, Strand
@@ -75,7 +75,7 @@ class FeedHub(Service):
         super().__init__(probe)
         self.settings = settings or HubSettings()
         self.feeds = all_different(feeds)
-        self._connections = Connections(database, self.settings.connections)
+        self._connections = HistoryConnections(database, self.settings.connections)
         self._maker = EntryMaker()
         self._history = History(self._connections, self._maker, self.feeds, self.settings.warm)
         self._budget = Budget(self.settings.ring_bytes)
@@ -337,7 +337,7 @@ class FeedHub(Service):
         chosen = [feed.types for feed in feeds]
         types = None if None in chosen else {each for types in chosen for each in types or ()}
 
-        def take(stored: Stored) -> None:
+        def take(stored: StoredEvent) -> None:
             for feed in feeds:
                 self._take(feed, stored)
 
@@ -352,7 +352,7 @@ class FeedHub(Service):
         leap, probe = self.settings.leap, self._probe
         return Tailer(outbox, database, types, following, leap=leap, listener=listener, probe=probe)
 
-    def _take(self, feed: Feed, stored: Stored) -> None:
+    def _take(self, feed: Feed, stored: StoredEvent) -> None:
         if not feed.takes(stored.record.event_type):
             return
         number, entry = feed.select.number_of(stored), None

@@ -31,7 +31,7 @@ _number: Final = attrgetter("number")
 _ts: Final = attrgetter("ts")
 
 
-class Window(msgspec.Struct, frozen=True):
+class EntryWindow(msgspec.Struct, frozen=True):
     """Entries after a place, and how far was looked: what is not among them up to there does not match."""
 
     entries: Sequence[Entry]
@@ -176,7 +176,7 @@ class Strand:
         """The entries in the ring, in order."""
         return self._entries[self._start :]
 
-    def after(self, number: int, limit: int, chosen: Chosen, upto: int | None = None) -> Window | None:
+    def after(self, number: int, limit: int, chosen: Chosen, upto: int | None = None) -> EntryWindow | None:
         """The first entries behind a number that match, or None when the ring does not reach back that far.
 
         With `upto` the strand ends there, whatever has come since.
@@ -190,10 +190,10 @@ class Strand:
         else:
             found = self._entries[begin : min(end, begin + limit)]
         if len(found) == limit:
-            return Window(found, found[-1].number, found[-1].ts)
-        return Window(found, *self._end(number, end))
+            return EntryWindow(found, found[-1].number, found[-1].ts)
+        return EntryWindow(found, *self._end(number, end))
 
-    def latest(self, limit: int, chosen: Chosen, upto: int | None = None) -> Window | None:
+    def latest(self, limit: int, chosen: Chosen, upto: int | None = None) -> EntryWindow | None:
         """The last entries that match, in order; None when there may be more of them than the ring has."""
         end = len(self._entries) if upto is None else self._place(upto)
         if chosen.tests:
@@ -203,7 +203,7 @@ class Strand:
             found = self._entries[max(self._start, end - limit) : end]
         if len(found) < limit and not self._has_all:
             return None
-        return Window(found, *self._end(0, end))
+        return EntryWindow(found, *self._end(0, end))
 
     def before(self, number: int, limit: int, chosen: Chosen) -> Backwards | None:
         """The last entries before a number that match, or None when it takes more than the ring to tell."""

@@ -18,7 +18,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from aftercommit.feed.declaration.entry import Stored
+from aftercommit.feed.declaration.entry import StoredEvent
 from aftercommit.feed.strands.connections import reading_connection
 from aftercommit.feed.strands.history import stored_of
 from aftercommit.feed.strands.time_slice import TimeSlice
@@ -48,7 +48,7 @@ _AT_ONCE: Final = 100
 class Following:
     """What a tailer does with what it reads: hands events on, tells that a page is through, gives everything up."""
 
-    take: Callable[[Stored], None]
+    take: Callable[[StoredEvent], None]
     page_is_through: Callable[[], None]
     give_up: Callable[[str], None]
 

@@ -43,7 +43,7 @@ _TYPES: Final = {
 }
 
 
-class Constant:
+class StaticPage:
     """An address with one content, made when it is first asked for."""
 
     def __init__(self, make: Callable[[], bytes], headers: list[Header]) -> None:
@@ -73,15 +73,15 @@ def docs_pages(openapi: Callable[[], Mapping[str, Any]]) -> dict[str, Asgi]:
         # Browsers ask for it by themselves, also beside figures and JSON.
         "/favicon.ico": _file("icon.svg"),
         "/docs.css": _file("tokens.css", "docs.css"),
-        "/openapi.json": Constant(lambda: msgspec.json.encode(openapi()), [JSON, (b"cache-control", b"no-cache")]),
+        "/openapi.json": StaticPage(lambda: msgspec.json.encode(openapi()), [JSON, (b"cache-control", b"no-cache")]),
     }
 
 
-def _file(*names: str) -> Constant:
+def _file(*names: str) -> StaticPage:
     """Files of one kind, one after the other."""
     kind = _TYPES[names[0].rpartition(".")[2]]
     folder = files(__package__)
-    return Constant(
+    return StaticPage(
         lambda: b"".join(folder.joinpath(name).read_bytes() for name in names),
         [(b"content-type", kind), *_PAGE_HEADERS],
     )

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aftercommit.redaction import WITHHELD, Redactor, addresses, numbers, rules, secret_names
-from aftercommit.redaction import prose as spoken
+from aftercommit.redaction import WITHHELD, Redactor, addresses, numbers, prose, rules, secret_names
 from aftercommit.redaction import redactor as redaction
 from aftercommit.redaction.folding import LOWER, folded
 from aftercommit.redaction.national_ids import BY_LENGTH, GROUPED, LETTERED
 from aftercommit.redaction.numbers import Span
-from aftercommit.redaction.patterns import Looks
+from aftercommit.redaction.patterns import LookBudget
 from aftercommit.redaction.prefilter import always, is_plain
 from aftercommit.redaction.rules import RULES
 from tests.support.sizes import examples
@@ -81,7 +80,7 @@ DISGUISES = [*disguises.GONE, *disguises.STAYS, *world.GONE, *world.STAYS, *worl
 SPOKEN = st.builds(
     "{}{}{}{}".format,
     st.sampled_from(["", "db ", "x", "-", "("]),
-    st.sampled_from([*spoken._VALUES, "-u", "-p", "mysql -p", "redis-cli -a", "--user", "<password"]),
+    st.sampled_from([*prose._VALUES, "-u", "-p", "mysql -p", "redis-cli -a", "--user", "<password"]),
     st.sampled_from([" ", "  ", ". ", " is ", "\t", "=", "', '", ">", ""]),
     st.sampled_from(["123", "1234", "hunter2", "'x'", "a:b", "0301234567", "123456782", "x"]),
 )
@@ -134,10 +133,10 @@ def test_a_short_text_becomes_the_same_as_by_asking_every_rule(text: str) -> Non
 @given(st.one_of(PIECE, MIXED))
 @settings(max_examples=examples(200))
 def test_a_quick_test_says_yes_wherever_its_rule_finds_something(text: str) -> None:
-    searched = folded(text, Looks(len(text)))[0]
+    searched = folded(text, LookBudget(len(text)))[0]
     lowered = searched.lower() if len(searched.lower()) == len(searched) else searched.translate(LOWER)
     for rule in RULES:
-        if next(rule.find(searched, lowered, Looks(len(searched))), None) is not None:
+        if next(rule.find(searched, lowered, LookBudget(len(searched))), None) is not None:
             assert rule.may(searched, lowered), rule.find.__name__
             assert not is_plain(text) or not text.isascii()
 
@@ -195,7 +194,7 @@ def test_what_is_kept_is_kept_on_quick_ways_too(value: Any) -> None:
 @example("x RSSMRA85T10A562S")
 @example("+1 (415) 555-2671")
 def test_numbers_are_the_same_as_from_the_beginning_of_the_text(text: str) -> None:
-    plain, looks = numbers._PROTECTED.sub(numbers._blot, text), Looks(len(text))
+    plain, looks = numbers._PROTECTED.sub(numbers._blot, text), LookBudget(len(text))
     everywhere = [
         *numbers._IN_DIGITS.find(plain, 0, looks),
         *numbers._IN_WORDS.find(plain, 0, looks),
@@ -205,7 +204,7 @@ def test_numbers_are_the_same_as_from_the_beginning_of_the_text(text: str) -> No
         # Digits one by one are none.
         everywhere = []
 
-    assert redaction._merged(numbers.find_numbers(text, Looks(len(text)))) == redaction._merged(everywhere)
+    assert redaction._merged(numbers.find_numbers(text, LookBudget(len(text)))) == redaction._merged(everywhere)
 
 
 def mailboxes(text: str) -> Iterator[Span]:
@@ -219,7 +218,7 @@ def mailboxes(text: str) -> Iterator[Span]:
 @given(st.lists(st.sampled_from(["a", "b.cd", "@", "%40", " ", "\n", ".", "://", "[1.2.3.4]", "x@y.zz"])).map("".join))
 @settings(max_examples=examples(500))
 def test_mailboxes_are_the_same_as_word_by_word(text: str) -> None:
-    assert list(addresses.emails(text, text.lower(), Looks(len(text)))) == list(mailboxes(text))
+    assert list(addresses.emails(text, text.lower(), LookBudget(len(text)))) == list(mailboxes(text))
 
 
 def test_every_ending_that_may_mean_a_key_has_a_hint_by_which_it_is_found() -> None:
@@ -254,7 +253,7 @@ class TestNames:
 
 
 def test_a_value_with_more_to_judge_than_time_allows_is_withheld_from_there_on() -> None:
-    judged = Looks(0).left
+    judged = LookBudget(0).left
     shown = Redactor().value(["a@b.cd"] * (3 * judged) + ["plain", 7])
 
     assert shown[:judged] == ["[redacted:email]"] * judged
