@@ -15,7 +15,7 @@ from aftercommit.errors import ConsumerNameTaken, OperationBusy
 from aftercommit.operate.doctor import diagnose
 from aftercommit.operate.health import problems
 from aftercommit.operate.overview import Overview, overview
-from aftercommit.operate.repair import Driver, Selection
+from aftercommit.operate.repair import ReplayDriver, Selection
 from aftercommit.relay import RelaySettings
 from aftercommit.schema import migrate
 from aftercommit.schema.retention import the_only_one
@@ -116,7 +116,7 @@ async def test_an_older_driver_keeps_the_replay_that_it_drives(shop: Shop) -> No
     assert look(shop).operations[0].driven
     with pytest.raises(OperationBusy):
         async with asyncio.timeout(20):
-            await Driver(shop.outbox, shop.database, operation.id).run()
+            await ReplayDriver(shop.outbox, shop.database, operation.id).run()
 
 
 @pytest.mark.parametrize("ends", ["59 min", "61 min"])
@@ -177,7 +177,7 @@ async def test_a_driver_goes_on_with_a_replay_whose_driver_died_in_the_future(sh
     )
     assert not look(shop).operations[0].driven
     async with worker_on(shop, fragile.consumer, signals=Signals()):
-        done = await Driver(shop.outbox, shop.database, operation.id).run()
+        done = await ReplayDriver(shop.outbox, shop.database, operation.id).run()
     assert done.status == "done"
 
 
@@ -191,7 +191,7 @@ async def test_who_cannot_drive_is_told_who_does_and_when_to_try_again(shop: Sho
         "driven_until = clock_timestamp() + interval '7 s', lease_seconds = 10"
     )
     with pytest.raises(OperationBusy, match=r"\(web-1:4711\) drives .* lease ends at .*Z.*try again in [67] s"):
-        await Driver(shop.outbox, shop.database, operation.id).run()
+        await ReplayDriver(shop.outbox, shop.database, operation.id).run()
 
 
 async def test_the_right_to_sweep_comes_back_from_the_future(shop: Shop) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from aftercommit.operate.health import Limits, problems
+from aftercommit.operate.health import HealthLimits, problems
 from aftercommit.operate.overview import overview
 from tests.support.consuming import append, checkpoint, handle_all, numbered, place_in_log
 from tests.support.repairing import Fragile
@@ -78,5 +78,5 @@ async def test_status_counts_what_is_gone_also_when_nothing_is_left(shop: Shop, 
 
     (consumer,) = seen.consumers
     assert (consumer.lag, consumer.lost) == (10, lost)
-    said = [str(problem) for problem in problems(seen, Limits()) if "no longer in the log" in str(problem)]
+    said = [str(problem) for problem in problems(seen, HealthLimits()) if "no longer in the log" in str(problem)]
     assert len(said) == (1 if lost else 0)

@@ -12,7 +12,7 @@ import pytest
 from aftercommit.consumer.names import forget, rename
 from aftercommit.errors import OperationBusy, SetChanged
 from aftercommit.event.envelope import Record
-from aftercommit.operate.repair import RELAY, TO_TRANSPORT, Driver, Progress, Selection
+from aftercommit.operate.repair import RELAY, TO_TRANSPORT, ReplayDriver, ReplayProgress, Selection
 from aftercommit.testing.signals import Signals
 from tests.postgres.test_repair_letters import carry_out, deliver_by_bus, parked_behind_bus
 from tests.support.consuming import bus_on, inbox, letters, numbered, place_in_log, settled, worker_on
@@ -244,7 +244,7 @@ class TestLocks:
         operation = await desk(shop).start(PARKED)
         signals = Signals()
         hold = signals.hold("replay.feeding")
-        driver = Driver(shop.outbox, shop.database, operation.id, probe=signals)
+        driver = ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals)
         driving = asyncio.create_task(driver.run())
         await hold.wait()
         names = ("index", "search") if change is rename else ("index",)
@@ -345,7 +345,7 @@ async def test_without_the_declaration_it_says_what_it_may_wait_for(
         await shop.value_becomes("select count(*)::int from outbox where status = 'failed'", 1)
         operation = await desk(shop, declared=False).start(Selection(event_ids=(ids[1],)), to=TO_TRANSPORT)
 
-        def show(progress: Progress) -> None:
+        def show(progress: ReplayProgress) -> None:
             said.update(progress.missing)
             if said:
                 driving.stopping.set()

@@ -10,7 +10,7 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import DeclarationError, LetterNotFound, PastHorizon
 from aftercommit.event.envelope import Event
-from aftercommit.operate.repair import TO_TRANSPORT, Driver, Operation, Progress, Selection
+from aftercommit.operate.repair import TO_TRANSPORT, Operation, ReplayDriver, ReplayProgress, Selection
 from tests.postgres.test_repair_letters import deliver_by_bus, parked_behind_bus, parked_by_relay
 from tests.postgres.test_repair_races import Held
 from tests.support.consuming import (
@@ -42,11 +42,11 @@ NOTES = "select note from public.ledger where event_id = %s order by id"
 async def feed(shop: Shop, operation: Operation, count: int) -> None:
     """Drive until so many items are under way, as if interrupted then."""
 
-    def look(progress: Progress) -> None:
+    def look(progress: ReplayProgress) -> None:
         if progress.under_way >= count or progress.is_over:
             driver.stopping.set()
 
-    driver = Driver(shop.outbox, shop.database, operation.id, on_progress=look)
+    driver = ReplayDriver(shop.outbox, shop.database, operation.id, on_progress=look)
     await asyncio.wait_for(driver.run(), 60)
 
 

@@ -11,7 +11,7 @@ from aftercommit.backoff import Constant
 from aftercommit.consumer.names import forget, rename
 from aftercommit.errors import LetterNotFound
 from aftercommit.event.envelope import Event, Record
-from aftercommit.operate.repair import Driver, Operation, Progress, Selection
+from aftercommit.operate.repair import Operation, ReplayDriver, ReplayProgress, Selection
 from aftercommit.relay.transport import Capabilities, Failure
 from aftercommit.testing.signals import Signals
 from tests.support.consuming import (
@@ -211,7 +211,7 @@ async def change(shop: Shop, work: Any, *names: str) -> None:
         await connection.close()
 
 
-async def fed(shop: Shop, operation: Operation) -> tuple["asyncio.Task[Operation]", Driver]:
+async def fed(shop: Shop, operation: Operation) -> tuple["asyncio.Task[Operation]", ReplayDriver]:
     """A driver at work, which has fed what it could."""
     driver = desk(shop).driver(operation.id)
     driving = asyncio.create_task(driver.run())
@@ -238,7 +238,7 @@ class TestNamesDuringAReplay:
         operation = await desk(shop).start(Selection(from_position=1), to="index", again=True)
         signals = Signals()
         hold = signals.hold("replay.feeding")
-        driver = Driver(shop.outbox, shop.database, operation.id, probe=signals)
+        driver = ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals)
         driving = asyncio.create_task(driver.run())
         await hold.wait()
         renaming = asyncio.create_task(change(shop, rename, "index", "search"))
@@ -281,7 +281,7 @@ class TestNamesDuringAReplay:
         _, operation = await start_of_one(shop)
         said: asyncio.Queue[str] = asyncio.Queue()
 
-        def listen(progress: Progress) -> None:
+        def listen(progress: ReplayProgress) -> None:
             for text in progress.missing:
                 said.put_nowait(text)
 

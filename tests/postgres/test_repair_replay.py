@@ -11,7 +11,7 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import OperationBusy, PastHorizon, RepairError, SelectionError
 from aftercommit.event.envelope import Event
-from aftercommit.operate.repair import RELAY, TO_TRANSPORT, Driver, Progress, Selection
+from aftercommit.operate.repair import RELAY, TO_TRANSPORT, ReplayDriver, ReplayProgress, Selection
 from aftercommit.testing.signals import Signals
 from tests.support.consuming import (
     Ledger,
@@ -274,7 +274,7 @@ class TestDrivers:
         operation = await desk(shop).start(ALL, to="index", again=True)
         signals = Signals()
         hold = signals.hold("replay.fed")
-        driving = asyncio.create_task(Driver(shop.outbox, shop.database, operation.id, probe=signals).run())
+        driving = asyncio.create_task(ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals).run())
         await hold.wait()
         with pytest.raises(OperationBusy, match=r"another process \(.+:\d+\) drives"):
             await desk(shop).drive(operation.id)
@@ -290,7 +290,7 @@ class TestDrivers:
         operation = await desk(shop).start(ALL, to="index", again=True)
         signals = Signals()
         hold = signals.hold("replay.feeding")
-        driver = Driver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.05)
+        driver = ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.05)
         driving = asyncio.create_task(driver.run())
         await hold.wait()
         await shop.value_becomes("select driven_until < clock_timestamp() from operation", True)
@@ -318,7 +318,7 @@ class TestDrivers:
         operation = await desk(shop).start(ALL, to="index", again=True)
         signals = Signals()
         hold = signals.hold(point)
-        driver = Driver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.2)
+        driver = ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.2)
         driving = asyncio.create_task(driver.run())
         await hold.wait()
         await kill_driver(shop, driving)
@@ -336,7 +336,9 @@ class TestDrivers:
         operation = await desk(shop).start(ALL, to="index", again=True)
         signals = Signals()
         hold = signals.hold("replay.stepped")
-        zombie = asyncio.create_task(Driver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.05).run())
+        zombie = asyncio.create_task(
+            ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.05).run()
+        )
         await hold.wait()
         async with worker_on(shop, fragile.consumer):
             await drive_when_free(shop, operation.id)
@@ -402,7 +404,7 @@ class TestDrivers:
         said: list[str] = []
         told = asyncio.Event()
 
-        def listen(progress: Progress) -> None:
+        def listen(progress: ReplayProgress) -> None:
             said.extend(progress.missing)
             if progress.missing:
                 told.set()
@@ -425,7 +427,7 @@ class TestDrivers:
         signals = Signals()
         operation = await desk(shop).start(ALL, to="index", again=True, per_second=20)
         async with worker_on(shop, fragile.consumer):
-            done = await Driver(shop.outbox, shop.database, operation.id, probe=signals).run()
+            done = await ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals).run()
         assert counts(done) == ("done", 6, 6, 0, 0)
         assert max(detail["count"] for detail in signals.details["replay.fed"]) < 6
 
@@ -448,7 +450,7 @@ async def test_thousands_of_letters_are_replayed_with_progress_broken_off_and_fi
 
     bulk_letters(shop, "index", count)
     selection = Selection(consumer="index", error_class="Down")
-    seen: list[Progress] = []
+    seen: list[ReplayProgress] = []
     async with worker_on(shop, consumer):
         assert (await desk(shop).preview(selection)).total == count
         first = await desk(shop).start(selection)

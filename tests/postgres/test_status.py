@@ -25,7 +25,7 @@ from aftercommit.cli.screen import Screen, ago
 from aftercommit.clock import utc_now
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.operate import blockers as holders
-from aftercommit.operate.health import Limits, problems
+from aftercommit.operate.health import HealthLimits, problems
 from aftercommit.operate.overview import ConsumerState, DeadLetterCount, Overview, overview
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -372,7 +372,7 @@ class TestLimits:
         consumer = ConsumerState("index", 1, 30, paused=True, holder=None, lag_seconds=5)
         seen = Overview("shop", 0, 0, 0, 0, 31, (consumer,), (), ())
         assert problems(seen) == []
-        (problem,) = problems(seen, Limits(max_lag=10))
+        (problem,) = problems(seen, HealthLimits(max_lag=10))
         assert str(problem).endswith("`aftercommit consumers resume index`")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from aftercommit.cli import progress
 from aftercommit.cli.progress import ProgressBar
-from aftercommit.operate.repair import Progress
+from aftercommit.operate.repair import ReplayProgress
 
 ID = UUID(int=7)
 
@@ -19,7 +19,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_is_written_when_a_count_changes_and_not_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar() as bar:
         for done in (0, 0, 0, 1, 1):
-            bar.show(Progress(ID, "running", 7, done=done, under_way=7 - done))
+            bar.show(ReplayProgress(ID, "running", 7, done=done, under_way=7 - done))
 
     assert capsys.readouterr().err.splitlines() == ["0/7 7 under way", "1/7 6 under way"]
 
@@ -27,7 +27,7 @@ def test_a_line_is_written_when_a_count_changes_and_not_otherwise(capsys: pytest
 def test_who_is_missing_and_the_way_out_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar() as bar:
         for missing in ((), ("nobody works for it",), (), ("nobody works for it",), ("it is paused",)):
-            bar.show(Progress(ID, "running", 2, under_way=2, missing=missing))
+            bar.show(ReplayProgress(ID, "running", 2, under_way=2, missing=missing))
 
     assert capsys.readouterr().err.splitlines() == [
         "0/2 2 under way",

@@ -5,10 +5,10 @@ from uuid import uuid4
 
 import pytest
 
-from aftercommit.operate.repair.feeding import Item, Pace, decide
+from aftercommit.operate.repair.feeding import ReplayItem, ReplayPace, decide
 
 
-def item(**known: Any) -> Item:
+def item(**known: Any) -> ReplayItem:
     said = {
         "ordinal": 1,
         "event_id": uuid4(),
@@ -21,7 +21,7 @@ def item(**known: Any) -> Item:
         "is_past_horizon": False,
         "has_consumer": True,
     }
-    return Item(**{**said, **known})
+    return ReplayItem(**{**said, **known})
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_an_abort_brings_back_is_the_letter_or_the_row() -> None:
 
 
 def test_without_a_rate_only_what_is_under_way_bounds_the_next_chunk() -> None:
-    pace = Pace(None, started_at=0.0, chunk=10, most_untried=15, most_under_way=100)
+    pace = ReplayPace(None, started_at=0.0, chunk=10, most_untried=15, most_under_way=100)
     assert pace.room(0.0, under_way=0, untried=0) == 10
     assert pace.room(0.0, under_way=12, untried=12) == 3
     assert pace.room(0.0, under_way=95, untried=0) == 5
@@ -68,7 +68,7 @@ def test_without_a_rate_only_what_is_under_way_bounds_the_next_chunk() -> None:
 
 
 def test_a_rate_is_kept_from_the_first_second_on() -> None:
-    pace = Pace(10.0, started_at=0.0)
+    pace = ReplayPace(10.0, started_at=0.0)
     fed = []
     for tenth in range(101):
         room = pace.room(tenth / 10, 0, 0)
@@ -80,7 +80,7 @@ def test_a_rate_is_kept_from_the_first_second_on() -> None:
 
 
 def test_what_could_not_be_fed_for_a_while_does_not_come_in_a_flood() -> None:
-    pace = Pace(10.0, started_at=0.0)
+    pace = ReplayPace(10.0, started_at=0.0)
     assert pace.room(100.0, 0, 0) <= 11
     pace.fed += 1
     assert pace.room(100.1, 0, 0) <= 11

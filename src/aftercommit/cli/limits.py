@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import click
 
 from aftercommit.cli.numbers import Count, Seconds
-from aftercommit.operate.health import Limits
+from aftercommit.operate.health import HealthLimits
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-_DEFAULTS = Limits()
+_DEFAULTS = HealthLimits()
 _OPTIONS = (
     click.option(
         "--max-age",
@@ -54,6 +54,6 @@ def limit_options(command: Decorated) -> Decorated:
     return command
 
 
-def limits_of(options: dict[str, Any]) -> Limits:
+def limits_of(options: dict[str, Any]) -> HealthLimits:
     """What the options say, as one object; they are taken out of the dictionary."""
-    return Limits(**{each.name: options.pop(each.name) for each in fields(Limits)})
+    return HealthLimits(**{each.name: options.pop(each.name) for each in fields(HealthLimits)})

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from aftercommit.cli.output import message, printable
 from aftercommit.cli.remedies import pasteable
-from aftercommit.operate.repair import Progress as Replayed
+from aftercommit.operate.repair import ReplayProgress
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -38,7 +38,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, progress: Replayed) -> None:
+    def show(self, progress: ReplayProgress) -> None:
         """How it stands now."""
         ended = progress.done + progress.skipped + progress.failed
         words = _words(progress)
@@ -64,7 +64,7 @@ class ProgressBar:
             message(printable(text))
 
 
-def _way_out(progress: Replayed) -> list[str]:
+def _way_out(progress: ReplayProgress) -> list[str]:
     """What somebody who waits for others can do."""
     if not progress.missing:
         return []
@@ -72,6 +72,6 @@ def _way_out(progress: Replayed) -> list[str]:
     return [f"the replay waits for that. Ctrl-C ends the waiting and keeps what is left: {resume} goes on"]
 
 
-def _words(progress: Replayed) -> str:
+def _words(progress: ReplayProgress) -> str:
     parts = {"under way": progress.under_way, "skipped": progress.skipped, "failed": progress.failed}
     return ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)

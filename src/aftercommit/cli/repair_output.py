@@ -15,8 +15,8 @@ from aftercommit.cli.output import line, message, print_json, print_table, print
 from aftercommit.cli.selecting import described
 from aftercommit.event.envelope import rfc3339
 from aftercommit.operate.repair import (
+    DeadLetter,
     ItemProblem,
-    Letter,
     LetterDetail,
     LetterGroup,
     Operation,
@@ -65,7 +65,7 @@ def tell(found: Found, as_json: bool, show: Callable[[Found], None], **more: Any
         show(found)
 
 
-def show_letters(letters: Sequence[Letter]) -> None:
+def show_letters(letters: Sequence[DeadLetter]) -> None:
     """A list of letters."""
     if not sys.stdout.isatty():
         columns = (
@@ -96,7 +96,7 @@ def _entry(first: str, *others: str) -> None:
         console.print(Padding(Text(printable(text), style, no_wrap=True, overflow="ellipsis"), (0, 0, 0, indent)))
 
 
-def _letter_row(letter: Letter) -> tuple[Any, ...]:
+def _letter_row(letter: DeadLetter) -> tuple[Any, ...]:
     return (
         letter.event_id,
         letter.consumer,
@@ -294,6 +294,6 @@ def ago(moment: datetime) -> str:
     return f"{seconds:.0f}s"
 
 
-def _times(letter: Letter) -> str:
+def _times(letter: DeadLetter) -> str:
     """All attempts that failed, also those before it was last retried by hand."""
     return plural(letter.attempts, "attempt")

@@ -33,7 +33,7 @@ from aftercommit.cli.selecting import (
     yes_option,
 )
 from aftercommit.errors import SetChanged
-from aftercommit.operate.repair import TO_TRANSPORT, Operation, Preview, Progress, Repair, Selection
+from aftercommit.operate.repair import TO_TRANSPORT, Operation, Preview, Repair, ReplayProgress, Selection
 from aftercommit.settings import Settings
 from aftercommit.text import plural
 
@@ -200,7 +200,7 @@ async def _watch(desk: Repair, operation_id: UUID, bar: ProgressBar) -> Operatio
     while True:
         operation = await desk.operation(operation_id)
         bar.show(
-            Progress(
+            ReplayProgress(
                 operation.id, operation.status, operation.total, operation.done, operation.skipped, operation.failed
             )
         )

@@ -22,7 +22,7 @@ from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.remedies import pasteable
 from aftercommit.cli.screen import Screen, ago, kept
 from aftercommit.errors import DatabaseUnavailable
-from aftercommit.operate.health import Limits, Problem, problems
+from aftercommit.operate.health import HealthLimits, HealthProblem, problems
 from aftercommit.operate.overview import Overview
 from aftercommit.postgres.shape import LANES
 from aftercommit.settings import Settings
@@ -74,7 +74,7 @@ def status(
     ctx.exit(NOT_AS_IT_SHOULD_BE if wrong else 0)
 
 
-def _watch(reader: OverviewReader, interval: float, limits: Limits, as_json: bool) -> None:
+def _watch(reader: OverviewReader, interval: float, limits: HealthLimits, as_json: bool) -> None:
     """Until interrupted. The database may come and go meanwhile."""
     pace = Pace()
     try:
@@ -91,7 +91,7 @@ def _watch(reader: OverviewReader, interval: float, limits: Limits, as_json: boo
         return
 
 
-def _screen(reader: OverviewReader, pace: Pace, limits: Limits, interval: float) -> Screen:
+def _screen(reader: OverviewReader, pace: Pace, limits: HealthLimits, interval: float) -> Screen:
     try:
         found = pace.of(reader.now(), time.monotonic())
     except DatabaseUnavailable as problem:
@@ -99,7 +99,7 @@ def _screen(reader: OverviewReader, pace: Pace, limits: Limits, interval: float)
     return Screen(found, [pasteable(str(problem)) for problem in problems(found, limits)], interval)
 
 
-def _print_line(reader: OverviewReader, pace: Pace, limits: Limits, as_json: bool) -> None:
+def _print_line(reader: OverviewReader, pace: Pace, limits: HealthLimits, as_json: bool) -> None:
     try:
         found = pace.of(reader.now(), time.monotonic())
     except DatabaseUnavailable as problem:
@@ -122,7 +122,7 @@ def _rate(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.1f}"
 
 
-def _document(found: Overview, wrong: Sequence[Problem]) -> dict[str, Any]:
+def _document(found: Overview, wrong: Sequence[HealthProblem]) -> dict[str, Any]:
     relays = [{**asdict(relay), "alive": relay.is_alive} for relay in found.relays]
     holders = [{**asdict(holder), "remedy": holder.remedy} for holder in found.holders]
     return {

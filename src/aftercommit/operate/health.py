@@ -35,7 +35,7 @@ _HOLDERS: dict[Kind, Subject] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HealthLimits:
     """What is still all right; None leaves a figure out of it."""
 
     max_age: float = 60.0
@@ -46,7 +46,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class HealthProblem:
     """Something beyond a limit: what it is about, what was found, what to do; `consumer` where it is that of one."""
 
     about: Subject
@@ -59,9 +59,9 @@ class Problem:
         return f"{self.found}: {self.remedy}"
 
 
-def problems(seen: Overview, limits: Limits | None = None) -> list[Problem]:
+def problems(seen: Overview, limits: HealthLimits | None = None) -> list[HealthProblem]:
     """What an operator should look at; nothing when all is well."""
-    limits = limits or Limits()
+    limits = limits or HealthLimits()
     waiting = {wait.consumer for wait in seen.version_waits}
     # Whoever waits for newer code falls behind on purpose, and not for ever.
     patient = replace(limits, max_lag=None, max_lag_seconds=None)
@@ -78,15 +78,15 @@ def problems(seen: Overview, limits: Limits | None = None) -> list[Problem]:
     ]
 
 
-def _flow(seen: Overview, limits: Limits) -> Iterator[Problem]:
+def _flow(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
     if seen.pending and not any(relay.is_alive for relay in seen.relays):
         verb = "waits" if seen.pending == 1 else "wait"
         found = f"{plural(seen.pending, 'event')} {verb} and no relay is alive"
         ahead = max((relay.ahead_seconds for relay in seen.relays), default=0.0)
         clock = f"; and check the clock of the database server: it was set back by {ahead:.0f} s" if ahead else ""
-        yield Problem("relays", found, f"start `aftercommit relay`{clock}")
+        yield HealthProblem("relays", found, f"start `aftercommit relay`{clock}")
     if seen.oldest_seconds > limits.max_age:
-        yield Problem(
+        yield HealthProblem(
             "lanes",
             f"the oldest of {plural(seen.pending, 'pending event')} has waited {seen.oldest_seconds:.0f} s, more than "
             f"{limits.max_age:g} s",
@@ -95,13 +95,13 @@ def _flow(seen: Overview, limits: Limits) -> Iterator[Problem]:
         )
 
 
-def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
+def _consumer(consumer: ConsumerState, limits: HealthLimits) -> Iterator[HealthProblem]:
     name = f"consumer {consumer.name!r}"
     behind = f"{plural(consumer.lag, 'event')} behind ({consumer.lag_seconds:.0f} s)"
     resume = f"`aftercommit consumers resume {consumer.name}`"
     start = f"start `aftercommit worker {consumer.name}`"
     if consumer.lost:
-        yield Problem(
+        yield HealthProblem(
             "consumers",
             f"{name} has read up to {consumer.position}, and the next {plural(consumer.lost, 'event')} "
             f"{_are(consumer.lost)} no longer in the log",
@@ -109,7 +109,7 @@ def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
             consumer.name,
         )
     if consumer.is_ahead:
-        yield Problem(
+        yield HealthProblem(
             "consumers",
             f"{name} has read up to {consumer.position}, past the end of the log: the log was restored, and the "
             "checkpoint was not",
@@ -120,41 +120,41 @@ def _consumer(consumer: ConsumerState, limits: Limits) -> Iterator[Problem]:
     if idle and consumer.overdue_seconds > limits.max_age:
         due = f"{plural(consumer.overdue, 'dead letter')} to try again, due for {consumer.overdue_seconds:.0f} s"
         why, remedy = ("is paused", resume) if consumer.paused else ("nobody works for it", start)
-        yield Problem("consumers", f"{name} has {due}, and {why}", remedy, consumer.name)
+        yield HealthProblem("consumers", f"{name} has {due}, and {why}", remedy, consumer.name)
     if consumer.lag > 0 and consumer.holder is None and not consumer.paused:
-        yield Problem("consumers", f"{name} is {behind} and nobody works for it", start, consumer.name)
+        yield HealthProblem("consumers", f"{name} is {behind} and nobody works for it", start, consumer.name)
     remedy = resume if consumer.paused else "speed its handlers up, batch them, or give it more concurrency"
     if limits.max_lag is not None and consumer.lag > limits.max_lag:
         found = f"{name} is {behind}, more than {plural(limits.max_lag, 'event')}"
-        yield Problem("consumers", found, remedy, consumer.name)
+        yield HealthProblem("consumers", found, remedy, consumer.name)
     elif limits.max_lag_seconds is not None and consumer.lag_seconds > limits.max_lag_seconds:
         found = f"{name} is {behind}, more than {limits.max_lag_seconds:g} s"
-        yield Problem("consumers", found, remedy, consumer.name)
+        yield HealthProblem("consumers", found, remedy, consumer.name)
 
 
-def _dead(seen: Overview, limits: Limits) -> Iterator[Problem]:
+def _dead(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
     parked = sorted((each for each in seen.dead_letters if each.status == "parked"), key=lambda each: -each.count)
     if sum(each.count for each in parked) > limits.max_dead:
         for each in parked[:MOST_NAMED]:
             found = f"{plural(each.count, 'dead letter')} of {each.owner} {_are(each.count)} parked"
             remedy = f"`aftercommit dead groups`, then `aftercommit dead retry --consumer {each.owner}`, or `discard`"
-            yield Problem("dead letters", found, remedy)
+            yield HealthProblem("dead letters", found, remedy)
         if others := parked[MOST_NAMED:]:
             count = sum(each.count for each in others)
             found = f"{plural(count, 'dead letter')} of {plural(len(others), 'other')} {_are(count)} parked"
-            yield Problem("dead letters", found, "`aftercommit dead groups` tells whose they are")
+            yield HealthProblem("dead letters", found, "`aftercommit dead groups` tells whose they are")
     if seen.failed > limits.max_dead:
-        yield Problem(
+        yield HealthProblem(
             "failed events",
             f"{plural(seen.failed, 'event')} failed for good and {_are(seen.failed)} not in the log",
             "`aftercommit dead list` says why; `aftercommit dead retry --status parked` puts them back",
         )
 
 
-def _operations(seen: Overview) -> Iterator[Problem]:
+def _operations(seen: Overview) -> Iterator[HealthProblem]:
     for each in seen.operations:
         if not each.driven:
-            yield Problem(
+            yield HealthProblem(
                 "operations",
                 f"nobody drives operation {each.id} ({each.kind} by {each.requested_by}): it stands at {each.through} "
                 f"of {each.total}",
@@ -162,17 +162,17 @@ def _operations(seen: Overview) -> Iterator[Problem]:
             )
 
 
-def holds_too_long(holder: Holder, limits: Limits) -> bool:
+def holds_too_long(holder: Holder, limits: HealthLimits) -> bool:
     """Whether what somebody holds up is a problem by now."""
     if holder.kind == "replication slot":
         return (holder.oldest or 0) > OLD_TRANSACTIONS
     return holder.seconds is not None and holder.seconds > limits.max_transaction
 
 
-def _holders(seen: Overview, limits: Limits) -> Iterator[Problem]:
+def _holders(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
     for holder in seen.holders:
         if holds_too_long(holder, limits):
-            yield Problem(_HOLDERS[holder.kind], f"{holder} holds up {'; '.join(holder.holds)}", holder.remedy)
+            yield HealthProblem(_HOLDERS[holder.kind], f"{holder} holds up {'; '.join(holder.holds)}", holder.remedy)
 
 
 def _are(count: int) -> str:

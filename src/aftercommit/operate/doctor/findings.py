@@ -9,7 +9,7 @@ from typing import Any, Literal
 import psycopg
 
 from aftercommit.errors import AftercommitError
-from aftercommit.operate.health import Limits, Problem, Subject, problems
+from aftercommit.operate.health import HealthLimits, HealthProblem, Subject, problems
 from aftercommit.operate.overview import Overview, overview
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.shape import Shape
@@ -30,7 +30,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class CheckProblem:
     """Something that a check found wrong."""
 
     level: Literal["warning", "problem"]
@@ -38,17 +38,17 @@ class Trouble:
     remedy: str
 
 
-def warning(found: str, remedy: str) -> Trouble:
+def warning(found: str, remedy: str) -> CheckProblem:
     """It works, and somebody should know."""
-    return Trouble("warning", found, remedy)
+    return CheckProblem("warning", found, remedy)
 
 
-def problem(found: str, remedy: str) -> Trouble:
+def problem(found: str, remedy: str) -> CheckProblem:
     """It does not work, or may lose something."""
-    return Trouble("problem", found, remedy)
+    return CheckProblem("problem", found, remedy)
 
 
-class Case:
+class CheckContext:
     """The outbox that is looked over, through one connection; what several checks need is read once."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Case:
         shape: Shape,
         declared: Collection[str] | None,
         now: Callable[[], datetime],
-        limits: Limits,
+        limits: HealthLimits,
         users_by_header: bool = False,
     ) -> None:
         """`declared` are the consumers that the application declares, where it is known. `users_by_header` says that
@@ -96,14 +96,14 @@ class Case:
         except (AftercommitError, psycopg.Error) as error:
             return error
 
-    def problems(self, about: Subject, consumer: str | None = None) -> Iterator[Trouble]:
+    def problems(self, about: Subject, consumer: str | None = None) -> Iterator[CheckProblem]:
         """What is beyond a limit, in the words of `status`; where it is that of a consumer, of this one."""
         for each in self.beyond_limits:
             if (each.about, each.consumer) == (about, consumer):
                 yield problem(each.found, each.remedy)
 
     @cached_property
-    def beyond_limits(self) -> list[Problem]:
+    def beyond_limits(self) -> list[HealthProblem]:
         """Everything about which `status` would call for a person."""
         return problems(self.overview, self.limits)
 
@@ -119,4 +119,4 @@ class Check:
 
     name: str
     fine: str
-    look: Callable[[Case], Iterator[Trouble]]
+    look: Callable[[CheckContext], Iterator[CheckProblem]]

@@ -8,25 +8,25 @@ from collections.abc import Iterator
 
 import psycopg
 
-from aftercommit.operate.doctor.findings import Case, Check, Trouble, problem
+from aftercommit.operate.doctor.findings import Check, CheckContext, CheckProblem, problem
 from aftercommit.postgres import lives
 
 _RESTORED = "start a relay, which begins the new life, or run `aftercommit restored`"
 
 
-def _life(case: Case) -> Iterator[Trouble]:
-    for number, *told in case.rows("present_life"):
-        identity = [_told(case, question) for question in ("server_identifier", "server_timeline")]
+def _life(context: CheckContext) -> Iterator[CheckProblem]:
+    for number, *told in context.rows("present_life"):
+        identity = [_told(context, question) for question in ("server_identifier", "server_timeline")]
         reason = lives.difference(lives.Server(*told[:4]), lives.Server(*identity, *told[4:]))
         if reason is not None:
             yield problem(f"{reason}; life {number} of the log is over, and the next has not begun", _RESTORED)
 
 
-def _told(case: Case, question: str) -> int | None:
+def _told(context: CheckContext, question: str) -> int | None:
     """What the server says about itself, where this user may ask."""
     try:
-        with case.connection.transaction():
-            return next((int(row[0]) for row in case.rows(question)), None)
+        with context.connection.transaction():
+            return next((int(row[0]) for row in context.rows(question)), None)
     except (*lives.NOT_TOLD, psycopg.errors.InternalError_):
         return None
 

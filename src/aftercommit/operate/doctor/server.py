@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from psycopg import sql
 
-from aftercommit.operate.doctor.findings import Case, Check, Trouble, problem, warning
+from aftercommit.operate.doctor.findings import Check, CheckContext, CheckProblem, problem, warning
 from aftercommit.operate.health import holds_too_long
 from aftercommit.postgres.database import Database
 
@@ -16,8 +16,8 @@ _CLOCK_SECONDS = 2.0
 _PROVING_SECONDS = 2.0
 
 
-def _version(case: Case) -> Iterator[Trouble]:
-    number, version, in_recovery, _, _ = case.rows("doctor_server")[0]
+def _version(context: CheckContext) -> Iterator[CheckProblem]:
+    number, version, in_recovery, _, _ = context.rows("doctor_server")[0]
     if number // 10_000 < OLDEST_VERSION:
         yield problem(f"PostgreSQL {version} is too old", f"use PostgreSQL {OLDEST_VERSION} or later")
     if in_recovery:
@@ -26,8 +26,8 @@ def _version(case: Case) -> Iterator[Trouble]:
         )
 
 
-def _durability(case: Case) -> Iterator[Trouble]:
-    settings = case.settings("fsync", "full_page_writes", "synchronous_commit")
+def _durability(context: CheckContext) -> Iterator[CheckProblem]:
+    settings = context.settings("fsync", "full_page_writes", "synchronous_commit")
     for name, why in (
         ("fsync", "a crash of the machine can destroy the database"),
         ("full_page_writes", "a crash of the machine can leave torn pages behind"),
@@ -43,9 +43,9 @@ def _durability(case: Case) -> Iterator[Trouble]:
         )
 
 
-def _isolation(case: Case) -> Iterator[Trouble]:
-    settings = case.settings("default_transaction_isolation", "default_transaction_read_only")
-    role = sql.Identifier(case.user).as_string()
+def _isolation(context: CheckContext) -> Iterator[CheckProblem]:
+    settings = context.settings("default_transaction_isolation", "default_transaction_read_only")
+    role = sql.Identifier(context.user).as_string()
     if settings["default_transaction_isolation"] != "read committed":
         yield problem(
             f"transactions of this user begin as {settings['default_transaction_isolation']}: relays and workers would "
@@ -58,8 +58,8 @@ def _isolation(case: Case) -> Iterator[Trouble]:
         )
 
 
-def _connections(case: Case) -> Iterator[Trouble]:
-    for what, used, allowed in case.rows("doctor_connections"):
+def _connections(context: CheckContext) -> Iterator[CheckProblem]:
+    for what, used, allowed in context.rows("doctor_connections"):
         share = used / max(allowed, 1)
         if share >= _NEARLY_FULL:
             kind = problem if share >= _FULL else warning
@@ -69,8 +69,8 @@ def _connections(case: Case) -> Iterator[Trouble]:
             )
 
 
-def _listen(case: Case) -> Iterator[Trouble]:
-    if not hears(Database(case.database.listen_dsn), case.database):
+def _listen(context: CheckContext) -> Iterator[CheckProblem]:
+    if not hears(Database(context.database.listen_dsn), context.database):
         yield warning(
             "notifications do not arrive: probably a pooler in transaction mode. Relays and workers poll instead",
             "give AFTERCOMMIT_LISTEN_URL (listen_dsn) an address that leads past the pooler",
@@ -90,9 +90,9 @@ def hears(listening: Database, sending: Database) -> bool:
             listener.execute("unlisten *")
 
 
-def _clock(case: Case) -> Iterator[Trouble]:
-    began, before = time.monotonic(), case.now()
-    (there,) = case.rows("doctor_clock")[0]
+def _clock(context: CheckContext) -> Iterator[CheckProblem]:
+    began, before = time.monotonic(), context.now()
+    (there,) = context.rows("doctor_clock")[0]
     # Half of the way there and back. Nobody knows which half took longer: so much may be the way and not the clocks.
     half = (time.monotonic() - began) / 2
     difference = abs((there - before).total_seconds() - half)
@@ -104,24 +104,24 @@ def _clock(case: Case) -> Iterator[Trouble]:
         )
 
 
-def _transactions(case: Case) -> Iterator[Trouble]:
-    yield from case.problems("transactions")
-    if not case.rows("doctor_rights")[0][2]:
-        user = sql.Identifier(case.user).as_string()
+def _transactions(context: CheckContext) -> Iterator[CheckProblem]:
+    yield from context.problems("transactions")
+    if not context.rows("doctor_rights")[0][2]:
+        user = sql.Identifier(context.user).as_string()
         yield warning(
             "how long other users' transactions are open cannot be seen by this user",
             f"grant pg_read_all_stats to {user}",
         )
 
 
-def _prepared(case: Case) -> Iterator[Trouble]:
-    yield from case.problems("prepared transactions")
+def _prepared(context: CheckContext) -> Iterator[CheckProblem]:
+    yield from context.problems("prepared transactions")
 
 
-def _slots(case: Case) -> Iterator[Trouble]:
-    yield from case.problems("replication slots")
-    for holder in case.overview.holders:
-        if holder.kind == "replication slot" and not holds_too_long(holder, case.limits):
+def _slots(context: CheckContext) -> Iterator[CheckProblem]:
+    yield from context.problems("replication slots")
+    for holder in context.overview.holders:
+        if holder.kind == "replication slot" and not holds_too_long(holder, context.limits):
             yield warning(f"{holder} holds {'; '.join(holder.holds)}", holder.remedy)
 
 

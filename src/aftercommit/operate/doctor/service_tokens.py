@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from aftercommit.operate.doctor.findings import Case, Check, Trouble, problem, warning
+from aftercommit.operate.doctor.findings import Check, CheckContext, CheckProblem, problem, warning
 
 _ACT_AS_USER = "act-as-user"
 
 
-def _service_tokens(case: Case) -> Iterator[Trouble]:
-    states = [row[8] for row in case.rows("service_tokens") if _ACT_AS_USER in row[2]]
-    make = f"`aftercommit token create bot --may {_ACT_AS_USER} --schema {case.shape.schema}`"
-    if case.users_by_header and all(state == "revoked" for state in states):
+def _service_tokens(context: CheckContext) -> Iterator[CheckProblem]:
+    states = [row[8] for row in context.rows("service_tokens") if _ACT_AS_USER in row[2]]
+    make = f"`aftercommit token create bot --may {_ACT_AS_USER} --schema {context.shape.schema}`"
+    if context.users_by_header and all(state == "revoked" for state in states):
         yield problem(
             "the header X-User-Id names the readers, and no service token may name them: `serve` does not start, "
             "and a running server answers 401",

@@ -7,7 +7,7 @@ from itertools import pairwise
 from psycopg import sql
 
 from aftercommit.errors import DatabaseError
-from aftercommit.operate.doctor.findings import Case, Check, Trouble, problem, warning
+from aftercommit.operate.doctor.findings import Check, CheckContext, CheckProblem, problem, warning
 from aftercommit.operate.overview import empty_head
 from aftercommit.schema import migrate, partitions
 from aftercommit.schema.catalog import asking
@@ -20,46 +20,46 @@ SAMPLES, SAMPLE_SIZE = 20, 1000
 _DEAD_ROWS, _TIMES_THE_THRESHOLD = 10_000, 5
 
 
-def _migrations(case: Case) -> Iterator[Trouble]:
+def _migrations(context: CheckContext) -> Iterator[CheckProblem]:
     try:
-        found = migrate.status_by(asking(case.connection), case.shape)
+        found = migrate.status_by(asking(context.connection), context.shape)
     except DatabaseError as error:
         yield problem(str(error), MIGRATE)
         return
     for migration in found.pending:
         yield problem(f"migration {migration} is not applied", MIGRATE)
-    if case.declared is not None:
+    if context.declared is not None:
         # Without an application nothing is known about scope and views.
         yield from (problem(difference, MIGRATE) for difference in found.declaration)
 
 
-def _privileges(case: Case) -> Iterator[Trouble]:
+def _privileges(context: CheckContext) -> Iterator[CheckProblem]:
     wanted = [(relation, each) for relation, listed in RUNTIME.items() for each in listed.split(", ")]
     relations, privileges = [list(column) for column in zip(*wanted, strict=True)]
     lacking = [
         f"{each} on {relation}"
-        for relation, each in case.rows("doctor_privileges", relations=relations, privileges=privileges)
+        for relation, each in context.rows("doctor_privileges", relations=relations, privileges=privileges)
     ]
-    may_make, may_drop, _ = case.rows("doctor_rights")[0]
+    may_make, may_drop, _ = context.rows("doctor_rights")[0]
     if not may_make:
         lacking.append("execute on make_partitions()")
     if lacking:
         yield problem(
-            f"user {case.user!r} lacks {', '.join(lacking)}",
-            f"let the owner of the schema run what `aftercommit migrate grants {case.user} {OF_APP}` prints",
+            f"user {context.user!r} lacks {', '.join(lacking)}",
+            f"let the owner of the schema run what `aftercommit migrate grants {context.user} {OF_APP}` prints",
         )
-    keeps = {each.task: each.keep_seconds for each in case.overview.upkeep}
+    keeps = {each.task: each.keep_seconds for each in context.overview.upkeep}
     if keeps.get("log") is not None and not may_drop:
         yield warning(
-            f"old partitions of the log are to go, and user {case.user!r} may not drop them",
+            f"old partitions of the log are to go, and user {context.user!r} may not drop them",
             "run `aftercommit sweep` as the owner of the schema, for example daily by cron",
         )
 
 
-def _partitions(case: Case) -> Iterator[Trouble]:
-    found = partitions.existing(case.connection, case.shape)
-    yield from _strays(case, found)
-    gaps = [gap for row in case.rows("doctor_log") for gap in row[4]]
+def _partitions(context: CheckContext) -> Iterator[CheckProblem]:
+    found = partitions.existing(context.connection, context.shape)
+    yield from _strays(context, found)
+    gaps = [gap for row in context.rows("doctor_log") for gap in row[4]]
     for before, after in pairwise(found):
         # Between two lives of the log no position was ever given.
         is_between = any(low <= before.upper and after.lower <= high + 1 for low, high in gaps)
@@ -68,7 +68,7 @@ def _partitions(case: Case) -> Iterator[Trouble]:
                 f"positions {before.upper} to {after.lower - 1} have no partition (after {before.name})",
                 "attach the one that is missing again",
             )
-    following = case.overview.head + 1
+    following = context.overview.head + 1
     ahead = [each for each in found if each.upper > following]
     if not any(each.lower <= following for each in ahead):
         remedy = f"start a relay, or {MIGRATE}"
@@ -80,32 +80,32 @@ def _partitions(case: Case) -> Iterator[Trouble]:
         )
 
 
-def _strays(case: Case, found: Iterable[partitions.Partition]) -> Iterator[Trouble]:
-    log = sql.Identifier(case.shape.schema, "log").as_string()
-    for (name,) in case.rows("doctor_default_partition", log=log):
-        partition = sql.Identifier(case.shape.schema, name).as_string()
+def _strays(context: CheckContext, found: Iterable[partitions.Partition]) -> Iterator[CheckProblem]:
+    log = sql.Identifier(context.shape.schema, "log").as_string()
+    for (name,) in context.rows("doctor_default_partition", log=log):
+        partition = sql.Identifier(context.shape.schema, name).as_string()
         yield warning(
             f"the log has a default partition, {name}: new ones are checked against it, and none can be detached",
             f"move its rows elsewhere, then: alter table {log} detach partition {partition}",
         )
     for each in found:
         if each.detaching:
-            partition = sql.Identifier(case.shape.schema, each.name).as_string()
+            partition = sql.Identifier(context.shape.schema, each.name).as_string()
             yield warning(
                 f"the detaching of {each.name} was begun and is not finished",
                 f"`aftercommit sweep` as the owner, or: alter table {log} detach partition {partition} finalize",
             )
 
 
-def _autovacuum(case: Case) -> Iterator[Trouble]:
-    for name, value in case.settings("autovacuum", "track_counts").items():
+def _autovacuum(context: CheckContext) -> Iterator[CheckProblem]:
+    for name, value in context.settings("autovacuum", "track_counts").items():
         if value != "on":
             yield problem(
                 f"{name} is {value}: tables grow and everything becomes slower",
                 f"alter system set {name} = on; select pg_reload_conf()",
             )
-    for table, dead, threshold, seconds, enabled in case.rows("doctor_vacuum"):
-        name = sql.Identifier(case.shape.schema, table).as_string()
+    for table, dead, threshold, seconds, enabled in context.rows("doctor_vacuum"):
+        name = sql.Identifier(context.shape.schema, table).as_string()
         if not enabled:
             yield problem(f"autovacuum is switched off for {table}", f"alter table {name} reset (autovacuum_enabled)")
         if dead > max(_DEAD_ROWS, _TIMES_THE_THRESHOLD * threshold):
@@ -116,16 +116,16 @@ def _autovacuum(case: Case) -> Iterator[Trouble]:
             )
 
 
-def _indexes(case: Case) -> Iterator[Trouble]:
-    for index, table in case.rows("doctor_indexes"):
-        name = sql.Identifier(case.shape.schema, index).as_string()
+def _indexes(context: CheckContext) -> Iterator[CheckProblem]:
+    for index, table in context.rows("doctor_indexes"):
+        name = sql.Identifier(context.shape.schema, index).as_string()
         yield problem(f"index {index} of {table} is not valid and not used", f"reindex index concurrently {name}")
 
 
-def _log(case: Case) -> Iterator[Trouble]:
-    found = case.rows("doctor_log")
+def _log(context: CheckContext) -> Iterator[CheckProblem]:
+    found = context.rows("doctor_log")
     if not found:
-        yield problem(*empty_head(case.shape))
+        yield problem(*empty_head(context.shape))
         return
     head, last, first, missing, gaps = found[0]
     if last is not None and (head < last or missing):
@@ -136,7 +136,7 @@ def _log(case: Case) -> Iterator[Trouble]:
     if last is None:
         return
     firsts = _sampled(first, last, gaps)
-    for start, count, expected, backwards in case.rows("doctor_samples", firsts=firsts, size=SAMPLE_SIZE, last=last):
+    for start, count, expected, backwards in context.rows("doctor_samples", firsts=firsts, size=SAMPLE_SIZE, last=last):
         end = min(last, start + SAMPLE_SIZE - 1)
         if count != expected:
             yield problem(

@@ -5,8 +5,8 @@ put before them as a letter that is due, or as a row of the outbox.
 """
 
 from aftercommit.operate.repair.actions import Repaired
-from aftercommit.operate.repair.driver import Driver, Progress
-from aftercommit.operate.repair.letters import Attempt, Deed, Letter, LetterDetail, LetterGroup, LetterPage
+from aftercommit.operate.repair.driver import ReplayDriver, ReplayProgress
+from aftercommit.operate.repair.letters import DeadLetter, Deed, FailedAttempt, LetterDetail, LetterGroup, LetterPage
 from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, Dealt, ItemProblem, Operation
 from aftercommit.operate.repair.repair import Repair
 from aftercommit.operate.repair.replay import Preview
@@ -17,21 +17,21 @@ __all__ = [
     "RELAY",
     "TO_OWNER",
     "TO_TRANSPORT",
-    "Attempt",
+    "DeadLetter",
     "Dealt",
     "Deed",
-    "Driver",
+    "FailedAttempt",
     "ItemProblem",
-    "Letter",
     "LetterDetail",
     "LetterGroup",
     "LetterPage",
     "Operation",
     "Place",
     "Preview",
-    "Progress",
     "Repair",
     "Repaired",
+    "ReplayDriver",
+    "ReplayProgress",
     "Selection",
     "Sought",
 ]

@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from aftercommit.errors import OperationBusy
-from aftercommit.operate.repair.feeding import Item, Pace, Step, by_way, decide
+from aftercommit.operate.repair.feeding import ReplayItem, ReplayPace, ReplayStep, by_way, decide
 from aftercommit.operate.repair.operations import TO_OWNER, Operation, find_operation, who_is_missing
 from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.declaration import Outbox
@@ -35,7 +35,7 @@ PATIENCE: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     """How a replay stands. `missing` says in words who does not work, when nothing moves."""
 
     operation_id: UUID
@@ -58,7 +58,7 @@ class Progress:
         return self.status in ("done", "aborted")
 
 
-class Driver:
+class ReplayDriver:
     """One process at work on one replay."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Driver:
         database: Database,
         operation_id: UUID,
         *,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[ReplayProgress], None] | None = None,
         lease: float = LEASE,
         probe: Probe | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class Driver:
         )
 
     async def _drive(self, session: RepairSession, operation: Operation) -> None:
-        pace = Pace(operation.per_second, time.monotonic())
+        pace = ReplayPace(operation.per_second, time.monotonic())
         look, moved_at, before = SHORTEST_LOOK, time.monotonic(), None
         while not self.stopping.is_set():
             progress, fed = await past_deadlocks(lambda: self._step(session, operation, pace))
@@ -133,7 +133,7 @@ class Driver:
             await wait_for_any(0.0 if fed == pace.chunk else look, self.stopping)
             look = min(LONGEST_LOOK, look * 1.3)
 
-    async def _step(self, session: RepairSession, operation: Operation, pace: Pace) -> tuple[Progress, int]:
+    async def _step(self, session: RepairSession, operation: Operation, pace: ReplayPace) -> tuple[ReplayProgress, int]:
         """One transaction under our right to drive; how it stood, and how many were fed."""
         async with committed_async(session.connection):
             row = await session.row("hold_operation", self._mine)
@@ -147,12 +147,12 @@ class Driver:
         return progress, len(steps)
 
     async def _go_on(
-        self, session: RepairSession, operation: Operation, pace: Pace, status: str
-    ) -> tuple[Progress, Sequence[Step]]:
+        self, session: RepairSession, operation: Operation, pace: ReplayPace, status: str
+    ) -> tuple[ReplayProgress, Sequence[ReplayStep]]:
         """Count what has come to its end, then feed what there is room for."""
         outcomes = session.statements.part("item_outcomes")
         counts = await session.row("settle_items", self._mine, outcomes=outcomes)
-        progress = Progress(self._id, status, *counts[:5])
+        progress = ReplayProgress(self._id, status, *counts[:5])
         if progress.status == "aborting":
             return await self._abort(session), ()
         if not progress.waiting and not progress.under_way:
@@ -162,7 +162,7 @@ class Driver:
         await self._reach("replay.feeding", count=len(steps))
         return progress, steps
 
-    async def _feed(self, session: RepairSession, operation: Operation, limit: int) -> list[Step]:
+    async def _feed(self, session: RepairSession, operation: Operation, limit: int) -> list[ReplayStep]:
         parts = {
             "details": session.statements.part("item_details"),
             "is_past_horizon": session.statements.part("is_past_horizon"),
@@ -171,12 +171,12 @@ class Driver:
         await session.rows("hold_horizon", {})
         again, to_owner = bool(operation.detail.get("again")), operation.target == TO_OWNER
         wanted = {**self._mine, "limit": limit, "again": again, "to_owner": to_owner}
-        items = [Item(*row) for row in await session.rows("next_items", wanted, **parts)]
+        items = [ReplayItem(*row) for row in await session.rows("next_items", wanted, **parts)]
         delivered = [item.event_id for item in items if not item.goes_by_letter]
         if delivered:
             # Rows before letters, as the relay does it; and then what is decided about a row holds.
             await session.rows("lock_rows", {"ids": delivered})
-            items = [Item(*row) for row in await session.rows("next_items", wanted, **parts)]
+            items = [ReplayItem(*row) for row in await session.rows("next_items", wanted, **parts)]
         past_horizon = bool(operation.detail.get("past_horizon"))
         steps = [decide(item, again=again, past_horizon=past_horizon, to_owner=to_owner) for item in items]
         steps = await self._free(session, steps)
@@ -186,7 +186,7 @@ class Driver:
         await session.wake_everybody()
         return steps
 
-    async def _mark(self, session: RepairSession, steps: Sequence[Step], again: bool) -> None:
+    async def _mark(self, session: RepairSession, steps: Sequence[ReplayStep], again: bool) -> None:
         """Write down what was done, and take from the inbox what is to be handled although it is there."""
         handled = [step.item.was_handled and (again or step.item.is_wanted_again) for step in steps]
         forgotten = [step.item for step, known in zip(steps, handled, strict=True) if known and step.state == "started"]
@@ -204,14 +204,14 @@ class Driver:
         }
         await session.rows("mark_items", parameters)
 
-    async def _free(self, session: RepairSession, steps: Sequence[Step]) -> list[Step]:
+    async def _free(self, session: RepairSession, steps: Sequence[ReplayStep]) -> list[ReplayStep]:
         """Those before the first whose letter somebody has in hand: that one keeps its turn, and nobody passes it."""
         known = by_way(steps, "letter")
         rows = await session.rows("lock_known_letters", _keys(known)) if known else []
         free = {(event_id, consumer) for event_id, consumer in rows}
         return list(takewhile(lambda step: step.way != "letter" or step.item.key in free, steps))
 
-    async def _deliver(self, session: RepairSession, steps: Sequence[Step]) -> list[Step]:
+    async def _deliver(self, session: RepairSession, steps: Sequence[ReplayStep]) -> list[ReplayStep]:
         """Through the outbox. One whose row was taken away at this moment, by a relay or an abort, keeps its turn."""
         rows = by_way(steps, "row")
         if not rows:
@@ -221,14 +221,14 @@ class Driver:
         there = {row[0] for row in await session.rows("find_rows", _keys(rows))}
         return [step for step in steps if step.way != "row" or step.item.event_id in there]
 
-    async def _put_before_consumers(self, session: RepairSession, steps: Sequence[Step]) -> None:
+    async def _put_before_consumers(self, session: RepairSession, steps: Sequence[ReplayStep]) -> None:
         known, new = by_way(steps, "letter"), by_way(steps, "new letter")
         if known:
             await session.rows("feed_known_letters", _keys(known))
         if new:
             await session.rows("feed_new_letters", _keys(new))
 
-    async def _abort(self, session: RepairSession) -> Progress:
+    async def _abort(self, session: RepairSession) -> ReplayProgress:
         """Nothing further is fed; what was fed and not tried is what it was before. What is in hand is waited for."""
         outcomes = session.statements.part("item_outcomes")
         rows = await session.rows("rows_under_way", self._mine)
@@ -249,15 +249,15 @@ class Driver:
         await session.rows("restore_attempts", mine)
         return await self._end(session, "aborted") if not in_hand else await self._progress(session, in_hand)
 
-    async def _end(self, session: RepairSession, status: str) -> Progress:
+    async def _end(self, session: RepairSession, status: str) -> ReplayProgress:
         await session.rows("end_operation", {**self._mine, "status": status})
         return await self._progress(session)
 
-    async def _progress(self, session: RepairSession, under_way: int = 0) -> Progress:
+    async def _progress(self, session: RepairSession, under_way: int = 0) -> ReplayProgress:
         now = await find_operation(session, self._id)
-        return Progress(self._id, now.status, now.total, now.done, now.skipped, now.failed, under_way)
+        return ReplayProgress(self._id, now.status, now.total, now.done, now.skipped, now.failed, under_way)
 
-    def _tell(self, progress: Progress) -> None:
+    def _tell(self, progress: ReplayProgress) -> None:
         if self._on_progress is not None:
             self._on_progress(progress)
 
@@ -266,7 +266,7 @@ class Driver:
             await self._probe(point, detail)
 
 
-def _keys(items: Sequence[Item]) -> dict[str, Any]:
+def _keys(items: Sequence[ReplayItem]) -> dict[str, Any]:
     return {
         "ids": [item.event_id for item in items],
         "consumers": [item.consumer for item in items],

@@ -11,7 +11,7 @@ Way = Literal["letter", "new letter", "row", "skip", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ReplayItem:
     """One item of a frozen set, and how things stand with it right now.
 
     `known_status` is that of its letter, also of a whole delivery; `frozen_status` what it was when the set was frozen.
@@ -47,10 +47,10 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReplayStep:
     """What becomes of an item now."""
 
-    item: Item
+    item: ReplayItem
     way: Way
     note: str | None = None
 
@@ -65,36 +65,40 @@ class Step:
         return self.item.letter_status if self.item.goes_by_letter else self.item.row_status
 
 
-def decide(item: Item, *, again: bool, past_horizon: bool, to_owner: bool = False) -> Step:
+def decide(item: ReplayItem, *, again: bool, past_horizon: bool, to_owner: bool = False) -> ReplayStep:
     """The step for one item. What was handled is skipped unless it is to be handled again."""
     is_open = item.letter_status in OPEN
     if item.goes_by_letter and not item.has_consumer:
-        return Step(item, "fail", f"consumer {item.consumer!r} has no checkpoint: it was forgotten, or never began")
+        return ReplayStep(
+            item, "fail", f"consumer {item.consumer!r} has no checkpoint: it was forgotten, or never began"
+        )
     if item.known_status == "discarded" and item.frozen_status != "discarded":
-        return Step(item, "skip", "was discarded since the replay was started")
+        return ReplayStep(item, "skip", "was discarded since the replay was started")
     if item.was_handled and not again and not is_open and not item.is_wanted_again:
-        return Step(item, "skip", "was handled already")
+        return ReplayStep(item, "skip", "was handled already")
     if item.is_past_horizon and not past_horizon:
-        return Step(item, "skip", "is past the horizon of the inbox: nobody knows any more whether it was handled")
+        return ReplayStep(
+            item, "skip", "is past the horizon of the inbox: nobody knows any more whether it was handled"
+        )
     if not item.is_there:
-        return Step(item, "fail", "is gone from the log: retention has removed it")
+        return ReplayStep(item, "fail", "is gone from the log: retention has removed it")
     if not item.goes_by_letter:
         return _deliver(item, again=again, to_owner=to_owner)
-    return Step(item, "new letter" if item.letter_status is None else "letter")
+    return ReplayStep(item, "new letter" if item.letter_status is None else "letter")
 
 
-def _deliver(item: Item, *, again: bool, to_owner: bool) -> Step:
+def _deliver(item: ReplayItem, *, again: bool, to_owner: bool) -> ReplayStep:
     """Through the outbox, unless that would publish twice, or join a delivery that passes its consumer by."""
     given_up = item.known_status == "discarded"
     if to_owner and item.row_status is None and not item.has_open_letter and not given_up:
-        return Step(item, "skip", "was delivered since the replay was started")
+        return ReplayStep(item, "skip", "was delivered since the replay was started")
     if item.row_status == "pending" and (given_up or (item.was_handled and again)):
-        return Step(item, "fail", "is on its way to others at this moment: replay it when that has ended")
-    return Step(item, "row")
+        return ReplayStep(item, "fail", "is on its way to others at this moment: replay it when that has ended")
+    return ReplayStep(item, "row")
 
 
 @dataclass(slots=True)
-class Pace:
+class ReplayPace:
     """How many items may be fed: bounded by the rate, and by how much is under way.
 
     Items that were tried and wait for their next attempt weigh little: only many of them hold up the others.
@@ -120,6 +124,6 @@ class Pace:
         return max(0, room)
 
 
-def by_way(steps: Sequence[Step], way: Way) -> list[Item]:
+def by_way(steps: Sequence[ReplayStep], way: Way) -> list[ReplayItem]:
     """The items that go one way, in order."""
     return [step.item for step in steps if step.way == way]

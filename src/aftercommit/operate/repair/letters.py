@@ -16,7 +16,7 @@ from aftercommit.postgres.records import declared_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class DeadLetter:
     """A dead letter: an event that one consumer (or, as `@relay`, a transport) could not take.
 
     `attempts` are all that failed, over all retries; `failures` are those on record with their error, the last fifty at
@@ -45,7 +45,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class FailedAttempt:
     """One attempt that failed; behind the bus one delivery, with how many `attempts` the handler was given in it."""
 
     at: datetime
@@ -69,7 +69,7 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterDetail(Letter):
+class LetterDetail(DeadLetter):
     """A letter with its payload, its attempts, and what was done about it."""
 
     schema_version: int
@@ -80,7 +80,7 @@ class LetterDetail(Letter):
     scope: Mapping[str, Any]
     audience: Sequence[str]
     payload: str
-    history: Sequence[Attempt]
+    history: Sequence[FailedAttempt]
     outbox_status: str | None
     positions: Sequence[int]
     deeds: Sequence[Deed]
@@ -90,7 +90,7 @@ class LetterDetail(Letter):
 class LetterPage:
     """Some of the chosen letters, last seen first, and how many there are."""
 
-    letters: Sequence[Letter]
+    letters: Sequence[DeadLetter]
     total: int
 
 
@@ -122,7 +122,7 @@ async def list_letters(session: RepairSession, selection: Selection, limit: int,
     """A page of the chosen letters."""
     parameters = {**session.parameters(selection), "limit": limit, "offset": offset}
     rows = await session.rows("list_letters", parameters, which=session.which_letters(selection))
-    letters = [Letter(**dict(zip(_SUMMARY, row, strict=False))) for row in rows]
+    letters = [DeadLetter(**dict(zip(_SUMMARY, row, strict=False))) for row in rows]
     if not rows and offset:
         # Behind the last one there is no row to carry the count.
         return LetterPage([], (await list_letters(session, selection, 1, 0)).total)
@@ -152,7 +152,7 @@ def _detail(session: RepairSession, row: Sequence[Any], deeds: Sequence[Deed]) -
     names = [*_SUMMARY, *_DETAIL]
     known = dict(zip(names, row, strict=False))
     known["history"] = [
-        Attempt(datetime.fromisoformat(each["at"]), each["error"], each["error_class"], each.get("attempts", 1))
+        FailedAttempt(datetime.fromisoformat(each["at"]), each["error"], each["error_class"], each.get("attempts", 1))
         for each in known["history"]
     ]
     scope, audience = declared_values(session.shape, row[len(names) :])

@@ -11,10 +11,10 @@ from uuid import UUID
 from aftercommit.errors import OperationBusy, RepairError
 from aftercommit.operate.repair import actions, letters, operations, replay, seeking
 from aftercommit.operate.repair.actions import Repaired
-from aftercommit.operate.repair.driver import Driver, Progress
+from aftercommit.operate.repair.driver import ReplayDriver, ReplayProgress
 from aftercommit.operate.repair.letters import LetterDetail, LetterGroup, LetterPage
 from aftercommit.operate.repair.operations import ItemProblem, Operation
-from aftercommit.operate.repair.replay import Options, Preview
+from aftercommit.operate.repair.replay import Preview, ReplayOptions
 from aftercommit.operate.repair.seeking import Place, Sought
 from aftercommit.operate.repair.selection import Selection, checked_count
 from aftercommit.operate.repair.session import RepairSession
@@ -132,7 +132,7 @@ class Repair:
         of others, where the event goes by the bus), unless `past_horizon`. SetChanged when `expected` is given (the
         total of a preview) and the set has another number.
         """
-        options = Options(per_second, again, past_horizon, expected)
+        options = ReplayOptions(per_second, again, past_horizon, expected)
 
         async def begin(session: RepairSession) -> Operation:
             operation_id = await replay.start(session, selection, to, options, by=self._by, reason=reason)
@@ -140,11 +140,11 @@ class Repair:
 
         return await self._act(begin)
 
-    def driver(self, operation_id: UUID, on_progress: Callable[[Progress], None] | None = None) -> Driver:
+    def driver(self, operation_id: UUID, on_progress: Callable[[ReplayProgress], None] | None = None) -> ReplayDriver:
         """What works through a replay, for callers that want to stop it halfway."""
-        return Driver(self._declared, self._database, operation_id, on_progress=on_progress)
+        return ReplayDriver(self._declared, self._database, operation_id, on_progress=on_progress)
 
-    async def drive(self, operation_id: UUID, on_progress: Callable[[Progress], None] | None = None) -> Operation:
+    async def drive(self, operation_id: UUID, on_progress: Callable[[ReplayProgress], None] | None = None) -> Operation:
         """Work through a replay to its end; also one whose driver has died. OperationBusy when another is at it."""
         return await self.driver(operation_id, on_progress).run()
 

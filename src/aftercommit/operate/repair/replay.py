@@ -38,7 +38,7 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplayOptions:
     """How a replay goes: at most `per_second` items; `again` although they were handled; `past_horizon` knowingly.
 
     `expected` is how many items the preview had: the operator has agreed to these, and to no others.
@@ -72,7 +72,7 @@ async def preview(session: RepairSession, selection: Selection, to: str | None, 
 
 
 async def start(
-    session: RepairSession, selection: Selection, to: str | None, options: Options, *, by: str, reason: str
+    session: RepairSession, selection: Selection, to: str | None, options: ReplayOptions, *, by: str, reason: str
 ) -> UUID:
     """Freeze the set and write the operation down; a driver can begin. PastHorizon when it might handle twice."""
     frozen = await _set(session, selection, to)
@@ -195,7 +195,7 @@ def _refuse_others(total: int, expected: int | None) -> None:
         )
 
 
-def _refuse_again(chosen: _Set, options: Options) -> None:
+def _refuse_again(chosen: _Set, options: ReplayOptions) -> None:
     if options.again and chosen.target == TO_TRANSPORT:
         raise RepairError(
             "through the transport an event reaches every consumer, and again would mean all of them: say which one is "
