@@ -13,7 +13,7 @@ from aftercommit.application import Companions
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram import Bot, Link, bot_settings, open_store
-from aftercommit.contrib.telegram.local_api import BotApiServer, Limits
+from aftercommit.contrib.telegram.local_api import BotApiLimits, BotApiServer
 from aftercommit.embedded import default_folder
 from aftercommit.errors import StateTaken, StateUnavailable
 from aftercommit.postgres.database import Database
@@ -31,7 +31,7 @@ logger = logging.getLogger("aftercommit.up")
 CHATS: Final = "chats"
 NAME: Final = "Tasks bot"
 # Telegram lets a few through that come close together, and so does this one. A test's own server does not.
-LIMITS: Final = Limits(burst=5)
+LIMITS: Final = BotApiLimits(burst=5)
 # Chat by user; each person has set their Telegram to a language of their own.
 LINKED: Final[Mapping[int, int]] = {ADA: 700_000_001, GRACE: 700_000_002, EDSGER: 700_000_003}
 LANGUAGES: Final[Mapping[int, str]] = {ADA: "en", GRACE: "en", EDSGER: "de"}

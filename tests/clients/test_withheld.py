@@ -61,8 +61,8 @@ async def test_an_event_that_comes_after_all_is_handed_over(journal: Journal):
             assert [(await anext(events)).number for _ in range(2)] == [1, 3]
         # The same reader goes back to the place of the gap, on a server that can show it.
         follower._address = follow(f"{mended.server.url}/books/b-1/lines", **options)._address
-        assert follower._trail is not None
-        follower._trail.reset(gaps[0].after)
+        assert follower._position is not None
+        follower._position.reset(gaps[0].after)
         async with asyncio.timeout(PATIENCE), aclosing(aiter(follower)) as events:
             assert (await anext(events)).data["text"] == "line 2"
     assert [(gap.reason, gap.number) for gap in gaps] == [("withheld", 2)]

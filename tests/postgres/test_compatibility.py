@@ -10,13 +10,13 @@ from aftercommit.errors import SchemaDrift, SchemaNotMigrated, SchemaTooNew
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.shape import Shape
 from aftercommit.schema import migrate
-from aftercommit.schema.numbered import Migration, migrations
+from aftercommit.schema.numbered import SqlMigration, migrations
 from aftercommit.schema.requirement import require_schema
 from tests.support.engine import Engine, connected, value
 from tests.support.old_schema import know, migrate_up_to
 
 NEWEST = migrations()[-1].version
-ADDITIVE = Migration(
+ADDITIVE = SqlMigration(
     NEWEST + 1,
     "next",
     f"""-- A column that fills itself, a table, and an index.
@@ -28,7 +28,7 @@ create table {{schema}}.novelty (id int primary key);
 create index {{concurrently}} {{index}} on {{only}} {{schema}}.{{table}} (origin);
 """,
 )
-BREAKING = Migration(NEWEST + 1, "break", "alter table {schema}.outbox rename column payload to body;")
+BREAKING = SqlMigration(NEWEST + 1, "break", "alter table {schema}.outbox rename column payload to body;")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-def newer(connection: psycopg.Connection[Any]) -> Migration:
+def newer(connection: psycopg.Connection[Any]) -> SqlMigration:
     """A schema that code with one more migration has made; after that this process is the older code again."""
     with pytest.MonkeyPatch.context() as patch:
         know(patch, *migrations(), ADDITIVE)

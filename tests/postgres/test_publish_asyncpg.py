@@ -8,7 +8,7 @@ import pytest
 
 from aftercommit.errors import UnsupportedConnection
 from aftercommit.testing.outbox_suite import AsyncPublishHarness, PublishSuite
-from aftercommit.testing.publish_stage import NOTE_TAKEN, OUTBOX, SCOPE, OrderPlaced
+from aftercommit.testing.publish_stage import NOTE_TAKEN, OUTBOX, SCOPE, SuiteOrderPlaced
 
 
 class Asyncpg(AsyncPublishHarness):
@@ -79,7 +79,7 @@ async def connection(publish_database):
 async def test_the_pool_itself_is_not_a_connection(publish_database):
     async with asyncpg.create_pool(publish_database, min_size=1, max_size=1) as pool:
         with pytest.raises(UnsupportedConnection, match="Pool"):
-            await OUTBOX.publish(pool, OrderPlaced("o"), **SCOPE)
+            await OUTBOX.publish(pool, SuiteOrderPlaced("o"), **SCOPE)
 
 
 async def test_codecs_of_the_application_leave_what_is_published_alone(connection):

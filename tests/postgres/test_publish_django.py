@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from aftercommit.errors import NotInTransaction, UnsupportedConnection
 from aftercommit.testing.outbox_suite import PublishHarness, PublishSuite
-from aftercommit.testing.publish_stage import OUTBOX, SCOPE, OrderPlaced
+from aftercommit.testing.publish_stage import OUTBOX, SCOPE, SuiteOrderPlaced
 
 POSTGRESQL = {"ENGINE": "django.db.backends.postgresql", "NAME": "given by the harness"}
 
@@ -118,18 +118,18 @@ def test_a_transaction_on_one_alias_is_none_on_another(events, publish_database)
     default = connected("default", publish_database)
     try:
         with transaction.atomic(using="default"), pytest.raises(NotInTransaction):
-            OUTBOX.publish(events, OrderPlaced("o"), **SCOPE)
+            OUTBOX.publish(events, SuiteOrderPlaced("o"), **SCOPE)
     finally:
         default.close()
 
 
 def test_autocommit_switched_off_is_a_transaction(events):
     transaction.set_autocommit(False, using="events")
-    OUTBOX.publish(events, OrderPlaced("o"), **SCOPE)
+    OUTBOX.publish(events, SuiteOrderPlaced("o"), **SCOPE)
     transaction.rollback(using="events")
     transaction.set_autocommit(True, using="events")
 
 
 def test_another_database_is_refused_by_name():
     with pytest.raises(UnsupportedConnection, match="'other' is sqlite"):
-        OUTBOX.publish(connections["other"], OrderPlaced("o"), **SCOPE)
+        OUTBOX.publish(connections["other"], SuiteOrderPlaced("o"), **SCOPE)

@@ -12,7 +12,7 @@ from psycopg_pool import ConnectionPool
 
 from aftercommit.errors import NotInTransaction, UnsupportedConnection
 from aftercommit.testing.outbox_suite import AsyncPublishHarness, PublishHarness, PublishSuite
-from aftercommit.testing.publish_stage import OUTBOX, SCOPE, OrderPlaced
+from aftercommit.testing.publish_stage import OUTBOX, SCOPE, SuiteOrderPlaced
 
 
 class Psycopg(PublishHarness):
@@ -139,9 +139,9 @@ def count(dsn: str) -> int:
 def test_a_pool_is_not_a_connection_and_one_borrowed_from_it_is(publish_database):
     with ConnectionPool(publish_database, min_size=1, max_size=1) as pool:
         with pytest.raises(UnsupportedConnection, match="ConnectionPool"):
-            OUTBOX.publish(pool, OrderPlaced("o"), **SCOPE)  # type: ignore[call-overload]
+            OUTBOX.publish(pool, SuiteOrderPlaced("o"), **SCOPE)  # type: ignore[call-overload]
         with pool.connection() as connection:
-            receipt = OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+            receipt = OUTBOX.publish(connection, SuiteOrderPlaced("o"), **SCOPE)
 
     with psycopg.connect(publish_database) as connection:
         assert connection.execute("select from publish_suite.outbox where id = %s", [receipt.event_id]).fetchall()
@@ -150,16 +150,16 @@ def test_a_pool_is_not_a_connection_and_one_borrowed_from_it_is(publish_database
 def test_what_is_no_connection_at_all_is_refused_by_its_class(publish_database):
     for stranger in (None, "postgresql://", object()):
         with pytest.raises(UnsupportedConnection, match=type(stranger).__qualname__):
-            OUTBOX.publish(stranger, OrderPlaced("o"), **SCOPE)  # type: ignore[call-overload]
+            OUTBOX.publish(stranger, SuiteOrderPlaced("o"), **SCOPE)  # type: ignore[call-overload]
 
 
 def test_the_end_of_a_transaction_block_is_outside_again(publish_database):
     before = count(publish_database)
     with psycopg.connect(publish_database, autocommit=True) as connection:
         with connection.transaction():
-            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+            OUTBOX.publish(connection, SuiteOrderPlaced("o"), **SCOPE)
         with pytest.raises(NotInTransaction):
-            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+            OUTBOX.publish(connection, SuiteOrderPlaced("o"), **SCOPE)
 
     assert count(publish_database) == before + 1
 
@@ -168,8 +168,8 @@ def test_pipelines_and_client_side_binding_do_not_matter(publish_database):
     before = count(publish_database)
     connection = psycopg.connect(publish_database, cursor_factory=psycopg.ClientCursor)
     with connection, connection.pipeline():
-        OUTBOX.publish(connection, [OrderPlaced("one"), OrderPlaced("two")], **SCOPE)
-        OUTBOX.publish(connection, OrderPlaced("three"), idempotency_key="pipeline", **SCOPE)
+        OUTBOX.publish(connection, [SuiteOrderPlaced("one"), SuiteOrderPlaced("two")], **SCOPE)
+        OUTBOX.publish(connection, SuiteOrderPlaced("three"), idempotency_key="pipeline", **SCOPE)
 
     assert count(publish_database) == before + 3
 
@@ -180,9 +180,9 @@ def test_a_pipeline_in_autocommit_mode_is_no_transaction(publish_database):
     with psycopg.connect(publish_database, autocommit=True) as connection, connection.pipeline():
         connection.execute("select 1")
         with pytest.raises(NotInTransaction):
-            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+            OUTBOX.publish(connection, SuiteOrderPlaced("o"), **SCOPE)
         with connection.transaction():
-            OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+            OUTBOX.publish(connection, SuiteOrderPlaced("o"), **SCOPE)
 
     assert count(publish_database) == before + 1
 
@@ -193,9 +193,9 @@ async def test_a_pipeline_in_autocommit_mode_is_no_transaction_for_asyncio_eithe
     async with await connecting as connection, connection.pipeline():
         await connection.execute("select 1")
         with pytest.raises(NotInTransaction):
-            await OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+            await OUTBOX.publish(connection, SuiteOrderPlaced("o"), **SCOPE)
         async with connection.transaction():
-            await OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+            await OUTBOX.publish(connection, SuiteOrderPlaced("o"), **SCOPE)
 
     assert count(publish_database) == before + 1
 
@@ -204,8 +204,8 @@ def test_two_moments_that_a_wall_clock_shows_alike_stay_two(publish_database):
     """The hour that comes twice in autumn: Python takes the two for equal, and they were once sent as one."""
     berlin = ZoneInfo("Europe/Berlin")
     moments = [datetime(2024, 10, 27, 2, 30, tzinfo=berlin, fold=fold) for fold in (0, 1)]
-    placed = OUTBOX.registry.resolve(OrderPlaced)
+    placed = OUTBOX.registry.resolve(SuiteOrderPlaced)
     with psycopg.connect(publish_database) as connection:
-        OUTBOX.publish(connection, [placed.draft(OrderPlaced("o"), occurred_at=each) for each in moments], **SCOPE)
+        OUTBOX.publish(connection, [placed.draft(SuiteOrderPlaced("o"), occurred_at=each) for each in moments], **SCOPE)
         stored = connection.execute("select occurred_at from publish_suite.outbox order by seq desc limit 2").fetchall()
     assert [row[0] for row in reversed(stored)] == [moment.astimezone(UTC) for moment in moments]

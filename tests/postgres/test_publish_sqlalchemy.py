@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 from aftercommit.errors import UnsupportedConnection
 from aftercommit.testing.outbox_suite import PublishHarness, PublishSuite
-from aftercommit.testing.publish_stage import OUTBOX, SCOPE, OrderPlaced
+from aftercommit.testing.publish_stage import OUTBOX, SCOPE, SuiteOrderPlaced
 
 pytestmark = pytest.mark.newest
 
@@ -142,7 +142,7 @@ def test_what_the_session_has_yet_to_write_is_written_before_the_event(engine):
     """The event takes its place in the order of its aggregate while the writer holds the aggregate's row."""
     with Session(engine) as session:
         session.add(Business(note="pending"))
-        OUTBOX.publish(session, OrderPlaced("o"), **SCOPE)
+        OUTBOX.publish(session, SuiteOrderPlaced("o"), **SCOPE)
         assert written(session) == 1
 
 
@@ -150,7 +150,7 @@ def test_a_session_told_not_to_flush_by_itself_is_obeyed(engine):
     with Session(engine) as session:
         session.add(Business(note="pending"))
         with session.no_autoflush:
-            OUTBOX.publish(session, OrderPlaced("o"), **SCOPE)
+            OUTBOX.publish(session, SuiteOrderPlaced("o"), **SCOPE)
             assert written(session) == 0
 
 
@@ -159,7 +159,7 @@ def test_a_flush_listener_may_publish(engine):
 
     def publish_new_rows(session: Session, *_: object) -> None:
         for row in session.new:
-            published.append(OUTBOX.publish(session, OrderPlaced(row.note), **SCOPE).event_id)
+            published.append(OUTBOX.publish(session, SuiteOrderPlaced(row.note), **SCOPE).event_id)
 
     with Session(engine) as session:
         sqlalchemy.event.listen(session, "before_flush", publish_new_rows)
@@ -174,13 +174,13 @@ def test_a_flush_listener_may_publish(engine):
 def test_another_database_is_refused_by_name():
     sqlite = sqlalchemy.create_engine("sqlite://")
     with sqlite.connect() as connection, pytest.raises(UnsupportedConnection, match="pysqlite"):
-        OUTBOX.publish(connection, OrderPlaced("o"), **SCOPE)
+        OUTBOX.publish(connection, SuiteOrderPlaced("o"), **SCOPE)
     sqlite.dispose()
 
 
 def test_an_engine_is_not_a_connection(engine):
     with pytest.raises(UnsupportedConnection, match="Engine"):
-        OUTBOX.publish(engine, OrderPlaced("o"), **SCOPE)
+        OUTBOX.publish(engine, SuiteOrderPlaced("o"), **SCOPE)
 
 
 class Unmade(Base):
@@ -192,4 +192,4 @@ def test_an_error_about_another_table_that_the_session_writes_first_is_the_calle
     with Session(engine) as session:
         session.add(Unmade(number=1))
         with pytest.raises(sqlalchemy.exc.ProgrammingError, match="never_made"):
-            OUTBOX.publish(session, OrderPlaced("o-1"), **SCOPE)
+            OUTBOX.publish(session, SuiteOrderPlaced("o-1"), **SCOPE)

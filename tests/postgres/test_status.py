@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from aftercommit.cli import cli
-from aftercommit.cli.figures import Pace
+from aftercommit.cli.figures import RateTracker
 from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.screen import Screen, ago
 from aftercommit.clock import utc_now
@@ -439,7 +439,7 @@ IDLE = Overview("shop", 0, 0.0, 0, 0, 0, (), (), ())
 
 class TestPace:
     def test_rates_come_from_the_differences_between_looks(self) -> None:
-        pace = Pace()
+        pace = RateTracker()
         first = pace.of(replace(IDLE, pending=10, head=100, published_rate=1.0, delivered_rate=2.0), at=0.0)
         second = pace.of(replace(IDLE, pending=30, head=140), at=2.0)
 
@@ -447,7 +447,7 @@ class TestPace:
         assert (second.published_rate, second.delivered_rate) == (30.0, 20.0)
 
     def test_another_life_of_the_log_begins_anew(self) -> None:
-        pace = Pace()
+        pace = RateTracker()
         pace.of(replace(IDLE, head=100), at=0.0)
         assert pace.of(replace(IDLE, head=5, delivered_rate=0.5), at=2.0).delivered_rate == 0.5
 

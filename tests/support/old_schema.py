@@ -7,7 +7,7 @@ import pytest
 
 from aftercommit.postgres.shape import Shape
 from aftercommit.schema import declared, migrate, numbered
-from aftercommit.schema.numbered import Migration
+from aftercommit.schema.numbered import SqlMigration
 
 
 def migrate_up_to(connection: psycopg.Connection[Any], shape: Shape, version: int) -> None:
@@ -17,7 +17,7 @@ def migrate_up_to(connection: psycopg.Connection[Any], shape: Shape, version: in
         migrate.up(connection, shape)
 
 
-def know(patch: pytest.MonkeyPatch, *migrations: Migration) -> None:
+def know(patch: pytest.MonkeyPatch, *migrations: SqlMigration) -> None:
     """Let this process be code that knows just these migrations."""
     for room in (migrate, declared, numbered):
         patch.setattr(room, "migrations", lambda: migrations)

@@ -10,13 +10,13 @@ from typing import Any
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram import Bot, BotSettings, Link, Pacing, Store, Texts, open_store
-from aftercommit.contrib.telegram.local_api import BotApiServer, Chat, Limits
+from aftercommit.contrib.telegram.local_api import BotApiLimits, BotApiServer, Chat
 from aftercommit.testing import Points
 from tests.telegram.backend import Backend, backend
 
 # As in production but for the waits.
 QUICK = Pace(poll=0.05, idle_longest=0.1, limited_longest=0.3, answer=5.0)
-UNLIMITED = Limits(overall=None, per_chat=None)
+UNLIMITED = BotApiLimits(overall=None, per_chat=None)
 PAGE = "http://127.0.0.1:8090/tasks/board/{task_id}"
 
 
@@ -88,7 +88,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(folder: Path, *, limits: Limits = UNLIMITED, state: str | None = None) -> AsyncIterator[Stage]:
+async def stage(folder: Path, *, limits: BotApiLimits = UNLIMITED, state: str | None = None) -> AsyncIterator[Stage]:
     """Everything but the bot."""
     async with BotApiServer(limits=limits) as telegram, backend() as behind:
         await telegram.answers()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from aftercommit.backoff import Exponential
 from aftercommit.contrib.telegram.answers import (
+    ApiResult,
     Conflict,
     Denied,
-    Done,
     Later,
     Moved,
     Refused,
@@ -29,7 +29,7 @@ def failure(code: int, description: str, **parameters: Any) -> bytes:
 
 
 def test_a_message_that_was_taken_is_done():
-    assert understand(200, b'{"ok":true,"result":{"message_id":7}}') == Done({"message_id": 7})
+    assert understand(200, b'{"ok":true,"result":{"message_id":7}}') == ApiResult({"message_id": 7})
 
 
 @pytest.mark.contract("T11")
@@ -107,7 +107,7 @@ def test_every_answer_means_something(status: int, body: bytes):
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (Done(), "an answer that says nothing"),
+        (ApiResult(), "an answer that says nothing"),
         (Moved(-7), "the chat is -7 now"),
         *((reply, "because") for reply in (Later("because"), Refused("because"), Unreachable("gone", "because"))),
         *((reply, "because") for reply in (Conflict("because"), Denied("because"))),

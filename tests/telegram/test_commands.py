@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from aftercommit.clock import utc_now
-from aftercommit.contrib.telegram.state import FOR_EVER, Failure
+from aftercommit.contrib.telegram.state import FOR_EVER, UndeliveredEvent
 from tests.telegram.backend import refuse
 from tests.telegram.bots import stage
 
@@ -190,7 +190,9 @@ async def test_who_comes_back_is_told_what_was_missed_since_and_nothing_of_befor
         link = scene.link(ada, 17)
         store = scene.store()
         long_ago = utc_now() - timedelta(days=30)
-        store.set_aside(link, Failure(ada.chat_id, "17", "0", "0", "task_created", "refused", "long", long_ago), "0")
+        store.set_aside(
+            link, UndeliveredEvent(ada.chat_id, "17", "0", "0", "task_created", "refused", "long", long_ago), "0"
+        )
         async with scene.bot():
             scene.telegram.block(ada)
             await scene.points.wait("bot.update")

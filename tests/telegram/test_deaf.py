@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from aftercommit.contrib.telegram import Store
-from aftercommit.contrib.telegram.answers import Done
+from aftercommit.contrib.telegram.answers import ApiResult
 from aftercommit.contrib.telegram.api import BotApi
 from tests.feed.journal import until
 from tests.telegram.bots import everything, stage
@@ -106,5 +106,5 @@ async def test_what_telegram_cannot_read_as_html_is_sent_as_plain_text(tmp_path:
         api = BotApi(scene.telegram.token, scene.telegram.url)
         reply = await api.send_message(chat.chat_id, "<b>5 &lt; 6</b> <nothing>that closes")
         await api.close()
-        assert isinstance(reply, Done)
+        assert isinstance(reply, ApiResult)
         assert scene.texts(chat) == ["5 < 6 that closes"]

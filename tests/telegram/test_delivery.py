@@ -10,12 +10,12 @@ import pytest
 from aftercommit.contrib.telegram import Bot, Pacing
 from aftercommit.contrib.telegram.local_api import (
     Blocked,
+    BotApiLimits,
     Call,
     ChatNotFound,
     Drop,
     Fault,
     Hang,
-    Limits,
     ServerError,
     TooManyRequests,
 )
@@ -187,7 +187,7 @@ async def test_a_message_that_telegram_never_takes_is_set_aside_and_the_next_one
 @pytest.mark.thorough
 @pytest.mark.contract("T11")
 async def test_the_limits_are_not_exceeded_by_many_chats_with_much_to_tell(tmp_path: Path):
-    async with stage(tmp_path, limits=Limits(overall=10, per_chat=1)) as scene:
+    async with stage(tmp_path, limits=BotApiLimits(overall=10, per_chat=1)) as scene:
         chats = [scene.telegram.open_chat(f"User {number}") for number in range(1, 16)]
         for number, chat in enumerate(chats, 1):
             scene.link(chat, number)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from aftercommit.cli import cli
 from aftercommit.clock import utc_now
-from aftercommit.contrib.telegram import Failure, Link, Store, open_store
+from aftercommit.contrib.telegram import Link, Store, UndeliveredEvent, open_store
 from aftercommit.contrib.telegram.local_api import BotApiServer
 from tests.support.hanging import stopped
 from tests.support.programs import REPOSITORY, Program, running
@@ -100,7 +100,9 @@ def test_the_command_line_shows_what_was_set_aside(state: str, store: Store):
     assert json.loads(run("status", "--json", state=state).output) == {
         "running": False, "trouble": None, "links": 2, "muted": 0, "unreachable": 0, "set_aside": 0
     }  # fmt: skip
-    store.set_aside(link, Failure(5, "17", "4", "4", "task_created", "blocked", "Forbidden: blocked", utc_now()), "4")
+    store.set_aside(
+        link, UndeliveredEvent(5, "17", "4", "4", "task_created", "blocked", "Forbidden: blocked", utc_now()), "4"
+    )
     shown = run("status", state=state, status=3).output
     assert "unreachable  1" in shown
     assert "trouble      not known while no bot runs" in shown

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.contrib.telegram.progress import Progress
+from aftercommit.contrib.telegram.progress import UpdateProgress
 
 
 def test_what_is_dealt_with_is_confirmed_from_the_front_on():
-    progress = Progress(7)
+    progress = UpdateProgress(7)
     assert progress.offset() == 7
     assert progress.unknown([7, 8, 9]) == {7, 8, 9}
     for number in (7, 8, 9):
@@ -24,7 +24,7 @@ def test_what_is_dealt_with_is_confirmed_from_the_front_on():
 
 
 def test_what_must_not_be_lost_is_not_given_up_for_others_until_it_is_done():
-    progress = Progress(0)
+    progress = UpdateProgress(0)
     progress.begin(1, must=False)
     progress.begin(2, must=True)
     assert not progress.give_way()
@@ -40,7 +40,7 @@ def test_what_must_not_be_lost_is_not_given_up_for_others_until_it_is_done():
 
 def test_numbers_may_begin_anew():
     """After a week without updates Telegram chooses the next number as it likes."""
-    progress = Progress(5000)
+    progress = UpdateProgress(5000)
     assert progress.unknown([12]) == {12}
     progress.begin(12, must=True)
     assert progress.offset() == 12
@@ -50,7 +50,7 @@ def test_numbers_may_begin_anew():
 
 @given(st.permutations(range(10)))
 def test_in_whatever_order_they_end_nothing_open_is_confirmed(order: list[int]):
-    progress = Progress(0)
+    progress = UpdateProgress(0)
     for number in range(10):
         progress.begin(number, must=number % 2 == 0)
     for ended, number in enumerate(order, start=1):

@@ -17,7 +17,7 @@ from aftercommit.contrib.telegram import BotSettings
 from aftercommit.contrib.telegram.answers import Later
 from aftercommit.contrib.telegram.api import BotApi
 from aftercommit.contrib.telegram.local_api import BotApiServer, Drop, ServerError, TooManyRequests
-from aftercommit.contrib.telegram.reader import Reader
+from aftercommit.contrib.telegram.reader import BackendReader
 from aftercommit.contrib.telegram.redaction import Redaction, without_userinfo
 from aftercommit.errors import DeclarationError, FollowError
 from aftercommit.telemetry import JsonFormatter
@@ -198,7 +198,7 @@ async def test_no_half_of_a_credential_is_left_where_an_answer_is_cut(status: in
     forms = {credential, in_json, in_json.replace("/", "\\/")}
     async with stage(tmp_path) as scene, AsyncExitStack() as stack:
         settings = scene.settings(credential=credential, pace=Pace(failures=0, answer=5.0))
-        reader = Reader(settings, Redaction(settings.token, credential=credential))
+        reader = BackendReader(settings, Redaction(settings.token, credential=credential))
         stack.push_async_callback(reader.close)
         for said in ("x" * place + form for form in forms for place in PLACES):
 

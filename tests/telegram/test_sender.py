@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aftercommit.contrib.telegram import Pacing
-from aftercommit.contrib.telegram.answers import Done, Later
+from aftercommit.contrib.telegram.answers import ApiResult, Later
 from aftercommit.contrib.telegram.api import BotApi
 from aftercommit.contrib.telegram.local_api import BotApiServer, TooManyRequests
 from aftercommit.contrib.telegram.pacing import GROUP_SECONDS
@@ -47,7 +47,7 @@ async def test_what_no_longer_holds_when_it_is_to_go_is_not_sent_and_takes_no_ro
         for _ in range(3):
             assert await way.sender.send(ada, "no", still=no) is STALE
         # The one place of this second is still free.
-        assert isinstance(await way.sender.send(ada, "yes", patience=0.0), Done)
+        assert isinstance(await way.sender.send(ada, "yes", patience=0.0), ApiResult)
         assert [message.text for message in way.telegram.sent(ada)] == ["yes"]
 
 
@@ -69,7 +69,7 @@ async def test_whether_it_still_holds_is_asked_when_everything_before_it_was_ans
         await asked.wait()
         after = asyncio.create_task(way.sender.send(ada, "second", still=second))
         go.set()
-        assert [type(reply) for reply in (await before, await after)] == [Done, Done]
+        assert [type(reply) for reply in (await before, await after)] == [ApiResult, ApiResult]
 
 
 async def test_a_question_that_fails_gives_its_place_back():
@@ -80,7 +80,7 @@ async def test_a_question_that_fails_gives_its_place_back():
         ada = way.telegram.open_chat("Ada").chat_id
         with pytest.raises(OSError, match="no state"):
             await way.sender.send(ada, "lost", still=fails)
-        assert isinstance(await way.sender.send(ada, "next", patience=0.0), Done)
+        assert isinstance(await way.sender.send(ada, "next", patience=0.0), ApiResult)
 
 
 @pytest.mark.contract("T11")
@@ -95,7 +95,7 @@ async def test_a_chat_that_telegram_makes_wait_for_long_is_told_so_at_once(patie
             assert reply.limited
             assert 590 < (reply.seconds or 0.0) <= 600
         assert len(way.telegram.calls("sendMessage", chat=ada)) == 1
-        assert isinstance(await way.sender.send(bob, "now", patience=patience), Done)
+        assert isinstance(await way.sender.send(bob, "now", patience=patience), ApiResult)
 
 
 async def test_a_bot_that_telegram_makes_wait_tells_everybody_at_once():
@@ -128,8 +128,8 @@ async def test_whoever_has_no_patience_does_not_wait_for_a_message_that_is_on_it
             assert reply.limited
             assert reply.seconds is not None
         go.set()
-        assert isinstance(await under_way, Done)
-        assert isinstance(await way.sender.send(bob, "later"), Done)
+        assert isinstance(await under_way, ApiResult)
+        assert isinstance(await way.sender.send(bob, "later"), ApiResult)
 
 
 async def test_nothing_is_begun_once_the_bot_is_stopping():

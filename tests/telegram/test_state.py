@@ -16,7 +16,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from aftercommit.clock import utc_now
-from aftercommit.contrib.telegram import Code, Failure, Link, Store, issue_code, open_store
+from aftercommit.contrib.telegram import Code, Link, Store, UndeliveredEvent, issue_code, open_store
 from aftercommit.contrib.telegram.linking import hash_of
 from aftercommit.contrib.telegram.state import FOR_EVER, muted_until
 from aftercommit.contrib.telegram.states import exists, safe_place
@@ -62,8 +62,8 @@ def link(chat_id: int = 5, user_id: str = "17", place: str | None = "3", **given
     return msgspec.structs.replace(Link(chat_id, user_id, "Ada", "en", place, LINKED_AT), **given)
 
 
-def failure(chat_id: int = 5, place: str = "4", kind: str = "blocked", **given: object) -> Failure:
-    made = Failure(chat_id, "17", place, place, "task_created", kind, "Forbidden", utc_now())
+def failure(chat_id: int = 5, place: str = "4", kind: str = "blocked", **given: object) -> UndeliveredEvent:
+    made = UndeliveredEvent(chat_id, "17", place, place, "task_created", kind, "Forbidden", utc_now())
     return msgspec.structs.replace(made, **given)
 
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from aftercommit.clock import utc_now
-from aftercommit.contrib.telegram import Failure, Link, Store, open_store
+from aftercommit.contrib.telegram import Link, Store, UndeliveredEvent, open_store
 from aftercommit.contrib.telegram.states.postgres import SCHEMA
 from aftercommit.errors import StateError, StateUnavailable
 from tests.telegram.bots import said, stage
@@ -46,8 +46,8 @@ def link(chat_id: int, user_id: str = "17") -> Link:
     return Link(chat_id, user_id, "Ada", "en", "3", utc_now())
 
 
-def failure(chat_id: int, place: str) -> Failure:
-    return Failure(chat_id, "17", place, place, "task_created", "refused", "Bad Request", utc_now())
+def failure(chat_id: int, place: str) -> UndeliveredEvent:
+    return UndeliveredEvent(chat_id, "17", place, place, "task_created", "refused", "Bad Request", utc_now())
 
 
 def beside(where: str, statement: str) -> None:

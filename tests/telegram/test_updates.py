@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.contrib.telegram.updates import Command, Membership, Renumbered, heard
+from aftercommit.contrib.telegram.updates import ChatCommand, Membership, Renumbered, heard
 
 BOT = "Aftercommit_bot"
 
@@ -29,7 +29,7 @@ def message(text: str, chat_type: str = "private", **fields: Any) -> dict[str, A
     ],
 )
 def test_a_private_chat_says_commands_with_or_without_the_bots_name(text: str, name: str, argument: str):
-    assert heard(message(text), BOT) == Command(5, name, argument, "de", private=True)
+    assert heard(message(text), BOT) == ChatCommand(5, name, argument, "de", private=True)
 
 
 @pytest.mark.parametrize("text", ["/status", "/status@other_bot", "hello @aftercommit_bot", "hello", "/"])
@@ -43,7 +43,7 @@ ANONYMOUS = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username"
 def test_an_administrator_who_stays_anonymous_is_heard_and_other_bots_and_channels_are_not():
     said = f"/status@{BOT}"
     as_group = {"from": ANONYMOUS, "sender_chat": {"id": -5, "type": "supergroup"}}
-    assert heard(message(said, "supergroup", **as_group), BOT) == Command(-5, "status", "", None, private=False)
+    assert heard(message(said, "supergroup", **as_group), BOT) == ChatCommand(-5, "status", "", None, private=False)
     as_channel = {"from": {"id": 136817688, "is_bot": True}, "sender_chat": {"id": -7, "type": "channel"}}
     assert heard(message(said, "supergroup", **as_channel), BOT) is None
     assert heard(message(said, "supergroup", **{"from": {"id": 9, "is_bot": True}}), BOT) is None
@@ -52,9 +52,9 @@ def test_an_administrator_who_stays_anonymous_is_heard_and_other_bots_and_channe
 def test_a_topic_is_one_of_a_forum_and_no_chain_of_replies():
     said = f"/status@{BOT}"
     in_topic = heard(message(said, "supergroup", message_thread_id=42, is_topic_message=True), BOT)
-    assert in_topic == Command(-5, "status", "", "de", private=False, topic=42)
+    assert in_topic == ChatCommand(-5, "status", "", "de", private=False, topic=42)
     reply = heard(message(said, "supergroup", message_thread_id=42), BOT)
-    assert reply == Command(-5, "status", "", "de", private=False)
+    assert reply == ChatCommand(-5, "status", "", "de", private=False)
 
 
 @pytest.mark.parametrize("kind", ["channel_post", "edited_message", "edited_channel_post", "message_reaction"])
@@ -63,7 +63,7 @@ def test_what_is_no_message_to_the_bot_says_nothing(kind: str):
 
 
 def test_a_group_that_names_the_bot_is_heard():
-    assert heard(message("/start@aftercommit_bot CODE", "group"), BOT) == Command(-5, "start", "CODE", "de", False)
+    assert heard(message("/start@aftercommit_bot CODE", "group"), BOT) == ChatCommand(-5, "start", "CODE", "de", False)
 
 
 @pytest.mark.parametrize(("status", "member"), [("kicked", False), ("left", False), ("member", True)])

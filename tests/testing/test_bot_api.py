@@ -8,11 +8,11 @@ from urllib.parse import quote
 import pytest
 import pytest_asyncio
 
-from aftercommit.contrib.telegram.local_api import BotApiServer, Chat, ChatError, Limits
+from aftercommit.contrib.telegram.local_api import BotApiLimits, BotApiServer, Chat, ChatError
 from aftercommit.errors import DeclarationError
 from tests.testing.bots import BotClient, told
 
-NO_LIMITS = Limits(overall=None, per_chat=None)
+NO_LIMITS = BotApiLimits(overall=None, per_chat=None)
 A_FILE = b'--x\r\nContent-Disposition: form-data; name="document"; filename="a"\r\n\r\nz\r\n--x--'
 
 

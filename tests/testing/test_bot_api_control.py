@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from aftercommit.contrib.telegram.local_api import BotApiServer, Drop, Limits
+from aftercommit.contrib.telegram.local_api import BotApiLimits, BotApiServer, Drop
 from aftercommit.errors import DeclarationError
 from tests.support.programs import PATIENCE, REPOSITORY
 from tests.testing.bots import TLS
 
 FILES = REPOSITORY / "src" / "aftercommit" / "contrib" / "telegram" / "local_api" / "files"
-NO_LIMITS = Limits(overall=None, per_chat=None)
+NO_LIMITS = BotApiLimits(overall=None, per_chat=None)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import pytest_asyncio
 
 from aftercommit.contrib.telegram.local_api import (
     Blocked,
+    BotApiLimits,
     BotApiServer,
     Chat,
     ChatNotFound,
     Drop,
     Fault,
     Hang,
-    Limits,
     ServerError,
     Slow,
     TooManyRequests,
@@ -24,7 +24,7 @@ from aftercommit.contrib.telegram.local_api.limits import RateLimit
 from aftercommit.errors import DeclarationError
 from tests.testing.bots import BotClient
 
-NO_LIMITS = Limits(overall=None, per_chat=None)
+NO_LIMITS = BotApiLimits(overall=None, per_chat=None)
 ADA, GRACE = 1, 2
 
 
@@ -32,7 +32,7 @@ ADA, GRACE = 1, 2
 
 
 def test_one_message_a_second_to_a_chat():
-    rate = RateLimit(Limits())
+    rate = RateLimit(BotApiLimits())
     assert rate.take(ADA, 10.0) is None
     assert rate.take(ADA, 10.999) == 1
     assert rate.take(GRACE, 10.5) is None
@@ -40,7 +40,7 @@ def test_one_message_a_second_to_a_chat():
 
 
 def test_thirty_messages_within_any_second_in_all():
-    rate = RateLimit(Limits())
+    rate = RateLimit(BotApiLimits())
     assert [rate.take(chat, 10.0 + chat / 100) for chat in range(30)] == [None] * 30
     assert rate.take(100, 10.5) == 1
     assert rate.take(100, 11.0) is None
@@ -49,14 +49,14 @@ def test_thirty_messages_within_any_second_in_all():
 
 
 def test_what_was_refused_does_not_count():
-    rate = RateLimit(Limits())
+    rate = RateLimit(BotApiLimits())
     rate.take(ADA, 10.0)
     assert [rate.take(ADA, 10.0 + each / 10) for each in range(1, 10)] == [1] * 9
     assert rate.take(ADA, 11.0) is None
 
 
 def test_a_burst_lets_a_few_a_minute_through_and_no_more():
-    rate = RateLimit(Limits(burst=3))
+    rate = RateLimit(BotApiLimits(burst=3))
     assert [rate.take(ADA, 10.0) for _ in range(5)] == [None, None, None, None, 1]
     assert rate.take(ADA, 11.0) is None
     assert rate.take(ADA, 11.1) == 1
@@ -65,7 +65,7 @@ def test_a_burst_lets_a_few_a_minute_through_and_no_more():
 
 
 def test_a_longer_window_tells_how_long_to_wait():
-    rate = RateLimit(Limits(per_chat=2, window=10.0))
+    rate = RateLimit(BotApiLimits(per_chat=2, window=10.0))
     assert [rate.take(ADA, 0.0), rate.take(ADA, 4.0)] == [None, None]
     assert rate.take(ADA, 4.5) == 6
     assert rate.take(ADA, 10.0) is None
@@ -74,7 +74,7 @@ def test_a_longer_window_tells_how_long_to_wait():
 @pytest.mark.parametrize("wrong", [{"overall": 0}, {"per_chat": -1}, {"window": 0.0}, {"window": 61.0}, {"burst": -1}])
 def test_limits_that_mean_nothing_are_refused(wrong: dict[str, int]):
     with pytest.raises(DeclarationError):
-        Limits(**wrong)
+        BotApiLimits(**wrong)
 
 
 # --- limits, over HTTP
@@ -105,7 +105,7 @@ def grace(telegram: BotApiServer) -> Chat:
 
 async def test_a_message_too_early_is_answered_429_and_so_is_whoever_does_not_wait():
     # A window of a minute: the second message is too early however slow the machine is.
-    async with BotApiServer(limits=Limits(window=60.0)) as telegram:
+    async with BotApiServer(limits=BotApiLimits(window=60.0)) as telegram:
         ada, grace = telegram.open_chat("Ada"), telegram.open_chat("Grace")
         bot = BotClient(telegram)
         assert (await bot.send(ada, "one")).status == 200

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aftercommit._version import __version__
-from aftercommit.cli.figures import Figures, Window
+from aftercommit.cli.figures import Figures, RateWindow
 from aftercommit.cli.output import line, printable
 from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.recent import RecentLines
@@ -36,10 +36,10 @@ _INDENT = 2
 Show = Callable[[Sequence[Sight]], object]
 
 
-class View:
+class OutboxView:
     """One outbox, looked at again and again."""
 
-    def __init__(self, outbox: Outbox, reader: OverviewReader, window: Window) -> None:
+    def __init__(self, outbox: Outbox, reader: OverviewReader, window: RateWindow) -> None:
         self._outbox, self._reader, self._window = outbox, reader, window
 
     def now(self) -> Sight:
@@ -62,7 +62,7 @@ class Dashboard(Service):
     ) -> None:
         """With `recent` log lines a panel for a terminal, without them plain lines."""
         super().__init__()
-        self._views = [View(outbox, reader, Window(outbox.meter)) for reader, outbox in views]
+        self._views = [OutboxView(outbox, reader, RateWindow(outbox.meter)) for reader, outbox in views]
         self._interval = interval
         self._recent = recent
 

@@ -84,7 +84,7 @@ def quantile(counts: Sequence[int], share: float, bounds: Sequence[float] = LATE
     return bounds[-1]
 
 
-class Window:
+class RateWindow:
     """Samples of the last seconds, so that the figures follow what happens and do not jump."""
 
     def __init__(self, meter: Meter) -> None:
@@ -100,7 +100,7 @@ class Window:
         return compare(self._samples[0], now)
 
 
-class Pace:
+class RateTracker:
     """What comes in and goes out in a second, from looks at the tables: for who watches and has no meter."""
 
     def __init__(self) -> None:

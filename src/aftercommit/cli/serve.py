@@ -47,7 +47,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., object])
 _to_the_end = ExitStack()
 
 
-class Address(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where something is served, and by how many processes."""
 
     host: str

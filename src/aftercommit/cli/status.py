@@ -12,7 +12,7 @@ from rich.live import Live
 
 from aftercommit.cli.consumers import CONSUMER_COLUMNS, consumer_rows
 from aftercommit.cli.exits import NOT_AS_IT_SHOULD_BE
-from aftercommit.cli.figures import Pace
+from aftercommit.cli.figures import RateTracker
 from aftercommit.cli.limits import limit_options, limits_of
 from aftercommit.cli.loading import find_shape, load_database
 from aftercommit.cli.numbers import DAY, Seconds
@@ -76,7 +76,7 @@ def status(
 
 def _watch(reader: OverviewReader, interval: float, limits: HealthLimits, as_json: bool) -> None:
     """Until interrupted. The database may come and go meanwhile."""
-    pace = Pace()
+    pace = RateTracker()
     try:
         if sys.stdout.isatty() and not as_json:
             # On a screen of its own, which the terminal puts away afterwards: nothing scrolls and nothing flickers.
@@ -91,7 +91,7 @@ def _watch(reader: OverviewReader, interval: float, limits: HealthLimits, as_jso
         return
 
 
-def _screen(reader: OverviewReader, pace: Pace, limits: HealthLimits, interval: float) -> Screen:
+def _screen(reader: OverviewReader, pace: RateTracker, limits: HealthLimits, interval: float) -> Screen:
     try:
         found = pace.of(reader.now(), time.monotonic())
     except DatabaseUnavailable as problem:
@@ -99,7 +99,7 @@ def _screen(reader: OverviewReader, pace: Pace, limits: HealthLimits, interval: 
     return Screen(found, [pasteable(str(problem)) for problem in problems(found, limits)], interval)
 
 
-def _print_line(reader: OverviewReader, pace: Pace, limits: HealthLimits, as_json: bool) -> None:
+def _print_line(reader: OverviewReader, pace: RateTracker, limits: HealthLimits, as_json: bool) -> None:
     try:
         found = pace.of(reader.now(), time.monotonic())
     except DatabaseUnavailable as problem:

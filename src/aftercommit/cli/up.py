@@ -24,7 +24,7 @@ from aftercommit.cli.recent import RecentLines, ends_are_heard
 from aftercommit.cli.remedies import program
 from aftercommit.cli.retention import retention_of, retention_options
 from aftercommit.cli.running import Stopper
-from aftercommit.cli.serve import Address, hand_over, is_for_this_machine, server_options
+from aftercommit.cli.serve import ListenAddress, hand_over, is_for_this_machine, server_options
 from aftercommit.cli.server_process import ServerProcess
 from aftercommit.consumer.names import require_all_free
 from aftercommit.contrib.prometheus import exposition
@@ -97,7 +97,7 @@ def up(
             Engine(outbox, database, relay_settings=relay_settings) for outbox in application.outboxes
         ]
         if server is not None:
-            parts.append(Keeper(server))
+            parts.append(PostgresKeeper(server))
         if application.traffic is not None:
             parts += application.traffic(database, rate)
         with ExitStack() as stack:
@@ -106,7 +106,7 @@ def up(
             serving = Serving(
                 database, development=True, companions=told, local_users=is_for_this_machine(host), open_metrics=True
             )
-            served = _server(settings, application, serving, Address(host, port, workers))
+            served = _server(settings, application, serving, ListenAddress(host, port, workers))
             if isinstance(served, ServerProcess):
                 # The relays are here and not in its processes: their figures are to be at `/metrics` too.
                 stack.enter_context(shared_folder())
@@ -151,7 +151,7 @@ def _companions(application: Application, database: Database, port: int) -> Comp
 
 
 def _server(
-    settings: Settings, application: Application, serving: Serving, address: Address
+    settings: Settings, application: Application, serving: Serving, address: ListenAddress
 ) -> "HttpServer | ServerProcess | None":
     """One server runs in this process, with its figures beside the relay's; several are processes of their own."""
     if application.asgi is None:
@@ -175,7 +175,7 @@ def _overview_reader(database: Database, outbox: Outbox) -> OverviewReader:
     return OverviewReader(database, lambda connection: outbox.shape)
 
 
-class Keeper(Service):
+class PostgresKeeper(Service):
     """Starts the embedded server again when it is gone: it crashed, or another process that owned it has stopped it."""
 
     name = "keeper"

@@ -23,7 +23,7 @@ from aftercommit.schema.catalog import SCOPED_TABLES, Catalog, asking, read
 from aftercommit.schema.indexes import Index
 from aftercommit.schema.lock_retry import LockRetrier
 from aftercommit.schema.numbered import migrations
-from aftercommit.schema.views import View, views
+from aftercommit.schema.views import SchemaView, views
 from aftercommit.text import MIGRATE
 
 # A value for events from before the scope was declared; the reader of the message puts their own in its place.
@@ -241,7 +241,7 @@ def _as_it_is(shape: Shape, catalog: Catalog) -> Shape:
     return replace(shape, audience=True) if is_there else shape
 
 
-def _view_piece(view: View) -> Piece:
+def _view_piece(view: SchemaView) -> Piece:
     return Piece(
         f"view {view.name}",
         (view.statement,),

@@ -32,10 +32,21 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.schema import declared, partitions, privileges
 from aftercommit.schema.catalog import Ask, Catalog, asking, read
 from aftercommit.schema.lock_retry import LockRetrier
-from aftercommit.schema.numbered import Migration, migrations
+from aftercommit.schema.numbered import SqlMigration, migrations
 from aftercommit.text import MIGRATE, OF_APP
 
-__all__ = ["Migration", "Status", "check", "grants", "migrations", "script", "statements", "status", "status_by", "up"]
+__all__ = [
+    "SqlMigration",
+    "Status",
+    "check",
+    "grants",
+    "migrations",
+    "script",
+    "statements",
+    "status",
+    "status_by",
+    "up",
+]
 
 
 _MIGRATION_COLUMNS = {"version": "integer", "name": "text", "checksum": "text"}
@@ -50,7 +61,7 @@ class Status:
     """
 
     applied: dict[int, str]
-    pending: tuple[Migration, ...]
+    pending: tuple[SqlMigration, ...]
     declaration: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     newer: tuple[str, ...] = ()
@@ -158,7 +169,7 @@ def grants(shape: Shape, role: str) -> list[str]:
     return privileges.grants(shape, role)
 
 
-def _apply(connection: psycopg.Connection[Any], shape: Shape, migration: Migration) -> list[str]:
+def _apply(connection: psycopg.Connection[Any], shape: Shape, migration: SqlMigration) -> list[str]:
     connection.execute(_preparation(shape, 0).encode())
     ask = asking(connection)
     applied = _applied(ask, shape, read(ask, shape))

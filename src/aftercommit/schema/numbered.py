@@ -27,7 +27,7 @@ _CONCURRENTLY = re.compile(r"^-- concurrently: (\w+) on (\w+)\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
+class SqlMigration:
     """One numbered SQL file."""
 
     version: int
@@ -73,13 +73,13 @@ class Migration:
 
 
 @cache
-def migrations() -> tuple[Migration, ...]:
+def migrations() -> tuple[SqlMigration, ...]:
     """All numbered files, lowest first."""
     found = []
     for path in files(__package__).joinpath("migrations").iterdir():
         match = _FILE.fullmatch(path.name)
         if match:
-            found.append(Migration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
+            found.append(SqlMigration(int(match[1]), match[2], path.read_text(encoding="utf-8")))
     return tuple(sorted(found, key=lambda migration: migration.version))
 
 

@@ -87,7 +87,7 @@ def _briefly(connection: psycopg.Connection[Any], statements: Statements) -> Ite
         yield
 
 
-class Turn:
+class SweepTurn:
     """The right to do a round, for one program at a time; it runs out unless it is renewed."""
 
     def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lease: float) -> None:
@@ -133,12 +133,12 @@ def the_only_one(
     lease: float = LEASE,
     patience: float = 0.0,
     stopping: Callable[[], bool] = lambda: False,
-) -> Iterator[Turn | None]:
+) -> Iterator[SweepTurn | None]:
     """Our turn, if a round is ours to do now: one program at a time, not sooner than `interval` seconds after the last.
 
     With `patience`, somebody else's round is waited for that long, and then SweepUnderWay is raised.
     """
-    turn = Turn(connection, shape, lease)
+    turn = SweepTurn(connection, shape, lease)
     deadline = time.monotonic() + patience
     while not (claimed := turn.claim(interval)) and time.monotonic() < deadline and not stopping():
         time.sleep(0.1)
@@ -190,7 +190,7 @@ class Round:
     whole: bool = False
     dry_run: bool = False
     even_if_unread: bool = False
-    turn: Turn | None = None
+    turn: SweepTurn | None = None
     _deadline: float = field(init=False, default=0.0)
 
     def run(self) -> list[Swept]:

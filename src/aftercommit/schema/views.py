@@ -33,7 +33,7 @@ _GIVEN_COLUMNS = ("event_type", "payload")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SchemaView:
     """A view of the schema: its name, what makes or replaces it, and the stamp that tells whether it is current."""
 
     name: str
@@ -42,7 +42,7 @@ class View:
     writable: bool = False
 
 
-def views(shape: Shape) -> Iterator[View]:
+def views(shape: Shape) -> Iterator[SchemaView]:
     """Every view of an outbox; a declared one may take the place of a canonical one."""
     declared = {view.name for view in shape.views}
     for name in CANONICAL:
@@ -58,7 +58,7 @@ def stamp_of(*texts: str) -> str:
     return "aftercommit:" + hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-def _view(shape: Shape, name: str, definition: str, insert: str | None) -> View:
+def _view(shape: Shape, name: str, definition: str, insert: str | None) -> SchemaView:
     statements = Statements(shape)
     stamp = stamp_of(definition, insert or "")
     parts = {"view": sql.Identifier(name), "function": sql.Identifier(bounded(f"insert_into_{name}"))}
@@ -71,7 +71,7 @@ def _view(shape: Shape, name: str, definition: str, insert: str | None) -> View:
         definition=sql.SQL(definition),
         writing=sql.SQL(writing),
     )
-    return View(name, block(body), stamp, writable=insert is not None)
+    return SchemaView(name, block(body), stamp, writable=insert is not None)
 
 
 def _writing(shape: Shape, parts: dict[str, sql.Identifier], insert: str) -> str:

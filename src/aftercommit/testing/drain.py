@@ -22,7 +22,7 @@ from aftercommit.relay.transports import BusTransport, LogTransport
 from aftercommit.service import Probe, Service
 from aftercommit.testing.points import Points, SimulatedCrash
 from aftercommit.testing.spy import Attempt, Spy, WatchedTransport
-from aftercommit.testing.tables import Letter, State, Tables
+from aftercommit.testing.tables import Letter, Tables, TablesState
 from aftercommit.testing.transports import TransportFaults, UnreliableTransport
 
 ROUNDS: Final = 100
@@ -168,7 +168,7 @@ class Drain:
             f"end, or a service dies again and again. If it does end, give drain(rounds={rounds * 10})"
         )
 
-    async def _round(self, state: State) -> None:
+    async def _round(self, state: TablesState) -> None:
         # Whoever else holds a lease here is a service that died, in an earlier drain or just now.
         await self._ask(self._tables.rows_changed, "kit_expire_leases")
         if state.pending:
@@ -213,7 +213,7 @@ class Drain:
         return await asyncio.to_thread(question, *arguments)
 
 
-def _has_work(name: str, state: State) -> bool:
+def _has_work(name: str, state: TablesState) -> bool:
     open_letters = any(letter.consumer == name and letter.is_open for letter in state.letters)
     return state.checkpoints.get(name, 0) < state.head or open_letters
 

@@ -37,8 +37,8 @@ from aftercommit.testing.publish_stage import (
     NOTE_TAKEN,
     OUTBOX,
     SCOPE,
-    OrderPlaced,
     Stage,
+    SuiteOrderPlaced,
     case,
     orders,
     prepare,
@@ -62,7 +62,7 @@ class PublishSuite:
         caller = await stage.caller()
         earliest = datetime.now(UTC)
         await caller.begin()
-        receipt = await publish(caller, OrderPlaced("o-1", AWKWARD))
+        receipt = await publish(caller, SuiteOrderPlaced("o-1", AWKWARD))
         await caller.commit()
         (row,) = stage.stored()
         assert earliest <= row.pop("occurred_at") <= datetime.now(UTC)
@@ -145,7 +145,7 @@ class PublishSuite:
         """Neither of one event nor of many."""
         caller = await stage.caller()
         await caller.begin()
-        await publish(caller, OrderPlaced("one"))
+        await publish(caller, SuiteOrderPlaced("one"))
         await publish(caller, orders("two", "three"))
         await caller.rollback()
         assert stage.stored() == []
@@ -155,11 +155,11 @@ class PublishSuite:
         """What was published before and after stays."""
         caller = await stage.caller()
         await caller.begin()
-        await publish(caller, OrderPlaced("before"))
+        await publish(caller, SuiteOrderPlaced("before"))
         await caller.savepoint()
         await publish(caller, orders("inside", "inside too"))
         await caller.rollback_to_savepoint()
-        await publish(caller, OrderPlaced("after"))
+        await publish(caller, SuiteOrderPlaced("after"))
         await caller.commit()
         assert stage.notes() == ["before", "after"]
 
@@ -170,7 +170,7 @@ class PublishSuite:
         for ending in (caller.commit, caller.rollback):
             await caller.begin()
             await caller.savepoint()
-            await publish(caller, OrderPlaced(ending.__name__))
+            await publish(caller, SuiteOrderPlaced(ending.__name__))
             await caller.release_savepoint()
             await ending()
         assert stage.notes() == ["commit"]
@@ -181,7 +181,7 @@ class PublishSuite:
         caller = await stage.caller()
         await caller.begin()
         await caller.execute("insert into publish_suite.business values ('first')")
-        await publish(caller, OrderPlaced("one"))
+        await publish(caller, SuiteOrderPlaced("one"))
         await publish(caller, orders("two", "three"), idempotency_key="together")
         await caller.execute("insert into publish_suite.business values ('last')")
         assert (stage.stored(), stage.business()) == ([], [])
@@ -206,7 +206,7 @@ class PublishSuite:
         names = [f"o-{number}" for number in range(30)]
         for name in names:
             await caller.begin()
-            await publish(caller, OrderPlaced(name))
+            await publish(caller, SuiteOrderPlaced(name))
             await publish(caller, orders(f"{name}a", f"{name}b"))
             await caller.commit()
         assert stage.notes() == [name + suffix for name in names for suffix in ("", "a", "b")]
@@ -218,7 +218,7 @@ class PublishSuite:
         cause = uuid4()
         await caller.begin()
         receipt = await publish(
-            caller, [OrderPlaced("o"), NOTE_TAKEN(text="n"), NOTE_TAKEN.draft({}, causation_id=cause)]
+            caller, [SuiteOrderPlaced("o"), NOTE_TAKEN(text="n"), NOTE_TAKEN.draft({}, causation_id=cause)]
         )
         await caller.commit()
         rows = stage.stored()
@@ -246,10 +246,10 @@ class PublishSuite:
         with refused(InvalidPayload, "event 1 of 2", "NUL"):
             await publish(caller, orders("good", "bad\x00"))
         with refused(ScopeViolation, "tenant"):
-            await publish(caller, OrderPlaced("o"), tenant=None)
+            await publish(caller, SuiteOrderPlaced("o"), tenant=None)
         with refused(PayloadTooLarge, "1,048,576", "1,048,577"):
             await publish(caller, sized(LIMIT + 1), idempotency_key="too large")
-        await publish(caller, OrderPlaced("good"))
+        await publish(caller, SuiteOrderPlaced("good"))
         await caller.commit()
         assert (stage.notes(), stage.business()) == (["good"], ["kept"])
 
@@ -259,7 +259,7 @@ class PublishSuite:
         caller = await stage.caller()
         await caller.begin()
         await publish(caller, sized(LIMIT))
-        await publish(caller, [sized(LIMIT), OrderPlaced("small")])
+        await publish(caller, [sized(LIMIT), SuiteOrderPlaced("small")])
         await caller.commit()
         query = "select length(payload::text) as size from publish_suite.outbox order by seq"
         sizes = [row["size"] for row in stage.observer.execute(query)]
@@ -271,14 +271,14 @@ class PublishSuite:
         caller = await stage.caller_outside_transaction()
         for options in ({}, {"idempotency_key": "alone"}):
             with refused(NotInTransaction, "outside_transaction=True"):
-                await publish(caller, OrderPlaced("o"), **options)
+                await publish(caller, SuiteOrderPlaced("o"), **options)
         assert stage.stored() == []
 
     @case
     async def test_outside_a_transaction_publish_works_when_told_so(self, stage: Stage) -> None:
         """The event stands alone and is committed at once."""
         caller = await stage.caller_outside_transaction()
-        await publish(caller, OrderPlaced("one"), outside_transaction=True)
+        await publish(caller, SuiteOrderPlaced("one"), outside_transaction=True)
         await publish(caller, orders("two", "three"), outside_transaction=True, idempotency_key="alone")
         assert stage.notes() == ["one", "two", "three"]
 
@@ -315,13 +315,13 @@ class PublishSuite:
         """Of the transaction, and of a savepoint in it."""
         caller = await stage.caller()
         await caller.begin()
-        await publish(caller, OrderPlaced("rolled back"), idempotency_key="key")
+        await publish(caller, SuiteOrderPlaced("rolled back"), idempotency_key="key")
         await caller.rollback()
         await caller.begin()
         await caller.savepoint()
-        await publish(caller, OrderPlaced("rolled back too"), idempotency_key="key")
+        await publish(caller, SuiteOrderPlaced("rolled back too"), idempotency_key="key")
         await caller.rollback_to_savepoint()
-        receipt = await publish(caller, OrderPlaced("kept"), idempotency_key="key")
+        receipt = await publish(caller, SuiteOrderPlaced("kept"), idempotency_key="key")
         await caller.commit()
         assert receipt.duplicate is False
         assert (stage.notes(), stage.ids()) == (["kept"], [receipt.event_id])
@@ -350,9 +350,9 @@ class PublishSuite:
         caller = await stage.caller()
         await caller.begin()
         with correlation(AWKWARD):
-            await publish(caller, OrderPlaced("one"))
+            await publish(caller, SuiteOrderPlaced("one"))
             await publish(caller, orders("two", "three"))
-        outside = await publish(caller, OrderPlaced("four"))
+        outside = await publish(caller, SuiteOrderPlaced("four"))
         await caller.commit()
         assert [row["correlation_id"] for row in stage.stored()] == [*[AWKWARD] * 3, str(outside.event_id)]
 

@@ -28,7 +28,7 @@ AWKWARD = "ünï ☃ 𝄞 \u2028 'single' \"double\" \\ \\u0041 %s %% %(name)s {
 
 @OUTBOX.event("suite.order_placed", version=3, oldest_version=3, aggregate="order", key="order_id")
 @dataclass(frozen=True)
-class OrderPlaced:
+class SuiteOrderPlaced:
     """An event with an aggregate and a typed payload."""
 
     order_id: str
@@ -144,9 +144,9 @@ def refused(kind: type[Exception], *words: str) -> Iterator[pytest.ExceptionInfo
         assert word in str(caught.value)
 
 
-def orders(*names: str) -> list[OrderPlaced]:
+def orders(*names: str) -> list[SuiteOrderPlaced]:
     """An event per name."""
-    return [OrderPlaced(name) for name in names]
+    return [SuiteOrderPlaced(name) for name in names]
 
 
 async def publish(caller: Caller, events: Any, **options: Any) -> Receipt:
@@ -154,7 +154,7 @@ async def publish(caller: Caller, events: Any, **options: Any) -> Receipt:
     return await caller.publish(OUTBOX, events, **{**SCOPE, **options})
 
 
-def sized(size: int) -> OrderPlaced:
+def sized(size: int) -> SuiteOrderPlaced:
     """An event whose encoded payload has so many bytes."""
-    empty = len(msgspec.json.encode(OrderPlaced("sized")))
-    return OrderPlaced("sized", "x" * (size - empty))
+    empty = len(msgspec.json.encode(SuiteOrderPlaced("sized")))
+    return SuiteOrderPlaced("sized", "x" * (size - empty))

@@ -38,7 +38,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TablesState:
     """How far everything has come."""
 
     pending: int
@@ -61,10 +61,10 @@ class Tables:
         """Every event that is committed, in the order of publishing."""
         return read_published(self.rows("kit_published_events"), self._outbox)
 
-    def state(self) -> State:
+    def state(self) -> TablesState:
         """How far everything has come."""
         pending, retries, head, checkpoints = self.rows("kit_drain_state")[0]
-        return State(pending, retries, head, json.loads(checkpoints), self.letters())
+        return TablesState(pending, retries, head, json.loads(checkpoints), self.letters())
 
     def letters(self) -> tuple[Letter, ...]:
         """Every dead letter."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 
-class Watched(Protocol):
+class ProbedEngine(Protocol):
     """What probes ask about: an Engine."""
 
     @property
@@ -50,7 +50,7 @@ class MetricsServer:
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}/metrics"
 
-    def watch(self, engine: Watched) -> None:
+    def watch(self, engine: ProbedEngine) -> None:
         """From now on `/livez` and `/readyz` speak of this engine; before, nothing is ready."""
         self._probes.engine = engine
 
@@ -89,7 +89,7 @@ class _Probes:
         from prometheus_client import make_wsgi_app
 
         self._figures = make_wsgi_app(registry)
-        self.engine: Watched | None = None
+        self.engine: ProbedEngine | None = None
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")

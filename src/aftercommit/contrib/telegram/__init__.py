@@ -11,7 +11,7 @@ from aftercommit.contrib.telegram.bot import Bot
 from aftercommit.contrib.telegram.linking import issue_code
 from aftercommit.contrib.telegram.pacing import Pacing
 from aftercommit.contrib.telegram.settings import BotSettings, FeedNames, bot_settings
-from aftercommit.contrib.telegram.state import Code, Failure, Link, Store
+from aftercommit.contrib.telegram.state import Code, Link, Store, UndeliveredEvent
 from aftercommit.contrib.telegram.states import open_store
 from aftercommit.contrib.telegram.texts import Texts
 
@@ -19,12 +19,12 @@ __all__ = [
     "Bot",
     "BotSettings",
     "Code",
-    "Failure",
     "FeedNames",
     "Link",
     "Pacing",
     "Store",
     "Texts",
+    "UndeliveredEvent",
     "bot_settings",
     "issue_code",
     "open_store",

@@ -36,7 +36,7 @@ _QUOTED: Final = 80
 _BACKOFF: Final = Exponential(base=1.0, maximum=30.0)
 
 
-class Done(msgspec.Struct, frozen=True):
+class ApiResult(msgspec.Struct, frozen=True):
     """Telegram did it."""
 
     result: Any = None
@@ -81,7 +81,7 @@ class Denied(msgspec.Struct, frozen=True):
     reason: str
 
 
-Reply: TypeAlias = Done | Later | Moved | Unreachable | Refused | Conflict | Denied
+Reply: TypeAlias = ApiResult | Later | Moved | Unreachable | Refused | Conflict | Denied
 
 
 class _Body(msgspec.Struct):
@@ -95,7 +95,7 @@ class _Body(msgspec.Struct):
 def reason_of(reply: Reply) -> str:
     """What a reply says of itself."""
     match reply:
-        case Done():
+        case ApiResult():
             return "an answer that says nothing"
         case Moved(chat_id=chat_id):
             return f"the chat is {chat_id} now"
@@ -118,7 +118,7 @@ def understand(status: int, body: bytes, clean: Callable[[str], str] = str) -> R
         said = clean(body[:MAX_ERROR_LENGTH].decode("utf-8", "replace"))[:_QUOTED]
         return Later(f"an answer {status} that is not of the Bot API: {said!r}")
     if told.ok:
-        return Done(told.result)
+        return ApiResult(told.result)
     reason = clean(told.description or f"error {told.error_code or status}")[:MAX_ERROR_LENGTH]
     return _failure(told.error_code or status, reason, told.parameters)
 

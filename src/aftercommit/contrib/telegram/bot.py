@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from aftercommit.clock import utc_now
-from aftercommit.contrib.telegram.answers import Denied, Done, Reply, reason_of, wait_after
+from aftercommit.contrib.telegram.answers import ApiResult, Denied, Reply, reason_of, wait_after
 from aftercommit.contrib.telegram.api import BotApi
 from aftercommit.contrib.telegram.commands import Commands, described
 from aftercommit.contrib.telegram.connector import Connector
@@ -16,7 +16,7 @@ from aftercommit.contrib.telegram.listening import Listening
 from aftercommit.contrib.telegram.memory import Memory
 from aftercommit.contrib.telegram.pacing import Pacing
 from aftercommit.contrib.telegram.poller import STOP_SECONDS, Poller
-from aftercommit.contrib.telegram.reader import Reader
+from aftercommit.contrib.telegram.reader import BackendReader
 from aftercommit.contrib.telegram.redaction import Redaction, without_userinfo
 from aftercommit.contrib.telegram.sender import Sender
 from aftercommit.contrib.telegram.settings import BotSettings
@@ -69,7 +69,7 @@ class Bot(Service):
         addresses = (settings.api, settings.feed, settings.redeem)
         redaction = Redaction(settings.token, *addresses, credential=settings.credential)
         api = BotApi(settings.token, settings.api, seconds=settings.send_seconds, redaction=redaction)
-        reader = Reader(settings, redaction)
+        reader = BackendReader(settings, redaction)
         # What servers answer is logged: whatever they quote.
         logger.addFilter(redaction)
         try:
@@ -92,7 +92,7 @@ class Bot(Service):
             await memory.close()
             logger.removeFilter(redaction)
 
-    async def _work(self, memory: Memory, api: BotApi, reader: Reader, username: str) -> None:
+    async def _work(self, memory: Memory, api: BotApi, reader: BackendReader, username: str) -> None:
         settings = self.settings
         sender = Sender(api, self._pacing or Pacing(since=time.monotonic()), self._ending)
         poller = Poller(settings, memory, reader, sender, probe=self._probe)
@@ -139,7 +139,7 @@ class Bot(Service):
         failures = 0
         while not self.stopping.is_set():
             reply = await api.get_me()
-            if isinstance(reply, Done) and isinstance(reply.result, dict):
+            if isinstance(reply, ApiResult) and isinstance(reply.result, dict):
                 await self._offer_commands(api)
                 return str(reply.result.get("username") or "")
             failures += 1
@@ -161,7 +161,7 @@ class Bot(Service):
         """A convenience for people: without it everything works."""
         for language, table in self.settings.texts.tables.items():
             reply = await api.set_my_commands(described(table), None if language == FALLBACK else language)
-            if not isinstance(reply, Done):
+            if not isinstance(reply, ApiResult):
                 log_event(logger, logging.INFO, "bot_commands_not_offered", language=language, error=reason_of(reply))
 
     async def _upkeep(self, memory: Memory) -> None:

@@ -12,12 +12,12 @@ from aftercommit.contrib.telegram.connector import Connector
 from aftercommit.contrib.telegram.delivery import Reach
 from aftercommit.contrib.telegram.linking import LONGEST_CODE, Codes, Guesses, Unchecked, Wrong, hash_of
 from aftercommit.contrib.telegram.memory import Memory
-from aftercommit.contrib.telegram.reader import Reader
+from aftercommit.contrib.telegram.reader import BackendReader
 from aftercommit.contrib.telegram.settings import BotSettings
 from aftercommit.contrib.telegram.state import FOR_EVER, Code, Link, muted_until
 from aftercommit.contrib.telegram.texts import Table
-from aftercommit.contrib.telegram.trouble import STILL_ASKING, Trouble
-from aftercommit.contrib.telegram.updates import Command
+from aftercommit.contrib.telegram.trouble import STILL_ASKING, BackendTrouble
+from aftercommit.contrib.telegram.updates import ChatCommand
 from aftercommit.errors import FollowError
 from aftercommit.telemetry import log_event
 
@@ -38,7 +38,7 @@ class Commands:
         self,
         settings: BotSettings,
         memory: Memory,
-        reader: Reader,
+        reader: BackendReader,
         connector: Connector,
         reach: Reach,
     ) -> None:
@@ -50,7 +50,7 @@ class Commands:
         self._codes = Codes(settings, memory, reader)
         self._guesses = Guesses()
         self._reach = reach
-        self._known: Mapping[str, Callable[[Command, Link | None, str], Awaitable[str]]] = {
+        self._known: Mapping[str, Callable[[ChatCommand, Link | None, str], Awaitable[str]]] = {
             "start": self._start,
             "status": self._status,
             "connect": self._connect,
@@ -60,7 +60,7 @@ class Commands:
             "help": self._help,
         }
 
-    async def answer(self, command: Command) -> str:
+    async def answer(self, command: ChatCommand) -> str:
         """Do what is asked; what to say."""
         link = await self._memory.do(lambda store: store.link(command.chat_id))
         language = self._texts.language(command.language or (link.language if link is not None else None))
@@ -69,7 +69,7 @@ class Commands:
         do = self._known.get(command.name)
         return await do(command, link, language) if do is not None else self._texts.message(language, "hint")
 
-    async def _start(self, command: Command, link: Link | None, language: str) -> str:
+    async def _start(self, command: ChatCommand, link: Link | None, language: str) -> str:
         # A code has no blanks, and people put some between its groups.
         code = "".join(command.argument.split())
         if code:
@@ -91,7 +91,7 @@ class Commands:
         await self._memory.do(lambda store: store.reached(chat_id))
         return self._texts.message(link.language, "back", name=link.name, count=str(missed) if missed else None)
 
-    async def _link(self, command: Command, link: Link | None, language: str, code: str) -> str:
+    async def _link(self, command: ChatCommand, link: Link | None, language: str, code: str) -> str:
         chat_id = command.chat_id
         if link is not None and link.code_hash == hash_of(code):
             # The same update once more, because its answer was lost with an earlier life of this process.
@@ -116,7 +116,7 @@ class Commands:
         self._connector.poller.add(chat_id)
         return self._linked(new, language)
 
-    async def _kept_link(self, command: Command, link: Link | None, found: Code, language: str, code: str) -> Link:
+    async def _kept_link(self, command: ChatCommand, link: Link | None, found: Code, language: str, code: str) -> Link:
         """The link that a code makes: from the newest event on. Where the same user is linked again, the place stays.
 
         The code is used up by now, so that this is kept as soon as it can be.
@@ -136,7 +136,7 @@ class Commands:
             said += "\n" + self._texts.message(language, "not_connected_yet")
         return said
 
-    async def _status(self, command: Command, link: Link | None, language: str) -> str:
+    async def _status(self, command: ChatCommand, link: Link | None, language: str) -> str:
         if link is None:
             return "\n".join([self._texts.message(language, "status_not_linked"), self._connection(None, language)])
         lines = [self._texts.message(language, "status_linked", name=link.name), self._connection(link, language)]
@@ -175,7 +175,7 @@ class Commands:
             ),
         ]
 
-    async def _connect(self, command: Command, link: Link | None, language: str) -> str:
+    async def _connect(self, command: ChatCommand, link: Link | None, language: str) -> str:
         connector = self._connector
         if connector.is_connected:
             return self._texts.message(language, "connected_already")
@@ -185,15 +185,15 @@ class Commands:
             return self._texts.message(language, "connected")
         return self._troubled("connect_failed", connector.problem, link, language)
 
-    def _troubled(self, name: str, trouble: Trouble | None, link: Link | None, language: str) -> str:
+    def _troubled(self, name: str, trouble: BackendTrouble | None, link: Link | None, language: str) -> str:
         """What is wrong: everybody hears which case it is, and those who are linked why."""
         reason = trouble.reason if trouble is not None and link is not None else None
         return self._texts.message(language, name, trouble=self._word(trouble, language), reason=reason)
 
-    def _word(self, trouble: Trouble | None, language: str) -> str:
+    def _word(self, trouble: BackendTrouble | None, language: str) -> str:
         return self._texts.word(language, STILL_ASKING if trouble is None else trouble.kind)
 
-    async def _mute(self, command: Command, link: Link | None, language: str) -> str:
+    async def _mute(self, command: ChatCommand, link: Link | None, language: str) -> str:
         if link is None:
             return self._texts.message(language, "not_linked")
         if command.argument.lower() in ("off", "0"):
@@ -207,7 +207,7 @@ class Commands:
             return self._texts.message(language, "muted_for_ever")
         return self._texts.message(language, "muted", until=_shown(until))
 
-    async def _unmute(self, command: Command, link: Link | None, language: str) -> str:
+    async def _unmute(self, command: ChatCommand, link: Link | None, language: str) -> str:
         if link is None:
             return self._texts.message(language, "not_linked")
         if link.muted_until is None:
@@ -217,11 +217,11 @@ class Commands:
             self._connector.poller.add(link.chat_id)
         return self._texts.message(language, "unmuted")
 
-    async def _unlink(self, command: Command, link: Link | None, language: str) -> str:
+    async def _unlink(self, command: ChatCommand, link: Link | None, language: str) -> str:
         gone = await self._memory.do(lambda store: store.unlink(command.chat_id))
         return self._texts.message(language, "unlinked" if gone else "not_linked")
 
-    async def _help(self, command: Command, link: Link | None, language: str) -> str:
+    async def _help(self, command: ChatCommand, link: Link | None, language: str) -> str:
         return self._texts.message(language, "help")
 
 

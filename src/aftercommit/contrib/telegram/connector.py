@@ -10,10 +10,10 @@ import time
 
 from aftercommit.contrib.telegram.memory import Memory
 from aftercommit.contrib.telegram.poller import Poller
-from aftercommit.contrib.telegram.reader import Reader
+from aftercommit.contrib.telegram.reader import BackendReader
 from aftercommit.contrib.telegram.redaction import without_userinfo
 from aftercommit.contrib.telegram.settings import BotSettings
-from aftercommit.contrib.telegram.trouble import Trouble
+from aftercommit.contrib.telegram.trouble import BackendTrouble
 from aftercommit.service import Waker, until_one_ends
 from aftercommit.telemetry import log_event
 
@@ -23,7 +23,9 @@ logger = logging.getLogger("aftercommit.bot")
 class Connector:
     """Asks, and starts the poller once."""
 
-    def __init__(self, settings: BotSettings, memory: Memory, reader: Reader, poller: Poller, ending: Waker) -> None:
+    def __init__(
+        self, settings: BotSettings, memory: Memory, reader: BackendReader, poller: Poller, ending: Waker
+    ) -> None:
         """Once the bot is `ending`, nothing is asked or started any more."""
         self._settings = settings
         self._memory = memory
@@ -35,7 +37,7 @@ class Connector:
         self.poller = poller
         self.started = asyncio.Event()
         # What was wrong when it was asked last; None before there is an answer, too.
-        self.problem: Trouble | None = None
+        self.problem: BackendTrouble | None = None
 
     @property
     def is_connected(self) -> bool:

@@ -8,9 +8,9 @@ from aftercommit.backoff import Exponential
 from aftercommit.client.wire import FeedEvent
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram.answers import (
+    ApiResult,
     Conflict,
     Denied,
-    Done,
     Later,
     Moved,
     Refused,
@@ -22,7 +22,7 @@ from aftercommit.contrib.telegram.memory import Memory
 from aftercommit.contrib.telegram.reader import Gone
 from aftercommit.contrib.telegram.sender import STALE, STOPPING, Sender
 from aftercommit.contrib.telegram.settings import BotSettings
-from aftercommit.contrib.telegram.state import GAP, Failure, Link
+from aftercommit.contrib.telegram.state import GAP, Link, UndeliveredEvent
 from aftercommit.errors import TelegramRefused
 from aftercommit.telemetry import log_event
 
@@ -125,7 +125,7 @@ class Delivery:
     async def _wait_after(self, link: Link, reply: Reply, failures: int) -> float | None:
         """Seconds after which to send it again; None when it got there or never will."""
         match reply:
-            case Done() | Unreachable() | Refused():
+            case ApiResult() | Unreachable() | Refused():
                 return None
             case Moved(chat_id=chat_id):
                 await self._memory.keep(lambda store: store.renumber(link.chat_id, chat_id))
@@ -149,11 +149,11 @@ class Delivery:
         return wait
 
 
-def _failure(link: Link, place: str, event_id: str, event_type: str, kind: str, reason: str) -> Failure:
-    return Failure(link.chat_id, link.user_id, place, event_id, event_type, kind, reason, utc_now())
+def _failure(link: Link, place: str, event_id: str, event_type: str, kind: str, reason: str) -> UndeliveredEvent:
+    return UndeliveredEvent(link.chat_id, link.user_id, place, event_id, event_type, kind, reason, utc_now())
 
 
-def _say_set_aside(failure: Failure) -> None:
+def _say_set_aside(failure: UndeliveredEvent) -> None:
     about = {"chat_id": failure.chat_id, "user_id": failure.user_id, "event_id": failure.event_id}
     log_event(logger, logging.WARNING, "bot_event_set_aside", **about, kind=failure.kind, error=failure.reason)
 

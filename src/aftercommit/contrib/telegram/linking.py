@@ -11,10 +11,10 @@ import msgspec
 from aftercommit.client.wire import Unreadable
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram.memory import Memory
-from aftercommit.contrib.telegram.reader import Failed, Reader
+from aftercommit.contrib.telegram.reader import BackendReader, PollFailed
 from aftercommit.contrib.telegram.settings import BotSettings
 from aftercommit.contrib.telegram.state import Code, Store
-from aftercommit.contrib.telegram.trouble import Trouble
+from aftercommit.contrib.telegram.trouble import BackendTrouble
 
 # No letters and digits that look alike; ten of them are 49 bits, and a code lasts minutes.
 _LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
@@ -34,7 +34,7 @@ class Wrong(msgspec.Struct, frozen=True):
 class Unchecked(msgspec.Struct, frozen=True):
     """Whether it counts cannot be told at the moment."""
 
-    trouble: Trouble
+    trouble: BackendTrouble
 
 
 Redeemed: TypeAlias = Code | Wrong | Unchecked
@@ -83,7 +83,7 @@ class Guesses:
 class Codes:
     """Redeems codes: ours first, then at the backend."""
 
-    def __init__(self, settings: BotSettings, memory: Memory, reader: Reader) -> None:
+    def __init__(self, settings: BotSettings, memory: Memory, reader: BackendReader) -> None:
         """Nothing is asked yet."""
         self._settings = settings
         self._memory = memory
@@ -96,7 +96,7 @@ class Codes:
         if found is not None or self._settings.redeem is None:
             return found or Wrong()
         told = await self._reader.redeem(code)
-        if isinstance(told, Failed):
+        if isinstance(told, PollFailed):
             # It is the answer to a code that is not known, used or expired; a malformed one may be a bad request.
             return Wrong() if told.status in (400, 404, 410, 422) else Unchecked(told.trouble)
         user_id = str(told["user_id"])

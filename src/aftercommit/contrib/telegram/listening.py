@@ -13,9 +13,9 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from aftercommit.contrib.telegram.answers import (
+    ApiResult,
     Conflict,
     Denied,
-    Done,
     Later,
     Moved,
     Refused,
@@ -28,10 +28,10 @@ from aftercommit.contrib.telegram.api import BotApi
 from aftercommit.contrib.telegram.commands import Commands
 from aftercommit.contrib.telegram.memory import Memory
 from aftercommit.contrib.telegram.poller import Poller
-from aftercommit.contrib.telegram.progress import WINDOW, Progress
+from aftercommit.contrib.telegram.progress import WINDOW, UpdateProgress
 from aftercommit.contrib.telegram.sender import STOPPING, Sender
 from aftercommit.contrib.telegram.state import UPDATES
-from aftercommit.contrib.telegram.updates import Command, Heard, Membership, Renumbered, heard
+from aftercommit.contrib.telegram.updates import ChatCommand, Heard, Membership, Renumbered, heard
 from aftercommit.errors import StateError, StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, until_one_ends, wait_for_any
 from aftercommit.telemetry import log_event
@@ -52,7 +52,7 @@ _MOST_CHATS: Final = 200
 _GONE_REASON: Final = "the bot was blocked or removed"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class HeardUpdate(msgspec.Struct, frozen=True):
     """Something that a chat has said, and the number under which Telegram tells it."""
 
     number: int
@@ -87,17 +87,17 @@ class Listening(Service):
         self._bot_name = bot_name
         self._wait = wait
         self._failures = 0
-        self._queues: dict[int, deque[Entry]] = {}
+        self._queues: dict[int, deque[HeardUpdate]] = {}
         self._chats: dict[int, asyncio.Task[None]] = {}
         self._idle = Waker()
         self._broken = Waker()
         self._fatal: BaseException | None = None
-        self._progress = Progress(0)
+        self._progress = UpdateProgress(0)
         self._noted: str | None = ""
 
     async def run(self) -> None:
         """Until stopped: then what is being answered is finished and remembered, and the rest is told again."""
-        self._progress = Progress(await self._memory.keep(lambda store: store.offset()))
+        self._progress = UpdateProgress(await self._memory.keep(lambda store: store.offset()))
         try:
             while not self.stopping.is_set() and self._fatal is None:
                 await self._round()
@@ -113,7 +113,7 @@ class Listening(Service):
         """One question for updates, and what comes of it."""
         offset = self._progress.offset()
         reply = await self._updates(offset)
-        if not isinstance(reply, Done):
+        if not isinstance(reply, ApiResult):
             await self._not_answered(reply)
             return
         await self._recovered()
@@ -127,7 +127,7 @@ class Listening(Service):
         """What was written since, waited for until the bot is told to stop."""
         asking = asyncio.ensure_future(self._api.get_updates(offset, self._wait))
         await until_one_ends(asking, self.stopping.wait(), self._broken.wait())
-        return Done([]) if asking.cancelled() else asking.result()
+        return ApiResult([]) if asking.cancelled() else asking.result()
 
     def _take(self, result: Any) -> None:
         """Begin with what is new, chat by chat side by side."""
@@ -153,17 +153,17 @@ class Listening(Service):
     def _is_begun(self, number: int, said: Heard) -> bool:
         """Deal with it, behind what its chat has said before; False for one that is too many."""
         queue = self._queues.setdefault(said.chat_id, deque())
-        waiting = sum(entry.answered and isinstance(entry.said, Command) for entry in queue)
-        hammers = isinstance(said, Command) and waiting >= _PER_CHAT
+        waiting = sum(entry.answered and isinstance(entry.said, ChatCommand) for entry in queue)
+        hammers = isinstance(said, ChatCommand) and waiting >= _PER_CHAT
         if hammers and not _must_not_be_lost(said):
             return False
-        queue.append(Entry(number, said, answered=not hammers))
+        queue.append(HeardUpdate(number, said, answered=not hammers))
         if said.chat_id not in self._chats:
             self._idle.clear()
             self._chats[said.chat_id] = asyncio.create_task(self._chat(said.chat_id, queue))
         return True
 
-    async def _chat(self, chat_id: int, queue: deque[Entry]) -> None:
+    async def _chat(self, chat_id: int, queue: deque[HeardUpdate]) -> None:
         """Deal with what one chat says, in its order."""
         try:
             while queue and not self.stopping.is_set():
@@ -180,7 +180,7 @@ class Listening(Service):
             if not self._chats:
                 self._idle.set()
 
-    async def _until_done(self, entry: Entry) -> bool:
+    async def _until_done(self, entry: HeardUpdate) -> bool:
         """Whether it is dealt with; not if the bot is told to stop before."""
         while not self.stopping.is_set():
             try:
@@ -198,7 +198,7 @@ class Listening(Service):
                 return True
         return False
 
-    async def _one(self, entry: Entry) -> bool:
+    async def _one(self, entry: HeardUpdate) -> bool:
         said = entry.said
         await self.reach("bot.update", chat_id=said.chat_id)
         text = await self._effect(said)
@@ -212,7 +212,7 @@ class Listening(Service):
     async def _effect(self, said: Heard) -> str | None:
         """Do what is asked for; what to say."""
         match said:
-            case Command():
+            case ChatCommand():
                 return await self._commands.answer(said)
             case Membership(chat_id=chat_id, member=True):
                 return await self._commands.welcome_back(chat_id)
@@ -235,7 +235,7 @@ class Listening(Service):
         False: not yet.
         """
         reason, chat_id = "", said.chat_id
-        topic = said.topic if isinstance(said, Command) else None
+        topic = said.topic if isinstance(said, ChatCommand) else None
         for attempt in range(1, _ATTEMPTS + 1):
             reply = await self._sender.send(chat_id, text, topic=topic, patience=_LONGEST_WAIT)
             reason = reason_of(reply)
@@ -255,7 +255,7 @@ class Listening(Service):
                     return True
                 case Refused():
                     break
-                case Done():
+                case ApiResult():
                     return True
                 case _:
                     assert_never(reply)
@@ -309,4 +309,4 @@ def _remedy(reply: Reply) -> str:
 
 
 def _must_not_be_lost(said: Heard) -> bool:
-    return not isinstance(said, Command) or said.name in _ALWAYS
+    return not isinstance(said, ChatCommand) or said.name in _ALWAYS

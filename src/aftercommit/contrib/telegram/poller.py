@@ -21,11 +21,11 @@ from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram.delivery import Delivery
 from aftercommit.contrib.telegram.memory import Memory
 from aftercommit.contrib.telegram.outage import Outage
-from aftercommit.contrib.telegram.reader import Failed, Gone, News, Polled, Reader, Unchanged
+from aftercommit.contrib.telegram.reader import BackendReader, Gone, News, Polled, PollFailed, Unchanged
 from aftercommit.contrib.telegram.sender import Sender
 from aftercommit.contrib.telegram.settings import BotSettings
 from aftercommit.contrib.telegram.state import Link
-from aftercommit.contrib.telegram.trouble import Trouble
+from aftercommit.contrib.telegram.trouble import BackendTrouble
 from aftercommit.errors import FollowError, StateError, StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, wait_for_any
 from aftercommit.telemetry import log_event
@@ -50,7 +50,7 @@ class Seat:
         self.machine = machine
         self.etag: tuple[str | None, str | None] = (None, None)
         self.failures = 0
-        self.problem: Trouble | None = None
+        self.problem: BackendTrouble | None = None
         self.gap_was_told = False
 
 
@@ -60,7 +60,13 @@ class Poller(Service):
     name = "poller"
 
     def __init__(
-        self, settings: BotSettings, memory: Memory, reader: Reader, sender: Sender, *, probe: Probe | None = None
+        self,
+        settings: BotSettings,
+        memory: Memory,
+        reader: BackendReader,
+        sender: Sender,
+        *,
+        probe: Probe | None = None,
     ) -> None:
         """Nobody is polled before it runs."""
         super().__init__(probe)
@@ -78,8 +84,8 @@ class Poller(Service):
         self._next_poll = 0.0
         self._news = Waker()
         self._fatal: BaseException | None = None
-        self._problem: Trouble | None = None
-        self._noted: Trouble | None = None
+        self._problem: BackendTrouble | None = None
+        self._noted: BackendTrouble | None = None
 
     def add(self, chat_id: int, seconds: float = 0.0) -> None:
         """Poll for this chat, too."""
@@ -88,7 +94,7 @@ class Poller(Service):
         if chat_id not in self._turns:
             self._schedule(chat_id, seconds)
 
-    def problem_of(self, chat_id: int | None) -> Trouble | None:
+    def problem_of(self, chat_id: int | None) -> BackendTrouble | None:
         """Why nothing comes: for this chat, or while nobody is answered for all."""
         seat = self._seats.get(chat_id) if chat_id is not None else None
         return self._problem if self._outage.is_on else seat.problem if seat is not None else None
@@ -163,7 +169,7 @@ class Poller(Service):
         match polled:
             case None:
                 return self._outage.wait(time.monotonic())
-            case Failed():
+            case PollFailed():
                 wait = self._not_answered(link, seat, polled)
                 await self._note(self._problem if self._outage.is_on else None)
                 return wait
@@ -185,7 +191,7 @@ class Poller(Service):
             try:
                 newest = await self._reader.newest(link.user_id)
             except FollowError as problem:
-                return self._not_answered(link, seat, Failed(self._reader.trouble_of(problem)))
+                return self._not_answered(link, seat, PollFailed(self._reader.trouble_of(problem)))
             gone = msgspec.structs.replace(gone, restart=newest)
         wait = await self._delivery.gap(link, gone, seat.failures, tell=not seat.gap_was_told)
         if wait is not None:
@@ -201,7 +207,7 @@ class Poller(Service):
             if self._outage.wait(time.monotonic()) > 0:
                 return None
             polled = await self._reader.poll(link.user_id, link.place, etag if place == link.place else None)
-        if not isinstance(polled, Failed):
+        if not isinstance(polled, PollFailed):
             self._outage.succeeded()
             seat.problem = None
             await self._note(None)
@@ -240,7 +246,7 @@ class Poller(Service):
             await self._memory.keep(lambda store: store.move(link, page.next or ""))
         return self._seconds(seat.machine.page(time.monotonic(), len(page.events), page.more))
 
-    def _not_answered(self, link: Link, seat: Seat, failed: Failed) -> float:
+    def _not_answered(self, link: Link, seat: Seat, failed: PollFailed) -> float:
         """An error while polling: it is logged, nothing has moved, and the next turn comes."""
         now = time.monotonic()
         seat.problem = failed.trouble
@@ -259,7 +265,7 @@ class Poller(Service):
         log_event(logger, logging.WARNING, "bot_poll_failed", **about, **case)
         return wait
 
-    async def _note(self, trouble: Trouble | None) -> None:
+    async def _note(self, trouble: BackendTrouble | None) -> None:
         """For whoever looks at the bot from outside: why nobody is answered now, and that somebody is again."""
         if trouble != self._noted:
             await self._memory.do(lambda store: store.note_trouble(None if trouble is None else str(trouble)))

@@ -11,7 +11,7 @@ from typing import Final
 WINDOW: Final = 100
 
 
-class Progress:
+class UpdateProgress:
     """Which updates are under way, and from which on to ask."""
 
     def __init__(self, offset: int) -> None:

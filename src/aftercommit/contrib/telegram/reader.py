@@ -21,7 +21,7 @@ from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram.api import trust
 from aftercommit.contrib.telegram.redaction import Clean, Redaction
 from aftercommit.contrib.telegram.settings import BotSettings
-from aftercommit.contrib.telegram.trouble import Kind, Trouble, kind_of
+from aftercommit.contrib.telegram.trouble import BackendTrouble, Kind, kind_of
 from aftercommit.errors import FeedRefused, FollowError
 from aftercommit.text import readable
 
@@ -49,18 +49,18 @@ class Gone(msgspec.Struct, frozen=True):
     restart: str | None
 
 
-class Failed(msgspec.Struct, frozen=True):
+class PollFailed(msgspec.Struct, frozen=True):
     """No page: what the trouble is; `status` is that of an answer which refuses, otherwise None."""
 
-    trouble: Trouble
+    trouble: BackendTrouble
     status: int | None = None
     retry_after: float | None = None
 
 
-Polled: TypeAlias = News | Unchanged | Gone | Failed
+Polled: TypeAlias = News | Unchanged | Gone | PollFailed
 
 
-class Reader:
+class BackendReader:
     """Asks the backend, for whom it is told to."""
 
     def __init__(self, settings: BotSettings, redaction: Redaction) -> None:
@@ -69,13 +69,13 @@ class Reader:
         self._redaction = redaction
         self._client: httpx.AsyncClient | None = None
 
-    async def health(self, user: str) -> Trouble | None:
+    async def health(self, user: str) -> BackendTrouble | None:
         """Ask once whether the backend answers; what is wrong, or None."""
         settings = self._settings
         address = self._address(user, settings.names.health_limit)
         answer = await self._get(address.poll(None), user, settings.health_seconds)
-        if isinstance(answer, Failed | Gone):
-            return answer.trouble if isinstance(answer, Failed) else Trouble(Kind.ERROR, answer.message)
+        if isinstance(answer, PollFailed | Gone):
+            return answer.trouble if isinstance(answer, PollFailed) else BackendTrouble(Kind.ERROR, answer.message)
         try:
             settings.names.wire.page(answer.body, answer.headers, None)
         except Unreadable as problem:
@@ -91,14 +91,14 @@ class Reader:
         answer = await self._get(url, user, settings.pace.answer, tagged)
         if isinstance(answer, Gone) and (answer.restart or settings.names.wire.beginning) == place:
             return self._erred(f"the place {place} is gone, and the feed says to go on from there: {answer.message}")
-        if isinstance(answer, Failed | Gone):
+        if isinstance(answer, PollFailed | Gone):
             return answer
         if answer.status == 304:
             return Unchanged()
         try:
             page = settings.names.wire.page(answer.body, answer.headers, place)
         except Unreadable as problem:
-            return Failed(self.unreadable(problem))
+            return PollFailed(self.unreadable(problem))
         if not all(map(_can_be_kept, (*(event.cursor for event in page.events), page.next or ""))):
             # Its place could be kept only with a whole page, and a crash would repeat all of that.
             return self._erred("events of the feed do not tell their places: they need `ts` and `seq`, or a bare array")
@@ -113,7 +113,7 @@ class Reader:
             said = f"the newest event of user {user} was not found in {_NEWEST_SECONDS:g} s"
             raise FollowError(said) from problem
 
-    async def redeem(self, code: str) -> Mapping[str, Any] | Failed:
+    async def redeem(self, code: str) -> Mapping[str, Any] | PollFailed:
         """Whom a one-time code of the backend stands for."""
         assert self._settings.redeem is not None
         headers = await self._credential({}).headers("application/json")
@@ -142,7 +142,7 @@ class Reader:
             return self._erred(f"the answer is no JSON: {problem}")
         return told if isinstance(told.get("user_id"), int | str) else self._erred("the answer has no user_id")
 
-    def trouble_of(self, problem: FollowError) -> Trouble:
+    def trouble_of(self, problem: FollowError) -> BackendTrouble:
         """What it means that something could not be read."""
         match problem, problem.__cause__:
             case FeedRefused(status=status), _:
@@ -153,11 +153,11 @@ class Reader:
                 kind = Kind.NO_ANSWER
             case _:
                 kind = Kind.ERROR
-        return Trouble(kind, self._redaction.told(problem))
+        return BackendTrouble(kind, self._redaction.told(problem))
 
-    def unreadable(self, problem: Unreadable) -> Trouble:
+    def unreadable(self, problem: Unreadable) -> BackendTrouble:
         """What it means that there was an answer, and it is none that the bot can use."""
-        return Trouble(Kind.ERROR, self._redaction.told(problem))
+        return BackendTrouble(Kind.ERROR, self._redaction.told(problem))
 
     async def close(self) -> None:
         """Close the connections; they are opened again when they are needed."""
@@ -167,7 +167,7 @@ class Reader:
 
     async def _get(
         self, url: str, user: str, within: float, headers: Mapping[str, bytes] | None = None
-    ) -> "Answer | Gone | Failed":
+    ) -> "Answer | Gone | PollFailed":
         sent = await self._credential(self._settings.feed_headers(user)).headers("application/json")
         try:
             answer = await FeedConnection(self._opened()).get(url, {**sent, **(headers or {})}, within)
@@ -218,15 +218,15 @@ class Reader:
     def _credential(self, headers: Mapping[str, str]) -> Credential:
         return Credential(self._settings.credential, headers)
 
-    def _refused(self, answer: Answer) -> Failed:
+    def _refused(self, answer: Answer) -> PollFailed:
         refused = _refusal(answer)
-        return Failed(self.trouble_of(refused), refused.status, refused.retry_after)
+        return PollFailed(self.trouble_of(refused), refused.status, refused.retry_after)
 
-    def _lost(self, reason: str) -> Failed:
-        return Failed(Trouble(Kind.NO_ANSWER, self._redaction.words(reason)))
+    def _lost(self, reason: str) -> PollFailed:
+        return PollFailed(BackendTrouble(Kind.NO_ANSWER, self._redaction.words(reason)))
 
-    def _erred(self, reason: str) -> Failed:
-        return Failed(self.unreadable(Unreadable(reason)))
+    def _erred(self, reason: str) -> PollFailed:
+        return PollFailed(self.unreadable(Unreadable(reason)))
 
     def _opened(self) -> httpx.AsyncClient:
         if self._client is None:

@@ -51,7 +51,7 @@ class Link(msgspec.Struct, frozen=True):
         return self.muted_until is not None and now < self.muted_until
 
 
-class Failure(msgspec.Struct, frozen=True):
+class UndeliveredEvent(msgspec.Struct, frozen=True):
     """An event that was set aside for good: `blocked`, `gone`, `refused`; or a `gap`, where events were missing."""
 
     chat_id: int
@@ -113,13 +113,13 @@ class Store(Protocol):
         Here and below nothing moves when the link is no longer where it was: then it was made anew meanwhile.
         """
 
-    def set_aside(self, link: Link, failure: Failure, place: str | None) -> None:
+    def set_aside(self, link: Link, failure: UndeliveredEvent, place: str | None) -> None:
         """Record what nobody will get, and move to the place behind it."""
 
     def count_passed(self, link: Link, place: str) -> None:
         """Move past an event while the chat is muted, and count it."""
 
-    def told_passed(self, link: Link, failure: Failure | None = None) -> None:
+    def told_passed(self, link: Link, failure: UndeliveredEvent | None = None) -> None:
         """The chat was told how many events had passed; or it cannot be, and that is recorded."""
 
     def mute(self, chat_id: int, until: datetime | None) -> None:
@@ -137,7 +137,9 @@ class Store(Protocol):
     def renumber(self, chat_id: int, new_chat_id: int) -> None:
         """A group is to be found under another number; what was set aside goes with it."""
 
-    def failures(self, chat_id: int | None = None, *, user_id: str | None = None, limit: int = 100) -> list[Failure]:
+    def failures(
+        self, chat_id: int | None = None, *, user_id: str | None = None, limit: int = 100
+    ) -> list[UndeliveredEvent]:
         """What was set aside, the newest first."""
 
     def count_failures(

@@ -57,7 +57,7 @@ _SAID: Final[Mapping[Kind, tuple[str, str]]] = {
 }
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class BackendTrouble(msgspec.Struct, frozen=True):
     """Which case it is, and why in the words of whoever noticed."""
 
     kind: Kind

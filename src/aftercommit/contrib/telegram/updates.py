@@ -8,7 +8,7 @@ import msgspec
 _GONE: Final = frozenset({"kicked", "left"})
 
 
-class Command(msgspec.Struct, frozen=True):
+class ChatCommand(msgspec.Struct, frozen=True):
     """A command for this bot; an empty `name` is text that is none. `topic` is where in a forum it was written."""
 
     chat_id: int
@@ -33,7 +33,7 @@ class Renumbered(msgspec.Struct, frozen=True):
     new_chat_id: int
 
 
-Heard: TypeAlias = Command | Membership | Renumbered
+Heard: TypeAlias = ChatCommand | Membership | Renumbered
 
 
 def heard(update: Mapping[str, Any], bot_name: str) -> Heard | None:
@@ -65,7 +65,7 @@ def _message(message: Mapping[str, Any], bot_name: str) -> Heard | None:
     if not private and not (addressed and name):
         return None
     code = sender.get("language_code")
-    return Command(chat_id, name, argument, code if isinstance(code, str) else None, private, _topic(message))
+    return ChatCommand(chat_id, name, argument, code if isinstance(code, str) else None, private, _topic(message))
 
 
 def _topic(message: Mapping[str, Any]) -> int | None:

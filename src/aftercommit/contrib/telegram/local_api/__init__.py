@@ -9,7 +9,7 @@
 The bot is told `telegram.url` in place of https://api.telegram.org, and `telegram.token`. Needs `aftercommit[serve]`.
 """
 
-from aftercommit.contrib.telegram.local_api.limits import Limits
+from aftercommit.contrib.telegram.local_api.limits import BotApiLimits
 from aftercommit.contrib.telegram.local_api.markup import Entity
 from aftercommit.contrib.telegram.local_api.messenger import ChatError
 from aftercommit.contrib.telegram.local_api.records import Call, Chat, Message
@@ -29,6 +29,7 @@ from aftercommit.contrib.telegram.local_api.switches import (
 __all__ = [
     "TOKEN",
     "Blocked",
+    "BotApiLimits",
     "BotApiServer",
     "Call",
     "Chat",
@@ -38,7 +39,6 @@ __all__ = [
     "Entity",
     "Fault",
     "Hang",
-    "Limits",
     "Message",
     "ServerError",
     "Slow",

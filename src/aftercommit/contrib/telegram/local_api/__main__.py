@@ -5,7 +5,7 @@ import signal
 
 import click
 
-from aftercommit.contrib.telegram.local_api.limits import Limits
+from aftercommit.contrib.telegram.local_api.limits import BotApiLimits
 from aftercommit.contrib.telegram.local_api.server import TOKEN, BotApiServer
 from aftercommit.errors import AftercommitError
 
@@ -19,7 +19,7 @@ from aftercommit.errors import AftercommitError
 def main(port: int, token: str, burst: int) -> None:
     """A Bot API server on this machine, with a page that shows the chats. They are in memory, and gone when it ends."""
     try:
-        server = BotApiServer(port=port, token=token, limits=Limits(burst=burst))
+        server = BotApiServer(port=port, token=token, limits=BotApiLimits(burst=burst))
     except AftercommitError as problem:
         raise click.ClickException(str(problem)) from None
     click.echo(f"chats:  {server.url}\nbot:    AFTERCOMMIT_BOT_API={server.url} AFTERCOMMIT_BOT_TOKEN={token}")

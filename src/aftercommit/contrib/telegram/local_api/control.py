@@ -11,7 +11,7 @@ from aftercommit.contrib.telegram.local_api.arguments import MOST_BODY
 from aftercommit.contrib.telegram.local_api.exchange import Exchange
 from aftercommit.contrib.telegram.local_api.messenger import Messenger
 from aftercommit.contrib.telegram.local_api.switches import FAULTS, Fault, Switchboard
-from aftercommit.contrib.telegram.local_api.view import View
+from aftercommit.contrib.telegram.local_api.view import MessengerView
 from aftercommit.errors import AftercommitError, MissingExtra
 from aftercommit.http import sse
 from aftercommit.http.errors import Problem, bad_request, not_found
@@ -81,7 +81,7 @@ class SwitchedOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Control:
     """The routes."""
 
-    def __init__(self, messenger: Messenger, board: Switchboard, exchange: Exchange, view: View) -> None:
+    def __init__(self, messenger: Messenger, board: Switchboard, exchange: Exchange, view: MessengerView) -> None:
         """Over these."""
         self._messenger = messenger
         self._board = board

@@ -11,7 +11,7 @@ _MINUTE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BotApiLimits:
     """How much may be sent within any `window` of seconds: `overall` messages, and `per_chat` to each chat.
 
     None is no limit. `burst` messages a minute are let through above the limits, to each chat and in all: Telegram
@@ -36,13 +36,13 @@ class Limits:
 
 
 @dataclass
-class _Count:
+class _LimitCount:
     """What one limit has let through."""
 
     taken: deque[float] = field(default_factory=deque)
     above: deque[float] = field(default_factory=deque)
 
-    def wait(self, limit: int, limits: Limits, now: float) -> float:
+    def wait(self, limit: int, limits: BotApiLimits, now: float) -> float:
         """Seconds until this limit lets another through; 0 when it does."""
         _forget(self.taken, now - limits.window)
         _forget(self.above, now - _MINUTE)
@@ -59,11 +59,11 @@ class _Count:
 class RateLimit:
     """Counts what was sent, and says how long to wait when it was too much."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: BotApiLimits) -> None:
         """Nothing was sent."""
         self.limits = limits
-        self._overall = _Count()
-        self._chats: dict[int, _Count] = defaultdict(_Count)
+        self._overall = _LimitCount()
+        self._chats: dict[int, _LimitCount] = defaultdict(_LimitCount)
 
     def take(self, chat_id: int, now: float) -> int | None:
         """Count a message; or, when it is one too many, the whole seconds to wait, and it does not count."""

@@ -14,12 +14,12 @@ from aftercommit.contrib.telegram.local_api.changes import PATIENCE, Changes
 from aftercommit.contrib.telegram.local_api.control import Control
 from aftercommit.contrib.telegram.local_api.exchange import Exchange
 from aftercommit.contrib.telegram.local_api.journal import Journal
-from aftercommit.contrib.telegram.local_api.limits import Limits, RateLimit
+from aftercommit.contrib.telegram.local_api.limits import BotApiLimits, RateLimit
 from aftercommit.contrib.telegram.local_api.messenger import Messenger
 from aftercommit.contrib.telegram.local_api.page import NothingHere, page_routes
 from aftercommit.contrib.telegram.local_api.records import Call, Chat, Message
 from aftercommit.contrib.telegram.local_api.switches import Fault, Switch, Switchboard
-from aftercommit.contrib.telegram.local_api.view import View
+from aftercommit.contrib.telegram.local_api.view import MessengerView
 from aftercommit.errors import DeclarationError, MissingExtra
 from aftercommit.http.asgi import Asgi, Receive, Scope, Send, answer_problem, header_of
 from aftercommit.http.error_handlers import exception_handlers
@@ -55,7 +55,7 @@ class BotApiServer(Service):
         token: str = TOKEN,
         username: str = "aftercommit_bot",
         first_name: str = "aftercommit",
-        limits: Limits | None = None,
+        limits: BotApiLimits | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         journal: Path | None = None,
@@ -77,8 +77,8 @@ class BotApiServer(Service):
         bot = {"id": int(found["user"]), "is_bot": True, "first_name": first_name, "username": username}
         self.messenger = Messenger(self.changes, bot)
         self.switches = Switchboard(self.changes)
-        self._exchange = Exchange(token, self.messenger, self.switches, RateLimit(limits or Limits()))
-        self._view = View(self.messenger, self.switches, self._exchange)
+        self._exchange = Exchange(token, self.messenger, self.switches, RateLimit(limits or BotApiLimits()))
+        self._view = MessengerView(self.messenger, self.switches, self._exchange)
         self._http = HttpServer(_LocalOnly(self._app()), host=host, port=port, drain=_DRAIN, on_stop=self._close)
         self.url = self._http.url
         self._journal = Journal(journal) if journal is not None else None

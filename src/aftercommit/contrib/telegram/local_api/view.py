@@ -14,7 +14,7 @@ _CALLS_SHOWN: Final = 50
 _ARGUMENT_SHOWN: Final = 300
 
 
-class View:
+class MessengerView:
     """Looks; changes nothing."""
 
     def __init__(self, messenger: Messenger, board: Switchboard, exchange: Exchange) -> None:

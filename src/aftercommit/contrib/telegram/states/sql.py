@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from aftercommit.clock import utc_now
-from aftercommit.contrib.telegram.state import FEED, Code, Failure, Link
+from aftercommit.contrib.telegram.state import FEED, Code, Link, UndeliveredEvent
 from aftercommit.errors import StateError, StateTaken
 
 Result = TypeVar("Result")
@@ -27,7 +27,7 @@ _LINK: Final = Link.__struct_fields__
 _SECTION: Final = re.compile(r"^-- (?:name|version): (\w+)$", re.MULTILINE)
 
 
-class Driver(Protocol):
+class StateDriver(Protocol):
     """One database. `work` is given a function that runs a statement by its name and returns its rows."""
 
     @property
@@ -83,7 +83,7 @@ def outstanding(known: Mapping[int, str], applied: int, where: str) -> list[tupl
 class SqlStore:
     """The store on a driver."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: StateDriver) -> None:
         """Nothing is opened yet."""
         self.driver = driver
 
@@ -163,7 +163,7 @@ class SqlStore:
 
         self.driver.work(work)
 
-    def set_aside(self, link: Link, failure: Failure, place: str | None) -> None:
+    def set_aside(self, link: Link, failure: UndeliveredEvent, place: str | None) -> None:
         """Record, and move on."""
 
         def work(run: Run) -> None:
@@ -176,7 +176,7 @@ class SqlStore:
         """Count, and move on."""
         self._rows("count_passed", **_from(link), place=place)
 
-    def told_passed(self, link: Link, failure: Failure | None = None) -> None:
+    def told_passed(self, link: Link, failure: UndeliveredEvent | None = None) -> None:
         """So many were told, or never will be."""
 
         def work(run: Run) -> None:
@@ -214,7 +214,9 @@ class SqlStore:
 
         self.driver.work(work)
 
-    def failures(self, chat_id: int | None = None, *, user_id: str | None = None, limit: int = 100) -> list[Failure]:
+    def failures(
+        self, chat_id: int | None = None, *, user_id: str | None = None, limit: int = 100
+    ) -> list[UndeliveredEvent]:
         """What was set aside."""
         rows = self._rows("failures", chat_id=chat_id, user_id=user_id, limit=limit)
         return [_failure(row) for row in rows]
@@ -296,7 +298,7 @@ def _from(link: Link) -> dict[str, Any]:
     return {**whose, "was": link.place or ""}
 
 
-def _record(run: Run, failure: Failure) -> None:
+def _record(run: Run, failure: UndeliveredEvent) -> None:
     at = _moment(failure.at)
     run("put_failure", **{**msgspec.structs.asdict(failure), "at": at})
     if failure.kind in ("blocked", "gone"):
@@ -311,9 +313,9 @@ def _link(row: tuple[Any, ...]) -> Link:
     return Link(**values)
 
 
-def _failure(row: tuple[Any, ...]) -> Failure:
-    values = dict(zip(Failure.__struct_fields__, row, strict=True))
-    return Failure(**{**values, "at": _time(values["at"])})
+def _failure(row: tuple[Any, ...]) -> UndeliveredEvent:
+    values = dict(zip(UndeliveredEvent.__struct_fields__, row, strict=True))
+    return UndeliveredEvent(**{**values, "at": _time(values["at"])})
 
 
 def _moment(moment: datetime | None) -> str | None:
