@@ -54,7 +54,7 @@ class Ours:
     def __init__(self, dsn: str) -> None:
         self._feed = feed_logs.declared()
         access = BearerAccess(TokenVerifier(feed_logs.keys()), Database(dsn), self._feed.outbox)
-        caps, hub = StreamCaps(total=MANY, per_user=MANY), HubSettings(warm=RING)
+        caps, hub = StreamCaps(max_streams=MANY, max_streams_per_user=MANY), HubSettings(preload_entries=RING)
         feeds = {feed_logs.PATH: self._feed}
         self._app = FeedApp(Database(dsn), feeds, access, exists=_exists, caps=caps, hub=hub)
         self._number = 0

@@ -70,10 +70,10 @@ def pool_of(database: Database, name: str) -> Pool:
     """Connections for the routes of one system; none is open yet."""
     # It would say at each request what the services beside it say once: that the database is away.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
-    patience = {"connect_timeout": connect_timeout(database.answers_within)}
+    patience = {"connect_timeout": connect_timeout(database.answer_timeout)}
 
     async def configure(connection: BoundedConnection) -> None:
-        connection.answers_within = database.answers_within
+        connection.answer_timeout = database.answer_timeout
         # Times in other forms, which a database may be set to, cannot be read.
         if not speaks_iso(connection):
             await connection.execute(SPEAK_ISO)
@@ -101,7 +101,7 @@ class Lender:
     def __init__(self, database: Database, name: str, again: str) -> None:
         """Nothing is connected."""
         self._pool = pool_of(database, name)
-        self._within = database.answers_within
+        self._within = database.answer_timeout
         self._again = again
         self._checks: set[asyncio.Task[None]] = set()
 

@@ -20,15 +20,15 @@ class Serving:
     """What a server process is told.
 
     In `development` it may hand out sample users' tokens, to this machine alone. With `local_users` it believes the
-    header `X-User-Id` of programs on this machine: only a development server that listens on loopback does. `drain` is
-    how many seconds its streams have to end when it is stopped: the `StreamTimes.drain` of its feeds. `companions` are
+    header `X-User-Id` of programs on this machine: only a development server that listens on loopback does.
+    `drain_seconds` is how long its streams have to end when it is stopped: that of its `StreamTimes`. `companions` are
     the addresses of what runs beside it, by name. `open_metrics` answers `/metrics` without a token; `docs` serves
     `/docs` and `/openapi.json`.
     """
 
     database: Database
     development: bool = False
-    drain: float = DRAIN_SECONDS
+    drain_seconds: float = DRAIN_SECONDS
     companions: Mapping[str, str] = field(default_factory=dict)
     local_users: bool = False
     open_metrics: bool = False

@@ -99,7 +99,9 @@ def hand_in(machine: FollowMachine, now: float, step: dict[str, Any]) -> FollowS
 @pytest.mark.contract("L13")
 @pytest.mark.parametrize("case", cases("trail"))
 def test_the_trail_tells_repeats_and_gaps_as_everybody_does(case: dict[str, Any]):
-    position = ReadPosition(case.get("start"), sequence=case.get("sequence", False), window=case.get("window", 10_000))
+    position = ReadPosition(
+        case.get("start"), sequence=case.get("sequence", False), max_remembered_ids=case.get("window", 10_000)
+    )
     for arrived in case["arrivals"]:
         if "place" in arrived:
             position.move(arrived["place"])

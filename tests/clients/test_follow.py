@@ -350,7 +350,7 @@ async def test_a_bookmark_is_behind_the_event_that_is_being_worked_on():
     async with scripted_feed(events=3) as feed:
         async with (
             asyncio.timeout(PATIENCE),
-            aclosing(aiter(follow(feed.url, bookmark=bookmark, save_every=0))) as events,
+            aclosing(aiter(follow(feed.url, bookmark=bookmark, save_every_seconds=0))) as events,
         ):
             first = await anext(events)
             before = bookmark.cursor
@@ -387,14 +387,14 @@ class Recording(MemoryBookmark):
 async def test_a_page_is_kept_event_by_event():
     bookmark = Recording()
     async with scripted_feed(events=4) as feed:
-        await take(follow(feed.url, bookmark=bookmark, stream=False, pace=POLLING, save_every=0), 3)
+        await take(follow(feed.url, bookmark=bookmark, stream=False, pace=POLLING, save_every_seconds=0), 3)
         assert bookmark.saved == [cursor_of(event) for event in feed.events[:2]]
 
 
 async def test_a_bookmark_is_not_saved_for_every_event_of_a_burst():
     bookmark = Recording()
     async with scripted_feed(events=50) as feed:
-        await take(follow(feed.url, bookmark=bookmark, save_every=3600.0), 50)
+        await take(follow(feed.url, bookmark=bookmark, save_every_seconds=3600.0), 50)
         # The first, and the last at the end.
         assert bookmark.saved == [cursor_of(feed.events[0]), cursor_of(feed.events[48])]
 

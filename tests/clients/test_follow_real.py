@@ -105,7 +105,7 @@ async def test_a_filtered_reader_moves_on_although_nothing_matches(journal: Jour
     async with journal.served() as reading:
         bookmark = Announcing()
         follower = following(
-            journal, reading.server.url, filters={"minLevel": "ERROR"}, bookmark=bookmark, save_every=0
+            journal, reading.server.url, filters={"minLevel": "ERROR"}, bookmark=bookmark, save_every_seconds=0
         )
         async with asyncio.timeout(PATIENCE), aclosing(aiter(follower)) as events:
             assert (await anext(events)).number == 1

@@ -410,7 +410,9 @@ async def test_one_correlation_runs_through_three_hops_and_each_names_its_cause(
         seen.append((current_correlation(), current_causation()))
         shop.outbox.publish(connection, OrderPlaced("o-2", 2, note="the end"), tenant_id="acme")
 
-    relay = Relay(shop.outbox, shop.database, LogTransport(), settings=RelaySettings(lease=2.0), probe=shop.signals)
+    relay = Relay(
+        shop.outbox, shop.database, LogTransport(), settings=RelaySettings(lease_seconds=2.0), probe=shop.signals
+    )
     async with relay, worker_on(shop, on_placed), worker_on(shop, on_paid, wait_for=None):
         with correlation("story-1"):
             shop.place("o-1", 1)
@@ -451,12 +453,12 @@ async def test_a_worker_that_dies_before_commit_leaves_nothing_and_the_next_has_
     consumer = shop.outbox.consumer("index")
     consumer.on(OrderPlaced)(gate)
     place_in_log(shop, ("o-1", 1))
-    async with worker_on(shop, consumer, lease=0.3) as dying:
+    async with worker_on(shop, consumer, lease_seconds=0.3) as dying:
         await asyncio.wait_for(gate.arrived.wait(), 60)
         await kill(dying)
     assert (ledger.numbers(), inbox(shop, "index")) == ([], 0)
     gate.opened.set()
-    async with worker_on(shop, consumer, lease=0.3, wait_for=None):
+    async with worker_on(shop, consumer, lease_seconds=0.3, wait_for=None):
         await settled(shop, "index")
     assert (ledger.numbers(), inbox(shop, "index")) == ([1], 1)
 

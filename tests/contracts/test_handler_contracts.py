@@ -110,8 +110,8 @@ async def test_a_standby_takes_over_from_a_worker_whose_handler_left_a_task_on_i
     shop.publish(*(OrderPlaced("o-1", number) for number in range(EVENTS)))
     append(shop)
     async with (
-        worker_on(shop, consumer, lease=1.0) as first,
-        worker_on(shop, consumer, lease=1.0, wait_for="consumer.standing_by"),
+        worker_on(shop, consumer, lease_seconds=1.0) as first,
+        worker_on(shop, consumer, lease_seconds=1.0, wait_for="consumer.standing_by"),
     ):
         await settled(shop, "index")
         async with asyncio.timeout(20):

@@ -47,7 +47,7 @@ class RefusedByBroker(Exception):
 @asynccontextmanager
 async def relay_on(shop: Shop, transport: Transport, **settings: Any) -> AsyncIterator[Relay]:
     """A relay that is at work while the test goes on."""
-    chosen = RelaySettings(lease=2.0, gauge_seconds=0.05, **settings)
+    chosen = RelaySettings(lease_seconds=2.0, gauge_seconds=0.05, **settings)
     async with Relay(shop.outbox, shop.database, transport, settings=chosen, probe=shop.signals) as relay:
         await shop.signals.wait("relay.ready")
         yield relay

@@ -15,7 +15,7 @@ from tests.support.recording import RecordingTransport
 from tests.support.relays import relay_on
 from tests.support.shop import Shop, shop_outbox
 
-SMALL = RelaySettings(lease=20.0, batch_size=4)
+SMALL = RelaySettings(lease_seconds=20.0, batch_size=4)
 
 
 def refuse_all(record: Record) -> BaseException | None:

@@ -138,10 +138,10 @@ async def world(server: Restorable, dsn: str | None = None, typescript: str | No
     app = FeedApp(Database(dsn), {PATH: journal.feed, "/events": everything}, access, times=TIMES)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(
-            Relay(journal.outbox, Database(dsn), LogTransport(), settings=RelaySettings(lease=2.0))
+            Relay(journal.outbox, Database(dsn), LogTransport(), settings=RelaySettings(lease_seconds=2.0))
         )
         await stack.enter_async_context(
-            LogWorker(journal.outbox, consumer, Database(dsn), settings=WorkerSettings(lease=2.0))
+            LogWorker(journal.outbox, consumer, Database(dsn), settings=WorkerSettings(lease_seconds=2.0))
         )
         reading = await stack.enter_async_context(journal.served(app))
         readers = await stack.enter_async_context(asyncio.TaskGroup())

@@ -173,7 +173,7 @@ async def test_when_the_wait_is_over_the_event_is_parked_and_newer_code_takes_it
     publish(shop, new, 2)
     append(shop)
     shop.outbox = old
-    async with worker_on(shop, old.consumers["index"], lease=1.0):
+    async with worker_on(shop, old.consumers["index"], lease_seconds=1.0):
         await shop.signals.wait("consumer.waiting")
         assert letters(shop) == []
         await shop.value_becomes("select position from consumer", 3)
@@ -195,7 +195,7 @@ async def test_a_wait_outlives_its_worker_and_begins_anew_when_nothing_was_met_f
         await shop.signals.wait("consumer.waiting")
     shop.rows("update version_wait set since = since - interval '599 s'")
     signals = Signals()
-    async with worker_on(shop, old.consumers["index"], signals=signals, lease=1.0):
+    async with worker_on(shop, old.consumers["index"], signals=signals, lease_seconds=1.0):
         await shop.value_becomes("select count(*) from dead_letter_events", 1)
     shop.rows("update version_wait set since = since - interval '1 h', seen_at = seen_at - interval '1 h'")
     publish(shop, declared(2), 1)
@@ -313,9 +313,9 @@ async def test_the_old_worker_does_not_take_the_consumer_back(shop: Shop) -> Non
     append(shop)
     shop.outbox = old
     first, second = Signals(), Signals()
-    async with worker_on(shop, old.consumers["index"], signals=first, lease=1.0):
+    async with worker_on(shop, old.consumers["index"], signals=first, lease_seconds=1.0):
         await first.wait("consumer.waiting")
-        async with worker_on(shop, declared(1).consumers["index"], signals=second, lease=1.0, wait_for=None):
+        async with worker_on(shop, declared(1).consumers["index"], signals=second, lease_seconds=1.0, wait_for=None):
             await second.wait("consumer.standing_by", 5)
     assert second.counts["consumer.active"] == 0
     assert first.counts["consumer.active"] == 1

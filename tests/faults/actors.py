@@ -106,7 +106,7 @@ async def _relay(part: Part) -> None:
         settings = RelaySettings(
             batch_size=part.options.get("batch_size", 40),
             carriers=part.options.get("carriers", 1),
-            lease=part.lease,
+            lease_seconds=part.lease,
             gauge_seconds=2.0,
             drain_seconds=3.0,
         )
@@ -124,7 +124,7 @@ async def _work(part: Part) -> None:
 
     def services() -> list[Service]:
         listener = Listener(database, probe) if part.listen else None
-        settings = WorkerSettings(lease=part.lease, page_size=part.options.get("page_size", 100))
+        settings = WorkerSettings(lease_seconds=part.lease, page_size=part.options.get("page_size", 100))
         workers: list[Service] = [
             LogWorker(outbox, outbox.consumers[name], database, settings=settings, listener=listener, probe=probe)
             for name in part.consumers

@@ -86,7 +86,7 @@ BUGS = (
         Edit(
             CARRIER,
             "        outcome = await self.deliver(batch)\n        return await self.settle(connection, batch, outcome)",
-            "        done = await self.settle(connection, batch, Outcome(list(batch.events), []))\n"
+            "        done = await self.settle(connection, batch, BatchOutcome(list(batch.events), []))\n"
             "        await self.deliver(batch)\n        return done",
         ),
         run=f"{_KILLS} --points relay.deliver,handler.begun",

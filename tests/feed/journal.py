@@ -39,7 +39,7 @@ KEYS = json.dumps(
     }
 )
 # Heartbeats and rotation are far away unless a test asks for them; what waits for the timer does not wait for long.
-TIMES = StreamTimes(tick=0.02, progress=0.05, drain=1.0, retry=0.1)
+TIMES = StreamTimes(tick_seconds=0.02, progress_seconds=0.05, drain_seconds=1.0, retry_seconds=0.1)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,9 @@ class Journal:
         """A running server over real sockets, in this process, and somebody who reads from it."""
         feeds = app or self.app()
         guards: Guards | None = options.pop("guards", None)
-        server = HttpServer(outer or feeds, guards=guards, drain=feeds.streams.times.drain, on_stop=feeds.drain)
+        server = HttpServer(
+            outer or feeds, guards=guards, drain_seconds=feeds.streams.times.drain_seconds, on_stop=feeds.drain
+        )
         async with server:
             await server.answers()
             async with httpx.AsyncClient(base_url=server.url, headers=self.bearer(), timeout=60) as client:

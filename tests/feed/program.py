@@ -19,7 +19,7 @@ from tests.feed.journal import Journal
 from tests.feed.newer import newer_app
 
 BROKEN = Path(os.environ.get("JOURNAL_FAILS", "/nowhere"))
-TIMES = StreamTimes(tick=0.05, drain=1.5, retry=0.2, hold=1.0)
+TIMES = StreamTimes(tick_seconds=0.05, drain_seconds=1.5, retry_seconds=0.2, hold_seconds=1.0)
 
 
 def say(url: str) -> None:
@@ -42,4 +42,6 @@ newer = os.environ.get("JOURNAL_CODE") == "newer"
 app = service((newer_app if newer else Journal.app)(journal, times=TIMES, probe=failing))
 
 if __name__ == "__main__":
-    serve("tests.feed.program:app", port=0, workers=int(sys.argv[1]), drain=TIMES.drain, on_listening=say)
+    serve(
+        "tests.feed.program:app", port=0, workers=int(sys.argv[1]), drain_seconds=TIMES.drain_seconds, on_listening=say
+    )

@@ -42,7 +42,7 @@ async def served(tasks: Tasks, **options: Any) -> AsyncIterator[httpx.AsyncClien
         "/watched/{user}/events": mine(tasks.outbox, "watched", permission="user:{key}:watch", **options),
     }
     app = FeedApp(tasks.database, feeds, BearerAccess(TokenVerifier(_KEYS)), times=TIMES)
-    async with tasks.relay(), HttpServer(app, drain=1.0, on_stop=app.drain) as server:
+    async with tasks.relay(), HttpServer(app, drain_seconds=1.0, on_stop=app.drain) as server:
         await server.answers()
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             yield client

@@ -88,13 +88,13 @@ async def stage(postgres_server: PostgresServerForTests) -> AsyncIterator[Stage]
     async def exists(feed: Any, key: str) -> bool:
         return key in keys
 
-    access = BearerAccess(TokenVerifier(TokenKeys.from_text(KEYS), leeway=0))
+    access = BearerAccess(TokenVerifier(TokenKeys.from_text(KEYS), leeway_seconds=0))
     app = FeedApp(
         Database(dsn), {"/api/v1/investigations/{investigation_id}/logs": logs}, access, exists=exists, times=TIMES
     )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(Relay(outbox, Database(dsn), LogTransport(), probe=signals))
-        server = await stack.enter_async_context(HttpServer(app, drain=1.0, on_stop=app.drain))
+        server = await stack.enter_async_context(HttpServer(app, drain_seconds=1.0, on_stop=app.drain))
         await server.answers()
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=60))
         yield Stage(dsn, app, client, signals, keys=keys)

@@ -13,7 +13,7 @@ from tests.feed.journal import Journal
 
 async def test_a_server_that_is_cancelled_leaves_nothing_behind(journal: Journal):
     app = journal.app()
-    server = HttpServer(app, drain=1.0, on_stop=app.drain)
+    server = HttpServer(app, drain_seconds=1.0, on_stop=app.drain)
     running = asyncio.create_task(server.run())
     await server.answers()
     async with httpx.AsyncClient(base_url=server.url, headers=journal.bearer(), timeout=60) as client:

@@ -45,7 +45,7 @@ async def journal(server: PostgresServerForTests) -> AsyncIterator[Journal]:
 
 def impatient(journal: Journal, dsn: str | None = None, limit: float = LIMIT, **options: Any) -> FeedApp:
     """An application whose readers do not wait for long, and whose tokens can be revoked."""
-    database = Database(dsn or journal.dsn, answers_within=limit)
+    database = Database(dsn or journal.dsn, answer_timeout=limit)
     access = BearerAccess(TokenVerifier(journal.keys), database, journal.outbox)
     return journal.app(access, database=database, **options)
 

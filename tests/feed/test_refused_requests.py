@@ -35,7 +35,7 @@ async def test_what_was_given_back_can_be_taken_again():
 
 
 async def test_who_was_forgotten_meanwhile_begins_anew():
-    limiter = RateLimiter(most_keys=1)
+    limiter = RateLimiter(max_keys=1)
     rate = Rate("user", 2, 60)
     await limiter.take("user", "ada", rate)
     await limiter.take("user", "bob", rate)

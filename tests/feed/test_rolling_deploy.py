@@ -16,7 +16,14 @@ from tests.feed.newer import newer_app, write_newer
 
 pytestmark = pytest.mark.contract("E4")
 
-HOLD = StreamTimes(tick=0.02, progress=0.05, heartbeat=0.2, drain=1.0, retry=0.1, hold=1.5)
+HOLD = StreamTimes(
+    tick_seconds=0.02,
+    progress_seconds=0.05,
+    heartbeat_seconds=0.2,
+    drain_seconds=1.0,
+    retry_seconds=0.1,
+    hold_seconds=1.5,
+)
 BEGINNING = "1970-01-01T00:00:00.000Z#000"
 
 
@@ -194,7 +201,7 @@ async def test_a_stream_without_a_cursor_that_would_begin_with_it_sends_its_read
 @pytest.mark.thorough
 async def test_a_stream_that_waits_ends_with_its_token_and_with_the_server(journal: Journal):
     await write_newer(journal, "one")
-    access = BearerAccess(TokenVerifier(journal.keys, leeway=0))
+    access = BearerAccess(TokenVerifier(journal.keys, leeway_seconds=0))
     async with journal.served(journal.app(access)) as old:
         async with old.stream(afterCursor=BEGINNING, headers=journal.bearer(seconds=5)) as stream:
             await stream.named("hold")

@@ -110,7 +110,7 @@ def test_pauses_stay_long_while_workers_go_on_dying(monkeypatch: pytest.MonkeyPa
     now = 0.0
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
     with socket.socket() as bound, caplog.at_level(logging.WARNING, "aftercommit.server"):
-        watched = supervisor.Supervisor(Configuration("nobody:app", Guards(), 1.0, {}), bound, patience=1.0)
+        watched = supervisor.Supervisor(Configuration("nobody:app", Guards(), 1.0, {}), bound, grace_seconds=1.0)
         for _ in range(12):
             watched._has_died(1)
             now = watched._begin_at + 1.0

@@ -158,7 +158,7 @@ async def test_readers_that_come_in_the_middle_of_a_bulk_miss_nothing_from_where
             while not numbers or numbers[-1] < last:
                 numbers.append((await stream.events(1))[0]["item"]["seq"])
 
-    async with journal.served(journal.app(caps=StreamCaps(per_user=100))) as reading:
+    async with journal.served(journal.app(caps=StreamCaps(max_streams_per_user=100))) as reading:
         readers: list[asyncio.Task[None]] = []
 
         def all_have_begun() -> bool:
@@ -229,7 +229,7 @@ async def test_nothing_passes_by_a_middleware_that_may_change_what_is_sent(journ
 
 
 async def test_a_quiet_stream_has_heartbeats(journal: Journal):
-    times = StreamTimes(tick=0.02, heartbeat=0.1)
+    times = StreamTimes(tick_seconds=0.02, heartbeat_seconds=0.1)
     async with journal.served(journal.app(times=times)) as reading, reading.stream() as stream:
         assert stream.answer.headers["x-heartbeat-interval"] == "0.1"
         blocks = [await stream.block() for _ in range(5)]
@@ -238,7 +238,7 @@ async def test_a_quiet_stream_has_heartbeats(journal: Journal):
 
 
 async def test_a_stream_is_rotated_with_a_goodbye(journal: Journal):
-    times = StreamTimes(tick=0.02, rotate_least=0.1, rotate_most=0.2)
+    times = StreamTimes(tick_seconds=0.02, rotate_min_seconds=0.1, rotate_max_seconds=0.2)
     async with journal.served(journal.app(times=times)) as reading, reading.stream() as stream:
         bye = await stream.named("bye")
         assert bye["item"]["reason"] == "rotation"
@@ -251,7 +251,7 @@ async def test_a_stream_is_rotated_with_a_goodbye(journal: Journal):
 @pytest.mark.thorough
 @pytest.mark.contract("L8")
 async def test_an_expired_token_ends_its_stream(journal: Journal):
-    access = BearerAccess(TokenVerifier(journal.keys, leeway=0))
+    access = BearerAccess(TokenVerifier(journal.keys, leeway_seconds=0))
     async with journal.served(journal.app(access)) as reading:
         for seconds in (2, 10, 50):
             end = time.time() + seconds
@@ -299,7 +299,7 @@ async def test_once_a_revocation_is_in_force_its_streams_get_nothing_more(journa
     listener = Listener(journal.database)
     access = BearerAccess(TokenVerifier(journal.keys), journal.database, journal.outbox, listener=listener)
     # The timer would only notice after the test.
-    app = journal.app(access, listener=listener, services=[access], times=StreamTimes(tick=60.0))
+    app = journal.app(access, listener=listener, services=[access], times=StreamTimes(tick_seconds=60.0))
     async with journal.served(app) as reading, listener:
         bearer = journal.bearer("grace")
         async with reading.stream(headers=bearer) as stream:
@@ -317,7 +317,7 @@ async def test_once_a_revocation_is_in_force_its_streams_get_nothing_more(journa
 
 
 async def test_too_many_streams_of_a_user_are_429_and_too_many_in_all_503(journal: Journal):
-    app = journal.app(caps=StreamCaps(total=3, per_user=2))
+    app = journal.app(caps=StreamCaps(max_streams=3, max_streams_per_user=2))
     async with journal.served(app) as reading:
         async with reading.stream(), reading.stream() as second:
             await second.block()
@@ -337,7 +337,7 @@ async def test_too_many_streams_of_a_user_are_429_and_too_many_in_all_503(journa
 async def test_the_cap_holds_while_many_open_at_the_same_moment(journal: Journal):
     """All of them wait for the strand to be loaded, and none is open yet when the last is let in."""
     hold = journal.signals.hold("feed.loading")
-    async with journal.served(journal.app(caps=StreamCaps(total=2), probe=journal.signals)) as reading:
+    async with journal.served(journal.app(caps=StreamCaps(max_streams=2), probe=journal.signals)) as reading:
 
         async def status() -> int:
             async with reading.stream() as stream:
@@ -356,7 +356,9 @@ async def test_the_cap_holds_while_many_open_at_the_same_moment(journal: Journal
         assert sorted(await asyncio.gather(*opening)) == [200, 200, 503, 503, 503]
 
 
-@pytest.mark.parametrize("wrong", [{"tick": 0}, {"stall": -1}, {"rotate_least": 10, "rotate_most": 5}])
+@pytest.mark.parametrize(
+    "wrong", [{"tick_seconds": 0}, {"stall_seconds": -1}, {"rotate_min_seconds": 10, "rotate_max_seconds": 5}]
+)
 def test_times_that_could_not_work_are_refused(wrong: dict[str, float]):
     with pytest.raises(DeclarationError, match="tick"):
         StreamTimes(**wrong)
@@ -435,7 +437,7 @@ async def test_a_drain_says_goodbye_and_admits_nobody(journal: Journal):
 
 
 async def test_a_reader_that_does_not_read_is_cut(journal: Journal):
-    times = StreamTimes(tick=0.02, stall=0.3)
+    times = StreamTimes(tick_seconds=0.02, stall_seconds=0.3)
     async with journal.served(journal.app(times=times)) as reading:
         with slow_reader(reading, journal) as reader:
             await until_open(reading, 1)
@@ -447,7 +449,7 @@ async def test_a_reader_that_does_not_read_is_cut(journal: Journal):
 
 @pytest.mark.thorough
 async def test_a_reader_that_trickles_is_cut(journal: Journal):
-    times = StreamTimes(tick=0.02, stall=30, floor=50_000, floor_window=0.5)
+    times = StreamTimes(tick_seconds=0.02, stall_seconds=30, min_bytes_per_second=50_000, slow_seconds=0.5)
     async with journal.served(journal.app(times=times)) as reading:
         with slow_reader(reading, journal) as reader:
             reader.setblocking(False)
@@ -567,7 +569,7 @@ async def test_an_access_that_fails_costs_its_own_stream_and_no_other(
             return super().still_valid(reader)
 
     angry = asyncio.Event()
-    app = journal.app(Moody(TokenVerifier(journal.keys)), times=msgspec.structs.replace(TIMES, heartbeat=0.05))
+    app = journal.app(Moody(TokenVerifier(journal.keys)), times=msgspec.structs.replace(TIMES, heartbeat_seconds=0.05))
     async with (
         journal.served(app) as reading,
         reading.stream() as other,

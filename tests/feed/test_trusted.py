@@ -24,11 +24,11 @@ HERE, ALSO = "/tasks/me/events", "/others/events"
 @pytest.mark.contract("T7")
 @pytest.mark.thorough
 async def test_feeds_run_the_access_they_are_given_and_each_path_has_its_own(tasks: Tasks):  # noqa: F811
-    bearer = BearerAccess(TokenVerifier(_KEYS), tasks.database, tasks.outbox, poll=0.1)
+    bearer = BearerAccess(TokenVerifier(_KEYS), tasks.database, tasks.outbox, poll_seconds=0.1)
     only_tokens = BearerAccess(TokenVerifier(_KEYS))
     feeds = {HERE: mine(tasks.outbox), ALSO: mine(tasks.outbox, "also")}
     app = FeedApp(tasks.database, feeds, {HERE: TrustedUsers(bearer, development=True), ALSO: only_tokens}, times=TIMES)
-    async with tasks.relay(), HttpServer(app, drain=1.0, on_stop=app.drain) as server:
+    async with tasks.relay(), HttpServer(app, drain_seconds=1.0, on_stop=app.drain) as server:
         await server.answers()
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             await tasks.record(TaskChanged("t-1", 1), audience=["user:17"])

@@ -66,7 +66,7 @@ async def test_a_walk_is_complete_whatever_its_pages_and_shows_nothing_of_others
         mine = expected(tasks, "user:ann")
         assert mine == list(range(1, 41, 2))
         for limit in (1, 3, 50):
-            async with tasks.hub(ring_bytes=ring, warm=1 if ring == TINY else 100) as hub:
+            async with tasks.hub(ring_bytes=ring, preload_entries=1 if ring == TINY else 100) as hub:
                 walker = Walker(tasks.feeds[feed], key, limit)
                 assert [entry.number for entry in await walker.walk(hub)] == mine
                 again = Walker(tasks.feeds[feed], key, limit)
@@ -85,7 +85,7 @@ async def test_readers_who_poll_miss_nothing_while_writers_commit_out_of_order_a
     async with AsyncExitStack() as stack:
         hubs = [
             await stack.enter_async_context(tasks.hub()),
-            await stack.enter_async_context(tasks.hub(ring_bytes=5_000, warm=3)),
+            await stack.enter_async_context(tasks.hub(ring_bytes=5_000, preload_entries=3)),
         ]
         odd = tasks.feeds["filtered"].chosen({"parity": "odd"})
         walkers = [
@@ -225,7 +225,7 @@ async def test_filters_find_what_matches_in_bounded_rounds_and_the_cursor_moves(
         await tasks.record(*events, audience=users(["ann", "ben"]))
         await tasks.record(*changes("t-2", range(200, 220), kind="rare"), audience=users(["ben"]))
         await tasks.record(TaskArchived("t-2"), TaskChanged("t-1", 300), audience=users(["ann"]))
-        async with tasks.hub(ring_bytes=ring, warm=1 if ring == TINY else 300) as hub:
+        async with tasks.hub(ring_bytes=ring, preload_entries=1 if ring == TINY else 300) as hub:
             walker = Walker(feed, "ann", 5, chosen)
             matching = [number for number in [*range(200), 300] if wanted(number)]
             assert numbers_of(await walker.walk(hub)) == matching
@@ -239,7 +239,7 @@ async def test_a_search_that_looks_at_too_much_stops_and_says_where(tasks: Tasks
     monkeypatch.setattr(history_module, "WINDOW", 10)
     monkeypatch.setattr(history_module, "ROUNDS", 2)
     feed = tasks.feeds["filtered"]
-    async with tasks.relay(), tasks.hub(ring_bytes=TINY, warm=1) as hub:
+    async with tasks.relay(), tasks.hub(ring_bytes=TINY, preload_entries=1) as hub:
         await tasks.record(*changes("t-1", range(50)), audience=users(["ann"]))
         strand = await hub.strand(feed, "ann")
 
@@ -254,7 +254,7 @@ async def test_a_search_that_looks_at_too_much_stops_and_says_where(tasks: Tasks
 @pytest.mark.thorough
 async def test_one_reads_back_and_from_a_moment_on_too(tasks: Tasks, ring: int):
     feed = tasks.feeds["by_time"]
-    async with tasks.relay(), tasks.hub(ring_bytes=ring, warm=1 if ring == TINY else 100) as hub:
+    async with tasks.relay(), tasks.hub(ring_bytes=ring, preload_entries=1 if ring == TINY else 100) as hub:
         for number in range(12):
             await tasks.record(TaskChanged("t-1", number), audience=users(["ann"] if number % 3 == 0 else ["ben"]))
         await knows(hub, feed, "user:ann", 10)
@@ -269,7 +269,7 @@ async def test_one_reads_back_and_from_a_moment_on_too(tasks: Tasks, ring: int):
 
 async def test_past_retention_and_after_a_restore_a_reader_is_told(tasks: Tasks):
     feed = tasks.feeds["by_time"]
-    async with tasks.relay(), tasks.hub(ring_bytes=TINY, warm=1) as hub:
+    async with tasks.relay(), tasks.hub(ring_bytes=TINY, preload_entries=1) as hub:
         await tasks.record(*changes("t-1", range(10)), audience=users(["ann"]))
         strand = await hub.strand(feed, "user:ann")
         tasks.rows("delete from log where position <= 5")
@@ -305,7 +305,7 @@ class TestModel:
         declared = tasks.outbox.registry.named("task.changed")
         model: dict[str, list[int]] = {name: [] for name in names}
         number = 0
-        async with tasks.relay(), tasks.hub(ring_bytes=chance.choice([TINY, 3_000, 1 << 20]), warm=3) as hub:
+        async with tasks.relay(), tasks.hub(ring_bytes=chance.choice([TINY, 3_000, 1 << 20]), preload_entries=3) as hub:
             for _ in range(30):
                 shared, events = chance.choices(names, k=chance.randrange(6)), []
                 for _ in range(chance.randrange(1, 5)):

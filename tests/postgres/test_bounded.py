@@ -40,7 +40,7 @@ def locked(database: str) -> Iterator[psycopg.Connection[Any]]:
 @pytest.fixture
 async def connections(database: str) -> AsyncIterator[HistoryConnections]:
     """One connection at most: whoever comes next gets the one that was there before, if it is kept."""
-    connections = HistoryConnections(Database(database, answers_within=LIMIT), 1)
+    connections = HistoryConnections(Database(database, answer_timeout=LIMIT), 1)
     yield connections
     await connections.close()
 
@@ -73,7 +73,7 @@ async def test_half_an_answer_of_one_who_was_cancelled_is_never_read_by_the_next
 async def test_half_an_answer_is_never_read_by_the_next_request_of_a_system(
     database: str, locked: psycopg.Connection[Any]
 ):
-    lender = Lender(Database(database, answers_within=LIMIT), "tests", "send it again")
+    lender = Lender(Database(database, answer_timeout=LIMIT), "tests", "send it again")
     async with lender.lifespan():
         with pytest.raises(Problem, match="did not answer within 3 seconds: send it again") as refused:
             async with lender.changing() as connection:
@@ -104,9 +104,9 @@ async def test_behind_a_pooler_the_server_is_told_too(
     """A pooler forgets a client that is gone: cut first, the statement would go on and hold its locks."""
     with PgBouncer(database, tmp_path) as bouncer:
         for _ in range(3):
-            connection = await Database(bouncer.dsn, answers_within=LIMIT).connect(bounded=True)
+            connection = await Database(bouncer.dsn, answer_timeout=LIMIT).connect(bounded=True)
             assert isinstance(connection, BoundedConnection)
-            connection.answers_within = 1.0 if gives_up == "after the limit" else None
+            connection.answer_timeout = 1.0 if gives_up == "after the limit" else None
             asking = asyncio.create_task(connection.execute("select pg_advisory_lock(42)"))
             if gives_up == "by cancelling":
                 await until(lambda: waiting_for_lock(locked))
@@ -132,7 +132,7 @@ async def test_waiting_for_a_connection_counts(connections: HistoryConnections, 
 @pytest.mark.thorough
 async def test_a_network_that_swallows_everything_is_not_waited_for(database: str):
     async with FaultProxy(database) as proxy:
-        connections = HistoryConnections(Database(proxy.dsn, answers_within=LIMIT), 2)
+        connections = HistoryConnections(Database(proxy.dsn, answer_timeout=LIMIT), 2)
         assert await connections.ask(OTHER, {}) == [("mine",)]
         proxy.faults.black_hole = True
         # On a connection that is there; and the way to a new one is as bad.
@@ -150,17 +150,17 @@ async def test_a_network_that_swallows_everything_is_not_waited_for(database: st
 async def test_a_statement_that_is_not_answered_ends_its_connection(
     database: str, locked: psycopg.Connection[Any], statement: bytes
 ):
-    connection = await Database(database, answers_within=LIMIT).connect(bounded=True)
+    connection = await Database(database, answer_timeout=LIMIT).connect(bounded=True)
     with pytest.raises(Unanswered, match="did not answer within 3 s"):
         await connection.execute(statement)
     assert connection.closed
 
 
 async def test_who_waits_for_notifications_has_asked_nothing(database: str):
-    connection = await Database(database, answers_within=LIMIT).connect(listen=True, bounded=True)
+    connection = await Database(database, answer_timeout=LIMIT).connect(listen=True, bounded=True)
     assert isinstance(connection, BoundedConnection)
     await connection.execute("listen news")
-    connection.answers_within = 0.01
+    connection.answer_timeout = 0.01
     assert [each async for each in connection.notifies(timeout=0.5)] == []
     assert not connection.closed
     await connection.close()
@@ -168,8 +168,8 @@ async def test_who_waits_for_notifications_has_asked_nothing(database: str):
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
 def test_a_limit_that_is_none_is_refused(seconds: float):
-    with pytest.raises(DeclarationError, match="answers_within"):
-        Database("postgresql://localhost/x", answers_within=seconds)
+    with pytest.raises(DeclarationError, match="answer_timeout"):
+        Database("postgresql://localhost/x", answer_timeout=seconds)
 
 
 def waiting_for_lock(holder: psycopg.Connection[Any]) -> bool:

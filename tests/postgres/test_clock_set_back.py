@@ -58,7 +58,7 @@ def dead_worker(shop: Shop) -> None:
 async def test_a_relay_takes_lanes_whose_lease_ends_in_the_far_future(shop: Shop) -> None:
     dead_relay(shop)
     shop.place("o-1")
-    async with relay_on(shop, settings=RelaySettings(lease=LEASE)) as relay:
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=LEASE)) as relay:
         await holds(relay.lanes, 64)
         await shop.value_becomes("select count(*) from log", 1)
     assert shop.rows("select name from relay") == []
@@ -70,7 +70,7 @@ async def test_a_lease_that_another_was_told_to_take_for_longer_is_left_alone(sh
         "update lane set relay = gen_random_uuid(), token = gen_random_uuid(), lease_seconds = 600, "
         "leased_until = clock_timestamp() + interval '590 s'"
     )
-    async with relay_on(shop, settings=RelaySettings(lease=LEASE)) as relay:
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=LEASE)) as relay:
         assert relay.lanes.held == frozenset()
 
 
@@ -79,21 +79,21 @@ OLD_LEASE = "leased_until = clock_timestamp() + interval '590 s'"
 
 
 async def test_an_older_relay_keeps_the_lanes_that_it_took_from_one_that_stopped(shop: Shop) -> None:
-    async with relay_on(shop, settings=RelaySettings(lease=LEASE)) as relay:
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=LEASE)) as relay:
         await holds(relay.lanes, 64)
     shop.rows("insert into relay (id, name) values (gen_random_uuid(), 'relay old')")
     shop.rows(f"update lane set relay = (select id from relay), token = gen_random_uuid(), {OLD_LEASE}")
     seen = look(shop)
     assert (seen.relays[0].lanes, seen.free_lanes) == (64, 0)
     shop.signals = Signals()
-    async with relay_on(shop, settings=RelaySettings(lease=LEASE)) as relay:
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=LEASE)) as relay:
         assert relay.lanes.held == frozenset()
 
 
 async def test_an_older_worker_keeps_the_consumer_that_it_took_from_one_that_stopped(shop: Shop) -> None:
     consumer = shop.outbox.consumer("index")
     consumer.on(OrderPlaced)(Ledger(shop).write)
-    async with worker_on(shop, consumer, lease=LEASE):
+    async with worker_on(shop, consumer, lease_seconds=LEASE):
         pass
     shop.rows(f"update consumer set worker = 'old', token = gen_random_uuid(), {OLD_LEASE}")
     assert look(shop).consumers[0].holder == "old"
@@ -103,7 +103,7 @@ async def test_an_older_worker_keeps_the_consumer_that_it_took_from_one_that_sto
             await names.rename(connection, shop.outbox.shape, "index", "search")
         with pytest.raises(ConsumerNameTaken, match="at work"):
             await names.forget(connection, shop.outbox.shape, "index")
-    async with worker_on(shop, consumer, lease=LEASE, signals=Signals(), wait_for="consumer.standing_by"):
+    async with worker_on(shop, consumer, lease_seconds=LEASE, signals=Signals(), wait_for="consumer.standing_by"):
         assert shop.value("select worker from consumer") == "old"
 
 
@@ -132,7 +132,7 @@ async def test_a_lease_without_a_length_is_void_when_it_ends_more_than_an_hour_a
     is_void = ends == "61 min"
     assert look(shop).consumers[0].holder == (None if is_void else "old")
     waited = "consumer.active" if is_void else "consumer.standing_by"
-    async with worker_on(shop, consumer, lease=LEASE, signals=Signals(), wait_for=waited):
+    async with worker_on(shop, consumer, lease_seconds=LEASE, signals=Signals(), wait_for=waited):
         assert (shop.value("select worker from consumer") == "old") is not is_void
 
 
@@ -145,7 +145,7 @@ async def test_a_worker_takes_a_consumer_whose_lease_ends_in_the_far_future(shop
         await shop.value_becomes("select position from consumer", 2)
     dead_worker(shop)
     place_in_log(shop, ("o-1", 2))
-    async with worker_on(shop, consumer, signals=Signals(), lease=LEASE):
+    async with worker_on(shop, consumer, signals=Signals(), lease_seconds=LEASE):
         await shop.value_becomes("select position from consumer", 3)
     assert ledger.numbers() == [0, 1, 2]
 

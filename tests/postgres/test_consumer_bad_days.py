@@ -107,9 +107,9 @@ async def test_settings_that_cannot_work_are_refused() -> None:
         WorkerSettings(page_size=0)
     for seconds in (0, -1, math.inf, math.nan):
         with pytest.raises(DeclarationError, match="page_size >= 1 and lease > 0"):
-            WorkerSettings(lease=seconds)
+            WorkerSettings(lease_seconds=seconds)
         with pytest.raises(DeclarationError, match="lease > 0"):
-            RelaySettings(lease=seconds)
+            RelaySettings(lease_seconds=seconds)
 
 
 async def test_tables_that_are_missing_or_newer_end_the_worker_with_the_remedy(shop: Shop, database: str) -> None:

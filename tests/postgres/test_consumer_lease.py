@@ -51,8 +51,8 @@ async def test_of_two_workers_one_works_and_the_other_stands_by(shop: Shop) -> N
     consumer = writing(shop, ledger)
     other = Signals()
     async with (
-        worker_on(shop, consumer, lease=LONG) as first,
-        worker_on(shop, consumer, lease=LONG, signals=other, wait_for="consumer.standing_by") as second,
+        worker_on(shop, consumer, lease_seconds=LONG) as first,
+        worker_on(shop, consumer, lease_seconds=LONG, signals=other, wait_for="consumer.standing_by") as second,
     ):
         place_in_log(shop, *numbered(20))
         await settled(shop, "index")
@@ -75,7 +75,7 @@ async def test_a_worker_that_stands_by_says_once_who_works_and_again_when_that_i
         "lease_seconds = 3600"
     )
     shop.rows(held, ["here:6"])
-    async with worker_on(shop, consumer, lease=SHORT, wait_for="consumer.standing_by"):
+    async with worker_on(shop, consumer, lease_seconds=SHORT, wait_for="consumer.standing_by"):
         await shop.signals.wait("consumer.standing_by", 3)
         shop.rows(held, ["elsewhere:7"])
         await shop.signals.wait("consumer.standing_by", shop.signals.counts["consumer.standing_by"] + 3)
@@ -89,8 +89,10 @@ async def test_a_stop_hands_over_at_once(shop: Shop) -> None:
     consumer = writing(shop, ledger)
     other = Signals()
     listener = Listener(shop.database, other)
-    standby = worker_on(shop, consumer, lease=LONG, signals=other, listener=listener, wait_for="consumer.standing_by")
-    async with worker_on(shop, consumer, lease=LONG) as first, standby:
+    standby = worker_on(
+        shop, consumer, lease_seconds=LONG, signals=other, listener=listener, wait_for="consumer.standing_by"
+    )
+    async with worker_on(shop, consumer, lease_seconds=LONG) as first, standby:
         await other.wait("listener.working")
         place_in_log(shop, *numbered(3))
         await shop.signals.wait_total("consumer.handled", 3)
@@ -107,8 +109,8 @@ async def test_a_standby_takes_over_from_a_killed_worker_after_its_lease(shop: S
     ledger = Ledger(shop)
     consumer = writing(shop, ledger)
     other = Signals()
-    standby = worker_on(shop, consumer, lease=SHORT, signals=other, wait_for="consumer.standing_by")
-    async with worker_on(shop, consumer, lease=LONG) as first, standby:
+    standby = worker_on(shop, consumer, lease_seconds=SHORT, signals=other, wait_for="consumer.standing_by")
+    async with worker_on(shop, consumer, lease_seconds=LONG) as first, standby:
         place_in_log(shop, *numbered(3))
         await shop.signals.wait_total("consumer.handled", 3)
         await kill(first)
@@ -134,12 +136,12 @@ async def test_a_zombie_that_wakes_after_its_lease_has_no_effect(
     place_in_log(shop, *numbered(10), *numbered(10, "o-2"))
     hold = shop.signals.hold("consumer.read")
     other = Signals()
-    async with worker_on(shop, consumer, lease=SHORT) as zombie:
+    async with worker_on(shop, consumer, lease_seconds=SHORT) as zombie:
         await hold.wait()
         # The zombie's heart has stopped as well.
         shop.rows("update consumer set leased_until = now() - interval '1 second'")
         zombie._lease._seconds = -1.0
-        async with worker_on(shop, consumer, lease=LONG, signals=other):
+        async with worker_on(shop, consumer, lease_seconds=LONG, signals=other):
             await settled(shop, "index", other)
             hold.release()
             await shop.signals.wait("consumer.fenced")
@@ -168,11 +170,11 @@ async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(
     place_in_log(shop, *numbered(3))
     hold = shop.signals.hold("consumer.retrying")
     other = Signals()
-    async with worker_on(shop, consumer, lease=SHORT) as zombie:
+    async with worker_on(shop, consumer, lease_seconds=SHORT) as zombie:
         await hold.wait()
         zombie._lease._seconds = -1.0
         shop.rows("update consumer set leased_until = now() - interval '1 second'")
-        async with worker_on(shop, consumer, lease=LONG, signals=other):
+        async with worker_on(shop, consumer, lease_seconds=LONG, signals=other):
             await settled(shop, "index", other)
             hold.release()
             await shop.signals.wait("consumer.fenced")
@@ -200,9 +202,9 @@ async def test_a_slow_slice_leaves_a_fresh_lease_behind(shop: Shop) -> None:
             fresh.append(await asyncio.to_thread(shop.value, query))
 
     place_in_log(shop, *numbered(2))
-    standby = worker_on(shop, consumer, lease=hasty, signals=other, wait_for="consumer.standing_by")
+    standby = worker_on(shop, consumer, lease_seconds=hasty, signals=other, wait_for="consumer.standing_by")
     hold = shop.signals.hold("consumer.read")
-    async with worker_on(shop, consumer, lease=lease), standby:
+    async with worker_on(shop, consumer, lease_seconds=lease), standby:
         hold.release()
         await settled(shop, "index")
     assert fresh == [True, False, True]
@@ -216,10 +218,15 @@ async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_se
     consumer = writing(shop, ledger, timeout=2.0)
     ids = place_in_log(shop, ("o-1", 1))
     vanished = LogWorker(shop.outbox, consumer, shop.database)
-    async with worker_on(shop, consumer, lease=SHORT):
+    async with worker_on(shop, consumer, lease_seconds=SHORT):
         await settled(shop, "index")
     with shop.connect() as connection:
-        parameters = {**vanished._lease.parameters, "ids": ids, "position": 1, "patience": vanished._runner.patience(0)}
+        parameters = {
+            **vanished._lease.parameters,
+            "ids": ids,
+            "position": 1,
+            "patience": vanished._runner.idle_timeout_ms(0),
+        }
         assert parameters["patience"] == "3000"
         shop.rows(
             "update consumer set position = 0, worker = 'gone', token = %s, leased_until = now()", (vanished.token,)
@@ -227,7 +234,7 @@ async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_se
         shop.rows("delete from processed_events; delete from public.ledger")
         connection.execute(Statements(shop.outbox.shape)["begin_slice"], parameters)
         signals = Signals()
-        async with worker_on(shop, consumer, lease=SHORT, signals=signals, wait_for="consumer.standing_by"):
+        async with worker_on(shop, consumer, lease_seconds=SHORT, signals=signals, wait_for="consumer.standing_by"):
             await settled(shop, "index", signals)
         with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
             connection.execute("select 1")
@@ -253,8 +260,8 @@ async def test_a_handler_slower_than_the_lease_does_not_lose_it(shop: Shop, conc
 
     place_in_log(shop, *numbered(6), *numbered(6, "o-2"))
     # It looks after each third of its own lease, which is short so that the other one's can be long.
-    standby = worker_on(shop, consumer, lease=hasty, signals=other, wait_for="consumer.standing_by")
-    async with worker_on(shop, consumer, lease=lease), standby:
+    standby = worker_on(shop, consumer, lease_seconds=hasty, signals=other, wait_for="consumer.standing_by")
+    async with worker_on(shop, consumer, lease_seconds=lease), standby:
         await settled(shop, "index")
     assert other.counts["consumer.active"] == 0
     assert shop.signals.counts["consumer.fenced"] == 0
@@ -331,14 +338,14 @@ async def test_effects_are_had_once_across_a_crash_in_the_middle(shop: Shop, wit
             await go_on.wait()
 
     place_in_log(shop, *numbered(60))
-    async with worker_on(shop, consumer, lease=SHORT) as dying:
+    async with worker_on(shop, consumer, lease_seconds=SHORT) as dying:
         await asyncio.wait_for(arrived.wait(), 60)
         before = checkpoint(shop, "index")
         assert 0 < before <= 40
         assert ledger.numbers() == list(range(before))
         await kill(dying)
     go_on.set()
-    await handle_all(shop, consumer, lease=SHORT, wait_for=None)
+    await handle_all(shop, consumer, lease_seconds=SHORT, wait_for=None)
     assert ledger.numbers() == list(range(60))
     assert inbox(shop, "index") == (60 if with_inbox else 0)
 
@@ -362,11 +369,11 @@ async def test_an_event_that_kills_every_worker_is_parked_after_its_counted_star
 
     place_in_log(shop, *numbered(8))
     for _ in range(4):
-        async with worker_on(shop, consumer, lease=0.5, wait_for=None) as worker:
+        async with worker_on(shop, consumer, lease_seconds=0.5, wait_for=None) as worker:
             await asyncio.wait_for(dead.wait(), 60)
             dead.clear()
             await kill(worker)
-    await handle_all(shop, consumer, lease=0.5, wait_for=None)
+    await handle_all(shop, consumer, lease_seconds=0.5, wait_for=None)
     assert deaths == 1 + 3
     assert ledger.numbers() == [0, 1, 2, 4, 5, 6, 7]
     ((number, status, error_class, error),) = letters(shop, "(payload->>'number')::int, status, error_class, error")
@@ -414,7 +421,7 @@ async def test_a_paused_consumer_stops_between_events_and_goes_on_where_it_was(s
     place_in_log(shop, *numbered(200))
     control = await shop.database.connect()
     try:
-        async with worker_on(shop, consumer, lease=0.2, listener=Listener(shop.database)):
+        async with worker_on(shop, consumer, lease_seconds=0.2, listener=Listener(shop.database)):
             await asyncio.wait_for(arrived.wait(), 60)
             pausing = asyncio.create_task(set_paused(control, shop.outbox.shape, "index", True))
             waiting = "select count(*)::int from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'paused'"
@@ -451,7 +458,7 @@ async def test_a_pause_is_noticed_while_slow_handlers_work_through_a_page(shop: 
             await shop.signals.next("consumer.heartbeat")
 
     place_in_log(shop, *numbered(10))
-    async with worker_on(shop, consumer, lease=0.3):
+    async with worker_on(shop, consumer, lease_seconds=0.3):
         await shop.signals.wait("consumer.paused")
         assert len(handled) < 10
         assert checkpoint(shop, "index") == len(handled)

@@ -68,7 +68,7 @@ def test_one_name_declared_twice_in_one_program_is_refused() -> None:
 
 
 async def test_a_different_program_alive_under_the_name_is_refused(shop: Shop) -> None:
-    async with worker_on(shop, declare(shop, "index", one_program), lease=LONG):
+    async with worker_on(shop, declare(shop, "index", one_program), lease_seconds=LONG):
         stranger = declare(shop, "index", another_program)
         with pytest.raises(ConsumerNameTaken, match=r"takes order.placed.*takes order.paid"):
             async with worker_on(shop, stranger, signals=Signals()):
@@ -81,7 +81,7 @@ async def test_a_different_program_alive_under_the_name_is_refused(shop: Shop) -
 async def test_a_handler_renamed_by_a_rolling_deployment_stands_by_and_takes_over(shop: Shop) -> None:
     """The name is the identity: the same events under a new function are the same consumer."""
     signals = Signals()
-    async with worker_on(shop, declare(shop, "index", one_program), lease=LONG) as old:
+    async with worker_on(shop, declare(shop, "index", one_program), lease_seconds=LONG) as old:
         new = LogWorker(shop.outbox, declare(shop, "index", one_program_renamed), shop.database, probe=signals)
         async with new:
             await signals.wait("consumer.standing_by")
@@ -96,13 +96,13 @@ async def test_a_different_program_that_takes_the_name_over_is_found_out_by_the_
     signals = Signals()
     hold = signals.hold("consumer.standing_by")
     same = declare(shop, "index", one_program)
-    async with worker_on(shop, same, lease=LONG) as first:
-        settings = WorkerSettings(lease=0.3)
+    async with worker_on(shop, same, lease_seconds=LONG) as first:
+        settings = WorkerSettings(lease_seconds=0.3)
         standby = LogWorker(shop.outbox, same, shop.database, settings=settings, probe=signals)
         await standby.start()
         await hold.wait()
         await first.stop()
-        async with worker_on(shop, declare(shop, "index", another_program), lease=LONG, signals=Signals()):
+        async with worker_on(shop, declare(shop, "index", another_program), lease_seconds=LONG, signals=Signals()):
             hold.release()
             with pytest.raises(ConsumerNameTaken, match="choose another name"):
                 await standby.wait()
@@ -174,7 +174,7 @@ async def test_a_rename_is_refused_while_somebody_works_or_the_new_name_has_a_pa
 ) -> None:
     place_in_log(shop, *numbered(2))
     await handle_all(shop, declare(shop, "other", start="earliest"))
-    async with worker_on(shop, declare(shop, "index", start="earliest"), lease=LONG):
+    async with worker_on(shop, declare(shop, "index", start="earliest"), lease_seconds=LONG):
         with pytest.raises(ConsumerNameTaken, match="stop that worker first"):
             await rename(control, shop.outbox.shape, "index", "search")
         with pytest.raises(ConsumerNameTaken, match="stop that worker first"):
@@ -269,7 +269,7 @@ async def test_what_the_database_knows_of_a_consumer_can_be_listed(
     shop: Shop, control: psycopg.AsyncConnection[Any]
 ) -> None:
     place_in_log(shop, *numbered(3))
-    async with worker_on(shop, declare(shop, "index"), lease=LONG) as worker:
+    async with worker_on(shop, declare(shop, "index"), lease_seconds=LONG) as worker:
         await settled(shop, "index")
         (known,) = await known_consumers(control, shop.outbox.shape)
         assert (known.name, known.position, known.paused, known.alive) == ("index", 3, False, True)

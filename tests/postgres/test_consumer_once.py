@@ -36,7 +36,7 @@ async def test_a_commit_whose_answer_is_lost_has_its_effect_once(shop: Shop, inb
                 proxy.faults.cut_at_commit = True
 
         signals = Signals()
-        settings = WorkerSettings(lease=1.0)
+        settings = WorkerSettings(lease_seconds=1.0)
         async with LogWorker(shop.outbox, consumer, Database(proxy.dsn), settings=settings, probe=signals):
             await signals.wait("consumer.idle")
         assert proxy.commits_cut == 1
@@ -60,7 +60,7 @@ async def test_a_letter_whose_commit_was_not_answered_is_handled_once_without_an
                 proxy.faults.cut_at_commit = True
 
         signals = Signals()
-        settings = WorkerSettings(lease=1.0)
+        settings = WorkerSettings(lease_seconds=1.0)
         async with LogWorker(shop.outbox, consumer, Database(proxy.dsn), settings=settings, probe=signals):
             await shop.value_becomes("select max(status) from dead_letter_events", "resolved")
             await signals.next("consumer.idle")

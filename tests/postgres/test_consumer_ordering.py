@@ -179,14 +179,14 @@ async def test_a_crash_between_setting_aside_and_the_checkpoint_blocks_nothing_f
     await handle_all(shop, strict.consumer)
     shop.publish(OrderPlaced("o-1", 1), OrderPlaced("o-1", 2), OrderPaid("o-9", 1), OrderPlaced("o-1", 3))
     place_in_log(shop, ("o-2", 1))
-    async with worker_on(shop, strict.consumer, lease=0.3, wait_for=None) as dying:
+    async with worker_on(shop, strict.consumer, lease_seconds=0.3, wait_for=None) as dying:
         await asyncio.wait_for(blocked.wait(), 60)
         await kill(dying)
     assert [status for _, _, status in letters(shop, STATES)] == ["parked", "waiting", "waiting", "waiting"]
     assert checkpoint(shop, "index") == 1
     shop.rows("update dead_letter_events set status = 'discarded' where status = 'parked'")
     go_on.set()
-    async with worker_on(shop, strict.consumer, lease=0.3):
+    async with worker_on(shop, strict.consumer, lease_seconds=0.3):
         await settled(shop, "index")
         await shop.signals.wait("consumer.idle", shop.signals.counts["consumer.idle"] + 4)
     assert strict.ledger.numbers("o-2") == [1]

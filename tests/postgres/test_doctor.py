@@ -226,7 +226,7 @@ class TestHeldUp:
         with psycopg.connect(shop.dsn, application_name="forgotten") as connection:
             shop.outbox.publish(connection, OrderPlaced("o"), tenant_id="acme")
             assert only(shop, "transactions").level == "ok", "by the limit of status it may be open for five minutes"
-            finding = only(shop, "transactions", limits=HealthLimits(max_transaction=0))
+            finding = only(shop, "transactions", limits=HealthLimits(max_transaction_seconds=0))
             pid = connection.info.backend_pid
         assert finding.level == "problem"
         assert finding.found.startswith(f"process {pid} of user 'postgres' (forgotten), idle in transaction")
@@ -240,7 +240,7 @@ class TestHeldUp:
             shop.outbox.publish(connection, OrderPlaced("o"), tenant_id="acme")
             connection.tpc_prepare()
             name = shop.value("select gid from pg_prepared_xacts where database = current_database()")
-            finding = only(shop, "prepared transactions", limits=HealthLimits(max_transaction=0))
+            finding = only(shop, "prepared transactions", limits=HealthLimits(max_transaction_seconds=0))
             connection.tpc_rollback()
         assert finding.level == "problem"
         assert "the relays' watermark, because it has published and is not decided" in finding.found
@@ -449,7 +449,9 @@ class TestFlow:
         assert words in finding.found
         assert (remedy or "None") in str(finding.remedy)
 
-    @pytest.mark.parametrize("limits", [HealthLimits(), HealthLimits(max_age=3600, max_dead=2, max_lag=5)])
+    @pytest.mark.parametrize(
+        "limits", [HealthLimits(), HealthLimits(max_age_seconds=3600, max_dead_letters=2, max_lag_events=5)]
+    )
     def test_what_is_a_problem_for_status_is_one_here_in_the_same_words(self, shop: Shop, limits: HealthLimits) -> None:
         fill_log(shop, 20)
         shop.publish(*(OrderPlaced("o", number) for number in range(4)))

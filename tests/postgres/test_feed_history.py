@@ -86,7 +86,7 @@ async def test_ring_and_history_answer_alike_whatever_is_asked(
         await logs.record(Closed("i-1"))
         await logs.record(*mixed("i-1", 200, seed=2))
         async with (
-            logs.hub(warm=1000, ring_bytes=1 << 24) as full,
+            logs.hub(preload_entries=1000, ring_bytes=1 << 24) as full,
             logs.hub(ring_bytes=TINY) as empty,
         ):
             for feed, key in (("logs", "i-1"), ("stream", "i-1"), ("project", "p-1"), ("everything", "")):

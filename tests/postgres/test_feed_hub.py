@@ -184,7 +184,7 @@ async def test_one_who_gives_up_waiting_for_a_strand_takes_it_from_nobody(logs: 
 async def test_pollers_through_two_processes_see_everything_once_in_whatever_order_writers_commit(logs: Logs):
     """Writers hold their transactions open over each other; pollers of all kinds go from hub to hub."""
     rounds, chance = 30, random.Random(3)
-    async with logs.relay(), logs.hub() as one, logs.hub(ring_bytes=20_000, warm=5) as other:
+    async with logs.relay(), logs.hub() as one, logs.hub(ring_bytes=20_000, preload_entries=5) as other:
         hubs = (one, other)
         errors = logs.feed.chosen({"minLevel": "ERROR"})
         walkers = [
@@ -328,7 +328,7 @@ async def test_a_key_that_cannot_be_one_is_unknown(logs: Logs):
 
 
 async def test_strands_that_nobody_asks_for_are_dropped_and_those_who_wait_keep_theirs(logs: Logs):
-    async with logs.relay(), logs.hub(idle=0.2) as hub:
+    async with logs.relay(), logs.hub(idle_seconds=0.2) as hub:
         await logs.record(*lines("i-1", range(3)), *lines("i-2", range(3)))
         waited = await hub.strand(logs.feed, "i-1")
         # Before anything else is waited for: as soon as nobody asks for them, both could be dropped.
@@ -347,7 +347,7 @@ async def test_strands_that_nobody_asks_for_are_dropped_and_those_who_wait_keep_
 
 
 async def test_there_are_never_more_strands_than_allowed(logs: Logs):
-    async with logs.hub(most_strands=10) as hub:
+    async with logs.hub(max_strands=10) as hub:
         first = await hub.strand(logs.feed, "i-0")
         for number in range(1, 50):
             await hub.strand(logs.feed, f"i-{number}")

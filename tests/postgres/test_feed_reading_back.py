@@ -42,7 +42,7 @@ async def test_back_from_anywhere_comes_what_a_walk_forwards_met_before(
         await logs.record(*mixed("i-1", 120))
         await logs.record(*mixed("i-2", 40), project_id="p-2")
         await logs.record(Closed("i-1"), *mixed("i-1", 80, seed=2))
-        async with logs.hub(warm=1000, ring_bytes=1 << 24) as full, logs.hub(ring_bytes=TINY) as empty:
+        async with logs.hub(preload_entries=1000, ring_bytes=1 << 24) as full, logs.hub(ring_bytes=TINY) as empty:
             for feed, key in (("logs", "i-1"), ("stream", "i-1"), ("project", "p-1"), ("everything", "")):
                 declared = logs.feeds[feed]
                 for _ in range(12):
@@ -64,7 +64,7 @@ async def test_ring_and_history_read_back_alike(logs: Logs):
     chance = random.Random(5)
     async with logs.relay():
         await logs.record(*mixed("i-1", 300))
-        async with logs.hub(warm=1000, ring_bytes=1 << 24) as full, logs.hub(ring_bytes=TINY) as empty:
+        async with logs.hub(preload_entries=1000, ring_bytes=1 << 24) as full, logs.hub(ring_bytes=TINY) as empty:
             one, other = await full.strand(logs.feed, "i-1"), await empty.strand(logs.feed, "i-1")
             for _ in range(60):
                 chosen, limit = logs.feed.chosen(random_choice(chance)), chance.choice((1, 2, 10, 100, 1000))

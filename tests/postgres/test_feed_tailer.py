@@ -329,7 +329,7 @@ async def test_a_tailer_that_retention_has_overtaken_says_so_to_readers(logs: Lo
 
 async def test_a_tailer_that_is_far_behind_begins_anew_and_readers_miss_nothing(logs: Logs):
     signals = Signals()
-    async with logs.relay(), logs.hub(signals=signals, leap=10) as hub:
+    async with logs.relay(), logs.hub(signals=signals, max_lag_events=10) as hub:
         await logs.record(*lines("i-1", range(3)))
         walker = Walker(logs.feed, "i-1")
         strand = await hub.strand(logs.feed, "i-1")

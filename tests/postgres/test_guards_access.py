@@ -219,7 +219,12 @@ class TestServiceTokens:
             server = Guarded(shop)
             made = server.create()
             access = BearerAccess(
-                TokenVerifier(KEYS), Database(proxy.dsn), shop.outbox, poll=0.01, trust=30.0, probe=server.signals
+                TokenVerifier(KEYS),
+                Database(proxy.dsn),
+                shop.outbox,
+                poll_seconds=0.01,
+                trust_seconds=30.0,
+                probe=server.signals,
             )
             with pytest.raises(DatabaseUnavailable, match="cannot be checked"):
                 await access.reader(f"Bearer {made.token}", {})

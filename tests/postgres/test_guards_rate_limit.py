@@ -202,7 +202,7 @@ async def test_a_clock_that_is_set_back_freezes_nobody_for_longer_than_a_window(
 async def test_without_the_database_limits_hold_here_and_are_told_later(shop: Shop):
     rate, signals = Rate("user", 100, DAY), Signals()
     async with FaultProxy(shop.dsn) as proxy:
-        limiter = RateLimiter(Database(proxy.dsn), shop.outbox, interval=rate_limit.SHORTEST, probe=signals)
+        limiter = RateLimiter(Database(proxy.dsn), shop.outbox, interval_seconds=rate_limit.SHORTEST, probe=signals)
         async with limiter:
             await limiter.take("user", "ann", rate)
             await exchanged(limiter, signals)
@@ -235,7 +235,7 @@ async def test_a_limiter_that_nobody_asks_notices_that_its_database_is_gone(shop
 async def test_a_database_that_hangs_keeps_those_who_ask_waiting_once(shop: Shop):
     rate, signals = Rate("user", 100, DAY), Signals()
     async with FaultProxy(shop.dsn) as proxy:
-        limiter = RateLimiter(Database(proxy.dsn), shop.outbox, interval=60.0, probe=signals)
+        limiter = RateLimiter(Database(proxy.dsn), shop.outbox, interval_seconds=60.0, probe=signals)
         async with limiter:
             await limiter.take("user", "ann", rate)
             await exchanged(limiter, signals)

@@ -34,7 +34,7 @@ def connection(database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[psyco
 
 def up(dsn: str, shape: Shape, application_name: str = "builder") -> list[str]:
     with connected(dsn, application_name=application_name, autocommit=False) as connection:
-        return migrate.up(connection, shape, lock_timeout=1, patience=60)
+        return migrate.up(connection, shape, lock_timeout=1, max_wait_seconds=60)
 
 
 def end_session(dsn: str, application_name: str) -> None:

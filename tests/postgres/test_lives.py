@@ -170,7 +170,7 @@ async def test_consumers_handle_what_was_restored_and_what_is_new_once_and_count
     async def count(event, connection) -> None:
         await connection.execute("insert into shop.handled values (%s)", [event.payload.number])
 
-    worker = LogWorker(place.outbox, consumer, place.database, settings=WorkerSettings(lease=2.0))
+    worker = LogWorker(place.outbox, consumer, place.database, settings=WorkerSettings(lease_seconds=2.0))
 
     def handled() -> list[int]:
         return [row[0] for row in place.rows("select number from handled order by 1")]

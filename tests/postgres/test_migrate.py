@@ -54,7 +54,7 @@ MIGRATE_AND_WAIT = """
     from aftercommit.schema import migrate
     from aftercommit.postgres.shape import Shape
     with psycopg.connect(sys.argv[1], application_name="victim") as connection:
-        migrate.up(connection, Shape(), lock_timeout=60, patience=60)
+        migrate.up(connection, Shape(), lock_timeout=60, max_wait_seconds=60)
 """
 
 
@@ -214,7 +214,7 @@ def test_a_migration_whose_backend_is_terminated_leaves_nothing_and_completes_la
 
         def run() -> list[str]:
             with connected(database, application_name="victim") as victim:
-                return migrate.up(victim, Shape(), lock_timeout=60, patience=60)
+                return migrate.up(victim, Shape(), lock_timeout=60, max_wait_seconds=60)
 
         with ThreadPoolExecutor(1) as program:
             migrating = program.submit(run)
@@ -428,7 +428,7 @@ def test_a_migration_asks_briefly_for_locks_and_names_who_is_in_the_way(database
 
         with ThreadPoolExecutor(1) as program, connected(database, application_name="migrator") as connection:
             shape = Shape(scope={"tenant_id": str})
-            migrating = program.submit(migrate.up, connection, shape, lock_timeout=0.2, patience=1)
+            migrating = program.submit(migrate.up, connection, shape, lock_timeout=0.2, max_wait_seconds=1)
             wait_until(lambda: migrating.done() or waits_for_a_lock(database, "migrator"))
             # The writer queues up behind the migration for a moment, and then goes before it.
             writer.execute("delete from aftercommit.outbox")
@@ -444,7 +444,7 @@ def test_a_migration_goes_on_when_the_reader_in_its_way_has_ended(database):
     with connected(database, autocommit=False) as reader, ThreadPoolExecutor(1) as program:
         reader.execute("select count(*) from aftercommit.outbox")
         with connected(database, application_name="migrator") as connection:
-            migrating = program.submit(migrate.up, connection, shape, lock_timeout=0.2, patience=60)
+            migrating = program.submit(migrate.up, connection, shape, lock_timeout=0.2, max_wait_seconds=60)
             wait_until(lambda: waits_for_a_lock(database, "migrator"))
             reader.rollback()
 
@@ -456,7 +456,7 @@ def test_an_up_that_has_nothing_to_do_waits_for_nobody(database):
     with connected(database, autocommit=False) as writer, connected(database) as connection:
         writer.execute("lock table scoped.outbox, scoped.log, scoped.event_log in access exclusive mode")
 
-        assert migrate.up(connection, SCOPED, patience=5) == []
+        assert migrate.up(connection, SCOPED, max_wait_seconds=5) == []
 
 
 @pytest.mark.thorough
@@ -464,11 +464,11 @@ def test_a_migration_that_somebody_else_runs_is_waited_for_and_named_in_the_end(
     with connected(database, autocommit=False, application_name="other migration") as holder:
         hold_up_the_migration(holder)
         with ThreadPoolExecutor(1) as program, connected(database, application_name="victim") as first:
-            migrating = program.submit(migrate.up, first, Shape(), lock_timeout=60, patience=60)
+            migrating = program.submit(migrate.up, first, Shape(), lock_timeout=60, max_wait_seconds=60)
             wait_until(lambda: waits_for_a_lock(database, "victim"))
 
             with connected(database) as second, pytest.raises(DatabaseError, match=r"process .*'victim'"):
-                migrate.up(second, Shape(), patience=0.3)
+                migrate.up(second, Shape(), max_wait_seconds=0.3)
 
             holder.rollback()
             assert "applied 0001_engine" in migrating.result(timeout=60)
@@ -528,7 +528,7 @@ def test_an_event_that_commits_while_its_scope_is_being_added_is_told_of_like_th
     ):
         Engine(writer).publish()
         shape = Shape(scope={"tenant_id": str})
-        migrating = program.submit(migrate.up, connection, shape, lock_timeout=60, patience=60)
+        migrating = program.submit(migrate.up, connection, shape, lock_timeout=60, max_wait_seconds=60)
         wait_until(lambda: waits_for_a_lock(database, "migrator"))
         writer.commit()
 

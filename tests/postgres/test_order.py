@@ -24,7 +24,7 @@ from tests.support.shop import OrderPlaced, Shop
 @asynccontextmanager
 async def relay_on(shop: Shop, **options: Any) -> AsyncIterator[Relay]:
     """A relay that runs while the test goes on."""
-    settings = options.pop("settings", RelaySettings(lease=2.0))
+    settings = options.pop("settings", RelaySettings(lease_seconds=2.0))
     relay = Relay(
         shop.outbox,
         shop.database,
@@ -89,7 +89,7 @@ async def test_late_commit_of_an_early_seq_is_never_hidden_from_a_poller(shop: S
 async def test_late_commit_is_found_although_the_watermark_has_moved_on(shop: Shop) -> None:
     """T3: thousands of later events passed, the watermark has followed as far as it may, and then seq 1 commits."""
     # Nobody looks back for what a watermark may have passed before the test has run out of patience.
-    settings = RelaySettings(lease=2.0, batch_size=50, gauge_seconds=60)
+    settings = RelaySettings(lease_seconds=2.0, batch_size=50, gauge_seconds=60)
     async with relay_on(shop, settings=settings):
         with shop.connect() as slow:
             shop.outbox.publish(slow, OrderPlaced("slow", 1), tenant_id="acme")
@@ -157,7 +157,7 @@ async def test_two_relays_share_the_lanes_and_append_one_gapless_log_in_aggregat
     """C2: publishers side by side; nothing is taken twice, every aggregate keeps its order."""
     other = Shop(shop.dsn)
     events = [OrderPlaced(f"o-{index % 40}", index // 40) for index in range(2000)]
-    settings = RelaySettings(lease=600.0, batch_size=37)
+    settings = RelaySettings(lease_seconds=600.0, batch_size=37)
     async with (
         listening_relay_on(shop, settings=settings) as first,
         listening_relay_on(other, settings=settings) as second,
@@ -180,14 +180,16 @@ async def test_two_relays_share_the_lanes_and_append_one_gapless_log_in_aggregat
 async def test_a_zombie_relay_resumed_after_its_lease_writes_nothing(shop: Shop) -> None:
     """T3: a relay stands still between delivery and append, loses its lanes, wakes up: its append is refused."""
     zombie_transport, heir_transport = RecordingTransport(), RecordingTransport()
-    zombie = Relay(shop.outbox, shop.database, zombie_transport, settings=RelaySettings(lease=0.5), probe=shop.signals)
+    zombie = Relay(
+        shop.outbox, shop.database, zombie_transport, settings=RelaySettings(lease_seconds=0.5), probe=shop.signals
+    )
     heir_shop = Shop(shop.dsn)
     ids = [shop.place("o-1", number) for number in range(3)]
     async with manual_relay(shop, zombie) as connection:
         carrier = zombie.carrier()
         batch = await carrier.read(connection, zombie.lanes.held)
         outcome = await carrier.deliver(batch)
-        async with relay_on(heir_shop, transport=heir_transport, settings=RelaySettings(lease=0.5)):
+        async with relay_on(heir_shop, transport=heir_transport, settings=RelaySettings(lease_seconds=0.5)):
             await heir_shop.signals.wait_total("relay.appended", 3)
         with pytest.raises(LeaseLost, match="taken over"):
             await carrier.settle(connection, batch, outcome)
@@ -203,8 +205,8 @@ async def test_a_relay_whose_lanes_were_taken_moves_nothing_even_if_its_heir_has
 ) -> None:
     """T3: the fence is in the statement itself: refused means that no row has moved and no position was used."""
     ids = [shop.place("o-1", number) for number in range(3)]
-    zombie = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease=0.2))
-    heir = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease=5))
+    zombie = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease_seconds=0.2))
+    heir = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease_seconds=5))
     async with manual_relay(shop, zombie) as connection, manual_relay(shop, heir) as other:
         carrier = zombie.carrier()
         batch = await carrier.read(connection, zombie.lanes.held)
@@ -231,7 +233,7 @@ async def test_a_relay_that_dies_on_its_way_to_the_transport_has_marked_nothing(
         shop.outbox,
         shop.database,
         RecordingTransport(),
-        settings=RelaySettings(lease=0.3),
+        settings=RelaySettings(lease_seconds=0.3),
         probe=shop.signals,
     )
     async with manual_relay(shop, dying) as connection:
@@ -239,7 +241,7 @@ async def test_a_relay_that_dies_on_its_way_to_the_transport_has_marked_nothing(
         with pytest.raises(KeyboardInterrupt):
             await carrier.carry(connection, await carrier.read(connection, dying.lanes.held))
     transport, heir = RecordingTransport(), Shop(shop.dsn)
-    async with relay_on(heir, transport=transport, settings=RelaySettings(lease=0.3)):
+    async with relay_on(heir, transport=transport, settings=RelaySettings(lease_seconds=0.3)):
         await heir.signals.wait_total("relay.appended", 3)
     assert transport.ids == ids
 
@@ -282,13 +284,13 @@ async def test_a_relay_killed_after_delivery_and_before_append_delivers_again_an
     """T3: at least once to the transport, once to the log, in order."""
     first = RecordingTransport()
     ids = [shop.place("o-1", number) for number in range(5)]
-    dying = Relay(shop.outbox, shop.database, first, settings=RelaySettings(lease=0.3), probe=shop.signals)
+    dying = Relay(shop.outbox, shop.database, first, settings=RelaySettings(lease_seconds=0.3), probe=shop.signals)
     async with manual_relay(shop, dying) as connection:
         carrier = dying.carrier()
         await carrier.deliver(await carrier.read(connection, dying.lanes.held))
     second = RecordingTransport()
     heir = Shop(shop.dsn)
-    async with relay_on(heir, transport=second, settings=RelaySettings(lease=0.3)):
+    async with relay_on(heir, transport=second, settings=RelaySettings(lease_seconds=0.3)):
         await heir.signals.wait_total("relay.appended", 5)
     assert first.ids == ids
     assert second.ids == ids
@@ -315,7 +317,7 @@ async def test_an_event_put_back_by_hand_is_published_although_the_watermark_is_
     """An operator's plain UPDATE gives a failed event its old seq back, far below where the relay reads."""
     shop.place("o-1", 1)
     shop.rows("update outbox set status = 'failed', last_error = 'down', retry_count = 1")
-    async with relay_on(shop, settings=RelaySettings(lease=2.0, gauge_seconds=0.05)) as relay:
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=2.0, gauge_seconds=0.05)) as relay:
         published = 0
         await shop.signals.wait("relay.idle")
         while relay._carriers[0]._watermark.value <= 1:

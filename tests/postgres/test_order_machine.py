@@ -50,7 +50,9 @@ class SteppedRelay:
     def __init__(self, shop: Shop, runner: asyncio.Runner) -> None:
         """Connected, holding nothing."""
         self.transport = RecordingTransport()
-        self.relay = Relay(shop.outbox, shop.database, self.transport, settings=RelaySettings(lease=600, batch_size=4))
+        self.relay = Relay(
+            shop.outbox, shop.database, self.transport, settings=RelaySettings(lease_seconds=600, batch_size=4)
+        )
         self.carrier: Carrier = self.relay.carrier()
         self.connection = runner.run(shop.database.connect())
         self.batch: Batch | None = None

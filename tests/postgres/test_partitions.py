@@ -232,7 +232,7 @@ def test_retention_beside_a_reader_blocks_no_writer_and_is_finished_by_the_next_
         fill(connection, 2 * SIZE)
         assert value(reader, "select count(*) from aftercommit.log") == 2 * SIZE
 
-        options = {"older_than": tomorrow(), "patience": 2.0}
+        options = {"older_than": tomorrow(), "max_wait_seconds": 2.0}
         dropping = program.submit(partitions.drop_before, retention, SHAPE, **options)  # type: ignore[arg-type]
         wait_until(lambda: dropping.done() or waits_for_a_lock(small, "retention"))
         position = fill(connection, SIZE)
@@ -245,7 +245,7 @@ def test_retention_beside_a_reader_blocks_no_writer_and_is_finished_by_the_next_
         # tip.
         rows = connection.execute("select position from aftercommit.log order by position").fetchall()
         assert [row[0] for row in rows] == list(range(SIZE + 1, 3 * SIZE + 1))
-        assert partitions.drop_before(retention, SHAPE, older_than=tomorrow(), patience=0.2) == []
+        assert partitions.drop_before(retention, SHAPE, older_than=tomorrow(), max_wait_seconds=0.2) == []
 
         reader.rollback()
         expected = ["log_000000", "log_000001", "log_000002"]

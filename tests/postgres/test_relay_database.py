@@ -103,7 +103,7 @@ async def test_a_crash_of_the_database_in_any_phase_loses_nothing(
     shop, transport = crashing_shop, RecordingTransport()
     ids = list(shop.publish(*orders(range(20))))
     hold = shop.signals.hold(point)
-    async with relay_on(shop, transport=transport, settings=RelaySettings(lease=1.0, batch_size=8)) as relay:
+    async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=1.0, batch_size=8)) as relay:
         await hold.wait()
         async with outage(shop, embedded, relay):
             hold.release()
@@ -120,7 +120,7 @@ async def test_a_crash_while_the_relay_sleeps_and_a_writer_writes(
 ) -> None:
     """What was committed before is published; what was not has never happened, and what comes after is heard of."""
     shop = crashing_shop
-    async with listening_relay_on(shop, settings=RelaySettings(lease=1.0)) as relay:
+    async with listening_relay_on(shop, settings=RelaySettings(lease_seconds=1.0)) as relay:
         await shop.value_becomes("select count(*) from relay where listening", 1)
         writer = shop.connect()
         shop.outbox.publish(writer, OrderPlaced("lost", 99), tenant_id="acme")
@@ -155,7 +155,7 @@ async def test_a_crash_under_load_loses_nothing_that_was_committed(
             if not is_lost(problem):
                 raise
 
-    async with relay_on(shop, settings=RelaySettings(lease=1.0, batch_size=16)) as relay:
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=1.0, batch_size=16)) as relay:
         writing = asyncio.create_task(asyncio.to_thread(write))
         await shop.signals.wait_total("relay.appended", 200)
         async with outage(shop, embedded, relay):

@@ -18,7 +18,7 @@ from tests.support.relays import listening_relay_on, relay_on
 from tests.support.shop import OrderPlaced, Shop
 
 # A relay that looks round every 200 seconds: nobody in a test lives to see it.
-LONG = RelaySettings(lease=600.0)
+LONG = RelaySettings(lease_seconds=600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ async def test_a_transaction_that_ends_while_the_relay_falls_asleep_is_found(sho
 
 async def test_with_several_carriers_each_one_is_woken_for_its_own_lanes(shop: Shop) -> None:
     """One carrier's business silences the bell for nobody who is asleep; nobody is found by looking now and then."""
-    settings = RelaySettings(lease=600.0, carriers=4)
+    settings = RelaySettings(lease_seconds=600.0, carriers=4)
     hot = next(name for name in map(str, range(100)) if lane(shop, name) % 4 == 0)
     cold = next(name for name in map(str, range(100)) if lane(shop, name) % 4 == 3)
     async with listening_relay_on(shop, transport=RecordingTransport(), settings=settings):
@@ -131,7 +131,7 @@ async def test_with_several_carriers_each_one_is_woken_for_its_own_lanes(shop: S
 
 async def test_a_single_event_wakes_the_carrier_of_its_lane(shop: Shop) -> None:
     """The bell says for which lane it rings. Whoever slept on would look again after ten minutes."""
-    settings = RelaySettings(lease=600.0, carriers=4)
+    settings = RelaySettings(lease_seconds=600.0, carriers=4)
     async with listening_relay_on(shop, transport=RecordingTransport(), settings=settings):
         await falls_asleep(shop)
         for count, carrier in enumerate((3, 1, 0, 2), 1):
@@ -175,7 +175,7 @@ async def test_work_that_drips_without_a_pause_silences_the_bell_too(
     """Small batches one after another are business as well."""
     # A busy machine makes pauses of its own.
     monkeypatch.setattr(doorbell, "BUSY_SECONDS", 60.0)
-    async with listening_relay_on(shop, settings=RelaySettings(lease=600.0, batch_size=1)):
+    async with listening_relay_on(shop, settings=RelaySettings(lease_seconds=600.0, batch_size=1)):
         await falls_asleep(shop)
         shop.publish(*(OrderPlaced("o-1", number) for number in range(100)))
         await shop.signals.wait_total("relay.appended", doorbell.BUSY_EVENTS + 2)
@@ -211,7 +211,7 @@ async def test_a_few_at_a_time_silence_the_bell_too_and_then_gather(
 
 async def test_what_is_left_of_a_backlog_is_not_kept_waiting(shop: Shop) -> None:
     """A look that its limit has ended is followed by the next at once: whatever gathers there has done so already."""
-    settings = RelaySettings(lease=60.0, batch_size=doorbell.BUSY_EVENTS)
+    settings = RelaySettings(lease_seconds=60.0, batch_size=doorbell.BUSY_EVENTS)
     async with listening_relay_on(shop, settings=settings):
         await falls_asleep(shop)
         shop.publish(*(OrderPlaced(f"o-{number}", number) for number in range(4 * doorbell.BUSY_EVENTS)))
@@ -225,7 +225,7 @@ async def test_of_several_carriers_each_is_silenced_by_its_share(shop: Shop, mon
     # A busy machine makes pauses of its own.
     monkeypatch.setattr(doorbell, "BUSY_SECONDS", 60.0)
     hot = next(name for name in map(str, range(100)) if lane(shop, name) % 4 == 0)
-    settings = RelaySettings(lease=60.0, carriers=4)
+    settings = RelaySettings(lease_seconds=60.0, carriers=4)
     async with listening_relay_on(shop, transport=RecordingTransport(), settings=settings) as relay:
         bells = relay._doorbells
         await shop.signals.until(lambda: all(map(relay.lanes.is_listening, bells)), "not all carriers fell asleep")
@@ -371,7 +371,10 @@ async def test_an_idle_relay_with_a_listener_asks_the_database_little(
 ) -> None:
     """Asleep means asleep: the carrier looks once more, and then not until somebody rings."""
     caplog.set_level(logging.INFO)
-    async with listening_relay_on(shop, settings=RelaySettings(lease=600.0, gauge_seconds=0.2)), asyncio.timeout(100):
+    async with (
+        listening_relay_on(shop, settings=RelaySettings(lease_seconds=600.0, gauge_seconds=0.2)),
+        asyncio.timeout(100),
+    ):
         await falls_asleep(shop)
         looks = -1
         while shop.signals.counts["relay.idle"] != looks:

@@ -32,7 +32,7 @@ async def test_a_batch_is_bounded_by_the_bytes_of_its_payloads(
         notes = {n: "x" * KILOBYTES if compressible else noise(n) for n in range(start, start + 10)}
         shop.publish(*(OrderPlaced(f"o-{number % 7}", number, note) for number, note in notes.items()))
     transport = RecordingTransport()
-    async with relay_on(shop, transport=transport, settings=RelaySettings(lease=5.0)):
+    async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=5.0)):
         await shop.signals.wait_total("relay.appended", 60)
     batches = [detail["count"] for detail in shop.signals.details["relay.deliver"]]
     assert max(batches) * KILOBYTES <= bound + KILOBYTES
@@ -56,7 +56,7 @@ async def test_streams_of_numbered_types_count_up_without_gaps_under_two_relays(
     numbered = shop_outbox(numbered=("order",))
     numbered.declare("note.taken")
     shops = [replace(shop, outbox=numbered), Shop(shop.dsn, outbox=numbered)]
-    settings = RelaySettings(lease=1.0, batch_size=7)
+    settings = RelaySettings(lease_seconds=1.0, batch_size=7)
     async with relay_on(shops[0], settings=settings), relay_on(shops[1], settings=settings):
         for round_number in range(20):
             with shop.connect() as slow, shop.connect() as quick:
@@ -86,11 +86,11 @@ async def test_a_stream_goes_on_counting_after_a_refused_append(shop: Shop) -> N
     """A relay that lost its lanes uses no number up."""
     numbered = replace(shop, outbox=shop_outbox(numbered=("order",)))
     shop.publish(*(OrderPlaced("o-1", number) for number in range(3)))
-    zombie = Relay(numbered.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease=0.1))
+    zombie = Relay(numbered.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease_seconds=0.1))
     connection = await shop.database.connect()
     await zombie.lanes.tick(connection)
     batch = await zombie.carrier().read(connection, zombie.lanes.held)
-    async with relay_on(numbered, settings=RelaySettings(lease=0.5)):
+    async with relay_on(numbered, settings=RelaySettings(lease_seconds=0.5)):
         await shop.signals.wait_total("relay.appended", 3)
         with pytest.raises(Exception, match="taken over"):
             await zombie.carrier().carry(connection, batch)
@@ -118,7 +118,7 @@ async def test_appending_goes_on_across_the_end_of_a_partition_while_new_ones_ar
     """The sweeper works all the while; the log has no gap where one partition ends and the next begins."""
     monkeypatch.setattr(sweeper, "INTERVAL", 0.01)
     start = at_the_end_of_a_partition(shop, partition=0, left=25)
-    async with relay_on(shop, settings=RelaySettings(lease=2.0, batch_size=10)):
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=2.0, batch_size=10)):
         for number in range(60):
             shop.place("o-1", number)
         await shop.signals.wait_total("relay.appended", 60)

@@ -115,14 +115,14 @@ async def test_a_relay_can_be_stopped_while_the_destination_is_down(shop: Shop) 
 async def test_an_outage_right_after_a_takeover_spends_no_attempt_either(shop: Shop) -> None:
     """After a takeover attempts are counted before delivery; one that could not be made is given back."""
     shop = replace(shop, outbox=shop_outbox(max_attempts=2))
-    dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease=0.1))
+    dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease_seconds=0.1))
     connection = await shop.database.connect()
     await dead.lanes.tick(connection)
     await connection.close()
     ids = [shop.place("o-1", number) for number in range(3)]
     transport = OpensAnyway()
     transport.down = TransportUnavailable("gone")
-    async with relay_on(shop, transport=transport, settings=RelaySettings(lease=0.5)):
+    async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=0.5)):
         await shop.signals.wait("relay.outage", 3)
         assert shop.signals.counts["relay.counted"] >= 3
         transport.down = None

@@ -66,7 +66,7 @@ async def test_publish_and_relay_work_through_a_transaction_pooler(shop: Shop, p
     shop.outbox.backoff = Constant(0.05)
     stumbling = RecordingTransport(lambda r: RuntimeError("once") if r.retry_count == 0 else None)
     # So long that no lease runs out while the machine stands still: what is taken over is tried differently.
-    other, settings = Shop(shop.dsn), RelaySettings(lease=600.0, batch_size=7, carriers=2)
+    other, settings = Shop(shop.dsn), RelaySettings(lease_seconds=600.0, batch_size=7, carriers=2)
     other.outbox.backoff = Constant(0.05)
     async with (
         relay_on(shop, database=pooled, transport=stumbling, settings=settings) as first,
@@ -124,7 +124,7 @@ async def test_a_direct_listen_dsn_brings_the_bell_back(
     monkeypatch.setattr(doorbell, "POLL", 600.0)
     monkeypatch.setattr(relay_loop, "POLL", 600.0)
     database = Database(pooled.dsn, listen_dsn=shop.dsn)
-    async with listening_relay_on(shop, database=database, settings=RelaySettings(lease=600.0)):
+    async with listening_relay_on(shop, database=database, settings=RelaySettings(lease_seconds=600.0)):
         await shop.value_becomes("select count(*) from relay where listening", 1)
         with psycopg.connect(pooled.dsn, prepare_threshold=None) as writer:
             for number in range(10):
@@ -148,7 +148,7 @@ async def test_consumers_work_through_a_transaction_pooler(shop: Shop, pooled: D
     consumer = shop.outbox.consumers["effects"]
     consumer.backoff = Constant(0.05)
     shop.publish(*(OrderPlaced(f"o-{number % 3}", number) for number in range(30)))
-    worker = LogWorker(shop.outbox, consumer, pooled, settings=WorkerSettings(lease=2.0), probe=shop.signals)
+    worker = LogWorker(shop.outbox, consumer, pooled, settings=WorkerSettings(lease_seconds=2.0), probe=shop.signals)
     async with relay_on(shop, database=pooled), worker:
         await shop.value_becomes("select count(*) from public.effect", 30)
     assert sorted(number for (number,) in shop.rows("select number from public.effect")) == list(range(30))

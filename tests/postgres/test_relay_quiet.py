@@ -15,7 +15,7 @@ from tests.support.shop import OrderPlaced, Shop
 
 async def test_an_idle_relay_does_not_touch_the_head_of_the_log(shop: Shop) -> None:
     """Nor does it wake the readers of the log for nothing."""
-    settings = RelaySettings(lease=2.0)
+    settings = RelaySettings(lease_seconds=2.0)
     relay = Relay(shop.outbox, shop.database, LogTransport(), settings=settings, probe=shop.signals)
     async with relay:
         shop.place("o-1", 1)

@@ -54,7 +54,7 @@ async def test_events_behind_a_retrying_one_wait_and_follow_in_order(shop: Shop,
     shop = strict(shop)
     transport = Stumbling(("a", 1))
     shop.publish(*(OrderPlaced(order, number) for number in range(4) for order in "ab"))
-    async with relay_on(shop, transport=transport, settings=RelaySettings(lease=2, batch_size=batch_size)):
+    async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=2, batch_size=batch_size)):
         await shop.signals.wait_total("relay.appended", 5)
         shop.publish(OrderPlaced("a", 4), OrderPlaced("c", 0))
         await shop.signals.wait_total("relay.appended", 6)
@@ -98,7 +98,7 @@ async def test_several_failed_events_of_one_aggregate_are_sent_again_in_their_or
     reset_failed(shop)
     transport.refused = {("a", 0)}
     careful = Shop(shop.dsn, strict(shop).outbox)
-    async with relay_on(careful, transport=transport, settings=RelaySettings(lease=2, gauge_seconds=0.5)):
+    async with relay_on(careful, transport=transport, settings=RelaySettings(lease_seconds=2, gauge_seconds=0.5)):
         await careful.signals.wait("relay.failed")
         await careful.signals.next("relay.idle")
         reads, since = careful.signals.counts["relay.read"], time.monotonic()
@@ -131,13 +131,13 @@ async def test_relaxed_ordering_lets_the_events_behind_a_failed_one_go_on(shop: 
 async def test_after_a_takeover_a_failure_holds_back_what_is_behind_it_too(shop: Shop) -> None:
     """Suspect events go one at a time, and the order of an aggregate still holds among them."""
     shop = strict(shop)
-    dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease=0.1))
+    dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease_seconds=0.1))
     connection = await shop.database.connect()
     await dead.lanes.tick(connection)
     await connection.close()
     transport = Stumbling(("a", 1))
     shop.publish(*(OrderPlaced(order, number) for number in range(3) for order in "ab"))
-    async with relay_on(shop, transport=transport, settings=RelaySettings(lease=0.5)):
+    async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=0.5)):
         await shop.signals.wait_total("relay.appended", 4)
         await shop.signals.next("relay.idle")
         assert shop.signals.counts["relay.counted"] > 0
@@ -155,7 +155,7 @@ async def test_a_late_commit_is_found_behind_a_blocked_aggregate(shop: Shop) -> 
     with shop.connect() as slow:
         shop.outbox.publish(slow, OrderPlaced("slow", 0), tenant_id="acme")
         shop.publish(OrderPlaced("a", 0), OrderPlaced("a", 1))
-        async with relay_on(shop, transport=transport, settings=RelaySettings(lease=2, batch_size=3)):
+        async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=2, batch_size=3)):
             await shop.signals.wait("relay.failed")
             for number in range(20):
                 shop.place("b", number)

@@ -30,7 +30,7 @@ async def test_an_event_that_kills_the_process_is_parked_and_the_others_are_deli
     file = tmp_path / "delivered"
     events = [OrderPlaced(f"o-{number % 4}", number, note="poison" if number == 5 else "") for number in range(12)]
     poison = shop.publish(*events)[5]
-    options = {"lease": 0.4, "max_attempts": 2, "file": str(file), "poison": "poison"}
+    options = {"lease_seconds": 0.4, "max_attempts": 2, "file": str(file), "poison": "poison"}
     deaths = 0
     while shop.value("select status from event_outbox where id = %s", [poison]) != "failed":
         with RelayProcess(shop, **options) as relay:
@@ -62,7 +62,7 @@ async def test_an_event_that_kills_the_process_is_parked_and_the_others_are_deli
 
 async def test_a_relay_that_stops_hands_its_lanes_over_at_once(shop: Shop) -> None:
     """The heir has everything as soon as the notification arrives: it would look round in minutes."""
-    heir_shop, settings = Shop(shop.dsn), RelaySettings(lease=600.0)
+    heir_shop, settings = Shop(shop.dsn), RelaySettings(lease_seconds=600.0)
     async with listening_relay_on(heir_shop, settings=settings) as heir:
         async with listening_relay_on(shop, settings=settings) as leaver:
             await holds(leaver.lanes, 32)
@@ -78,7 +78,7 @@ async def test_a_relay_that_stops_hands_its_lanes_over_at_once(shop: Shop) -> No
 
 async def test_a_newcomer_gets_its_share_at_once(shop: Shop) -> None:
     """The others hear of it and give lanes up long before their next look round."""
-    settings = RelaySettings(lease=600.0)
+    settings = RelaySettings(lease_seconds=600.0)
     newcomer_shop = Shop(shop.dsn)
     async with listening_relay_on(shop, settings=settings) as first:
         assert len(first.lanes.held) == 64
@@ -89,7 +89,7 @@ async def test_a_newcomer_gets_its_share_at_once(shop: Shop) -> None:
 
 async def test_sigterm_ends_a_relay_with_status_0_and_frees_its_lanes(shop: Shop) -> None:
     """As a container's end is announced."""
-    with RelayProcess(shop, lease=60.0) as relay:
+    with RelayProcess(shop, lease_seconds=60.0) as relay:
         await relay.ready()
         assert free_lanes(shop) == 0
         relay.terminate()
@@ -100,9 +100,9 @@ async def test_sigterm_ends_a_relay_with_status_0_and_frees_its_lanes(shop: Shop
 @pytest.mark.thorough
 async def test_lanes_of_a_killed_relay_are_taken_over_when_its_lease_has_run_out(shop: Shop) -> None:
     """SIGKILL: nobody says goodbye. The heir's own lease is of minutes: it goes by the one that the dead relay had."""
-    with RelayProcess(shop, lease=1.0) as victim:
+    with RelayProcess(shop, lease_seconds=1.0) as victim:
         await victim.ready()
-        async with relay_on(shop, settings=RelaySettings(lease=600.0)) as heir:
+        async with relay_on(shop, settings=RelaySettings(lease_seconds=600.0)) as heir:
             # All of them when the machine stood still for longer than the victim's lease.
             await holds(heir.lanes, 32, or_more=True)
             victim.kill()
@@ -113,10 +113,10 @@ async def test_lanes_of_a_killed_relay_are_taken_over_when_its_lease_has_run_out
 
 async def test_a_takeover_does_not_wait_for_the_next_look_round(shop: Shop) -> None:
     """The heir looks again when the dead relay's lease runs out, not a third of its own lease later."""
-    dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease=600.0))
+    dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease_seconds=600.0))
     connection = await shop.database.connect()
     await dead.lanes.tick(connection)
-    async with relay_on(shop, settings=RelaySettings(lease=600.0)) as heir:
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=600.0)) as heir:
         assert len(heir.lanes.held) == 0
         # As if the dead one had a short lease; the heir looks once, and the next time when that is over.
         shop.rows("update lane set leased_until = clock_timestamp() + interval '1 second'")
@@ -129,8 +129,8 @@ async def test_a_takeover_does_not_wait_for_the_next_look_round(shop: Shop) -> N
 async def test_a_relay_with_lanes_of_its_own_takes_those_of_a_dead_one_whatever_their_leases_are(shop: Shop) -> None:
     """A relay that has let a lane run out is not counted among the living, however lately it was seen."""
     connection = await shop.database.connect()
-    dead = Lanes(shop.outbox.shape, "dead", lease=1.0)
-    async with relay_on(shop, settings=RelaySettings(lease=600.0)) as heir:
+    dead = Lanes(shop.outbox.shape, "dead", lease_seconds=1.0)
+    async with relay_on(shop, settings=RelaySettings(lease_seconds=600.0)) as heir:
         assert len(heir.lanes.held) == 64
         await dead.tick(connection)
         heir.lanes.tick_now.set()
@@ -146,7 +146,7 @@ async def test_a_relay_with_lanes_of_its_own_takes_those_of_a_dead_one_whatever_
 async def test_three_relays_share_the_lanes_evenly(shop: Shop) -> None:
     """22, 21 or 22, and what is left: nobody has more than its share, and every lane has one owner."""
     shops = [Shop(shop.dsn) for _ in range(3)]
-    settings = RelaySettings(lease=600.0)
+    settings = RelaySettings(lease_seconds=600.0)
     async with (
         listening_relay_on(shops[0], settings=settings) as first,
         listening_relay_on(shops[1], settings=settings) as second,
@@ -176,7 +176,7 @@ async def test_lanes_change_hands_without_anything_being_delivered_twice(shop: S
     transports = RecordingTransport(), RecordingTransport()
     ids = set(shop.publish(*(OrderPlaced(f"o-{number}", number) for number in range(100))))
     hold = shop.signals.hold("relay.delivered")
-    settings = RelaySettings(lease=600.0, batch_size=100)
+    settings = RelaySettings(lease_seconds=600.0, batch_size=100)
     async with listening_relay_on(shop, transport=transports[0], settings=settings) as first:
         await hold.wait()
         async with listening_relay_on(newcomer_shop, transport=transports[1], settings=settings) as newcomer:
@@ -197,7 +197,7 @@ async def test_suspicion_goes_with_the_lanes(shop: Shop) -> None:
     """Lanes of a dead relay that are handed on before their events were tried one by one are as suspect as before."""
     connection = await shop.database.connect()
     shape = shop.outbox.shape
-    dead, heir, second = (Lanes(shape, name, lease=0.05) for name in ("dead", "heir", "second"))
+    dead, heir, second = (Lanes(shape, name, lease_seconds=0.05) for name in ("dead", "heir", "second"))
     await dead.tick(connection)
     heir.lease = second.lease = 60.0
     await shop.value_becomes("select count(*) from lane where leased_until < clock_timestamp()", 64)
@@ -218,7 +218,7 @@ async def test_suspicion_goes_with_the_lanes(shop: Shop) -> None:
 async def test_a_relay_cut_off_for_longer_than_its_lease_stops_delivering(shop: Shop) -> None:
     """It cannot renew, so somebody else may have its lanes: it delivers nothing until it can."""
     transport = RecordingTransport()
-    async with relay_on(shop, transport=transport, settings=RelaySettings(lease=0.5)) as relay:
+    async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=0.5)) as relay:
         with shop.connect() as blocker:
             blocker.execute("lock table shop.relay in access exclusive mode")
             async with asyncio.timeout(PATIENCE):
@@ -250,7 +250,7 @@ async def test_several_carriers_of_one_relay_never_share_a_lane(shop: Shop) -> N
     transport = RecordingTransport()
     events = [OrderPlaced(f"o-{number % 20}", number // 20) for number in range(400)]
     shop.publish(*events)
-    async with relay_on(shop, transport=transport, settings=RelaySettings(lease=2, carriers=4, batch_size=7)):
+    async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=2, carriers=4, batch_size=7)):
         await shop.signals.wait_total("relay.appended", 400)
     assert len(set(transport.ids)) == len(transport.ids) == 400
     for order in range(20):
@@ -310,11 +310,11 @@ async def test_an_event_sent_again_by_an_operator_is_tried_although_the_relay_ha
     shop = replace(shop, outbox=shop_outbox(max_attempts=2))
     event_id = shop.place()
     shop.rows("update outbox set retry_count = 2, last_error = 'x', next_retry_at = clock_timestamp()")
-    dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease=0.1))
+    dead = Relay(shop.outbox, shop.database, RecordingTransport(), settings=RelaySettings(lease_seconds=0.1))
     connection = await shop.database.connect()
     await dead.lanes.tick(connection)
     await connection.close()
     transport = RecordingTransport()
-    async with relay_on(shop, transport=transport, settings=RelaySettings(lease=0.5)):
+    async with relay_on(shop, transport=transport, settings=RelaySettings(lease_seconds=0.5)):
         await shop.signals.wait_total("relay.appended", 1)
     assert transport.ids == [event_id]

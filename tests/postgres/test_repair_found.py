@@ -124,7 +124,7 @@ class TestDiscardedBeforeItsTurn:
 
         # More slow ones than one slice takes: a stop leaves some of the page.
         ids = place_in_log(shop, *(("slow", 100 + number) for number in range(40)), ("o-1", 1), ("o-1", 2))
-        async with worker_on(shop, consumer, lease=1.0) as worker:
+        async with worker_on(shop, consumer, lease_seconds=1.0) as worker:
             await asyncio.wait_for(held.wait(), 60)
             await shop.signals.wait("consumer.failed")
             if how == "kill":
@@ -139,7 +139,7 @@ class TestDiscardedBeforeItsTurn:
         mended = True
         if then == "retry":
             assert (await desk(shop).retry(chosen)).done == 1
-        async with worker_on(shop, consumer, lease=1.0):
+        async with worker_on(shop, consumer, lease_seconds=1.0):
             if then == "replay":
                 operation = await desk(shop).start(Selection(consumer="index", statuses=("discarded",)))
                 assert await drive(shop, operation) == (1, 0)

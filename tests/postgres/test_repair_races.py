@@ -206,7 +206,7 @@ async def change(shop: Shop, work: Any, *names: str) -> None:
     """Rename or forget."""
     connection = await shop.database.connect()
     try:
-        await work(connection, shop.outbox.shape, *names, patience=60.0)
+        await work(connection, shop.outbox.shape, *names, max_wait_seconds=60.0)
     finally:
         await connection.close()
 
@@ -300,7 +300,7 @@ async def test_letters_that_succeed_after_a_takeover_are_no_suspects(shop: Shop)
     fragile = Fragile(shop, retry_count=2)
     place_in_log(shop, ("o-1", 1))
     await fragile.work()
-    async with worker_on(shop, fragile.consumer, lease=1.0) as worker:
+    async with worker_on(shop, fragile.consumer, lease_seconds=1.0) as worker:
         await kill(worker)
     shop.rows("update consumer set leased_until = now() - interval '1 s'")
     for _ in range(4):
@@ -361,7 +361,7 @@ async def test_a_retry_says_who_is_missing(shop: Shop) -> None:
     paused = await desk(shop).retry(chosen)
     shop.rows(rest)
     shop.rows("update consumer set paused = false")
-    async with worker_on(shop, fragile.consumer, lease=600.0):
+    async with worker_on(shop, fragile.consumer, lease_seconds=600.0):
         await shop.signals.wait("consumer.idle")
         attended = await desk(shop).retry(chosen)
     assert list(alone.missing) == ["nobody works for consumer 'index': start `aftercommit worker index`"]

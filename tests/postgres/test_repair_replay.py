@@ -290,7 +290,7 @@ class TestDrivers:
         operation = await desk(shop).start(ALL, to="index", again=True)
         signals = Signals()
         hold = signals.hold("replay.feeding")
-        driver = ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.05)
+        driver = ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease_seconds=0.05)
         driving = asyncio.create_task(driver.run())
         await hold.wait()
         await shop.value_becomes("select driven_until < clock_timestamp() from operation", True)
@@ -318,7 +318,7 @@ class TestDrivers:
         operation = await desk(shop).start(ALL, to="index", again=True)
         signals = Signals()
         hold = signals.hold(point)
-        driver = ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.2)
+        driver = ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease_seconds=0.2)
         driving = asyncio.create_task(driver.run())
         await hold.wait()
         await kill_driver(shop, driving)
@@ -337,7 +337,7 @@ class TestDrivers:
         signals = Signals()
         hold = signals.hold("replay.stepped")
         zombie = asyncio.create_task(
-            ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease=0.05).run()
+            ReplayDriver(shop.outbox, shop.database, operation.id, probe=signals, lease_seconds=0.05).run()
         )
         await hold.wait()
         async with worker_on(shop, fragile.consumer):

@@ -138,7 +138,7 @@ class TestWhatIsHandledThen:
 class TestWorkers:
     async def test_a_consumer_at_work_is_not_moved(self, shop: Shop) -> None:
         fragile = await five_handled(shop)
-        async with worker_on(shop, fragile.consumer, lease=600.0):
+        async with worker_on(shop, fragile.consumer, lease_seconds=600.0):
             with pytest.raises(ConsumerNameTaken, match=r"is at work .*: stop that worker first, or say force=True"):
                 await desk(shop).seek("index", "start")
             assert (await desk(shop).seek("index", "start", dry_run=True)).worker is not None

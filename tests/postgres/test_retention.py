@@ -626,11 +626,11 @@ class TestOneAtATime:
         connection.execute(Statements(SHAPE)["claim_sweep"], {"interval": 0, "lease": 60})
         with (
             pytest.raises(SweepUnderWay, match="another program sweeps outbox 'aftercommit'"),
-            the_only_one(connection, SHAPE, interval=0, lease=60, patience=0.01),
+            the_only_one(connection, SHAPE, interval=0, lease=60, max_wait_seconds=0.01),
         ):
             raise AssertionError("somebody else has the round")
         connection.execute("update aftercommit.upkeep set leased_until = now() - interval '1 second'")
-        with the_only_one(connection, SHAPE, interval=0, lease=60, patience=0.01) as ours:
+        with the_only_one(connection, SHAPE, interval=0, lease=60, max_wait_seconds=0.01) as ours:
             assert ours
 
     def test_a_turn_is_renewed_while_the_round_goes_on_and_ends_with_somebody_elses(self, database, connection) -> None:
@@ -697,7 +697,7 @@ class TestBesideTheRelay:
     ) -> None:
         caplog.set_level(logging.INFO, "aftercommit.sweeper")
         shop.rows("insert into processed_events values (gen_random_uuid(), 'index', now() - interval '2 hours')")
-        settings = RelaySettings(lease=2.0, retention=Retention(inbox=timedelta(hours=1)))
+        settings = RelaySettings(lease_seconds=2.0, retention=Retention(inbox=timedelta(hours=1)))
         async with relay_on(shop, settings=settings):
             await shop.value_becomes("select count(*) from processed_events", 0)
             await shop.value_becomes("select count(*) from upkeep where leased_until is not null", 0)

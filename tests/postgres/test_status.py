@@ -372,7 +372,7 @@ class TestLimits:
         consumer = ConsumerState("index", 1, 30, paused=True, holder=None, lag_seconds=5)
         seen = Overview("shop", 0, 0, 0, 0, 31, (consumer,), (), ())
         assert problems(seen) == []
-        (problem,) = problems(seen, HealthLimits(max_lag=10))
+        (problem,) = problems(seen, HealthLimits(max_lag_events=10))
         assert str(problem).endswith("`aftercommit consumers resume index`")
 
 

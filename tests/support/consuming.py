@@ -136,7 +136,7 @@ async def worker_on(
     shop: Shop,
     consumer: Consumer,
     *,
-    lease: float = 5.0,
+    lease_seconds: float = 5.0,
     page_size: int = 1000,
     signals: Signals | None = None,
     listener: Listener | None = None,
@@ -144,7 +144,7 @@ async def worker_on(
 ) -> AsyncIterator[LogWorker]:
     """A worker that runs while the test goes on."""
     signals = signals or shop.signals
-    settings = WorkerSettings(page_size=page_size, lease=lease)
+    settings = WorkerSettings(page_size=page_size, lease_seconds=lease_seconds)
     worker = LogWorker(shop.outbox, consumer, shop.database, settings=settings, listener=listener, probe=signals)
     times = signals.counts[wait_for] + 1 if wait_for is not None else 0
     # Channels are subscribed to before the listener starts.
@@ -187,7 +187,7 @@ async def bus_on(
     """A relay whose transport is the bus, with all consumers of the shop's outbox behind it."""
     signals = signals or shop.signals
     transport = BusTransport(Dispatcher(shop.outbox, shop.database, consumers))
-    settings = {"lease": 2.0, **settings}
+    settings = {"lease_seconds": 2.0, **settings}
     relay = Relay(shop.outbox, shop.database, transport, settings=RelaySettings(**settings), probe=signals)
     async with relay:
         await signals.wait("relay.ready")

@@ -144,7 +144,7 @@ class Logs:
     @asynccontextmanager
     async def relay(self) -> AsyncIterator[Relay]:
         """A relay that runs while the test goes on."""
-        settings = RelaySettings(lease=2.0)
+        settings = RelaySettings(lease_seconds=2.0)
         async with Relay(self.outbox, self.database, LogTransport(), settings=settings, probe=self.signals) as relay:
             await self.signals.wait("relay.ready")
             yield relay

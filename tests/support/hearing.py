@@ -136,7 +136,7 @@ class Tasks:
     ) -> AsyncIterator[Relay]:
         """A relay that runs while the test goes on."""
         signals = signals or self.signals
-        settings = RelaySettings(lease=2.0)
+        settings = RelaySettings(lease_seconds=2.0)
         relay = Relay(
             outbox or self.outbox, self.database, transport or LogTransport(), settings=settings, probe=signals
         )

@@ -23,7 +23,7 @@ async def main(dsn: str) -> None:
         if event.payload.number == 3:
             os._exit(9)
 
-    settings = WorkerSettings(lease=0.5)
+    settings = WorkerSettings(lease_seconds=0.5)
     async with LogWorker(shop.outbox, consumer, shop.database, settings=settings, probe=shop.signals):
         await shop.signals.wait("consumer.idle")
 

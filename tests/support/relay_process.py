@@ -54,7 +54,7 @@ async def say_ready(point: str, detail: dict[str, Any]) -> None:
 
 async def main(dsn: str, options: dict[str, Any]) -> None:
     declared = {name: options[name] for name in ("max_attempts", "ordering") if name in options}
-    chosen = {name: options[name] for name in ("lease", "batch_size", "carriers") if name in options}
+    chosen = {name: options[name] for name in ("lease_seconds", "batch_size", "carriers") if name in options}
     transport = FileTransport(options["file"], options.get("poison")) if "file" in options else LogTransport()
     relay = Relay(shop_outbox(**declared), Database(dsn), transport, settings=RelaySettings(**chosen), probe=say_ready)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, relay.stopping.set)

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 async def relay_on(shop: Shop, **options: Any) -> AsyncIterator[Relay]:
     """A relay that runs while the test goes on."""
     transport = options.pop("transport", None) or LogTransport()
-    options.setdefault("settings", RelaySettings(lease=2.0))
+    options.setdefault("settings", RelaySettings(lease_seconds=2.0))
     options.setdefault("probe", shop.signals)
     async with Relay(shop.outbox, options.pop("database", shop.database), transport, **options) as relay:
         await shop.signals.wait("relay.ready")

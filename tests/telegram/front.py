@@ -31,7 +31,7 @@ async def front(url: str, answer: Answer) -> AsyncIterator[str]:
             return Response(passed.content, passed.status_code, media_type="application/json")
 
         async with HttpServer(
-            Starlette(routes=[Route("/{path:path}", pass_on, methods=["POST"])]), drain=0.5
+            Starlette(routes=[Route("/{path:path}", pass_on, methods=["POST"])]), drain_seconds=0.5
         ) as server:
             await server.answers()
             yield server.url

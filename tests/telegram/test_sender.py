@@ -47,7 +47,7 @@ async def test_what_no_longer_holds_when_it_is_to_go_is_not_sent_and_takes_no_ro
         for _ in range(3):
             assert await way.sender.send(ada, "no", still=no) is STALE
         # The one place of this second is still free.
-        assert isinstance(await way.sender.send(ada, "yes", patience=0.0), ApiResult)
+        assert isinstance(await way.sender.send(ada, "yes", max_wait_seconds=0.0), ApiResult)
         assert [message.text for message in way.telegram.sent(ada)] == ["yes"]
 
 
@@ -80,7 +80,7 @@ async def test_a_question_that_fails_gives_its_place_back():
         ada = way.telegram.open_chat("Ada").chat_id
         with pytest.raises(OSError, match="no state"):
             await way.sender.send(ada, "lost", still=fails)
-        assert isinstance(await way.sender.send(ada, "next", patience=0.0), ApiResult)
+        assert isinstance(await way.sender.send(ada, "next", max_wait_seconds=0.0), ApiResult)
 
 
 @pytest.mark.contract("T11")
@@ -90,12 +90,12 @@ async def test_a_chat_that_telegram_makes_wait_for_long_is_told_so_at_once(patie
         ada, bob = way.telegram.open_chat("Ada").chat_id, way.telegram.open_chat("Bob").chat_id
         way.telegram.switch(TooManyRequests(retry_after=600), chat=ada, method="sendMessage")
         for _ in range(3):
-            reply = await way.sender.send(ada, "wait", patience=patience)
+            reply = await way.sender.send(ada, "wait", max_wait_seconds=patience)
             assert isinstance(reply, Later)
             assert reply.limited
             assert 590 < (reply.seconds or 0.0) <= 600
         assert len(way.telegram.calls("sendMessage", chat=ada)) == 1
-        assert isinstance(await way.sender.send(bob, "now", patience=patience), ApiResult)
+        assert isinstance(await way.sender.send(bob, "now", max_wait_seconds=patience), ApiResult)
 
 
 async def test_a_bot_that_telegram_makes_wait_tells_everybody_at_once():
@@ -103,7 +103,7 @@ async def test_a_bot_that_telegram_makes_wait_tells_everybody_at_once():
     async with line(pacing) as way:
         chats = [way.telegram.open_chat(f"User {number}").chat_id for number in range(3)]
         way.telegram.switch(TooManyRequests(retry_after=600), method="sendMessage")
-        replies = [await way.sender.send(chat, "wait", patience=1.0) for chat in chats]
+        replies = [await way.sender.send(chat, "wait", max_wait_seconds=1.0) for chat in chats]
         assert all(isinstance(reply, Later) and reply.limited and (reply.seconds or 0) > 590 for reply in replies)
         assert len(way.telegram.calls("sendMessage")) == 2
 
@@ -123,7 +123,7 @@ async def test_whoever_has_no_patience_does_not_wait_for_a_message_that_is_on_it
         await asked.wait()
         # The same chat, and another one for which there is no room.
         for chat in (ada, bob):
-            reply = await way.sender.send(chat, "quick", patience=0.0)
+            reply = await way.sender.send(chat, "quick", max_wait_seconds=0.0)
             assert isinstance(reply, Later)
             assert reply.limited
             assert reply.seconds is not None

@@ -111,7 +111,7 @@ async def test_a_bot_whose_state_another_took_ends_without_sending(database: str
         scene.link(ada, 17)
         held = scene.points.hold("bot.fetched")
         scene.backend.publish(17)
-        store = SqlStore(PostgresDriver(database, patience=0.0))
+        store = SqlStore(PostgresDriver(database, lock_wait_seconds=0.0))
         other = open_store(database)
 
         async def lose_it(bot: Bot) -> None:

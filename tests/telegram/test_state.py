@@ -301,7 +301,11 @@ def test_tables_of_an_older_version_are_upgraded_and_those_of_a_newer_one_refuse
 
 def test_a_second_bot_on_the_same_state_is_refused_and_told_why(where: str, store: Store):
     store.lock()
-    driver = PostgresDriver(where, patience=0.0) if "://" in where else SqliteDriver(Path(where), patience=0.0)
+    driver = (
+        PostgresDriver(where, lock_wait_seconds=0.0)
+        if "://" in where
+        else SqliteDriver(Path(where), lock_wait_seconds=0.0)
+    )
     second = SqlStore(driver)
     assert second.is_taken()
     with pytest.raises(StateTaken, match=r"another bot .*works on the state in .*: stop it, or give this one"):
@@ -336,12 +340,12 @@ def test_a_connection_that_broke_is_made_anew_and_keeps_the_lock(database: str):
         other.execute(END_BOTS)
     store.put_link(link())
     with pytest.raises(StateTaken):
-        SqlStore(PostgresDriver(database, patience=0.0)).lock()
+        SqlStore(PostgresDriver(database, lock_wait_seconds=0.0)).lock()
     store.close()
 
 
 def test_a_bot_whose_lock_another_took_meanwhile_writes_nothing(database: str):
-    first, second = SqlStore(PostgresDriver(database, patience=0.0)), open_store(database)
+    first, second = SqlStore(PostgresDriver(database, lock_wait_seconds=0.0)), open_store(database)
     first.lock()
     first.prepare()
     with psycopg.connect(database, autocommit=True) as other:

@@ -65,13 +65,15 @@ def test_a_burst_lets_a_few_a_minute_through_and_no_more():
 
 
 def test_a_longer_window_tells_how_long_to_wait():
-    rate = RateLimit(BotApiLimits(per_chat=2, window=10.0))
+    rate = RateLimit(BotApiLimits(per_chat=2, window_seconds=10.0))
     assert [rate.take(ADA, 0.0), rate.take(ADA, 4.0)] == [None, None]
     assert rate.take(ADA, 4.5) == 6
     assert rate.take(ADA, 10.0) is None
 
 
-@pytest.mark.parametrize("wrong", [{"overall": 0}, {"per_chat": -1}, {"window": 0.0}, {"window": 61.0}, {"burst": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"overall": 0}, {"per_chat": -1}, {"window_seconds": 0.0}, {"window_seconds": 61.0}, {"burst": -1}]
+)
 def test_limits_that_mean_nothing_are_refused(wrong: dict[str, int]):
     with pytest.raises(DeclarationError):
         BotApiLimits(**wrong)
@@ -105,7 +107,7 @@ def grace(telegram: BotApiServer) -> Chat:
 
 async def test_a_message_too_early_is_answered_429_and_so_is_whoever_does_not_wait():
     # A window of a minute: the second message is too early however slow the machine is.
-    async with BotApiServer(limits=BotApiLimits(window=60.0)) as telegram:
+    async with BotApiServer(limits=BotApiLimits(window_seconds=60.0)) as telegram:
         ada, grace = telegram.open_chat("Ada"), telegram.open_chat("Grace")
         bot = BotClient(telegram)
         assert (await bot.send(ada, "one")).status == 200

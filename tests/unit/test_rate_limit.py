@@ -258,7 +258,7 @@ def test_in_whatever_order_exchanges_meet_no_more_than_the_documented_bound_pass
 
 
 def test_memory_is_bounded_however_many_keys_there_are(clock):
-    limiter = RateLimiter(most_keys=100)
+    limiter = RateLimiter(max_keys=100)
     for number in range(1000):
         take(limiter, 1, key=str(number))
 
@@ -309,7 +309,7 @@ def test_a_rate_that_cannot_be_kept_is_refused(of, requests, seconds):
         Rate(of, requests, seconds)
 
 
-@pytest.mark.parametrize("options", [{"interval": 0.0}, {"interval": 61.0}, {"most_keys": 0}])
+@pytest.mark.parametrize("options", [{"interval_seconds": 0.0}, {"interval_seconds": 61.0}, {"max_keys": 0}])
 def test_settings_that_cannot_work_are_refused(options):
     with pytest.raises(DeclarationError, match=next(iter(options))):
         RateLimiter(**options)

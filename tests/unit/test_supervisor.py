@@ -25,7 +25,7 @@ def test_a_machine_that_has_no_room_for_a_process_is_asked_again_after_a_pause(
     monkeypatch.setenv("AFTERCOMMIT_WORKER", "")
     monkeypatch.setattr(Process, "start", full)
     with socket.socket() as bound, caplog.at_level(logging.WARNING, "aftercommit.server"):
-        supervisor = Supervisor(Configuration("nobody:app", Guards(), 1.0, {"workers": 2}), bound, patience=1.0)
+        supervisor = Supervisor(Configuration("nobody:app", Guards(), 1.0, {"workers": 2}), bound, grace_seconds=1.0)
 
         supervisor._fill_up()
         supervisor._fill_up()

@@ -77,7 +77,7 @@ def by_key(header: dict[str, Any], payload: dict[str, Any]) -> str:
 
 @pytest.fixture
 def verifier() -> TokenVerifier:
-    return TokenVerifier(keys_of(shared()), leeway=5)
+    return TokenVerifier(keys_of(shared()), leeway_seconds=5)
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ def test_a_token_that_is_too_large_is_refused_before_anything_is_decoded():
     token = signed(claims(extra="x" * 9000))
 
     assert "longer than 8192" in refused(TokenVerifier(keys_of(shared())), token)
-    assert TokenVerifier(keys_of(shared()), longest=20_000).verify(token).user == "ann"
+    assert TokenVerifier(keys_of(shared()), max_token_bytes=20_000).verify(token).user == "ann"
 
 
 def test_a_token_that_was_altered_is_refused(verifier):
@@ -283,7 +283,7 @@ def test_a_token_that_was_altered_is_refused(verifier):
 
 def test_clocks_may_differ_by_the_leeway_and_no_more():
     now = int(time.time())
-    verifier = TokenVerifier(keys_of(shared()), leeway=60)
+    verifier = TokenVerifier(keys_of(shared()), leeway_seconds=60)
 
     assert verifier.verify(signed(claims(exp=now - 30))).user == "ann"
     assert verifier.verify(signed(claims(nbf=now + 30))).user == "ann"
@@ -310,7 +310,7 @@ def refused_once(verifier: TokenVerifier, token: str) -> str:
 
 
 def test_of_many_tokens_the_one_that_was_not_seen_for_longest_is_forgotten(monkeypatch):
-    verifier = TokenVerifier(keys_of(shared()), keep=2)
+    verifier = TokenVerifier(keys_of(shared()), max_kept_tokens=2)
     one, two, three = (signed(claims(sub=name)) for name in ("one", "two", "three"))
     decoded: list[str] = []
     real = jwt.decode
@@ -328,7 +328,7 @@ def test_of_many_tokens_the_one_that_was_not_seen_for_longest_is_forgotten(monke
 
 
 def test_strangers_do_not_push_known_tokens_out(monkeypatch):
-    verifier = TokenVerifier(keys_of(shared()), keep=2)
+    verifier = TokenVerifier(keys_of(shared()), max_kept_tokens=2)
     good = signed(claims())
     verifier.verify(good)
     for number in range(10):

@@ -35,9 +35,9 @@ _SCHEME = "bearer "
 
 
 class BearerAccess(DatabaseService):
-    """Run it beside the server (`async with access: …`): it reads what changed when it is notified, and every `poll`
-    seconds. Without the database a service token is believed for `trust` seconds, and a JWT until it expires. Before
-    it was read for the first time nobody is let in: a token may have been revoked.
+    """Run it beside the server (`async with access: …`): it reads what changed when it is notified, and every
+    `poll_seconds`. Without the database a service token is believed for `trust_seconds`, and a JWT until it expires.
+    Before it was read for the first time nobody is let in: a token may have been revoked.
     """
 
     name = "access"
@@ -52,8 +52,8 @@ class BearerAccess(DatabaseService):
         outbox: HasShape | Shape | None = None,
         *,
         listener: Listener | None = None,
-        poll: float = 5.0,
-        trust: float = 60.0,
+        poll_seconds: float = 5.0,
+        trust_seconds: float = 60.0,
         probe: Probe | None = None,
     ) -> None:
         """Without a database there are JWTs alone, and they cannot be revoked."""
@@ -61,7 +61,7 @@ class BearerAccess(DatabaseService):
         self._tokens = tokens
         self._database = database
         self._shape = shape_of(outbox) if outbox is not None else Shape()
-        self._poll, self._trust = poll, trust
+        self._poll, self._trust = poll_seconds, trust_seconds
         self._changed = listener.subscribe(self._shape.guard_channel) if listener is not None else Waker()
         self.service_tokens = ServiceTokens(self._shape)
         self.revocations = Revocations(self._shape)

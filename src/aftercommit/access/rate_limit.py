@@ -146,17 +146,17 @@ class RateLimiter(DatabaseService):
         database: Database | None = None,
         outbox: HasShape | Shape | None = None,
         *,
-        interval: float = INTERVAL,
-        most_keys: int = MOST_KEYS,
+        interval_seconds: float = INTERVAL,
+        max_keys: int = MOST_KEYS,
         probe: Probe | None = None,
     ) -> None:
-        """Nothing counted. `most_keys` bounds the memory: beyond it the key that was first seen longest ago goes."""
+        """Nothing counted. `max_keys` bounds the memory: beyond it the key that was first seen longest ago goes."""
         super().__init__(probe)
-        if not SHORTEST <= interval <= 60 or most_keys < 1:
-            raise DeclarationError(f"{interval=}, {most_keys=}: needs {SHORTEST} to 60 seconds and 1 key or more")
+        if not SHORTEST <= interval_seconds <= 60 or max_keys < 1:
+            raise DeclarationError(f"{interval_seconds=}, {max_keys=}: needs {SHORTEST} to 60 seconds and 1 key")
         self._database = database
         self._statements = Statements(shape_of(outbox) if outbox is not None else Shape())
-        self._interval, self._most_keys = interval, most_keys
+        self._interval, self._most_keys = interval_seconds, max_keys
         self._counts: dict[_Key, _KeyCount] = {}
         # Those of whom the next exchange has something to tell or to ask.
         self._active: dict[_Key, _KeyCount] = {}

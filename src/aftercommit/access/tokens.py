@@ -53,8 +53,8 @@ class TokenVerifier:
     """Turns JWTs into readers. `permissions` is the claim that lists what the bearer may (a list, or words in a text),
     or a function that makes this of all claims.
 
-    `leeway` seconds are granted to clocks that differ. Verified tokens are kept, at most `keep` of them, so that the
-    next request with the same token costs a look into a dictionary; times and keys count all the same.
+    `leeway_seconds` are granted to clocks that differ. Verified tokens are kept, at most `max_kept_tokens` of them, so
+    that the next request with the same token costs a look into a dictionary; times and keys count all the same.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class TokenVerifier:
         issuer: str | None = None,
         audience: str | None = None,
         permissions: str | Callable[[Mapping[str, Any]], Iterable[str]] = "permissions",
-        leeway: float = 30.0,
-        longest: int = 8192,
-        keep: int = 4096,
+        leeway_seconds: float = 30.0,
+        max_token_bytes: int = 8192,
+        max_kept_tokens: int = 4096,
     ) -> None:
         """Issuer and audience are said here or beside the keys: without them any token of the key would do."""
         self._issuer = issuer or keys.current.issuer or ""
@@ -75,10 +75,11 @@ class TokenVerifier:
             raise DeclarationError(
                 "who issues tokens, and for whom, is not said: give issuer= and audience=, or put them beside the keys"
             )
-        if not 0 <= leeway <= 600 or longest < 100 or keep < 1:
-            raise DeclarationError(f"{leeway=}, {longest=}, {keep=}: needs 0 to 600 s, 100 bytes and 1 token or more")
+        if not 0 <= leeway_seconds <= 600 or max_token_bytes < 100 or max_kept_tokens < 1:
+            given = f"{leeway_seconds=}, {max_token_bytes=}, {max_kept_tokens=}"
+            raise DeclarationError(f"{given}: needs 0 to 600 s, 100 bytes and 1 token or more")
         self._keys, self._claim = keys, permissions
-        self._leeway, self._longest, self._keep = leeway, longest, keep
+        self._leeway, self._longest, self._keep = leeway_seconds, max_token_bytes, max_kept_tokens
         self._known: dict[str, _VerifiedReader] = {}
 
     def verify(self, token: str) -> Reader:

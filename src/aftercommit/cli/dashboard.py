@@ -53,17 +53,17 @@ class OutboxView:
 
 
 class Dashboard(Service):
-    """Looks every `interval` seconds and shows what it saw."""
+    """Looks every `interval_seconds` seconds and shows what it saw."""
 
     name = "dashboard"
 
     def __init__(
-        self, views: Sequence[tuple[OverviewReader, Outbox]], interval: float, recent: RecentLines | None
+        self, views: Sequence[tuple[OverviewReader, Outbox]], interval_seconds: float, recent: RecentLines | None
     ) -> None:
         """With `recent` log lines a panel for a terminal, without them plain lines."""
         super().__init__()
         self._views = [OutboxView(outbox, reader, RateWindow(outbox.meter)) for reader, outbox in views]
-        self._interval = interval
+        self._interval = interval_seconds
         self._recent = recent
 
     async def run(self) -> None:

@@ -15,13 +15,16 @@ _DEFAULTS = HealthLimits()
 _OPTIONS = (
     click.option(
         "--max-age",
+        "max_age_seconds",
         type=Seconds(),
-        default=_DEFAULTS.max_age,
+        default=_DEFAULTS.max_age_seconds,
         show_default=True,
         metavar="SECONDS",
         help="How long an event, or a retry that nobody makes, may wait before that is a problem.",
     ),
-    click.option("--max-lag", type=Count(), metavar="EVENTS", help="How far a consumer may be behind."),
+    click.option(
+        "--max-lag", "max_lag_events", type=Count(), metavar="EVENTS", help="How far a consumer may be behind."
+    ),
     click.option(
         "--max-lag-seconds",
         type=Seconds(),
@@ -30,16 +33,18 @@ _OPTIONS = (
     ),
     click.option(
         "--max-dead",
+        "max_dead_letters",
         type=Count(),
-        default=_DEFAULTS.max_dead,
+        default=_DEFAULTS.max_dead_letters,
         show_default=True,
         metavar="COUNT",
         help="How many dead letters may be parked, and events failed.",
     ),
     click.option(
         "--max-transaction",
+        "max_transaction_seconds",
         type=Seconds(),
-        default=_DEFAULTS.max_transaction,
+        default=_DEFAULTS.max_transaction_seconds,
         show_default=True,
         metavar="SECONDS",
         help="How long a transaction may hold things up.",
@@ -48,7 +53,7 @@ _OPTIONS = (
 
 
 def limit_options(command: Decorated) -> Decorated:
-    """Let a command take --max-age and its like; `limits_of` makes Limits of what was said."""
+    """Let a command take --max-age and its like; `limits_of` makes HealthLimits of what was said."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

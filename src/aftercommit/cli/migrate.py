@@ -50,7 +50,7 @@ def up(settings: Settings, patience: float, as_json: bool) -> None:
         for shape in shapes:
             if not _are_known(settings):
                 _refuse_to_forget_an_audience(connection, shape)
-            done = migrations.up(connection, shape, patience=patience)
+            done = migrations.up(connection, shape, max_wait_seconds=patience)
             results.append({"outbox": shape.schema, "done": done})
             if not as_json:
                 for step in done:

@@ -43,7 +43,7 @@ _DEFAULTS = RelaySettings()
 @click.option(
     "--lease",
     type=Seconds(0.5, DAY),
-    default=_DEFAULTS.lease,
+    default=_DEFAULTS.lease_seconds,
     show_default=True,
     metavar="SECONDS",
     help="After a crash another relay takes over within this time.",
@@ -69,7 +69,7 @@ def relay(
     retention = retention_of(options)
     outbox, database = load_outbox(settings), load_database(settings, "relay")
     chosen = carriers or (BUS_CARRIERS if transport == "bus" else _DEFAULTS.carriers)
-    relay_settings = RelaySettings(batch_size=batch_size, carriers=chosen, lease=lease, retention=retention)
+    relay_settings = RelaySettings(batch_size=batch_size, carriers=chosen, lease_seconds=lease, retention=retention)
     with logging_to_stderr(settings, logging.INFO):
         run_engine(
             "relay",

@@ -40,7 +40,7 @@ _SERVING = "AFTERCOMMIT_SERVING"
 _COMPANIONS = "AFTERCOMMIT_COMPANIONS"
 _VERBOSE = "AFTERCOMMIT_VERBOSE"
 
-_HANDED_OVER = ("development", "drain", "local_users", "open_metrics", "docs")
+_HANDED_OVER = ("development", "drain_seconds", "local_users", "open_metrics", "docs")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
 # What a server process keeps until it ends.
@@ -124,8 +124,10 @@ def serve(settings: Settings, host: str, port: int, descriptor: int | None, **op
         if not serving.local_users:
             _require_service_tokens(settings, serving.database)
         bound = bound or http_server.listen(host, port)
-        workers, drain = options["workers"], serving.drain
-        http_server.serve(f"{__name__}:asgi", bound=bound, workers=workers, drain=drain, options={"factory": True})
+        workers, drain = options["workers"], serving.drain_seconds
+        http_server.serve(
+            f"{__name__}:asgi", bound=bound, workers=workers, drain_seconds=drain, options={"factory": True}
+        )
 
 
 def asgi() -> Asgi:

@@ -14,13 +14,13 @@ class ServerProcess(Service):
 
     name = "http"
 
-    def __init__(self, bound: socket, url: str, workers: int, patience: float) -> None:
+    def __init__(self, bound: socket, url: str, workers: int, grace_seconds: float) -> None:
         """What else it must know is in the environment. After a stop it has so many seconds to end by itself."""
         super().__init__()
         self.url = url
         self._socket = bound
         self._workers = workers
-        self._patience = patience
+        self._grace_seconds = grace_seconds
 
     async def run(self) -> None:
         """Until stopped, or until it has ended by itself, which is an error."""
@@ -50,7 +50,7 @@ class ServerProcess(Service):
             return
         process.terminate()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._grace_seconds):
                 await process.wait()
         except TimeoutError:
             process.kill()

@@ -74,7 +74,9 @@ def sweep(
             if dry_run:
                 swept = a_round.run()
             else:
-                with the_only_one(connection, shape, interval=0, patience=_PATIENCE, stopping=stopping) as a_round.turn:
+                with the_only_one(
+                    connection, shape, interval=0, max_wait_seconds=_PATIENCE, stopping=stopping
+                ) as a_round.turn:
                     swept = a_round.run()
     _tell(shape.schema, swept, dry_run, as_json)
     ctx.exit(0 if all(each.finished for each in swept) else PARTIAL)

@@ -160,15 +160,15 @@ def _server(
                 f"--port {address.port} is not used: this application serves no HTTP (name an Application with asgi)"
             )
         return None
-    from aftercommit.server.http_server import MARGIN_SECONDS, HttpServer, listen, patience, url_of
+    from aftercommit.server.http_server import MARGIN_SECONDS, HttpServer, listen, stop_seconds, url_of
 
     if address.workers == 1:
         app = application.asgi(serving)
         drain = getattr(app, "drain", None)
-        return HttpServer(app, host=address.host, port=address.port, drain=serving.drain, on_stop=drain)
+        return HttpServer(app, host=address.host, port=address.port, drain_seconds=serving.drain_seconds, on_stop=drain)
     hand_over(settings, serving)
     bound = listen(address.host, address.port)
-    return ServerProcess(bound, url_of(bound), address.workers, patience(serving.drain) + MARGIN_SECONDS)
+    return ServerProcess(bound, url_of(bound), address.workers, stop_seconds(serving.drain_seconds) + MARGIN_SECONDS)
 
 
 def _overview_reader(database: Database, outbox: Outbox) -> OverviewReader:

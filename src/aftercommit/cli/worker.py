@@ -22,7 +22,7 @@ _DEFAULTS = WorkerSettings()
 @click.option(
     "--lease",
     type=Seconds(0.5, DAY),
-    default=_DEFAULTS.lease,
+    default=_DEFAULTS.lease_seconds,
     show_default=True,
     metavar="SECONDS",
     help="After a crash a standby takes over within this time.",
@@ -42,7 +42,7 @@ def worker(
             f"outbox {outbox.schema!r} declares no consumers in what --app {settings.app} imports: if your handlers "
             "are in other modules, name one that imports them all, e.g. --app shop.handlers:outbox"
         )
-    worker_settings = WorkerSettings(lease=lease)
+    worker_settings = WorkerSettings(lease_seconds=lease)
     with logging_to_stderr(settings, logging.INFO):
         run_engine(
             "worker",

@@ -15,10 +15,10 @@ logger = logging.getLogger("aftercommit.client")
 class BookmarkKeeper:
     """The place of one follower, and its bookmark."""
 
-    def __init__(self, bookmark: Bookmark, every: float) -> None:
-        """`every` is the least number of seconds between two saves while events keep coming."""
+    def __init__(self, bookmark: Bookmark, save_every_seconds: float) -> None:
+        """`save_every_seconds` is the least number of seconds between two saves while events keep coming."""
         self._bookmark = bookmark
-        self._every = every
+        self._every = save_every_seconds
         self._done: str | None = None
         self._saved: str | None = None
         self._saved_at = float("-inf")

@@ -56,7 +56,9 @@ class Follower:
         self._address = FeedAddress(url, self._wire, stream=own_stream, limit=options.get("limit"), filters=filters)
         self._pace = options.get("pace") or Pace()
         self._credential = Credential(options.get("token"), options.get("headers"))
-        self._keeper = BookmarkKeeper(options.get("bookmark") or MemoryBookmark(), options.get("save_every", 1.0))
+        self._keeper = BookmarkKeeper(
+            options.get("bookmark") or MemoryBookmark(), options.get("save_every_seconds", 1.0)
+        )
         self._start = options.get("start")
         self._gapless = options.get("gapless", False) and not filters
         self._on_gap = options.get("on_gap")

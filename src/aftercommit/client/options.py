@@ -64,14 +64,15 @@ class Options(ReadOptions, total=False):
     bookmark    where the place is kept; without one, in memory
     start       cursor to begin after when the bookmark is empty; without one, the newest page comes first
     gapless     the numbers of this feed have no gaps for us: a jump is reported. Has no effect together with filters
-    save_every  seconds between two saves of the bookmark while events keep coming (1); 0 saves after each event
+    save_every_seconds
+                time between two saves of the bookmark while events keep coming (1); 0 saves after each event
     stream      address of the stream where it is not `/stream` behind the url, or False to poll only
     """
 
     bookmark: Bookmark | None
     start: str | None
     gapless: bool
-    save_every: float
+    save_every_seconds: float
     stream: str | bool
 
 

@@ -29,11 +29,11 @@ class Arrival(msgspec.Struct, frozen=True):
 class ReadPosition:
     """The way of one reader through one strand."""
 
-    def __init__(self, cursor: str | None = None, *, sequence: bool = False, window: int = WINDOW) -> None:
-        """After `cursor`. With `sequence` numbers are held to be gapless. `window` event ids are remembered."""
+    def __init__(self, cursor: str | None = None, *, sequence: bool = False, max_remembered_ids: int = WINDOW) -> None:
+        """After `cursor`. With `sequence` numbers are held to be gapless. It remembers `max_remembered_ids`."""
         self.cursor = cursor
         self._sequence = sequence
-        self._window = window
+        self._window = max_remembered_ids
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._last = number_in(cursor)
         self._never_given: list[tuple[int, int]] = []

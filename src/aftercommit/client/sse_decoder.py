@@ -47,9 +47,9 @@ class BlockTooLarge(ValueError):
 class SseDecoder:
     """Decodes one stream. Where the bytes are cut makes no difference to what comes out."""
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
-        """At the beginning of a stream. `most` bounds the bytes of one line, and of the fields of one block."""
-        self._most = most
+    def __init__(self, max_block_bytes: int = MOST_BYTES) -> None:
+        """At the beginning of a stream. `max_block_bytes` bounds one line, and the fields of one block."""
+        self._most = max_block_bytes
         self._line = bytearray()
         self._after_return = False
         self._at_beginning = True

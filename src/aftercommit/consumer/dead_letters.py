@@ -118,7 +118,7 @@ class DeadLetters:
         self._turns = {record.event_id: row[0] for record, row in zip(records, rows, strict=True)}
         return records
 
-    def begin(self, records: Sequence[Record], patience: str, *, inbox: bool) -> Query:
+    def begin(self, records: Sequence[Record], idle_timeout_ms: str, *, inbox: bool) -> Query:
         """Open a slice of letters, if they are what they were when `due` read them."""
         parameters = {
             **self._lease.parameters,
@@ -126,7 +126,7 @@ class DeadLetters:
             "seen": [record.ts for record in records],
             "turns": [self._turns[record.event_id] for record in records],
             "inbox": inbox,
-            "patience": patience,
+            "patience": idle_timeout_ms,
         }
         return Query("begin_letters", parameters)
 

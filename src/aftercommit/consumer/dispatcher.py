@@ -158,7 +158,7 @@ class Dispatcher:
             parameters: dict[str, Any] = {
                 "consumer": runner.consumer.name,
                 "ids": uuid_array(item.record.event_id for item in segment),
-                "patience": runner.patience(GRACE),
+                "patience": runner.idle_timeout_ms(GRACE),
             }
             return Query("begin_unfenced_slice", parameters, prepared=True)
 

@@ -34,17 +34,17 @@ class LetterRetries:
         runner: Runner,
         letters: DeadLetters,
         version_waits: VersionWaits,
-        lease: float,
+        lease_seconds: float,
         reach: Reach,
     ) -> None:
-        """`lease` is how long a worker may be silent, in seconds."""
+        """`lease_seconds` is how long a worker may be silent, in seconds."""
         self.any_open = True
         self._any_due = False
         self._consumer = consumer
         self._runner = runner
         self._letters = letters
         self._version_waits = version_waits
-        self._patience = runner.patience(lease)
+        self._idle_timeout_ms = runner.idle_timeout_ms(lease_seconds)
         self._reach = reach
         self._strict = consumer.ordering == "strict"
         self._look_for_waiting_at = 0.0
@@ -125,7 +125,9 @@ class LetterRetries:
     async def _resolve_unwanted(self, records: Sequence[Record]) -> None:
         resolving = self._letters.resolving([record.event_id for record in records])
         try:
-            await self._runner.slice([], self._letters.begin(records, self._patience, inbox=False), lambda: resolving)
+            await self._runner.slice(
+                [], self._letters.begin(records, self._idle_timeout_ms, inbox=False), lambda: resolving
+            )
         except SliceOutdated:
             return
         self._letters.tell_resolved([record.event_id for record in records], skipped=len(records))
@@ -155,7 +157,7 @@ class LetterRetries:
             # One group is gone through slice by slice, so what a slice began with is what it ends with.
             slice_ids[:] = [item.record.event_id for item in segment]
             records = [item.record for item in segment]
-            return self._letters.begin(records, self._patience, inbox=self._consumer.inbox)
+            return self._letters.begin(records, self._idle_timeout_ms, inbox=self._consumer.inbox)
 
         def end(seconds: float) -> Query:
             return self._letters.resolving(slice_ids)

@@ -47,14 +47,14 @@ class HandlerNeverFinished(AftercommitError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How a worker works. `lease` bounds the time until a standby takes over after a crash."""
+    """How a worker works. `lease_seconds` bounds the time until a standby takes over after a crash."""
 
     page_size: int = 1000
-    lease: float = 5.0
+    lease_seconds: float = 5.0
 
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
-        if self.page_size < 1 or not 0 < self.lease < math.inf:
+        if self.page_size < 1 or not 0 < self.lease_seconds < math.inf:
             raise DeclarationError(f"{self!r}: page_size >= 1 and lease > 0 are needed")
 
 
@@ -83,15 +83,15 @@ class LogWorker(DatabaseService):
         self._outbox = outbox
         self._database = database
         self._settings = settings or WorkerSettings()
-        self.silence = self._settings.lease
+        self.silence = self._settings.lease_seconds
         self._listener = listener
-        self._lease = Lease(outbox.shape, consumer, self._settings.lease)
+        self._lease = Lease(outbox.shape, consumer, self._settings.lease_seconds)
         self._pages = Pages(outbox, consumer, self._settings.page_size)
         self._runner = Runner(outbox, consumer, database)
         self._letters = DeadLetters(outbox, consumer, self._lease)
         self._waits = VersionWaits(outbox, consumer, self._lease.token)
         self._retries = LetterRetries(
-            consumer, self._runner, self._letters, self._waits, self._settings.lease, self.reach
+            consumer, self._runner, self._letters, self._waits, self._settings.lease_seconds, self.reach
         )
         channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else Waker()
@@ -150,12 +150,12 @@ class LogWorker(DatabaseService):
             self._say_who_holds((await require_mine(connection, self._outbox.shape, self.consumer)).worker)
             self.answered()
             await self.reach("consumer.standing_by")
-            await self.pause(self._settings.lease / 3, self._word)
+            await self.pause(self._settings.lease_seconds / 3, self._word)
             return
         if self._paused:
             self.answered()
             await self.reach("consumer.paused")
-            await self.pause(self._settings.lease / 3, self._word)
+            await self.pause(self._settings.lease_seconds / 3, self._word)
             return
         async with self._heartbeat(connection):
             status = await self._look(connection)
@@ -183,7 +183,7 @@ class LogWorker(DatabaseService):
         if self.active and not self._paused and not self._word.is_set() and time.monotonic() < self._renew_at:
             return True
         self._word.clear()
-        self._renew_at = time.monotonic() + self._settings.lease / 3
+        self._renew_at = time.monotonic() + self._settings.lease_seconds / 3
         held = await self._lease.take(connection)
         if held is None:
             # A slice of our own, cut off, may hold the row for a moment; only the fence says that a lease is lost.
@@ -220,7 +220,7 @@ class LogWorker(DatabaseService):
 
         async def beat() -> None:
             while not over.is_set():
-                await wait_for_any(self._settings.lease / 3, over)
+                await wait_for_any(self._settings.lease_seconds / 3, over)
                 if not over.is_set():
                     self._paused = await self._lease.renew(connection)
                     self.answered()
@@ -269,7 +269,7 @@ class LogWorker(DatabaseService):
         for index, item in enumerate(items):
             if item.newer is not None and waits(item, left):
                 before = (item.record.position or 0) - 1
-                self._awaited, self._ask_at = (before, item.newer), time.monotonic() + self._settings.lease / 3
+                self._awaited, self._ask_at = (before, item.newer), time.monotonic() + self._settings.lease_seconds / 3
                 await self._look_at_wait(left[item.newer.kind], item.newer)
                 return items[:index], before
         return items, upto
@@ -280,7 +280,7 @@ class LogWorker(DatabaseService):
             return False
         newer = self._awaited[1]
         if time.monotonic() >= self._ask_at:
-            self._ask_at = time.monotonic() + self._settings.lease / 3
+            self._ask_at = time.monotonic() + self._settings.lease_seconds / 3
             left = await self._waits.seconds_left(self._waits.asking(connection), newer)
             await self._look_at_wait(left, newer)
         return self._awaited is not None
@@ -376,19 +376,19 @@ class LogWorker(DatabaseService):
         return {
             **self._lease.parameters,
             "ids": uuid_array(item.record.event_id for item in segment),
-            "patience": self._runner.patience(self._settings.lease),
+            "patience": self._runner.idle_timeout_ms(self._settings.lease_seconds),
         }
 
     def _renew_late(self, seconds: float) -> Query | None:
         """A slice renews the lease when it begins; one that took long does it again, or a standby would step in."""
-        return Query("renew_slice", self._lease.parameters) if seconds > self._settings.lease / 3 else None
+        return Query("renew_slice", self._lease.parameters) if seconds > self._settings.lease_seconds / 3 else None
 
     async def _rest(self, connection: psycopg.AsyncConnection[Any]) -> None:
         listening = self._listener is not None and self._listener.working
-        seconds = min(POLL if listening else POLL_WITHOUT_LISTENER, self._settings.lease / 3)
+        seconds = min(POLL if listening else POLL_WITHOUT_LISTENER, self._settings.lease_seconds / 3)
         if self._awaited is not None:
             # News of the log change nothing: one look in a third of the lease is enough.
-            seconds = self._settings.lease / 3
+            seconds = self._settings.lease_seconds / 3
         due_in = await self._letters.seconds_to_next(connection)
         if due_in is not None:
             seconds = max(0.001, min(seconds, due_in))

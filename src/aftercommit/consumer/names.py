@@ -80,14 +80,14 @@ async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, nam
 
 
 async def rename(
-    connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str, *, patience: float = PATIENCE
+    connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str, *, max_wait_seconds: float = PATIENCE
 ) -> None:
     """Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name.
 
-    Waits for so many seconds of `patience` for the step that a replay is at.
+    Waits up to `max_wait_seconds` for the step that a replay is at.
     """
     try:
-        cursor = await _change(connection, shape, "rename_consumer", {"old": old, "new": new}, patience)
+        cursor = await _change(connection, shape, "rename_consumer", {"old": old, "new": new}, max_wait_seconds)
     except psycopg.errors.UniqueViolation as problem:
         raise ConsumerNameTaken(
             f"consumer {new!r} has a past of its own: forget it first with `aftercommit consumers forget {new}`"
@@ -96,40 +96,44 @@ async def rename(
 
 
 async def forget(
-    connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, *, patience: float = PATIENCE
+    connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, *, max_wait_seconds: float = PATIENCE
 ) -> None:
     """Remove a checkpoint that no program uses any more, with its inbox; its open dead letters are discarded.
 
-    Waits for so many seconds of `patience` for the step that a replay is at.
+    Waits up to `max_wait_seconds` for the step that a replay is at.
     """
-    cursor = await _change(connection, shape, "forget_consumer", {"name": name}, patience)
+    cursor = await _change(connection, shape, "forget_consumer", {"name": name}, max_wait_seconds)
     await _require_done(cursor, connection, shape, name)
 
 
 async def _change(
-    connection: psycopg.AsyncConnection[Any], shape: Shape, statement: str, names: dict[str, str], patience: float
+    connection: psycopg.AsyncConnection[Any],
+    shape: Shape,
+    statement: str,
+    names: dict[str, str],
+    max_wait_seconds: float,
 ) -> psycopg.AsyncCursor[Any]:
     """Between two steps of the drivers of replays: what one has just fed to this consumer is seen and changed too."""
     statements = Statements(shape)
 
     async def change() -> psycopg.AsyncCursor[Any]:
         async with committed_async(connection):
-            await connection.execute(statements["wait_briefly"], {"patience": f"{patience * 1000:.0f}ms"})
+            await connection.execute(statements["wait_briefly"], {"patience": f"{max_wait_seconds * 1000:.0f}ms"})
             await connection.execute(statements["lock_operations"])
             return await connection.execute(statements[statement], names)
 
     try:
         return await past_deadlocks(change)
     except psycopg.errors.LockNotAvailable as problem:
-        raise await _held_up(connection, shape, patience) from problem
+        raise await _held_up(connection, shape, max_wait_seconds) from problem
 
 
-async def _held_up(connection: psycopg.AsyncConnection[Any], shape: Shape, patience: float) -> AftercommitError:
+async def _held_up(connection: psycopg.AsyncConnection[Any], shape: Shape, max_wait_seconds: float) -> AftercommitError:
     rows = await (await connection.execute(Statements(shape)["operations_under_way"])).fetchall()
     names = ", ".join(str(row[0]) for row in rows) or "none any more"
     return OperationBusy(
-        f"something held up the change for {patience:g} s, and nothing was changed; replays under way: {names}. Try "
-        "again when they rest or have ended: Ctrl-C stops one, `aftercommit replay abort ID` ends it"
+        f"something held up the change for {max_wait_seconds:g} s, and nothing was changed; replays under way: {names}."
+        " Try again when they rest or have ended: Ctrl-C stops one, `aftercommit replay abort ID` ends it"
     )
 
 

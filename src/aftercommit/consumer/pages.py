@@ -28,13 +28,13 @@ Page = tuple[list[Record], int]
 class Pages:
     """Pages of the log for one consumer."""
 
-    def __init__(self, outbox: Outbox, consumer: Consumer, size: int) -> None:
-        """Pages of at most `size` positions."""
+    def __init__(self, outbox: Outbox, consumer: Consumer, page_size: int) -> None:
+        """Pages of at most `page_size` positions."""
         self._shape = outbox.shape
         self._statements = Statements(outbox.shape)
         self._consumer = consumer
-        self._size = size
-        self._reach = size
+        self._size = page_size
+        self._reach = page_size
         self._early: tuple[int, asyncio.Task[Page]] | None = None
 
     async def read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:

@@ -22,7 +22,7 @@ from aftercommit.telemetry import log_event
 logger = logging.getLogger("aftercommit.consumer")
 
 # The server's limit is a 32-bit number of milliseconds.
-LONGEST_PATIENCE: Final = 2**31 - 1
+LONGEST_IDLE_MS: Final = 2**31 - 1
 
 
 def _nothing(seconds: float) -> Query | None:
@@ -76,12 +76,12 @@ class Runner:
         """Close idle connections; new ones are opened when there is work again."""
         await self._connections.close()
 
-    def patience(self, extra: float) -> str:
+    def idle_timeout_ms(self, extra: float) -> str:
         """How many milliseconds the server waits for a silent handler before it ends the transaction.
 
         A worker whose machine is gone holds its locks no longer than that; a live one times out earlier.
         """
-        return str(min(LONGEST_PATIENCE, int((self.consumer.timeout * 1.5 + extra) * 1000)))
+        return str(min(LONGEST_IDLE_MS, int((self.consumer.timeout * 1.5 + extra) * 1000)))
 
     async def slice(self, items: Sequence[SliceItem], begin: Query, end: End = no_end) -> int:
         """One slice in one transaction."""
@@ -100,7 +100,7 @@ class Runner:
     async def run(self, items: Sequence[SliceItem], policy: SlicePolicy) -> list[SliceItem]:
         """All items in order; returns those that are left when it was told not to proceed, or that are outdated."""
         alone = policy.first is not None or self._alone
-        walk = Walk(items, alone=alone, size=self._pace)
+        walk = Walk(items, alone=alone, slice_size=self._pace)
         while walk.waiting:
             failure = walk.failure()
             if failure is not None:

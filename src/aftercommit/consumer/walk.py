@@ -22,12 +22,12 @@ SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 class Walk:
     """The events that are still to be handled, in order, and how many of them the next slice takes."""
 
-    def __init__(self, items: Sequence[SliceItem], *, alone: bool = False, size: int = FIRST) -> None:
+    def __init__(self, items: Sequence[SliceItem], *, alone: bool = False, slice_size: int = FIRST) -> None:
         """At the beginning, with slices of this size; `alone` keeps every event in a slice of its own."""
         self.waiting = deque(items)
         self._all = len(items)
         self._known: dict[int, Failed] = {}
-        self._size = 1 if alone else size
+        self._size = 1 if alone else slice_size
         self._grows = not alone
         self._singly = 0
         self._losses = 0

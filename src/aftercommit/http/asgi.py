@@ -167,10 +167,10 @@ class BodyLimit:
     A body that is compressed, or encoded otherwise, is answered 415: nobody here would decode it.
     """
 
-    def __init__(self, app: Asgi, most: int) -> None:
-        """`most` counts bytes."""
+    def __init__(self, app: Asgi, max_bytes: int) -> None:
+        """`max_bytes` counts bytes."""
         self._app = app
-        self._most = most
+        self._most = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse by the announced length, or as soon as more has come than was allowed."""

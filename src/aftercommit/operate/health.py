@@ -38,11 +38,11 @@ _HOLDERS: dict[Kind, Subject] = {
 class HealthLimits:
     """What is still all right; None leaves a figure out of it."""
 
-    max_age: float = 60.0
-    max_lag: int | None = None
+    max_age_seconds: float = 60.0
+    max_lag_events: int | None = None
     max_lag_seconds: float | None = None
-    max_dead: int = 0
-    max_transaction: float = 300.0
+    max_dead_letters: int = 0
+    max_transaction_seconds: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def problems(seen: Overview, limits: HealthLimits | None = None) -> list[HealthP
     limits = limits or HealthLimits()
     waiting = {wait.consumer for wait in seen.version_waits}
     # Whoever waits for newer code falls behind on purpose, and not for ever.
-    patient = replace(limits, max_lag=None, max_lag_seconds=None)
+    patient = replace(limits, max_lag_events=None, max_lag_seconds=None)
     return [
         *_flow(seen, limits),
         *(
@@ -85,11 +85,11 @@ def _flow(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
         ahead = max((relay.ahead_seconds for relay in seen.relays), default=0.0)
         clock = f"; and check the clock of the database server: it was set back by {ahead:.0f} s" if ahead else ""
         yield HealthProblem("relays", found, f"start `aftercommit relay`{clock}")
-    if seen.oldest_seconds > limits.max_age:
+    if seen.oldest_seconds > limits.max_age_seconds:
         yield HealthProblem(
             "lanes",
             f"the oldest of {plural(seen.pending, 'pending event')} has waited {seen.oldest_seconds:.0f} s, more than "
-            f"{limits.max_age:g} s",
+            f"{limits.max_age_seconds:g} s",
             "see the relay's log for an outage of the transport, and `aftercommit dead list` for what is retried; too "
             "few relays do it, too",
         )
@@ -117,15 +117,15 @@ def _consumer(consumer: ConsumerState, limits: HealthLimits) -> Iterator[HealthP
             consumer.name,
         )
     idle = consumer.paused or consumer.holder is None
-    if idle and consumer.overdue_seconds > limits.max_age:
+    if idle and consumer.overdue_seconds > limits.max_age_seconds:
         due = f"{plural(consumer.overdue, 'dead letter')} to try again, due for {consumer.overdue_seconds:.0f} s"
         why, remedy = ("is paused", resume) if consumer.paused else ("nobody works for it", start)
         yield HealthProblem("consumers", f"{name} has {due}, and {why}", remedy, consumer.name)
     if consumer.lag > 0 and consumer.holder is None and not consumer.paused:
         yield HealthProblem("consumers", f"{name} is {behind} and nobody works for it", start, consumer.name)
     remedy = resume if consumer.paused else "speed its handlers up, batch them, or give it more concurrency"
-    if limits.max_lag is not None and consumer.lag > limits.max_lag:
-        found = f"{name} is {behind}, more than {plural(limits.max_lag, 'event')}"
+    if limits.max_lag_events is not None and consumer.lag > limits.max_lag_events:
+        found = f"{name} is {behind}, more than {plural(limits.max_lag_events, 'event')}"
         yield HealthProblem("consumers", found, remedy, consumer.name)
     elif limits.max_lag_seconds is not None and consumer.lag_seconds > limits.max_lag_seconds:
         found = f"{name} is {behind}, more than {limits.max_lag_seconds:g} s"
@@ -134,7 +134,7 @@ def _consumer(consumer: ConsumerState, limits: HealthLimits) -> Iterator[HealthP
 
 def _dead(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
     parked = sorted((each for each in seen.dead_letters if each.status == "parked"), key=lambda each: -each.count)
-    if sum(each.count for each in parked) > limits.max_dead:
+    if sum(each.count for each in parked) > limits.max_dead_letters:
         for each in parked[:MOST_NAMED]:
             found = f"{plural(each.count, 'dead letter')} of {each.owner} {_are(each.count)} parked"
             remedy = f"`aftercommit dead groups`, then `aftercommit dead retry --consumer {each.owner}`, or `discard`"
@@ -143,7 +143,7 @@ def _dead(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
             count = sum(each.count for each in others)
             found = f"{plural(count, 'dead letter')} of {plural(len(others), 'other')} {_are(count)} parked"
             yield HealthProblem("dead letters", found, "`aftercommit dead groups` tells whose they are")
-    if seen.failed > limits.max_dead:
+    if seen.failed > limits.max_dead_letters:
         yield HealthProblem(
             "failed events",
             f"{plural(seen.failed, 'event')} failed for good and {_are(seen.failed)} not in the log",
@@ -166,7 +166,7 @@ def holds_too_long(holder: Holder, limits: HealthLimits) -> bool:
     """Whether what somebody holds up is a problem by now."""
     if holder.kind == "replication slot":
         return (holder.oldest or 0) > OLD_TRANSACTIONS
-    return holder.seconds is not None and holder.seconds > limits.max_transaction
+    return holder.seconds is not None and holder.seconds > limits.max_transaction_seconds
 
 
 def _holders(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:

@@ -31,13 +31,13 @@ class Unanswered(psycopg.OperationalError):
 class BoundedConnection(psycopg.AsyncConnection[Any]):
     """Each of its statements is answered within so many seconds, or the connection is closed (None: it waits on)."""
 
-    answers_within: float | None = None
+    answer_timeout: float | None = None
 
     async def wait(
         self, gen: PQGen[Result], interval: float = _LOOK_SECONDS, *arguments: Any, **options: Any
     ) -> Result:
         """As psycopg does, except that it ends."""
-        limit = self.answers_within
+        limit = self.answer_timeout
         deadline = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
         alarm = loop.call_later(limit, self._give_up, deadline) if limit is not None else None

@@ -134,7 +134,7 @@ class RawJson(Loader):
 class Database:
     """A DSN and the ways we connect with it. `listen_dsn` bypasses a transaction pooler for LISTEN.
 
-    `answers_within` is how many seconds those wait who serve somebody: feeds, and whatever stands before them. Then the
+    `answer_timeout` is how many seconds those wait who serve somebody: feeds, and whatever stands before them. Then the
     database counts as one that hangs. Relays and consumers have no such limit.
     """
 
@@ -144,20 +144,20 @@ class Database:
         *,
         listen_dsn: str | None = None,
         application_name: str = "aftercommit",
-        answers_within: float = ANSWERS_WITHIN,
+        answer_timeout: float = ANSWERS_WITHIN,
     ) -> None:
         """Check the DSN's form; nothing is connected."""
-        if not 0 < answers_within < math.inf:
-            raise DeclarationError(f"answers_within={answers_within} would answer nobody: give seconds above 0")
+        if not 0 < answer_timeout < math.inf:
+            raise DeclarationError(f"answer_timeout={answer_timeout} would answer nobody: give seconds above 0")
         self.dsn = checked(dsn)
         self.listen_dsn = checked(listen_dsn, "listen_dsn") if listen_dsn is not None else self.dsn
-        self.answers_within = answers_within
+        self.answer_timeout = answer_timeout
         self._application_name = application_name
 
     def answering_within(self, seconds: float) -> "Database":
         """The same, with another limit."""
         return Database(
-            self.dsn, listen_dsn=self.listen_dsn, application_name=self._application_name, answers_within=seconds
+            self.dsn, listen_dsn=self.listen_dsn, application_name=self._application_name, answer_timeout=seconds
         )
 
     @property
@@ -235,10 +235,10 @@ class Database:
         self, dsn: str, bounded: bool, options: dict[str, str]
     ) -> tuple[psycopg.AsyncConnection[Any], Any]:
         if bounded:
-            patience = {"connect_timeout": connect_timeout(self.answers_within)}
+            patience = {"connect_timeout": connect_timeout(self.answer_timeout)}
             parameters = {**self._parameters(dsn, **patience), **options}
             limited = await BoundedConnection.connect(dsn, autocommit=True, **parameters)
-            limited.answers_within = self.answers_within
+            limited.answer_timeout = self.answer_timeout
             connection: psycopg.AsyncConnection[Any] = limited
         else:
             parameters = {**self._parameters(dsn), **options}
@@ -261,9 +261,9 @@ async def _session(connection: psycopg.AsyncConnection[Any]) -> Any:
     return await (await connection.execute(_SESSION, {"pid": connection.info.backend_pid})).fetchone()
 
 
-def connect_timeout(answers_within: float) -> int:
+def connect_timeout(answer_timeout: float) -> int:
     """For how many seconds one who waits so long for an answer tries to connect."""
-    return min(max(_LEAST_TO_CONNECT, math.ceil(answers_within)), int(ANSWERS_WITHIN))
+    return min(max(_LEAST_TO_CONNECT, math.ceil(answer_timeout)), int(ANSWERS_WITHIN))
 
 
 def privilege(user: str, shape: Shape, problem: psycopg.Error) -> MissingPrivilege:

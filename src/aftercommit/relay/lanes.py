@@ -26,14 +26,14 @@ EXPIRY_MARGIN = 0.01
 class Lanes:
     """The lanes one relay holds, kept up by `tick`."""
 
-    def __init__(self, shape: Shape, name: str, lease: float, listener: Listener | None = None) -> None:
+    def __init__(self, shape: Shape, name: str, lease_seconds: float, listener: Listener | None = None) -> None:
         """Holding none. With a listener, what other relays give away is taken at once."""
         self._statements = Statements(shape)
         self._channel = shape.publish_channel
         self.name = name
         self.relay: UUID = uuid4()
         self.token: UUID = uuid4()
-        self.lease = lease
+        self.lease = lease_seconds
         self.held: frozenset[int] = frozenset()
         self.suspect: set[int] = set()
         self.tick_now = Waker() if listener is None else listener.subscribe(self._channel, {NEWS})

@@ -37,14 +37,14 @@ MARK_INTERVAL = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """How a relay works: `lease` bounds the takeover after a crash, `carriers` work side by side.
+    """How a relay works: `lease_seconds` bounds the takeover after a crash, `carriers` work side by side.
 
     `retention` says how long what is done with is kept; all relays of an outbox should be told the same.
     """
 
     batch_size: int = 1000
     carriers: int = 1
-    lease: float = 5.0
+    lease_seconds: float = 5.0
     drain_seconds: float = 10.0
     gauge_seconds: float = 5.0
     retention: Retention = field(default_factory=Retention)
@@ -52,7 +52,7 @@ class RelaySettings:
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
         times_are_usable = (
-            0 < self.lease < math.inf and 0 <= self.drain_seconds < math.inf and 0 < self.gauge_seconds <= 60
+            0 < self.lease_seconds < math.inf and 0 <= self.drain_seconds < math.inf and 0 < self.gauge_seconds <= 60
         )
         if self.batch_size < 1 or not 1 <= self.carriers <= 64 or not times_are_usable:
             raise DeclarationError(
@@ -83,7 +83,7 @@ class Relay(DatabaseService):
         self._database = database
         self._transport = transport
         self._statements = Statements(outbox.shape)
-        self.lanes = Lanes(outbox.shape, self.name, self.settings.lease, listener)
+        self.lanes = Lanes(outbox.shape, self.name, self.settings.lease_seconds, listener)
         carriers = self.settings.carriers
         self._doorbells = [Doorbell(outbox.shape, self.lanes, listener, each, carriers) for each in range(carriers)]
         self._doorbell = self._doorbells[0]
@@ -278,7 +278,7 @@ class Relay(DatabaseService):
         return len(batch.events)
 
     async def _wait_for_lanes(self, doorbell: Doorbell) -> None:
-        await self.pause(self.settings.lease / 3, doorbell.rung)
+        await self.pause(self.settings.lease_seconds / 3, doorbell.rung)
         self.lanes.tick_now.set()
         await asyncio.sleep(0)
 

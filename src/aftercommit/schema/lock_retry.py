@@ -24,12 +24,14 @@ Result = TypeVar("Result")
 class LockRetrier:
     """Runs the steps of a migration, and again when somebody else held a lock, until its time is up."""
 
-    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lock_timeout: float, patience: float) -> None:
-        """`lock_timeout` and `patience` in seconds; the clock of the latter begins to run."""
+    def __init__(
+        self, connection: psycopg.Connection[Any], shape: Shape, lock_timeout: float, max_wait_seconds: float
+    ) -> None:
+        """`lock_timeout` and `max_wait_seconds` in seconds; the clock of the latter begins to run."""
         self.connection = connection
         self.shape = shape
         self._lock_timeout = lock_timeout
-        self._deadline = time.monotonic() + patience
+        self._deadline = time.monotonic() + max_wait_seconds
 
     def run(self, step: Callable[[], Result], *, first: str | None = None) -> Result:
         """A step in a transaction of its own, under the lock that lets one migrator work at a time.

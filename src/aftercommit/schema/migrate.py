@@ -73,19 +73,19 @@ class Status:
 
 
 def up(
-    connection: psycopg.Connection[Any], shape: Shape, *, lock_timeout: float = 1.0, patience: float = 30.0
+    connection: psycopg.Connection[Any], shape: Shape, *, lock_timeout: float = 1.0, max_wait_seconds: float = 30.0
 ) -> list[str]:
     """Apply what is missing; returns what was done, in words. The connection must not be inside a transaction.
 
     A table that somebody else has locked is asked for during `lock_timeout` seconds, because writers queue up behind
-    the question, and then again after a pause. After `patience` seconds the error names who is in the way.
+    the question, and then again after a pause. After `max_wait_seconds` the error names who is in the way.
     """
     _refuse_transaction(connection)
     done: list[str] = []
     with _explained(connection, shape):
         found = status(connection, shape)
         _refuse_behind(found, shape)
-        retrier = LockRetrier(connection, shape, lock_timeout, patience)
+        retrier = LockRetrier(connection, shape, lock_timeout, max_wait_seconds)
         for migration in found.pending:
             done += retrier.run(lambda migration=migration: _apply(connection, shape, migration))  # type: ignore[misc]
         if not found.is_current:

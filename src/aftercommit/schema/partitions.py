@@ -111,16 +111,16 @@ def drop_before(
     *,
     older_than: datetime,
     force: bool = False,
-    patience: float = 10.0,
+    max_wait_seconds: float = 10.0,
 ) -> list[str]:
     """Drop whole partitions whose newest event is older, lowest first; returns the names of those that are gone.
 
     Stops at the first partition that is not full or that a consumer, a dead letter or an operation still needs (unless
-    forced), so no gap is left in what remains. Readers are waited for up to `patience` seconds, and writers not at all;
+    forced), so no gap is left in what remains. Readers are waited for up to `max_wait_seconds`, and writers not at all;
     what could not be finished is left to the next run. The connection must be in autocommit mode and belong to the
     schema's owner: a partition is detached concurrently, which cannot be part of a transaction.
     """
-    found = retain(connection, shape, older_than=older_than, force=force, patience=patience)
+    found = retain(connection, shape, older_than=older_than, force=force, max_wait_seconds=max_wait_seconds)
     if found.reason is not None:
         fields = {"outbox": shape.schema, "partition": found.stopped_at, "reason": found.reason}
         log_event(logger, logging.INFO, "log_retention_stopped", **fields)
@@ -133,7 +133,7 @@ def retain(
     *,
     older_than: datetime,
     force: bool = False,
-    patience: float = 10.0,
+    max_wait_seconds: float = 10.0,
     go_on: Callable[[], bool] = lambda: True,
     dry_run: bool = False,
 ) -> Dropped:
@@ -144,7 +144,7 @@ def retain(
         raise DeclarationError(f"older_than={older_than!r} has no time zone: use datetime.now(UTC) - timedelta(…)")
     run = _Retention(connection, shape, older_than, force, dry_run)
     try:
-        gone = tuple(run.run(patience, go_on))
+        gone = tuple(run.run(max_wait_seconds, go_on))
     except psycopg.errors.InsufficientPrivilege as problem:
         raise MissingPrivilege(
             f"user {connection.info.user!r} may not drop partitions of schema {shape.schema!r}: "
@@ -189,27 +189,27 @@ class _Retention:
         self.held: tuple[str, ...] = ()
         self.horizon: datetime | None = None
 
-    def run(self, patience: float, go_on: Callable[[], bool]) -> Iterator[str]:
+    def run(self, max_wait_seconds: float, go_on: Callable[[], bool]) -> Iterator[str]:
         """Drop what may go; yields the names of those that are gone."""
-        detached, attached = self._found(patience)
+        detached, attached = self._found(max_wait_seconds)
         for name in detached:
-            if go_on() and self._try(name, ["drop_partition"], patience) and _table_of(name) == "log":
+            if go_on() and self._try(name, ["drop_partition"], max_wait_seconds) and _table_of(name) == "log":
                 yield name
-        self._drop_unheard(patience)
+        self._drop_unheard(max_wait_seconds)
         for partition in attached:
-            if not go_on() or not self._try(partition.name, self._steps(partition), patience):
+            if not go_on() or not self._try(partition.name, self._steps(partition), max_wait_seconds):
                 return
-            self._drop_unheard(patience)
+            self._drop_unheard(max_wait_seconds)
             yield partition.name
 
-    def _drop_unheard(self, patience: float) -> None:
+    def _drop_unheard(self, max_wait_seconds: float) -> None:
         """Let partitions of the audience go whose events are gone.
 
         In this order: a reader behind what is left of the log is told so, and one behind what is left of the audience
         would not be.
         """
         try:
-            with _cancelled_after(self._connection, patience):
+            with _cancelled_after(self._connection, max_wait_seconds):
                 first = min((kept.lower for kept in existing(self._connection, self._shape)), default=0)
                 heard = existing(self._connection, self._shape, AUDIENCE)
         except _LATER as problem:
@@ -217,22 +217,22 @@ class _Retention:
             return
         for partition in heard:
             if partition.upper <= first:
-                self._try(partition.name, self._leave(partition), patience)
+                self._try(partition.name, self._leave(partition), max_wait_seconds)
 
-    def _found(self, patience: float) -> tuple[list[str], list[Partition]]:
+    def _found(self, max_wait_seconds: float) -> tuple[list[str], list[Partition]]:
         """Tables that are detached and were to go, and the partitions; nothing while somebody has locked the log."""
         parameters = {"schema": self._shape.schema, "condemned": _CONDEMNED}
         try:
-            with _cancelled_after(self._connection, patience):
+            with _cancelled_after(self._connection, max_wait_seconds):
                 detached = self._ask(self._statements.render("condemned_tables"), parameters)
                 return [name for (name,) in detached], existing(self._connection, self._shape)
         except _LATER as problem:
             self._stopped("log", "the log", problem)
             return [], []
 
-    def _try(self, name: str, steps: Iterable[str], patience: float) -> bool:
+    def _try(self, name: str, steps: Iterable[str], max_wait_seconds: float) -> bool:
         try:
-            with _cancelled_after(self._connection, patience):
+            with _cancelled_after(self._connection, max_wait_seconds):
                 for step in steps:
                     self._execute(step, name)
         except _Stays as stays:

@@ -90,9 +90,9 @@ def _briefly(connection: psycopg.Connection[Any], statements: Statements) -> Ite
 class SweepTurn:
     """The right to do a round, for one program at a time; it runs out unless it is renewed."""
 
-    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lease: float) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lease_seconds: float) -> None:
         """Not ours yet."""
-        self._connection, self._statements, self._lease = connection, Statements(shape), lease
+        self._connection, self._statements, self._lease = connection, Statements(shape), lease_seconds
         self._until: datetime | None = None
         self._asked_at = 0.0
 
@@ -131,21 +131,21 @@ def the_only_one(
     *,
     interval: float,
     lease: float = LEASE,
-    patience: float = 0.0,
+    max_wait_seconds: float = 0.0,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[SweepTurn | None]:
     """Our turn, if a round is ours to do now: one program at a time, not sooner than `interval` seconds after the last.
 
-    With `patience`, somebody else's round is waited for that long, and then SweepUnderWay is raised.
+    With `max_wait_seconds`, somebody else's round is waited for that long, and then SweepUnderWay is raised.
     """
     turn = SweepTurn(connection, shape, lease)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + max_wait_seconds
     while not (claimed := turn.claim(interval)) and time.monotonic() < deadline and not stopping():
         time.sleep(0.1)
-    if not claimed and patience and not stopping():
+    if not claimed and max_wait_seconds and not stopping():
         raise SweepUnderWay(
             f"another program sweeps outbox {shape.schema!r}, or has locked its table upkeep, and was not through "
-            f"within {patience:g} s: try again later"
+            f"within {max_wait_seconds:g} s: try again later"
         )
     try:
         yield turn if claimed else None
@@ -246,7 +246,7 @@ class Round:
                 self.shape,
                 older_than=older_than,
                 force=self.even_if_unread,
-                patience=PATIENCE,
+                max_wait_seconds=PATIENCE,
                 go_on=self._goes_on,
                 dry_run=self.dry_run,
             )

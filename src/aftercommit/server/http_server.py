@@ -39,9 +39,9 @@ MARGIN_SECONDS = 3.0
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def patience(drain: float) -> float:
+def stop_seconds(drain_seconds: float) -> float:
     """How long a server process takes to end at most; then it hangs, and whoever waits for it may kill it."""
-    return drain + 2 * MARGIN_SECONDS
+    return drain_seconds + 2 * MARGIN_SECONDS
 
 
 class AddressTaken(AftercommitError):
@@ -52,7 +52,13 @@ class Configuration(uvicorn.Config):
     """uvicorn's settings with our guards; goes to worker processes as it is."""
 
     def __init__(
-        self, app: Asgi | str, guards: Guards, drain: float, options: Mapping[str, Any], *, owns_process: bool = False
+        self,
+        app: Asgi | str,
+        guards: Guards,
+        drain_seconds: float,
+        options: Mapping[str, Any],
+        *,
+        owns_process: bool = False,
     ) -> None:
         """`options` are uvicorn's own and have the last word. `owns_process`: nothing but this runs in it."""
         self.guards = guards
@@ -67,7 +73,7 @@ class Configuration(uvicorn.Config):
             # Whoever connects can write these headers; behind a proxy its address is given as an option.
             "proxy_headers": False,
             "timeout_keep_alive": 65,
-            "timeout_graceful_shutdown": math.ceil(drain + MARGIN_SECONDS),
+            "timeout_graceful_shutdown": math.ceil(drain_seconds + MARGIN_SECONDS),
             **options,
         }
         super().__init__(app, **chosen)
@@ -127,7 +133,7 @@ def serve(
     bound: socket.socket | None = None,
     workers: int = 1,
     guards: Guards | None = None,
-    drain: float = DRAIN_SECONDS,
+    drain_seconds: float = DRAIN_SECONDS,
     options: Mapping[str, Any] | None = None,
     on_listening: Callable[[str], object] | None = None,
 ) -> None:
@@ -135,15 +141,18 @@ def serve(
 
     An application that fails for good ends its process with an error (`ServerFailed`). Several workers share the
     address; one that dies is replaced. SIGTERM and SIGINT drain; SIGHUP replaces the workers
-    one after the other. `drain` is the application's own, `StreamTimes.drain`: what has not ended by then is dropped.
+    one after the other. `drain_seconds` is that of the application's `StreamTimes`: what has not ended by then is
+    dropped.
     """
     if workers < 1:
         raise DeclarationError(f"workers={workers} would serve nobody: give at least 1")
     chosen = {**(options or {}), "workers": workers}
-    configuration = Configuration(app, guards or Guards(), drain, chosen, owns_process=True)
+    configuration = Configuration(app, guards or Guards(), drain_seconds, chosen, owns_process=True)
     with bound or listen(host, port) as bound:
         alone = _Alone(configuration)
-        supervisor = Supervisor(configuration, bound, patience=patience(drain)) if workers > 1 else None
+        supervisor = (
+            Supervisor(configuration, bound, grace_seconds=stop_seconds(drain_seconds)) if workers > 1 else None
+        )
         with _signals_end_quietly(supervisor.hear if supervisor is not None else alone.hear):
             log_event(logger, logging.INFO, "server_listening", url=address_of(bound), workers=workers)
             if on_listening is not None:
@@ -206,7 +215,7 @@ class HttpServer(Service):
         host: str = "127.0.0.1",
         port: int = 0,
         guards: Guards | None = None,
-        drain: float = DRAIN_SECONDS,
+        drain_seconds: float = DRAIN_SECONDS,
         on_stop: Callable[[], object] | None = None,
         options: Mapping[str, Any] | None = None,
         probe: Probe | None = None,
@@ -215,7 +224,7 @@ class HttpServer(Service):
         super().__init__(probe)
         self._socket = listen(host, port)
         self._on_stop = on_stop
-        self._server = _Embedded(Configuration(app, guards or Guards(), drain, options or {}))
+        self._server = _Embedded(Configuration(app, guards or Guards(), drain_seconds, options or {}))
         self.url = url_of(self._socket)
 
     async def run(self) -> None:

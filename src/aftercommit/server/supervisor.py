@@ -62,11 +62,11 @@ class _Worker(Process):
 class Supervisor:
     """Keeps so many workers running until a signal ends it, or until the application turns out not to start."""
 
-    def __init__(self, config: Config, bound: socket.socket, *, patience: float) -> None:
-        """They share the socket. After a stop they have `patience` seconds to end by themselves."""
+    def __init__(self, config: Config, bound: socket.socket, *, grace_seconds: float) -> None:
+        """They share the socket. After a stop they have `grace_seconds` to end by themselves."""
         self._config = config
         self._socket = bound
-        self._patience = patience
+        self._grace_seconds = grace_seconds
         # By number: whoever takes another's place takes its number too, and with it its series at `/metrics`.
         self._workers: dict[int, Process] = {}
         # Those whose place was taken, and who are still saying goodbye.
@@ -176,7 +176,7 @@ class Supervisor:
         """Let it end while its successor serves."""
         self._leaving.append(process)
         process.terminate()
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._grace_seconds
         while process.exitcode is None and not self._is_to_end() and time.monotonic() < until:
             self._sleep(until - time.monotonic(), process)
         if not self._is_to_end():
@@ -188,7 +188,7 @@ class Supervisor:
         for process in processes:
             with suppress(ProcessLookupError):
                 process.terminate()
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._grace_seconds
         while (left := [each for each in processes if each.exitcode is None]) and time.monotonic() < until:
             wait([each.process.sentinel for each in left], until - time.monotonic())
         for process in left:
@@ -197,7 +197,7 @@ class Supervisor:
     def _kill(self, process: Process) -> None:
         """If it is still there."""
         if process.exitcode is None:
-            log_event(logger, logging.WARNING, "server_process_killed", pid=process.pid, seconds=self._patience)
+            log_event(logger, logging.WARNING, "server_process_killed", pid=process.pid, seconds=self._grace_seconds)
             process.process.kill()
             process.process.join()
 

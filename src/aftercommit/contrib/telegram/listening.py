@@ -73,11 +73,11 @@ class Listening(Service):
         commands: Commands,
         poller: Poller,
         bot_name: str,
-        wait: int,
+        wait_seconds: int,
         *,
         probe: Probe | None = None,
     ) -> None:
-        """`wait` is how many seconds a question for updates stays open."""
+        """`wait_seconds` is how many seconds a question for updates stays open."""
         super().__init__(probe)
         self._api = api
         self._memory = memory
@@ -85,7 +85,7 @@ class Listening(Service):
         self._commands = commands
         self._poller = poller
         self._bot_name = bot_name
-        self._wait = wait
+        self._wait = wait_seconds
         self._failures = 0
         self._queues: dict[int, deque[HeardUpdate]] = {}
         self._chats: dict[int, asyncio.Task[None]] = {}
@@ -237,7 +237,7 @@ class Listening(Service):
         reason, chat_id = "", said.chat_id
         topic = said.topic if isinstance(said, ChatCommand) else None
         for attempt in range(1, _ATTEMPTS + 1):
-            reply = await self._sender.send(chat_id, text, topic=topic, patience=_LONGEST_WAIT)
+            reply = await self._sender.send(chat_id, text, topic=topic, max_wait_seconds=_LONGEST_WAIT)
             reason = reason_of(reply)
             match reply:
                 case Later(seconds=seconds):

@@ -46,22 +46,24 @@ class Sender:
         *,
         topic: int | None = None,
         still: Still | None = None,
-        patience: float | None = None,
+        max_wait_seconds: float | None = None,
     ) -> Reply:
         """Send when it is time, to a topic of the chat if there is one; what came of it.
 
         `still` is asked then: a no, and nothing is sent (STALE).
 
-        Who would have to wait longer than `patience` seconds is told so at once, and for how long: a limited `Later`.
+        Who would have to wait longer than `max_wait_seconds` is told so at once, and for how long: a limited `Later`.
         Without it that holds for what Telegram has asked for, and others' messages are waited for.
         """
         async with AsyncExitStack() as alone:
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(max_wait_seconds):
                     await alone.enter_async_context(self._alone(chat_id))
-                    later = await self._turn_of(chat_id, _LONGEST_WAIT if patience is None else patience)
+                    later = await self._turn_of(
+                        chat_id, _LONGEST_WAIT if max_wait_seconds is None else max_wait_seconds
+                    )
             except TimeoutError:
-                later = Later(_BUSY, patience, limited=True)
+                later = Later(_BUSY, max_wait_seconds, limited=True)
             if later is not None:
                 return later
             if still is not None and not await self._asked(still):

@@ -92,7 +92,7 @@ class FeedApp:
         self.feeds = dict(feeds)
         for feed in self.feeds.values():
             feed.outbox.registry.require_upcasters()
-        self._patience = database.answers_within
+        self._answer_timeout = database.answer_timeout
         self.title = title
         self.listener = listener or Listener(database, probe)
         self.hub = FeedHub(database, list(self.feeds.values()), listener=self.listener, settings=hub, probe=probe)
@@ -189,7 +189,7 @@ class FeedApp:
             )
         parameter = path_parameter(path)
         access = self._access[path]
-        gate = Gate(feed, access, self.limiter, exists, self._patience)
+        gate = Gate(feed, access, self.limiter, exists, self._answer_timeout)
         polling = Polling(feed, parameter, self.hub, gate, self.streams)
         streaming = Streaming(feed, parameter, self.hub, gate, self.streams, access)
         yield self._address(path, polling)

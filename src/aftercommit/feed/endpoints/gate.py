@@ -48,14 +48,14 @@ class Gate:
     """Checks one feed's readers."""
 
     def __init__(
-        self, feed: Feed, access: Access, limiter: RateLimiter, exists: Exists | None, exists_within: float
+        self, feed: Feed, access: Access, limiter: RateLimiter, exists: Exists | None, exists_seconds: float
     ) -> None:
         """Without `exists` every key counts as existing, and one without events is an empty strand."""
         self._feed = feed
         self._access = access
         self._limiter = limiter
         self._exists = exists
-        self._exists_within = exists_within
+        self._exists_within = exists_seconds
         self._believed: OrderedDict[str, float] = OrderedDict()
         self._policy = policy_of(feed.rates)
         self._rates = [(rate, b'"%b";r=%%d;t=%%d' % rate.of.encode()) for rate in feed.rates]

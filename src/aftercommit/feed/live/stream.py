@@ -142,15 +142,15 @@ class Stream:
         if not self._access.still_valid(self._reader):
             self._leave("unauthorized")
         elif self._sending_since is not None:
-            if now - self._sending_since > times.stall:
+            if now - self._sending_since > times.stall_seconds:
                 self.cut("stalled")
         elif now >= self._rotate_at:
             self.end("rotation" if self._held is None else "held")
         elif self.place.number > self._told:
-            if now - self._last_write >= times.progress:
+            if now - self._last_write >= times.progress_seconds:
                 self._due = True
                 self.wake()
-        elif now - self._last_write >= times.heartbeat:
+        elif now - self._last_write >= times.heartbeat_seconds:
             self._keep_alive(now)
         self._check_floor(now)
 
@@ -194,12 +194,12 @@ class Stream:
 
     def _check_floor(self, now: float) -> None:
         began, sent, waited = self._floor_from
-        if now - began < self._streams.times.floor_window:
+        if now - began < self._streams.times.slow_seconds:
             return
         waiting = self._waited + (now - self._sending_since if self._sending_since is not None else 0.0)
         passed = now - began
         # A trickle keeps every single write just short of a stall. Slow is only who lets us wait most of the time.
-        if waiting - waited > passed / 2 and self._sent - sent < self._streams.times.floor * passed:
+        if waiting - waited > passed / 2 and self._sent - sent < self._streams.times.min_bytes_per_second * passed:
             self.cut("slow")
         self._floor_from = (now, self._sent, waiting)
 
@@ -317,7 +317,7 @@ class Stream:
         """Stay, and show signs of life. After a while the reader is sent to look whether another process knows more."""
         if self._held is None:
             self._held = held
-            self._rotate_at = min(self._rotate_at, self._streams.now + self._streams.times.hold)
+            self._rotate_at = min(self._rotate_at, self._streams.now + self._streams.times.hold_seconds)
             await self._write(hold(held))
         elif self._due:
             await self._beat(strand)
@@ -352,7 +352,7 @@ class Stream:
         await self._write(sse.progress(strand.feed.cursor.format(self.place)))
 
     async def _open(self, headers: list[Header]) -> None:
-        beat = (b"x-heartbeat-interval", b"%g" % self._streams.times.heartbeat)
+        beat = (b"x-heartbeat-interval", b"%g" % self._streams.times.heartbeat_seconds)
         await self._hand({"type": "http.response.start", "status": 200, "headers": [*HEADERS, beat, *headers]})
         connection = self._connection
         if connection is not None and connection.sends_by(innermost(self._send)):

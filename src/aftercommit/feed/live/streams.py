@@ -32,47 +32,49 @@ logger = logging.getLogger("aftercommit.feed")
 class StreamCaps(msgspec.Struct, frozen=True):
     """How many may be open in one process: streams in all and per user, and polls that wait for news."""
 
-    total: int = 10_000
-    per_user: int = 20
-    waiting: int = 10_000
+    max_streams: int = 10_000
+    max_streams_per_user: int = 20
+    max_waiting_polls: int = 10_000
 
     def __post_init__(self) -> None:
         """Refuse what would let nobody in."""
-        for name in ("total", "per_user", "waiting"):
+        for name in self.__struct_fields__:
             if getattr(self, name) < 1:
                 raise DeclarationError(f"StreamCaps({name}={getattr(self, name)}) lets nobody in: give at least 1")
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """How long things take, in seconds.
+    """How long things take.
 
-    A quiet stream beats every `heartbeat`, and says so in its headers; readers count it as lost after twice that and a
-    second. Above 7 a page may say "Live" for longer than 15 seconds after its server has hung.
+    A quiet stream beats every `heartbeat_seconds`, and says so in its headers; readers count it as lost after twice
+    that and a second. Above 7 a page may say "Live" for longer than 15 seconds after its server has hung.
 
-    A reader that takes nothing for `stall`, or less than `floor` bytes per second over `floor_window` while we wait
-    for it, is cut. A stream is rotated after a random time between `rotate_least` and `rotate_most`. How far a filtered
-    reader has come is told after `progress` at the latest. A stream that meets an event for which this process is too
-    old ends after `hold`: another process may know it. `drain` bounds a shutdown; after about `retry` readers
-    come back.
+    A reader that takes nothing for `stall_seconds`, or less than `min_bytes_per_second` over `slow_seconds` while we
+    wait for it, is cut. A stream is rotated after a random time between `rotate_min_seconds` and `rotate_max_seconds`.
+    How far a filtered reader has come is told after `progress_seconds` at the latest. A stream that meets an event for
+    which this process is too old ends after `hold_seconds`: another process may know it. `drain_seconds` bounds a
+    shutdown; after about `retry_seconds` readers come back.
     """
 
-    heartbeat: float = 5.0
-    progress: float = 2.0
-    stall: float = 5.0
-    floor: float = 1024.0
-    floor_window: float = 15.0
-    rotate_least: float = 600.0
-    rotate_most: float = 900.0
-    drain: float = DRAIN_SECONDS
-    retry: float = 3.0
-    hold: float = 40.0
-    tick: float = 0.5
+    heartbeat_seconds: float = 5.0
+    progress_seconds: float = 2.0
+    stall_seconds: float = 5.0
+    min_bytes_per_second: float = 1024.0
+    slow_seconds: float = 15.0
+    rotate_min_seconds: float = 600.0
+    rotate_max_seconds: float = 900.0
+    drain_seconds: float = DRAIN_SECONDS
+    retry_seconds: float = 3.0
+    hold_seconds: float = 40.0
+    tick_seconds: float = 0.5
 
     def __post_init__(self) -> None:
         """Refuse times that could not work."""
         least = min(msgspec.structs.astuple(self))
-        if least < 0 or self.tick <= 0 or self.rotate_least > self.rotate_most:
-            raise DeclarationError(f"{self!r}: no time is negative, tick is above 0, rotate_least <= rotate_most")
+        if least < 0 or self.tick_seconds <= 0 or self.rotate_min_seconds > self.rotate_max_seconds:
+            raise DeclarationError(
+                f"{self!r}: no time is negative, tick_seconds > 0, rotate_min_seconds <= rotate_max_seconds"
+            )
 
 
 class TimedStream(Protocol):
@@ -143,7 +145,7 @@ class Streams(Service):
         """One poll more that waits for news; False when too many do, and it should be answered as it is."""
         self.waiting += 1
         try:
-            yield self.waiting <= self.caps.waiting
+            yield self.waiting <= self.caps.max_waiting_polls
         finally:
             self.waiting -= 1
 
@@ -162,11 +164,11 @@ class Streams(Service):
 
     def retry(self) -> int:
         """When a reader comes back, in milliseconds; never the same for all of them."""
-        return int(1000 * self.times.retry * random.uniform(0.5, 1.5))
+        return int(1000 * self.times.retry_seconds * random.uniform(0.5, 1.5))
 
     def rotation(self) -> float:
         """How long one stream lasts, in seconds; streams that began together do not end together."""
-        return random.uniform(self.times.rotate_least, self.times.rotate_most)
+        return random.uniform(self.times.rotate_min_seconds, self.times.rotate_max_seconds)
 
     def count_end(self, reason: str) -> None:
         """One stream is over."""
@@ -177,22 +179,22 @@ class Streams(Service):
         if self.draining.is_set():
             return
         self.draining.set()
-        log_event(logger, logging.INFO, "streams_draining", streams=len(self._open), seconds=self.times.drain)
+        log_event(logger, logging.INFO, "streams_draining", streams=len(self._open), seconds=self.times.drain_seconds)
         loop = asyncio.get_running_loop()
         for stream in self._open:
             # The last part of the window is for those who are slow to take their goodbye.
-            loop.call_later(random.uniform(0, self.times.drain * 0.7), stream.end, "shutdown")
-        loop.call_later(self.times.drain, self._cut_all)
+            loop.call_later(random.uniform(0, self.times.drain_seconds * 0.7), stream.end, "shutdown")
+        loop.call_later(self.times.drain_seconds, self._cut_all)
 
     async def run(self) -> None:
         """Look after all streams until stopped."""
         self.draining.clear()
         looked = time.monotonic()
         while not self.stopping.is_set():
-            await self.pause(self.times.tick)
+            await self.pause(self.times.tick_seconds)
             passed, looked = time.monotonic() - looked, time.monotonic()
             # While this process had no time for its readers they were not the ones who were slow.
-            self.now += min(passed, 2 * self.times.tick)
+            self.now += min(passed, 2 * self.times.tick_seconds)
             self.look()
         self._cut_all()
 
@@ -216,12 +218,13 @@ class Streams(Service):
     def _check_room(self, user: str) -> None:
         if self.draining.is_set():
             raise unavailable("The server is shutting down: connect again", retry_after=1)
-        if self._per_user[user] >= self.caps.per_user:
+        if self._per_user[user] >= self.caps.max_streams_per_user:
             raise too_many(
-                f"Too many open streams. Limit: {self.caps.per_user} per user", retry_after=round(self.times.retry) or 1
+                f"Too many open streams. Limit: {self.caps.max_streams_per_user} per user",
+                retry_after=round(self.times.retry_seconds) or 1,
             )
-        if self._places >= self.caps.total:
-            raise _full(self.times.retry)
+        if self._places >= self.caps.max_streams:
+            raise _full(self.times.retry_seconds)
 
 
 def _full(retry: float) -> Problem:

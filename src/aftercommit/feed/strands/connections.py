@@ -19,10 +19,10 @@ from aftercommit.postgres.statements import Statements
 class HistoryConnections:
     """Connections for questions that stand alone."""
 
-    def __init__(self, database: Database, most: int) -> None:
+    def __init__(self, database: Database, max_connections: int) -> None:
         """None open yet."""
         self._database = database
-        self._free = asyncio.Semaphore(most)
+        self._free = asyncio.Semaphore(max_connections)
         self._idle: list[psycopg.AsyncConnection[Any]] = []
         self.questions = 0
         self.unanswered = 0
@@ -34,7 +34,7 @@ class HistoryConnections:
         Waiting for a connection, or for one to be made, counts too.
         """
         try:
-            async with answered_within(self._database.answers_within):
+            async with answered_within(self._database.answer_timeout):
                 yield
         except DatabaseSilent:
             self.unanswered += 1

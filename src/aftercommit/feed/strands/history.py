@@ -136,16 +136,18 @@ class _OtherHistory(Exception):
 class History:
     """Answers from the database for the feeds of one hub."""
 
-    def __init__(self, connections: HistoryConnections, maker: EntryMaker, feeds: Iterable[Feed], warm: int) -> None:
-        """`warm` entries are loaded with a strand."""
+    def __init__(
+        self, connections: HistoryConnections, maker: EntryMaker, feeds: Iterable[Feed], preload_entries: int
+    ) -> None:
+        """`preload_entries` are loaded with a strand."""
         self._connections = connections
         self._maker = maker
         self._queries = {feed: FeedQueries(feed) for feed in feeds}
-        self._warm = warm
+        self._preload_entries = preload_entries
 
     async def load(self, feed: Feed, key: str) -> Loaded:
         """A strand as it is now."""
-        limit = max(self._warm, feed.limits.default)
+        limit = max(self._preload_entries, feed.limits.default)
         parameters = {
             "key": feed.select.parameter(feed.outbox, key),
             "low": 0,

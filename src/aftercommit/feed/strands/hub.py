@@ -39,21 +39,22 @@ END_SECONDS: Final = 0.5
 class HubSettings:
     """How much a hub keeps in memory and how it reads.
 
-    `ring_bytes` bounds the entries of all strands together; `warm` are loaded with a strand. One that nobody has asked
-    for in `idle` seconds is dropped, and beyond `most_strands` the one that was not asked for longest. History is
-    read on so many `connections`. A tailer that has fallen behind by more than `leap` events begins anew at the end.
+    `ring_bytes` bounds the entries of all strands together; `preload_entries` are loaded with a strand. One that
+    nobody has asked for in `idle_seconds` is dropped, and beyond `max_strands` the one that was not asked for longest.
+    History is read on so many `connections`. A tailer that is more than `max_lag_events` behind begins anew at the end.
     """
 
     ring_bytes: int = 64 << 20
-    warm: int = 100
-    idle: float = 300.0
-    most_strands: int = 20_000
+    preload_entries: int = 100
+    idle_seconds: float = 300.0
+    max_strands: int = 20_000
     connections: int = 4
-    leap: int = 50_000
+    max_lag_events: int = 50_000
 
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
-        if min(self.ring_bytes, self.warm, self.most_strands, self.connections, self.leap) < 1 or self.idle <= 0:
+        counts = (self.ring_bytes, self.preload_entries, self.max_strands, self.connections, self.max_lag_events)
+        if min(counts) < 1 or self.idle_seconds <= 0:
             raise DeclarationError(f"{self!r}: all of these must be positive")
 
 
@@ -77,7 +78,7 @@ class FeedHub(Service):
         self.feeds = all_different(feeds)
         self._connections = HistoryConnections(database, self.settings.connections)
         self._maker = EntryMaker()
-        self._history = History(self._connections, self._maker, self.feeds, self.settings.warm)
+        self._history = History(self._connections, self._maker, self.feeds, self.settings.preload_entries)
         self._budget = Budget(self.settings.ring_bytes)
         # Least recently asked for first.
         self._strands: OrderedDict[tuple[Feed, str], Strand] = OrderedDict()
@@ -349,8 +350,8 @@ class FeedHub(Service):
             self._give_up(strand for strand in self._strands.values() if strand.feed.outbox is outbox)
 
         following = Following(take, page_is_through, give_up)
-        leap, probe = self.settings.leap, self._probe
-        return Tailer(outbox, database, types, following, leap=leap, listener=listener, probe=probe)
+        most = self.settings.max_lag_events
+        return Tailer(outbox, database, types, following, max_lag_events=most, listener=listener, probe=self._probe)
 
     def _take(self, feed: Feed, stored: StoredEvent) -> None:
         if not feed.takes(stored.record.event_type):
@@ -369,15 +370,15 @@ class FeedHub(Service):
 
     def _make_room(self) -> None:
         for strand in self._oldest():
-            if len(self._strands) < self.settings.most_strands:
+            if len(self._strands) < self.settings.max_strands:
                 return
             if not strand.is_held and strand.loading is None:
                 self._forget(strand)
 
     async def _drop_idle(self) -> None:
         while not self.stopping.is_set():
-            await self.pause(self.settings.idle / 4)
-            before = time.monotonic() - self.settings.idle
+            await self.pause(self.settings.idle_seconds / 4)
+            before = time.monotonic() - self.settings.idle_seconds
             for strand in self._oldest():
                 if strand.used_at > before:
                     break

@@ -75,9 +75,9 @@ class Bell(Waker):
 class Budget:
     """The bytes that all rings together may hold."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         """Empty."""
-        self.most = most
+        self.most = max_bytes
         self.used = 0
         # One reference for each entry of a ring, in the order in which they came.
         self._arrivals: deque[Strand] = deque()

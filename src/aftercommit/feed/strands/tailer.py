@@ -83,7 +83,7 @@ class Tailer(DatabaseService):
         types: Iterable[str] | None,
         following: Following,
         *,
-        leap: int,
+        max_lag_events: int,
         listener: Listener | None = None,
         probe: Probe | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Tailer(DatabaseService):
         self._database = database
         self._types = sorted(types) if types is not None else None
         self._following = following
-        self._leap = leap
+        self._max_lag_events = max_lag_events
         self._listener = listener
         # The time of the event at our position, as far as it is known: another one there is another log.
         self._ts: datetime | None = None
@@ -210,7 +210,7 @@ class Tailer(DatabaseService):
             return f"another event is at position {self.position}"
         if tip.position > self.position and not tip.follows:
             return f"what follows position {self.position} is no longer kept"
-        if tip.position - self.position > self._leap:
+        if tip.position - self.position > self._max_lag_events:
             return f"the log is {tip.position - self.position} events ahead"
         return None
 

@@ -68,10 +68,10 @@ class ReplayDriver:
         operation_id: UUID,
         *,
         on_progress: Callable[[ReplayProgress], None] | None = None,
-        lease: float = LEASE,
+        lease_seconds: float = LEASE,
         probe: Probe | None = None,
     ) -> None:
-        """Not begun. `lease` bounds the time until another driver can go on after a crash."""
+        """Not begun. `lease_seconds` bounds the time until another driver can go on after a crash."""
         self.stopping = Waker()
         self._declared = declared
         self._database = database
@@ -79,7 +79,13 @@ class ReplayDriver:
         self._on_progress = on_progress
         strict = isinstance(declared, Outbox) and declared.ordering == "strict"
         name = f"{socket.gethostname()}:{os.getpid()}"
-        self._mine = {"id": operation_id, "driver": uuid4(), "driven_by": name, "lease": lease, "strict": strict}
+        self._mine = {
+            "id": operation_id,
+            "driver": uuid4(),
+            "driven_by": name,
+            "lease": lease_seconds,
+            "strict": strict,
+        }
         self._probe = probe
 
     async def run(self) -> Operation:

@@ -12,7 +12,7 @@ _MINUTE: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BotApiLimits:
-    """How much may be sent within any `window` of seconds: `overall` messages, and `per_chat` to each chat.
+    """How much may be sent within any `window_seconds`: `overall` messages, and `per_chat` to each chat.
 
     None is no limit. `burst` messages a minute are let through above the limits, to each chat and in all: Telegram
     allows short bursts and does not say how long; without it the limits are kept to the letter.
@@ -20,7 +20,7 @@ class BotApiLimits:
 
     overall: int | None = 30
     per_chat: int | None = 1
-    window: float = 1.0
+    window_seconds: float = 1.0
     burst: int = 0
 
     def __post_init__(self) -> None:
@@ -28,10 +28,10 @@ class BotApiLimits:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise DeclarationError(f"{name}={limit} would let no message through: give at least 1, or None")
-        if not 0 < self.window <= _MINUTE or self.burst < 0:
+        if not 0 < self.window_seconds <= _MINUTE or self.burst < 0:
             raise DeclarationError(
-                f"window={self.window:g} and burst={self.burst}: give a window of more than 0 and at most 60 seconds, "
-                "and a burst of 0 or more"
+                f"window_seconds={self.window_seconds:g} and burst={self.burst}: give a window above 0 and at most "
+                "60 seconds, and a burst of 0 or more"
             )
 
 
@@ -44,11 +44,11 @@ class _LimitCount:
 
     def wait(self, limit: int, limits: BotApiLimits, now: float) -> float:
         """Seconds until this limit lets another through; 0 when it does."""
-        _forget(self.taken, now - limits.window)
+        _forget(self.taken, now - limits.window_seconds)
         _forget(self.above, now - _MINUTE)
         if len(self.taken) < limit or len(self.above) < limits.burst:
             return 0.0
-        return self.taken[-limit] + limits.window - now
+        return self.taken[-limit] + limits.window_seconds - now
 
     def take(self, limit: int, now: float) -> None:
         if len(self.taken) >= limit:

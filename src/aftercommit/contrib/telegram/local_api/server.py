@@ -79,7 +79,9 @@ class BotApiServer(Service):
         self.switches = Switchboard(self.changes)
         self._exchange = Exchange(token, self.messenger, self.switches, RateLimit(limits or BotApiLimits()))
         self._view = MessengerView(self.messenger, self.switches, self._exchange)
-        self._http = HttpServer(_LocalOnly(self._app()), host=host, port=port, drain=_DRAIN, on_stop=self._close)
+        self._http = HttpServer(
+            _LocalOnly(self._app()), host=host, port=port, drain_seconds=_DRAIN, on_stop=self._close
+        )
         self.url = self._http.url
         self._journal = Journal(journal) if journal is not None else None
         if self._journal is not None:

@@ -34,11 +34,11 @@ def has_state(dsn: str) -> bool:
 class PostgresDriver:
     """One database, and one connection that is made anew when it breaks."""
 
-    def __init__(self, dsn: str, *, schema: str = SCHEMA, patience: float = PATIENCE) -> None:
-        """Nothing is connected yet. `patience` is how long the lock of a bot that is just ending is waited for."""
+    def __init__(self, dsn: str, *, schema: str = SCHEMA, lock_wait_seconds: float = PATIENCE) -> None:
+        """Nothing is connected yet. It waits `lock_wait_seconds` for the lock of a bot that is just ending."""
         self._database = Database(dsn, application_name="aftercommit bot")
         self._schema = schema
-        self._patience = patience
+        self._lock_wait_seconds = lock_wait_seconds
         self._statements = {name: _PARAMETER.sub(r"%(\1)s", text).encode() for name, text in statements(schema).items()}
         self._connection: psycopg.Connection[Any] | None = None
         self._locked = False
@@ -172,7 +172,7 @@ class PostgresDriver:
             raise StateError(
                 f"a pooler stands before {self.where}, and a lock would not hold there: give the bot a direct address"
             )
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._lock_wait_seconds
         while not self._try_lock(connection):
             if time.monotonic() >= deadline:
                 raise StateTaken(

@@ -20,10 +20,10 @@ _BUSY_SECONDS: Final = 10
 class SqliteDriver:
     """One file, and one connection that any thread may use in its turn."""
 
-    def __init__(self, path: Path, *, patience: float = PATIENCE) -> None:
-        """Nothing is opened yet. `patience` is how long the lock of a bot that is just ending is waited for."""
+    def __init__(self, path: Path, *, lock_wait_seconds: float = PATIENCE) -> None:
+        """Nothing is opened yet. It waits `lock_wait_seconds` for the lock of a bot that is just ending."""
         self.path = path
-        self._patience = patience
+        self._lock_wait_seconds = lock_wait_seconds
         self._statements = statements(_SCHEMA)
         self._connection: sqlite3.Connection | None = None
         self._turn = threading.RLock()
@@ -82,7 +82,7 @@ class SqliteDriver:
         """A lock on a file beside it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            deadline = time.monotonic() + self._patience
+            deadline = time.monotonic() + self._lock_wait_seconds
             while (taken := not self._folder_lock.acquire()) and time.monotonic() < deadline:
                 time.sleep(LOOK)
             self._opened()
