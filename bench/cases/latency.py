@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 
 from aftercommit import Database, Engine, Event, Outbox
+from aftercommit.engine import TransportName
 from aftercommit.testing.signals import Signals
-from aftercommit.wiring import TransportName
 from bench import loops, shop
 from bench.figures import Delays, Finding, Group, Spread, Verdict, percentile
 from bench.peers.peer import Peer, Peers

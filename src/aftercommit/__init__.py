@@ -26,6 +26,7 @@ The journey of an event, and the room of each step:
 from aftercommit._version import __version__
 from aftercommit.backoff import ByError, Constant, Exponential, Never
 from aftercommit.consumer import Done, Park, Retry
+from aftercommit.engine import Engine
 from aftercommit.errors import AftercommitError, ContractViolation
 from aftercommit.event.correlation import correlation
 from aftercommit.event.envelope import Event
@@ -34,7 +35,6 @@ from aftercommit.postgres.database import Database
 from aftercommit.postgres.shape import DeclaredView
 from aftercommit.relay import RelaySettings
 from aftercommit.schema.retention import Retention
-from aftercommit.wiring import Engine
 
 __all__ = [
     "AftercommitError",

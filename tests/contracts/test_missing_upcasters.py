@@ -6,11 +6,11 @@ from typing import Literal
 
 import pytest
 
+from aftercommit.engine import Engine
 from aftercommit.errors import DeclarationError
 from aftercommit.feed import Everything, Feed
 from aftercommit.feed.app import FeedApp
 from aftercommit.outbox import Outbox
-from aftercommit.wiring import Engine
 from tests.support.programs import REPOSITORY
 from tests.support.shop import Shop
 from tests.support.unfinished_app import outbox as unfinished

@@ -11,12 +11,12 @@ SETTLE = "src/aftercommit/relay/settle.py"
 LANES = "src/aftercommit/relay/lanes.py"
 SLICES = "src/aftercommit/consumer/slices.py"
 RUNNER = "src/aftercommit/consumer/runner.py"
-EXECUTE = "src/aftercommit/consumer/execute.py"
+EXECUTE = "src/aftercommit/consumer/slice_executor.py"
 CONVERSATION = "src/aftercommit/consumer/conversation.py"
 LOANS = "src/aftercommit/consumer/loans.py"
 COMMITS = "src/aftercommit/postgres/commits.py"
 FAILURES = "src/aftercommit/consumer/dead_letters.py"
-ROWS = "src/aftercommit/outbox/rows.py"
+ROWS = "src/aftercommit/outbox/row_maker.py"
 
 
 @dataclass(frozen=True)

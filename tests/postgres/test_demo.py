@@ -19,11 +19,11 @@ import pytest
 from aftercommit.contrib.telegram import open_store
 from aftercommit.demo import orders
 from aftercommit.embedded.postmaster import find_postmaster
+from aftercommit.engine import Engine
 from aftercommit.postgres.database import Database
 from aftercommit.schema import migrate
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.signals import Signals
-from aftercommit.wiring import Engine
 from tests.support.investigations import eventually
 from tests.support.programs import CLEANED, PATIENCE, Program, running
 from tests.support.shop import Shop

@@ -12,7 +12,7 @@ from aftercommit.event.envelope import Record
 from aftercommit.feed import ByAudience, Feed
 from aftercommit.feed.declaration.entry import StoredEvent
 from aftercommit.outbox import Outbox
-from aftercommit.outbox.rows import RowMaker
+from aftercommit.outbox.row_maker import RowMaker
 from aftercommit.postgres.arrays import text_array
 from aftercommit.postgres.shape import MAX_AUDIENCE, DeclaredView
 

@@ -13,10 +13,10 @@ from aftercommit.cli.numbers import Count
 from aftercommit.cli.running import run_until_stopped
 from aftercommit.contrib.prometheus import serve
 from aftercommit.contrib.prometheus.exposition import LOOPBACK, MetricsServer
+from aftercommit.engine import Engine
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.telemetry import log_event
-from aftercommit.wiring import Engine
 
 logger = logging.getLogger("aftercommit.process")
 

@@ -11,9 +11,9 @@ from aftercommit.cli.numbers import DAY, Count, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.process import metrics_options, run_engine
 from aftercommit.cli.retention import retention_of, retention_options
+from aftercommit.engine import BUS_CARRIERS, Engine, TransportName
 from aftercommit.relay import RelaySettings
 from aftercommit.settings import Settings
-from aftercommit.wiring import BUS_CARRIERS, Engine, TransportName
 
 _DEFAULTS = RelaySettings()
 

@@ -16,7 +16,7 @@ from aftercommit.operate.overview import overview
 from aftercommit.operate.repair import Repair, Selection
 from aftercommit.operate.repair.selection import STATUSES
 from aftercommit.outbox import Outbox
-from aftercommit.outbox.rows import EARLIEST, LATEST
+from aftercommit.outbox.row_maker import EARLIEST, LATEST
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
 

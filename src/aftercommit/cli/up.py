@@ -30,6 +30,7 @@ from aftercommit.consumer.names import require_all_free
 from aftercommit.contrib.prometheus import exposition
 from aftercommit.demo import orders
 from aftercommit.embedded import EmbeddedPostgres, default_folder
+from aftercommit.engine import Engine
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
@@ -40,7 +41,6 @@ from aftercommit.service import Service, until_one_ends
 from aftercommit.settings import DATABASE_URL, Settings
 from aftercommit.telemetry import log_event
 from aftercommit.text import plural
-from aftercommit.wiring import Engine
 
 if TYPE_CHECKING:
     from aftercommit.server.http_server import HttpServer

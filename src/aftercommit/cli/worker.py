@@ -10,9 +10,9 @@ from aftercommit.cli.numbers import DAY, Seconds
 from aftercommit.cli.options import pass_settings
 from aftercommit.cli.process import metrics_options, run_engine
 from aftercommit.consumer import WorkerSettings
+from aftercommit.engine import Engine
 from aftercommit.errors import DeclarationError
 from aftercommit.settings import Settings
-from aftercommit.wiring import Engine
 
 _DEFAULTS = WorkerSettings()
 

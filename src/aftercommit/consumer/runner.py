@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
-from aftercommit.consumer.execute import SliceExecutor
 from aftercommit.consumer.outcome import Failed
+from aftercommit.consumer.slice_executor import SliceExecutor
 from aftercommit.consumer.slices import End, Query, SliceFailed, SliceItem, SliceOutdated, no_end, script
 from aftercommit.consumer.walk import FIRST, Walk
 from aftercommit.outbox.declaration import Outbox

@@ -13,7 +13,7 @@ from aftercommit.outbox.adapters import publisher_for
 from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
 from aftercommit.outbox.insert import Inserter, Receipt, checked_key
 from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher, refuse_missing
-from aftercommit.outbox.rows import EventRows
+from aftercommit.outbox.row_maker import EventRows
 from aftercommit.postgres.shape import DeclaredView, LogFacet, Shape
 from aftercommit.schema import migrate
 from aftercommit.telemetry import Meter, log_event

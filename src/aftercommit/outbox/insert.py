@@ -14,7 +14,7 @@ from aftercommit.errors import IdempotencyConflict, InvalidEnvelope
 from aftercommit.event.definition import NO_AGGREGATE
 from aftercommit.event.json_rules import is_storable
 from aftercommit.event.registry import Registry
-from aftercommit.outbox.rows import (
+from aftercommit.outbox.row_maker import (
     AGGREGATE_ID,
     AGGREGATE_TYPE,
     CAUSATION,

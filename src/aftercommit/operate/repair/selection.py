@@ -12,7 +12,7 @@ from uuid import UUID
 from aftercommit.errors import RepairError, SelectionError
 from aftercommit.event.envelope import rfc3339
 from aftercommit.event.json_rules import text_problem
-from aftercommit.outbox.rows import EARLIEST, LATEST
+from aftercommit.outbox.row_maker import EARLIEST, LATEST
 from aftercommit.postgres.shape import Shape
 from aftercommit.relay.transport import RELAY_NAME
 
