@@ -282,8 +282,8 @@ class RateLimiter(DatabaseService):
                 self._active[key] = each.count
             raise
         self._is_away = False
-        self._hear_clock(rows[0][7], asked_at)
-        for name, key, seconds, moments, taken, granted, is_new, _ in rows:
+        self._hear_clock(rows[0][-1], asked_at)
+        for name, key, seconds, moments, taken, granted, is_new, _clock in rows:
             known = by_text[name, key, seconds]
             told = sent[known]
             told.hear(dict(zip(moments, taken, strict=True)), granted, self._now(), is_new=is_new)

@@ -13,7 +13,7 @@ from aftercommit.outbox.adapters import publisher_for
 from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
 from aftercommit.outbox.insert import Inserter, Receipt, checked_key
 from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher, refuse_missing
-from aftercommit.outbox.row_maker import EventRows
+from aftercommit.outbox.row_maker import CORRELATION, ID, TYPE, EventRows
 from aftercommit.postgres.shape import DeclaredView, LogFacet, Shape
 from aftercommit.schema import migrate
 from aftercommit.telemetry import Meter, log_event
@@ -264,7 +264,7 @@ class Outbox:
         except publisher.errors as problem:
             refuse_missing(problem, self.schema)
             raise
-        return self._enqueued(Receipt(tuple([row[0] for row in rows])), rows)
+        return self._enqueued(Receipt(tuple([row[ID] for row in rows])), rows)
 
     async def _publish_async(
         self, publisher: AsyncPublisher, rows: EventRows, key: str | None, outside_transaction: bool
@@ -278,19 +278,20 @@ class Outbox:
         except publisher.errors as problem:
             refuse_missing(problem, self.schema)
             raise
-        return self._enqueued(Receipt(tuple([row[0] for row in rows])), rows)
+        return self._enqueued(Receipt(tuple([row[ID] for row in rows])), rows)
 
     def _enqueued(self, receipt: Receipt, rows: EventRows) -> Receipt:
         if not receipt.duplicate and logger.isEnabledFor(logging.INFO):
+            first = rows[0]
             log_event(
                 logger,
                 logging.INFO,
                 "outbox_enqueued",
                 outbox=self.schema,
                 count=len(rows),
-                event_id=str(rows[0][0]),
-                event_type=rows[0][3],
-                correlation_id=rows[0][6] or str(rows[0][0]),
+                event_id=str(first[ID]),
+                event_type=first[TYPE],
+                correlation_id=first[CORRELATION] or str(first[ID]),
             )
         return receipt
 

@@ -6,6 +6,8 @@ from typing import Final
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENS: Final = "0A"
+# Columns of such a table.
+_LOCAL, _STATE, _INODE = 1, 3, 9
 
 
 def holder_of(port: int) -> str | None:
@@ -27,4 +29,4 @@ def _listening(table: Path, port: int) -> list[str]:
         rows = [line.split() for line in table.read_text().splitlines()[1:]]
     except OSError:
         return []
-    return [row[9] for row in rows if row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port]
+    return [row[_INODE] for row in rows if row[_STATE] == _LISTENS and int(row[_LOCAL].rpartition(":")[2], 16) == port]

@@ -110,7 +110,8 @@ class CheckContext:
     @cached_property
     def user(self) -> str:
         """Who we are to the database."""
-        return str(self.rows("doctor_server")[0][3])
+        _number, _version, _in_recovery, user, _database = self.rows("doctor_server")[0]
+        return str(user)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ def _clock(context: CheckContext) -> Iterator[CheckProblem]:
 
 def _transactions(context: CheckContext) -> Iterator[CheckProblem]:
     yield from context.problems("transactions")
-    if not context.rows("doctor_rights")[0][2]:
+    _may_make, _may_drop, may_see_others = context.rows("doctor_rights")[0]
+    if not may_see_others:
         user = sql.Identifier(context.user).as_string()
         yield warning(
             "how long other users' transactions are open cannot be seen by this user",

@@ -8,7 +8,8 @@ _ACT_AS_USER = "act-as-user"
 
 
 def _service_tokens(context: CheckContext) -> Iterator[CheckProblem]:
-    states = [row[8] for row in context.rows("service_tokens") if _ACT_AS_USER in row[2]]
+    tokens = context.rows("service_tokens")
+    states = [state for _id, _name, permissions, *_, state in tokens if _ACT_AS_USER in permissions]
     make = f"`aftercommit token create bot --may {_ACT_AS_USER} --schema {context.shape.schema}`"
     if context.users_by_header and all(state == "revoked" for state in states):
         yield problem(

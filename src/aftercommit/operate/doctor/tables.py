@@ -59,7 +59,7 @@ def _privileges(context: CheckContext) -> Iterator[CheckProblem]:
 def _partitions(context: CheckContext) -> Iterator[CheckProblem]:
     found = partitions.existing(context.connection, context.shape)
     yield from _strays(context, found)
-    gaps = [gap for row in context.rows("doctor_log") for gap in row[4]]
+    gaps = [gap for *_, gaps_of_log in context.rows("doctor_log") for gap in gaps_of_log]
     for before, after in pairwise(found):
         # Between two lives of the log no position was ever given.
         is_between = any(low <= before.upper and after.lower <= high + 1 for low, high in gaps)

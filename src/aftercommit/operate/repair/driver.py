@@ -157,13 +157,13 @@ class ReplayDriver:
     ) -> tuple[ReplayProgress, Sequence[ReplayStep]]:
         """Count what has come to its end, then feed what there is room for."""
         outcomes = session.statements.part("item_outcomes")
-        counts = await session.row("settle_items", self._mine, outcomes=outcomes)
-        progress = ReplayProgress(self._id, status, *counts[:5])
+        *counts, untried = await session.row("settle_items", self._mine, outcomes=outcomes)
+        progress = ReplayProgress(self._id, status, *counts)
         if progress.status == "aborting":
             return await self._abort(session), ()
         if not progress.waiting and not progress.under_way:
             return await self._end(session, "done"), ()
-        room = pace.room(time.monotonic(), progress.under_way, untried=counts[5]) if progress.waiting else 0
+        room = pace.room(time.monotonic(), progress.under_way, untried=untried) if progress.waiting else 0
         steps = await self._feed(session, operation, room) if room else []
         await self._reach("replay.feeding", count=len(steps))
         return progress, steps

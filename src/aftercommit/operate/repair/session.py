@@ -36,7 +36,7 @@ class RepairSession:
         shape = declared.shape if isinstance(declared, Outbox) else declared
         parameters = {"schema": shape.schema, "tables": ["outbox"]}
         rows = await (await connection.execute(Statements(shape)["catalog_columns"], parameters)).fetchall()
-        columns = {row[1]: row[2] for row in rows if row[1] not in OUTBOX_COLUMNS}
+        columns = {name: kind for _table, name, kind, *_ in rows if name not in OUTBOX_COLUMNS}
         has_audience = columns.pop(AUDIENCE, None) is not None
         scope = {name: _PYTHON_TYPES.get(kind, str) for name, kind in columns.items()}
         found = replace(shape, scope=scope, audience=has_audience, indexed=())

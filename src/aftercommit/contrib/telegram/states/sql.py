@@ -243,9 +243,10 @@ class SqlStore:
     def take_code(self, code_hash: str, now: datetime) -> Code | None:
         """Redeem a code."""
         rows = self._rows("take_code", hash=code_hash, taker=secrets.token_hex(16))
-        if not rows or _time(rows[0][2]) <= now:
+        if not rows:
             return None
-        return Code(rows[0][0], rows[0][1])
+        user_id, name, expires_at = rows[0]
+        return Code(user_id, name) if _time(expires_at) > now else None
 
     def offset(self) -> int:
         """How far updates were read."""
