@@ -7,8 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from aftercommit.backoff import ByError, Constant, Never
-from aftercommit.consumer import Dispatcher, Done, Park, Retry
-from aftercommit.consumer import letter_retries as letters_room
+from aftercommit.consumer import Dispatcher, Done, Park, Retry, letter_retries
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Event
 from tests.support.consuming import (
@@ -305,7 +304,7 @@ async def test_a_letter_whose_event_nobody_takes_any_more_is_resolved(shop: Shop
 @pytest.mark.thorough
 async def test_many_letters_take_turns_with_new_events(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many letters fall due at once; between turns of them the log is followed."""
-    monkeypatch.setattr(letters_room, "LETTERS_PER_TURN", 16)
+    monkeypatch.setattr(letter_retries, "LETTERS_PER_TURN", 16)
     ledger = Ledger(shop)
     order: list[str] = []
     consumer = shop.outbox.consumer("index", retry_count=3, backoff=Constant(HOUR))
@@ -337,7 +336,7 @@ async def test_letters_get_on_although_one_of_them_takes_up_their_whole_turn(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, manner: str
 ) -> None:
     """What the failed slice has taught must not be forgotten with the turn: the next one would fail in the same way."""
-    monkeypatch.setattr(letters_room, "LETTERS_SECONDS", 0.0)
+    monkeypatch.setattr(letter_retries, "LETTERS_SECONDS", 0.0)
     shop.rows("create table once (number int unique deferrable initially deferred)")
     shop.rows("insert into once values (4)")
     ledger = Ledger(shop)

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from aftercommit.cli import cli
 from aftercommit.clock import utc_now
-from aftercommit.operate import blockers as holders
+from aftercommit.operate import blockers
 from aftercommit.operate.doctor import Finding, diagnose, server
 from aftercommit.operate.doctor.diagnosis import CHECKS
 from aftercommit.operate.health import HealthLimits, problems
@@ -81,7 +81,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is open is worth a look."""
-    monkeypatch.setattr(holders, "WORTH_A_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(blockers, "WORTH_A_LOOK_SECONDS", 0.0)
 
 
 def look(shop: Shop, dsn: str | None = None, **options: Any) -> list[Finding]:

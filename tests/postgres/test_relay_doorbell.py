@@ -11,7 +11,7 @@ from aftercommit.postgres import listen
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.relay import Relay, RelaySettings, doorbell
-from aftercommit.relay import relay as relay_loop
+from aftercommit.relay import relay as relay_module
 from aftercommit.testing.postgres import with_database
 from tests.support.recording import RecordingTransport
 from tests.support.relays import listening_relay_on, relay_on
@@ -25,7 +25,7 @@ LONG = RelaySettings(lease_seconds=600.0)
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody rings, nothing is found before the test has run out of patience."""
     monkeypatch.setattr(doorbell, "POLL", 600.0)
-    monkeypatch.setattr(relay_loop, "POLL", 600.0)
+    monkeypatch.setattr(relay_module, "POLL", 600.0)
 
 
 def is_asleep(shop: Shop) -> bool:

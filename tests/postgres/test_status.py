@@ -24,7 +24,7 @@ from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.screen import Screen, ago
 from aftercommit.clock import utc_now
 from aftercommit.errors import DatabaseUnavailable
-from aftercommit.operate import blockers as holders
+from aftercommit.operate import blockers
 from aftercommit.operate.health import HealthLimits, problems
 from aftercommit.operate.overview import ConsumerState, DeadLetterCount, Overview, overview
 from aftercommit.postgres.shape import Shape
@@ -55,7 +55,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def everything_is_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a transaction that has just begun."""
-    monkeypatch.setattr(holders, "WORTH_A_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(blockers, "WORTH_A_LOOK_SECONDS", 0.0)
 
 
 def run(shop: Shop, *arguments: str) -> Result:
@@ -219,7 +219,7 @@ class TestHolders:
             with open_transaction(shop, LOCK) as holder:
                 reading = program.submit(waiting.execute, "select count(*) from shop.outbox")
                 wait_until(lambda: waits_for_a_lock(shop.dsn, "the relay"))
-                found = {each.name: each for each in holders.holders(connection, shop.outbox.shape)}
+                found = {each.name: each for each in blockers.find_blockers(connection, shop.outbox.shape)}
                 blocking, pid = found[str(holder.info.backend_pid)], waiting.info.backend_pid
             reading.result(timeout=60)
         assert f"process {pid} (the relay), waiting for its locks" in blocking.holds

@@ -14,7 +14,7 @@ from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.cli.prompts import confirm
 from aftercommit.cli.repair_output import document
-from aftercommit.cli.selecting import Moment, by_option, dry_run_option, repair_desk, run, yes_option
+from aftercommit.cli.selecting import Moment, by_option, dry_run_option, open_repair, run, yes_option
 from aftercommit.consumer import names
 from aftercommit.operate.overview import ConsumerState, overview
 from aftercommit.operate.repair import Place, Sought
@@ -134,15 +134,15 @@ def seek(settings: Settings, name: str, to: Place, **options: Any) -> None:
 
     What its inbox knows as handled is not handled again: to have that, `aftercommit replay start --to NAME --again`.
     """
-    desk = repair_desk(settings, "consumers", options["by"])
-    found = replace(run(desk.seek(name, to, dry_run=True)), dry_run=options["dry_run"])
+    repair = open_repair(settings, "consumers", options["by"])
+    found = replace(run(repair.seek(name, to, dry_run=True)), dry_run=options["dry_run"])
     is_there = found.before == found.after
     if not options["as_json"] and not is_there:
         _show_sought(found, options["force"])
     if not options["dry_run"] and not is_there:
         if not options["yes"]:
             confirm(f"Move consumer {name!r} from {found.before} to {found.after}?")
-        found = run(desk.seek(name, to, reason=options["reason"], force=options["force"]))
+        found = run(repair.seek(name, to, reason=options["reason"], force=options["force"]))
     if options["as_json"]:
         print_json(document(found))
     elif is_there:

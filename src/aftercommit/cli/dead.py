@@ -28,7 +28,7 @@ from aftercommit.cli.selecting import (
     described,
     dry_run_option,
     event_ids_argument,
-    repair_desk,
+    open_repair,
     run,
     selection_options,
     yes_option,
@@ -71,7 +71,7 @@ def dead() -> None:
 @pass_settings
 def list_letters(settings: Settings, selection: Selection, limit: int, offset: int, as_json: bool) -> None:
     """Show letters, last seen first. Open ones, unless --status says otherwise. Payloads are shown by `show` alone."""
-    page = run(_desk(settings, selection).letters(_open(selection), limit=limit, offset=offset))
+    page = run(_open_repair(settings, selection).letters(_open(selection), limit=limit, offset=offset))
 
     def show(page: LetterPage) -> None:
         show_letters(page.letters)
@@ -90,7 +90,7 @@ def list_letters(settings: Settings, selection: Selection, limit: int, offset: i
 @pass_settings
 def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) -> None:
     """Show letters by consumer and error, the most frequent first. Those that only wait behind another are counted."""
-    desk = _desk(settings, selection)
+    repair = _open_repair(settings, selection)
     failing = selection if selection.statuses else replace(selection, statuses=FAILING)
 
     def show(found: list[LetterGroup]) -> None:
@@ -99,11 +99,11 @@ def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) 
         else:
             message(_nothing(selection))
         waiting = replace(selection, statuses=("waiting",))
-        if count := 0 if selection.statuses else run(desk.letters(waiting, limit=1)).total:
+        if count := 0 if selection.statuses else run(repair.letters(waiting, limit=1)).total:
             verb = "waits" if count == 1 else "wait"
             message(f"{plural(count, 'letter')} {verb} behind these in strict order: --status waiting shows them")
 
-    tell(run(desk.groups(failing, limit=limit)), as_json, show)
+    tell(run(repair.groups(failing, limit=limit)), as_json, show)
 
 
 @dead.command(short_help="Show all about the letters of one event.")
@@ -113,7 +113,7 @@ def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) 
 @pass_settings
 def show(settings: Settings, event_id: UUID, consumer: str | None, as_json: bool) -> None:
     """Show all about the letters of one event: payload, attempts, and what operators did."""
-    tell(run(repair_desk(settings, "dead").letter(event_id, consumer)), as_json, show_details)
+    tell(run(open_repair(settings, "dead").letter(event_id, consumer)), as_json, show_details)
 
 
 @dead.command()
@@ -131,10 +131,10 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 
     For many letters at a pace, with progress, see `replay start`.
     """
-    desk = _desk(settings, selection, options["by"])
-    absent = _absent(desk, selection, "retry")
-    _ask(desk, selection, "retry", options)
-    done = run(desk.retry(selection, reason=options["reason"], dry_run=options["dry_run"]))
+    repair = _open_repair(settings, selection, options["by"])
+    absent = _absent(repair, selection, "retry")
+    _ask(repair, selection, "retry", options)
+    done = run(repair.retry(selection, reason=options["reason"], dry_run=options["dry_run"]))
     _tell(ctx, done, selection, "retry", options["as_json"], absent)
 
 
@@ -150,11 +150,11 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 @click.pass_context
 def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
     """Give letters up. Nothing is lost: they stay on record with their event, and can be retried."""
-    desk = _desk(settings, selection, options["by"])
-    absent = _absent(desk, selection, "discard")
-    _ask(desk, selection, "discard", options)
+    repair = _open_repair(settings, selection, options["by"])
+    absent = _absent(repair, selection, "discard")
+    _ask(repair, selection, "discard", options)
     reason = options["reason"] or (None if options["dry_run"] else _asked_reason())
-    done = run(desk.discard(selection, reason=reason or "dry run", dry_run=options["dry_run"]))
+    done = run(repair.discard(selection, reason=reason or "dry run", dry_run=options["dry_run"]))
     _tell(ctx, done, selection, "discard", options["as_json"], absent)
 
 
@@ -182,38 +182,38 @@ def edit(ctx: click.Context, /, settings: Settings, event_id: UUID, payload: str
     if payload == "-" and asks:
         raise click.UsageError("--payload - reads stdin, so that nobody can be asked: say --yes as well")
     selection = Selection(event_ids=(event_id,), consumer=options["consumer"])
-    desk = _desk(settings, selection, options["by"])
-    new = read_payload(payload) if payload is not None else _edited(desk, event_id, options["consumer"])
+    repair = _open_repair(settings, selection, options["by"])
+    new = read_payload(payload) if payload is not None else _edited(repair, event_id, options["consumer"])
     if new is None:
         nothing_changed()
-    _check(desk, event_id, options["consumer"], new)
+    _check(repair, event_id, options["consumer"], new)
     if asks:
         confirm(f"edit the payload of event {event_id} and retry it?")
     chosen = {name: options[name] for name in ("consumer", "reason", "dry_run")}
-    done = run(desk.edit(event_id, new, **chosen))
+    done = run(repair.edit(event_id, new, **chosen))
     _tell(ctx, done, selection, "edit", options["as_json"])
 
 
-def _desk(settings: Settings, selection: Selection, by: str | None = None) -> Repair:
-    """The repair desk; a consumer that nobody knows is a slip of the pen, and not one without letters."""
-    desk = repair_desk(settings, "dead", by)
+def _open_repair(settings: Settings, selection: Selection, by: str | None = None) -> Repair:
+    """Repair; a consumer that nobody knows is a slip of the pen, and not one without letters."""
+    repair = open_repair(settings, "dead", by)
     if selection.consumer is not None:
-        known = run(desk.owners())
+        known = run(repair.owners())
         if selection.consumer not in known:
             raise RepairError(
                 f"consumer {selection.consumer!r} is not known: there are {', '.join(known)}. One behind the bus that "
                 "has no dead letters yet is found in your declarations, with --app"
             )
-    return desk
+    return repair
 
 
-def _absent(desk: Repair, selection: Selection, verb: str) -> list[Absent]:
+def _absent(repair: Repair, selection: Selection, verb: str) -> list[Absent]:
     """Events that were named and have no letter to act on, each with the reason; nobody else would say a word."""
     if not selection.event_ids:
         return []
     asked = selection.statuses or _LOOKED_AT[verb]
     known: dict[UUID, list[str]] = {}
-    for letter in run(desk.letters(replace(selection, statuses=STATUSES), limit=LARGEST)).letters:
+    for letter in run(repair.letters(replace(selection, statuses=STATUSES), limit=LARGEST)).letters:
         known.setdefault(letter.event_id, []).append(letter.status)
     matching = "" if replace(selection, event_ids=(), statuses=()).is_everything else " that matches"
     found = []
@@ -232,11 +232,11 @@ def _open(selection: Selection) -> Selection:
     return selection if selection.statuses else replace(selection, statuses=OPEN)
 
 
-def _ask(desk: Repair, selection: Selection, verb: str, options: dict[str, Any]) -> None:
+def _ask(repair: Repair, selection: Selection, verb: str, options: dict[str, Any]) -> None:
     """Say how many it will be, and let the operator think again."""
     if options["yes"] or options["dry_run"]:
         return
-    count = run(getattr(desk, verb)(selection, reason="counting", dry_run=True)).done
+    count = run(getattr(repair, verb)(selection, reason="counting", dry_run=True)).done
     if count == 0:
         return
     confirm(f"{verb} {plural(count, 'letter')} ({described(selection)})?")
@@ -248,17 +248,17 @@ def _asked_reason() -> str:
     return str(click.prompt("Why", err=True))
 
 
-def _edited(desk: Repair, event_id: UUID, consumer: str | None) -> bytes | None:
-    (letter, *others) = run(desk.letter(event_id, consumer))
+def _edited(repair: Repair, event_id: UUID, consumer: str | None) -> bytes | None:
+    (letter, *others) = run(repair.letter(event_id, consumer))
     if others:
         names = ", ".join(each.consumer for each in (letter, *others))
         raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
-    return edit_payload(letter.payload, lambda new: _check(desk, event_id, consumer, new))
+    return edit_payload(letter.payload, lambda new: _check(repair, event_id, consumer, new))
 
 
-def _check(desk: Repair, event_id: UUID, consumer: str | None, payload: bytes) -> None:
+def _check(repair: Repair, event_id: UUID, consumer: str | None, payload: bytes) -> None:
     """Refused is refused before anybody is asked."""
-    run(desk.edit(event_id, payload, consumer=consumer, dry_run=True))
+    run(repair.edit(event_id, payload, consumer=consumer, dry_run=True))
 
 
 def _nothing(selection: Selection) -> str:

@@ -27,7 +27,7 @@ from aftercommit.cli.selecting import (
     described,
     dry_run_option,
     event_ids_argument,
-    repair_desk,
+    open_repair,
     run,
     selection_options,
     yes_option,
@@ -76,18 +76,18 @@ def start(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
             "the whole log"
         )
     target = TO_TRANSPORT if options["through_transport"] else options["to"]
-    desk = repair_desk(settings, "replay", options["by"])
-    found = run(desk.preview(selection, to=target, again=options["again"]))
+    repair = open_repair(settings, "replay", options["by"])
+    found = run(repair.preview(selection, to=target, again=options["again"]))
     if options["dry_run"] or not found.total or not options["as_json"]:
-        tell(found, options["as_json"], lambda found: _show_preview(desk, found, selection, options))
+        tell(found, options["as_json"], lambda found: _show_preview(repair, found, selection, options))
     _tell_unknown(found, selection)
     if options["dry_run"] or not found.total:
         ctx.exit(0 if found.total else PARTIAL)
     if not options["yes"]:
         _ask(found.total, options["again"])
     chosen = {name: options[name] for name in ("again", "past_horizon", "reason")}
-    operation = _start(desk, selection, found.total, options, to=target, per_second=options["rate"], **chosen)
-    _drive(ctx, desk, operation, options["as_json"])
+    operation = _start(repair, selection, found.total, options, to=target, per_second=options["rate"], **chosen)
+    _drive(ctx, repair, operation, options["as_json"])
 
 
 @replay.command("list", short_help="Show replays, newest first.")
@@ -97,7 +97,7 @@ def start(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 @pass_settings
 def list_operations(settings: Settings, everything: bool, limit: int, as_json: bool) -> None:
     """Show replays, newest first, with who started them and how they went."""
-    found = run(repair_desk(settings, "replay").operations(None if everything else ["replay"], limit=limit))
+    found = run(open_repair(settings, "replay").operations(None if everything else ["replay"], limit=limit))
     tell(found, as_json, show_operations)
     if not found and not as_json:
         message("no operations" if everything else "no replays")
@@ -112,9 +112,9 @@ def list_operations(settings: Settings, everything: bool, limit: int, as_json: b
 @pass_settings
 def show(settings: Settings, operation_id: UUID, limit: int, as_json: bool) -> None:
     """Show one replay (or any operation), and what failed or was skipped, with the reason."""
-    desk = repair_desk(settings, "replay")
-    operation = run(desk.operation(operation_id))
-    problems = run(desk.problems(operation_id, limit=limit))
+    repair = open_repair(settings, "replay")
+    operation = run(repair.operation(operation_id))
+    problems = run(repair.problems(operation_id, limit=limit))
     hidden = max(0, operation.failed + operation.skipped - len(problems)) if len(problems) == limit else 0
 
     def show(operation: Operation) -> None:
@@ -133,9 +133,9 @@ def show(settings: Settings, operation_id: UUID, limit: int, as_json: bool) -> N
 @click.pass_context
 def watch(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json: bool) -> None:
     """Look on while another process drives a replay, until it ends."""
-    desk = repair_desk(settings, "replay")
+    repair = open_repair(settings, "replay")
     with ProgressBar() as bar:
-        operation = run(_watch(desk, operation_id, bar))
+        operation = run(_watch(repair, operation_id, bar))
     _tell(ctx, operation, as_json)
 
 
@@ -146,8 +146,8 @@ def watch(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json
 @click.pass_context
 def resume(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json: bool) -> None:
     """Go on with a replay that nobody drives any more."""
-    desk = repair_desk(settings, "replay")
-    _drive(ctx, desk, run(desk.operation(operation_id)), as_json)
+    repair = open_repair(settings, "replay")
+    _drive(ctx, repair, run(repair.operation(operation_id)), as_json)
 
 
 @replay.command(short_help="End a replay; what was not tried is as before.")
@@ -157,14 +157,14 @@ def resume(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_jso
 @click.pass_context
 def abort(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json: bool) -> None:
     """End a replay: nothing further is fed, and what was not tried yet is as it was before."""
-    _tell(ctx, run(repair_desk(settings, "replay").abort(operation_id)), as_json)
+    _tell(ctx, run(open_repair(settings, "replay").abort(operation_id)), as_json)
 
 
-def _start(desk: Repair, selection: Selection, expected: int, options: dict[str, Any], **chosen: Any) -> Operation:
+def _start(repair: Repair, selection: Selection, expected: int, options: dict[str, Any], **chosen: Any) -> Operation:
     """Begin with as many items as the operator has agreed to; when it has become another number, ask again."""
     while True:
         try:
-            return run(desk.start(selection, expected=expected, **chosen))
+            return run(repair.start(selection, expected=expected, **chosen))
         except SetChanged as problem:
             message(f"{plural(expected, 'item')} when they were counted, {problem.found:,} now")
             expected = problem.found
@@ -178,13 +178,13 @@ def _ask(total: int, again: bool) -> None:
     confirm(f"Replay {plural(total, 'item')}?")
 
 
-def _drive(ctx: click.Context, desk: Repair, operation: Operation, as_json: bool) -> None:
+def _drive(ctx: click.Context, repair: Repair, operation: Operation, as_json: bool) -> None:
     message(f"replay {operation.id}")
     ended: list[Operation] = []
     with ProgressBar() as bar, Stopper() as stopper:
 
         async def drive() -> None:
-            driver = desk.driver(operation.id, bar.show)
+            driver = repair.driver(operation.id, bar.show)
             stopper.calls(driver.stopping.set)
             ended.append(await driver.run())
 
@@ -196,9 +196,9 @@ def _drive(ctx: click.Context, desk: Repair, operation: Operation, as_json: bool
     _tell(ctx, ended[0], as_json)
 
 
-async def _watch(desk: Repair, operation_id: UUID, bar: ProgressBar) -> Operation:
+async def _watch(repair: Repair, operation_id: UUID, bar: ProgressBar) -> Operation:
     while True:
-        operation = await desk.operation(operation_id)
+        operation = await repair.operation(operation_id)
         bar.show(
             ReplayProgress(
                 operation.id, operation.status, operation.total, operation.done, operation.skipped, operation.failed
@@ -209,22 +209,22 @@ async def _watch(desk: Repair, operation_id: UUID, bar: ProgressBar) -> Operatio
         await asyncio.sleep(0.5)
 
 
-def _show_preview(desk: Repair, found: Preview, selection: Selection, options: dict[str, Any]) -> None:
+def _show_preview(repair: Repair, found: Preview, selection: Selection, options: dict[str, Any]) -> None:
     if found.total:
         show_preview(found, selection, again=options["again"], past_horizon=options["past_horizon"])
         return
     which = f"matches ({described(selection)})"
     if selection.is_of_letters and not selection.statuses:
-        others = _in_other_states(desk, selection, options["to"])
+        others = _in_other_states(repair, selection, options["to"])
         message(printable(f"there is nothing to replay: no parked letter {which}{others}"))
     else:
         message(printable(f"there is nothing to replay: no event or dead letter {which}"))
 
 
-def _in_other_states(desk: Repair, selection: Selection, to: str | None) -> str:
+def _in_other_states(repair: Repair, selection: Selection, to: str | None) -> str:
     """Letters that would match if they were asked for: without --status, parked ones are meant."""
     chosen = replace(selection, consumer=to or selection.consumer)
-    counts = {status: run(desk.letters(replace(chosen, statuses=(status,)), limit=1)).total for status in _OTHERS}
+    counts = {status: run(repair.letters(replace(chosen, statuses=(status,)), limit=1)).total for status in _OTHERS}
     found = [f"{count:,} {status}" for status, count in counts.items() if count]
     return f", but {' and '.join(found)}: --status chooses them" if found else ""
 

@@ -113,8 +113,8 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 by_option = click.option("--by", metavar="NAME", help="Who does it, for the record; you on this machine, if not given.")
 
 
-def repair_desk(settings: Settings, command: str, by: str | None = None) -> Repair:
-    """The repair desk of the outbox that is meant; with --app it knows the declarations."""
+def open_repair(settings: Settings, command: str, by: str | None = None) -> Repair:
+    """Repair of the outbox that is meant; with --app it knows the declarations."""
     database = load_database(settings, command)
     declared: Outbox | Shape
     if settings.app is not None:
@@ -128,7 +128,7 @@ def repair_desk(settings: Settings, command: str, by: str | None = None) -> Repa
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run to the end what the desk does in asyncio."""
+    """Run to the end what a repair does in asyncio."""
     return asyncio.run(work)
 
 

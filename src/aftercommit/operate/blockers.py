@@ -22,7 +22,7 @@ Kind = Literal["transaction", "prepared transaction", "replication slot"]
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Blocker:
     """Somebody who holds something up: a process id, the name of a prepared transaction, or of a slot.
 
     `seconds` is None where this role may not know; `holds` says what, the gravest first; `oldest` is how many
@@ -59,7 +59,9 @@ class Holder:
                 return f"let its reader come back, or: select pg_drop_replication_slot({sql.quote(self.name)})"
 
 
-def holders(connection: psycopg.Connection[Any], shape: Shape, *, seconds: float | None = None) -> tuple[Holder, ...]:
+def find_blockers(
+    connection: psycopg.Connection[Any], shape: Shape, *, seconds: float | None = None
+) -> tuple[Blocker, ...]:
     """Everybody who has held something up for longer than this (or than is worth a look), longest first."""
     seconds = WORTH_A_LOOK_SECONDS if seconds is None else seconds
     ask, statements = asking(connection), Statements(shape)
@@ -86,9 +88,9 @@ def _transaction(
     touches: bool,
     waiting: list[str],
     oldest: int | None,
-) -> Holder:
+) -> Blocker:
     held = _holds(publishes, appends, locked, touches, waiting, oldest)
-    return Holder("transaction", pid, user, application, state, seconds, tuple(held), oldest, locked is not None)
+    return Blocker("transaction", pid, user, application, state, seconds, tuple(held), oldest, locked is not None)
 
 
 def _holds(
@@ -108,15 +110,15 @@ def _holds(
         yield "vacuum, which has to leave what it might still see"
 
 
-def _prepared(name: str, user: str, seconds: float, publishes: bool, oldest: int) -> Holder:
+def _prepared(name: str, user: str, seconds: float, publishes: bool, oldest: int) -> Blocker:
     held = ("the relays' watermark, because it has published and is not decided",) if publishes else ()
     vacuum = "vacuum, which has to leave what it might still see"
-    return Holder("prepared transaction", name, user, "", "prepared", seconds, (*held, vacuum), oldest)
+    return Blocker("prepared transaction", name, user, "", "prepared", seconds, (*held, vacuum), oldest)
 
 
 def _slot(
     name: str, kind: str, active: bool, oldest: int | None, holds_rows: bool, wal: float | None, wal_status: str
-) -> Holder:
+) -> Blocker:
     held = []
     if holds_rows:
         held.append("vacuum, which has to leave what its reader might still see")
@@ -124,4 +126,4 @@ def _slot(
         size = f"{wal / _MIB:.0f} MiB of" if wal is not None else "an unknown amount of"
         held.append(f"{size} WAL on the disk, which nobody reads ({wal_status})")
     state = f"{kind}, {'active' if active else 'not active'}"
-    return Holder("replication slot", name, None, "", state, None, tuple(held), oldest)
+    return Blocker("replication slot", name, None, "", state, None, tuple(held), oldest)

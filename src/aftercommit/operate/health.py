@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from aftercommit.operate.blockers import Holder, Kind
+from aftercommit.operate.blockers import Blocker, Kind
 from aftercommit.operate.overview import ConsumerState, Overview
 from aftercommit.text import plural
 
@@ -162,7 +162,7 @@ def _operations(seen: Overview) -> Iterator[HealthProblem]:
             )
 
 
-def holds_too_long(holder: Holder, limits: HealthLimits) -> bool:
+def holds_too_long(holder: Blocker, limits: HealthLimits) -> bool:
     """Whether what somebody holds up is a problem by now."""
     if holder.kind == "replication slot":
         return (holder.oldest or 0) > OLD_TRANSACTIONS

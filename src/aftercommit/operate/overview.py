@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from aftercommit.errors import DatabaseUnavailable, SchemaDrift, SchemaNotMigrated
-from aftercommit.operate.blockers import Holder, holders
+from aftercommit.operate.blockers import Blocker, find_blockers
 from aftercommit.postgres.blocks import without_purpose
 from aftercommit.postgres.database import privilege
 from aftercommit.postgres.shape import Shape
@@ -148,7 +148,7 @@ class Overview:
     free_lanes: int = 0
     operations: tuple[OperationState, ...] = ()
     upkeep: tuple[UpkeepState, ...] = ()
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[Blocker, ...] = ()
     life: LifeState | None = None
     version_waits: tuple[VersionWait, ...] = ()
 
@@ -216,7 +216,7 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
             free_lanes=rows("overview_lanes")[0][0],
             operations=tuple(OperationState(*row) for row in rows("overview_operations")),
             upkeep=tuple(_upkeep(*row) for row in rows("overview_upkeep")),
-            holders=holders(connection, shape),
+            holders=find_blockers(connection, shape),
             life=next((LifeState(*row) for row in rows("overview_life")), None),
             version_waits=waits,
         )
@@ -246,7 +246,7 @@ def explained(connection: psycopg.Connection[Any], shape: Shape) -> Iterator[Non
 
 
 def _locked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseUnavailable:
-    found = holders(connection, shape, seconds=0.0)
+    found = find_blockers(connection, shape, seconds=0.0)
     who = "; ".join(f"{each} holds up {each.holds[0]} ({each.remedy})" for each in found if each.locks_tables)
     return DatabaseUnavailable(f"a table of outbox {shape.schema!r} is locked and cannot be read: {who or 'ask again'}")
 

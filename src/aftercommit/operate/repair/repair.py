@@ -1,4 +1,4 @@
-"""The repair desk: what an operator can do about events that did not get where they should. The room's front door."""
+"""Repair: what an operator can do about events that did not get where they should. The room's front door."""
 
 import asyncio
 import getpass
