@@ -16,12 +16,12 @@ from aftercommit.feed import Feed
 from aftercommit.http.errors import bad_request, forbidden
 from aftercommit.postgres.database import Database
 from aftercommit.service import Service
+from systems.host.http import LARGEST, Handler, RequestPool, answer, guarded, read_body, whole_number
 from systems.investigations.cases import INVESTIGATION_ID, Case, close_case, find_case, list_cases, open_case
 from systems.investigations.errors import NotThere
 from systems.investigations.feeds import redactor
 from systems.investigations.ingest import store
 from systems.investigations.producing import read_logs
-from systems.requests import LARGEST, Handler, Lender, answer, guarded, read_body, whole_number
 
 ROOT: Final = "/api/v1/investigations"
 CREATE: Final = "investigation:create"
@@ -51,7 +51,7 @@ class InvestigationsApi:
         """Nothing is connected before the lifespan begins."""
         self.access = access
         self.services: Sequence[Service] = ()
-        self._lender = Lender(database, "investigations", AGAIN)
+        self._pool = RequestPool(database, "investigations", AGAIN)
         self.routes: Sequence[BaseRoute] = [
             Route(ROOT, self._guarded(self.list, "before", "limit"), methods=["GET"]),
             Route(ROOT, self._guarded(self.create), methods=["POST"]),
@@ -62,13 +62,13 @@ class InvestigationsApi:
 
     def lifespan(self) -> AbstractAsyncContextManager[object]:
         """Connections are open."""
-        return self._lender.lifespan()
+        return self._pool.lifespan()
 
     async def exists(self, feed: Feed, investigation_id: str) -> bool:
         """Whether there is such an investigation."""
         if INVESTIGATION_ID.fullmatch(investigation_id) is None:
             return False
-        async with self._lender.reading() as connection:
+        async with self._pool.reading() as connection:
             try:
                 await find_case(connection, investigation_id)
             except NotThere:
@@ -79,7 +79,7 @@ class InvestigationsApi:
         """Those that the caller may read, newest first."""
         before = whole_number(request, "before", 1, LARGEST)
         limit = whole_number(request, "limit", 1, MOST_LISTED) or LISTED
-        async with self._lender.reading() as connection:
+        async with self._pool.reading() as connection:
             found = await list_cases(
                 connection, lambda case: reader.may(permission(case, "read")), before=before, limit=limit
             )
@@ -90,7 +90,7 @@ class InvestigationsApi:
         _require(reader, CREATE)
         new = read_body(NewInvestigation, await request.body())
         _check(new)
-        async with self._lender.changing() as connection:
+        async with self._pool.changing() as connection:
             case = await open_case(connection, new.title, reader.user, new.investigation_id)
         return answer(201, _shown(case), {"Location": f"{ROOT}/{case.investigation_id}"})
 
@@ -98,14 +98,14 @@ class InvestigationsApi:
         """One investigation."""
         investigation_id = _id_of(request)
         _require(reader, permission(investigation_id, "read"))
-        async with self._lender.reading() as connection:
+        async with self._pool.reading() as connection:
             return answer(200, _shown(await find_case(connection, investigation_id)))
 
     async def close(self, request: Request, reader: Reader) -> Response:
         """Take no more logs."""
         investigation_id = _id_of(request)
         _require(reader, permission(investigation_id, "write"))
-        async with self._lender.changing() as connection:
+        async with self._pool.changing() as connection:
             return answer(200, _shown(await close_case(connection, investigation_id, reader.user)))
 
     async def ingest(self, request: Request, reader: Reader) -> Response:
@@ -113,7 +113,7 @@ class InvestigationsApi:
         investigation_id = _id_of(request)
         _require(reader, permission(investigation_id, "write"))
         logs = read_logs(await request.body(), investigation_id)
-        async with self._lender.changing() as connection:
+        async with self._pool.changing() as connection:
             stored = await store(connection, investigation_id, logs)
         return answer(201 if stored.stored else 200, stored)
 

@@ -13,10 +13,10 @@ from aftercommit.event.correlation import checked_correlation
 from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7
 from aftercommit.http.errors import Problem, bad_request
-from systems.complaints import NAMED, PLACE, predicate
+from systems.host.complaints import NAMED, PLACE, predicate
+from systems.host.http import no_json, refuse_repeated_names, shortened
 from systems.investigations.errors import BadLog
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox
-from systems.requests import no_json, refuse_repeated_names, shortened
 
 MOST_LOGS: Final = 1000
 CLIENT_TS: Final = "client_ts"

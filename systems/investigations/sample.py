@@ -7,11 +7,11 @@ import psycopg
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.service import Probe
+from systems.host.system import SampleUser
 from systems.investigations.cases import open_case
 from systems.investigations.errors import AlreadyThere, Closed
 from systems.investigations.ingest import store
 from systems.investigations.story import CASES, SampleCase, Story
-from systems.system import SampleUser
 
 PAST_REQUESTS: Final = 60
 

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from systems.host.system import Link, System
 from systems.investigations import openapi
 from systems.investigations.api import ROOT, InvestigationsApi
 from systems.investigations.events import outbox
@@ -9,7 +10,6 @@ from systems.investigations.feeds import LOGS_PATH, logs
 from systems.investigations.sample import USERS, Traffic
 from systems.investigations.story import CASES
 from systems.investigations.tables import create_tables
-from systems.system import Link, System
 
 investigations: Final = System(
     name="investigations",
@@ -26,7 +26,11 @@ investigations: Final = System(
     schemas=openapi.schemas,
     pages={"/investigations/{investigation_id}": "investigation.html"},
     # The first page lists them.
-    doors={ROOT: "/", "/investigations": "/", f"{ROOT}/{{investigation_id}}": "/investigations/{investigation_id}"},
+    browser_redirects={
+        ROOT: "/",
+        "/investigations": "/",
+        f"{ROOT}/{{investigation_id}}": "/investigations/{investigation_id}",
+    },
     traffic=lambda database, rate: Traffic(database, rate=rate),
     users=USERS,
 )

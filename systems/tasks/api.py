@@ -17,10 +17,10 @@ from aftercommit.feed import Feed
 from aftercommit.http.errors import Problem, bad_request, too_many
 from aftercommit.postgres.database import Database
 from aftercommit.service import Service
-from systems.requests import (
+from systems.host.http import (
     LARGEST,
     Handler,
-    Lender,
+    RequestPool,
     answer,
     at_one_moment,
     guarded,
@@ -69,7 +69,7 @@ class TasksApi:
     def __init__(self, database: Database, bearer: BearerAccess, *, local_users: bool = False) -> None:
         """Nothing is connected before the lifespan begins. `local_users` is for development alone."""
         self.access = TrustedUsers(bearer, development=local_users)
-        self._lender = Lender(database, "tasks", AGAIN)
+        self._pool = RequestPool(database, "tasks", AGAIN)
         self._limiter = RateLimiter(database, outbox)
         self.services: Sequence[Service] = [self._limiter]
         member = ROOT + "/roles/{role_id:number}/members/{user_id:number}"
@@ -92,7 +92,7 @@ class TasksApi:
 
     def lifespan(self) -> AbstractAsyncContextManager[object]:
         """Connections are open."""
-        return self._lender.lifespan()
+        return self._pool.lifespan()
 
     async def exists(self, feed: Feed, key: str) -> bool:
         """Everybody hears of something, or of nothing: who there is decides nothing."""
@@ -103,7 +103,7 @@ class TasksApi:
         state = _state(request)
         before = whole_number(request, "before", 1, LARGEST)
         limit = whole_number(request, "limit", 1, MOST_LISTED) or LISTED
-        async with self._lender.reading() as connection, at_one_moment(connection):
+        async with self._pool.reading() as connection, at_one_moment(connection):
             user = await people.find_person(connection, int(reader.user))
             return answer(200, await list_tasks(connection, user.user_id, state=state, before=before, limit=limit))
 
@@ -111,14 +111,14 @@ class TasksApi:
         """A new task; with an Idempotency-Key at most one."""
         key = key_of(request.headers.getlist("idempotency-key"))
         new = wanted(await request.body())
-        async with self._lender.changing() as connection:
+        async with self._pool.changing() as connection:
             task, is_new = await create_task(connection, int(reader.user), new, key)
         return answer(201 if is_new else 200, task, {"Location": f"{ROOT}/{task.task_id}"})
 
     async def show(self, request: Request, reader: Reader) -> Response:
         """One task."""
         task_id = _task_id(request)
-        async with self._lender.reading() as connection, at_one_moment(connection):
+        async with self._pool.reading() as connection, at_one_moment(connection):
             user = await people.find_person(connection, int(reader.user))
             return answer(200, await find_seen(connection, task_id, user.user_id))
 
@@ -127,40 +127,40 @@ class TasksApi:
         task_id = _task_id(request)
         after = whole_number(request, "after", 0, LARGEST) or 0
         limit = whole_number(request, "limit", 1, MOST_LISTED) or LISTED
-        async with self._lender.reading() as connection, at_one_moment(connection):
+        async with self._pool.reading() as connection, at_one_moment(connection):
             user = await people.find_person(connection, int(reader.user))
             await find_seen(connection, task_id, user.user_id)
             return answer(200, await history_of(connection, task_id, after=after, limit=limit))
 
     async def me(self, request: Request, reader: Reader) -> Response:
         """Who the caller is."""
-        async with self._lender.reading() as connection:
+        async with self._pool.reading() as connection:
             return answer(200, await people.find_person(connection, int(reader.user)))
 
     async def users(self, request: Request, reader: Reader) -> Response:
         """Who there is."""
         after = whole_number(request, "after", 0, LARGEST) or 0
         limit = whole_number(request, "limit", 1, MOST_PEOPLE_LISTED) or PEOPLE_LISTED
-        async with self._lender.reading() as connection:
+        async with self._pool.reading() as connection:
             await people.find_person(connection, int(reader.user))
             return answer(200, await people.list_people(connection, after=after, limit=limit))
 
     async def roles(self, request: Request, reader: Reader) -> Response:
         """Who has which role."""
-        async with self._lender.reading() as connection:
+        async with self._pool.reading() as connection:
             await people.find_person(connection, int(reader.user))
             return answer(200, await people.list_roles(connection))
 
     async def add_member(self, request: Request, reader: Reader) -> Response:
         """Give somebody a role."""
         role_id, user_id = _place(request, "role"), _place(request, "user")
-        async with self._lender.changing() as connection:
+        async with self._pool.changing() as connection:
             return answer(200, await people.add_member(connection, int(reader.user), role_id, user_id))
 
     async def remove_member(self, request: Request, reader: Reader) -> Response:
         """Take it from them."""
         role_id, user_id = _place(request, "role"), _place(request, "user")
-        async with self._lender.changing() as connection:
+        async with self._pool.changing() as connection:
             return answer(200, await people.remove_member(connection, int(reader.user), role_id, user_id))
 
     async def machine(self, request: Request, reader: Reader) -> Response:
@@ -169,7 +169,7 @@ class TasksApi:
 
     async def link(self, request: Request, reader: Reader) -> Response:
         """A code by which the caller's chat becomes known."""
-        async with self._lender.changing() as connection:
+        async with self._pool.changing() as connection:
             return answer(201, await make_code(connection, int(reader.user)))
 
     async def redeem(self, request: Request, caller: Reader) -> Response:
@@ -180,13 +180,13 @@ class TasksApi:
         if not allowance.allowed:
             raise too_many(f"Too many codes. Limit: {REDEMPTIONS.requests} per minute", allowance.retry_after)
         code = read_body(Redemption, await request.body()).code
-        async with self._lender.changing() as connection:
+        async with self._pool.changing() as connection:
             return answer(200, await redeem(connection, code))
 
     def _step(self, verb: str) -> Handler:
         async def step(request: Request, reader: Reader) -> Response:
             task_id, said = _task_id(request), STEPS[verb](await request.body())
-            async with self._lender.changing() as connection:
+            async with self._pool.changing() as connection:
                 return answer(200, await take_step(connection, int(reader.user), task_id, said))
 
         return step

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from aftercommit.event.json_rules import text_problem
 from aftercommit.http.errors import bad_request
-from systems.requests import LARGEST, read_body
+from systems.host.http import LARGEST, read_body
 from systems.tasks.machine import Action
 from systems.tasks.work import NewTask, Step
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from systems.requests import Connection, changing
+from systems.host.http import Connection, changing
 from systems.tasks.errors import NoSuchCode
 from systems.tasks.people import find_person
 

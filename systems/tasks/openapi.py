@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from aftercommit.feed.app.openapi import problem
-from systems.requests import LARGEST
+from systems.host.http import LARGEST
 from systems.tasks.api import LISTED, MOST_LISTED, MOST_PEOPLE_LISTED, PEOPLE_LISTED, REDEEM, REDEMPTIONS, ROOT
 from systems.tasks.asking import LONGEST_KEY, Approval, Assignment, Reasoned, Redemption, Report, TaskWanted
 from systems.tasks.describing import Machine

@@ -11,7 +11,7 @@ import msgspec
 import psycopg
 
 from aftercommit.postgres.commits import committed
-from systems.requests import Connection, changing
+from systems.host.http import Connection, changing
 from systems.tasks.errors import LastAdministrator, NoSuchPlace, NotAdministrator, Stranger
 
 ADMINISTRATORS: Final = 1

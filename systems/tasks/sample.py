@@ -10,7 +10,7 @@ from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.service import Probe
-from systems.system import SampleUser
+from systems.host.system import SampleChat, SampleUser
 from systems.tasks import tables
 from systems.tasks.people import add_people
 from systems.tasks.story import ADA, BARBARA, EDSGER, GRACE, MALLORY, TITLES, Story, Turn
@@ -37,6 +37,13 @@ _ABOUT: Final = {
     MALLORY: "has no role: sees what is theirs and nothing else",
 }
 USERS: Final = tuple(SampleUser(str(user), about, (), PEOPLE[user][0]) for user, about in _ABOUT.items())
+
+# Chat by user; each person has set their Telegram to a language of their own.
+LINKED: Final[Mapping[int, int]] = {ADA: 700_000_001, GRACE: 700_000_002, EDSGER: 700_000_003}
+_LANGUAGES: Final = {ADA: "en", GRACE: "en", EDSGER: "de"}
+CHATS: Final = tuple(
+    SampleChat(str(user), PEOPLE[user][0], chat_id, _LANGUAGES[user]) for user, chat_id in LINKED.items()
+)
 
 
 def create_tables(connection: psycopg.Connection[Any]) -> None:

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from systems.system import Link, System
+from systems.host.system import Link, SampleBot, System
 from systems.tasks import openapi
-from systems.tasks.api import ROOT, TasksApi
+from systems.tasks.api import REDEEM, ROOT, TasksApi
 from systems.tasks.events import outbox
 from systems.tasks.feeds import EVENTS_PATH, events
-from systems.tasks.sample import USERS, Traffic, create_tables
+from systems.tasks.sample import CHATS, USERS, Traffic, create_tables
 
 BOARD: Final = f"{ROOT}/board"
 
@@ -23,8 +23,11 @@ tasks: Final = System(
     paths=openapi.paths,
     schemas=openapi.schemas,
     pages={BOARD: "tasks.html", f"{BOARD}/{{task_id}}": "task.html"},
-    doors={ROOT: BOARD, f"{ROOT}/{{task_id:number}}": f"{BOARD}/{{task_id}}"},
+    browser_redirects={ROOT: BOARD, f"{ROOT}/{{task_id:number}}": f"{BOARD}/{{task_id}}"},
     traffic=lambda database, rate: Traffic(database, rate=rate),
     users=USERS,
     users_by_header=True,
+    bot=SampleBot(
+        name="Tasks bot", feed=EVENTS_PATH, redeem=REDEEM, home=BOARD, page=f"{BOARD}/{{task_id}}", chats=CHATS
+    ),
 )

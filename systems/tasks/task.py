@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from systems.requests import Connection
+from systems.host.http import Connection
 from systems.tasks.errors import NotThere, Stranger
 from systems.tasks.machine import Action, Relation, State, possible
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from aftercommit.http.errors import bad_request
-from systems.requests import Connection, changing
+from systems.host.http import Connection, changing
 from systems.tasks import routing
 from systems.tasks.errors import KeyIsTaken, NobodyDecides, NotAllowed, Stranger, WrongState
 from systems.tasks.events import EVENTS, outbox

@@ -13,7 +13,8 @@ from aftercommit.application import Serving
 from aftercommit.errors import DeclarationError
 from aftercommit.postgres.database import Database
 from aftercommit.testing.postgres import PostgresServerForTests
-from systems.site import ANSWERS_WITHIN, Site
+from systems.host.site import ANSWERS_WITHIN, Site
+from systems.site import SYSTEMS
 from tests.support.hanging import LIMIT, frozen
 from tests.support.investigations import PATIENCE, TLS, eventually, line, serving
 from tests.support.tasks import ADA, ENGINEERS, GRACE, Service, prepared, signed
@@ -97,7 +98,7 @@ def test_every_route_is_answered_and_a_change_is_made_once(hanging: PostgresServ
 def test_a_limit_that_is_none_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(ANSWERS_WITHIN, limit)
     with pytest.raises(DeclarationError, match=f"{ANSWERS_WITHIN}='{limit}' is no limit: give seconds above 0"):
-        Site(Serving(Database("postgresql://localhost/nowhere"), development=True))
+        Site(SYSTEMS, Serving(Database("postgresql://localhost/nowhere"), development=True))
 
 
 async def try_everything(url: str, task: int, case: str) -> None:

@@ -26,6 +26,6 @@ def test_an_investigation_that_somebody_does_not_let_go_of_is_a_503_of_its_own(i
         refused = [each.result() for each in (*asked, closing)]
         assert {(answer.status_code, answer.json()["error"]) for answer in refused} == {(503, "unavailable")}
         assert {answer.json()["retry_after"] for answer in refused} == {1}
-        assert "Somebody else is at work on the same" in refused[0].json()["message"]
+        assert "Another request holds a lock on the same data" in refused[0].json()["message"]
     again = [writer.post(f"{ROOT}/{held}/logs", json=each) for each in lines]
     assert [(answer.status_code, answer.json()["stored"]) for answer in again] == [(201, 1)] * AT_ONCE

@@ -213,7 +213,7 @@ async def test_a_task_that_somebody_does_not_let_go_of_is_a_503_of_its_own(team:
         asked = [pool.submit(tasks.try_to, team.worker, task, "submit-report", report="done") for _ in range(4)]
         refused = [each.result() for each in asked]
         assert {problem_of(each) for each in refused} == {(503, "unavailable")}
-        assert "Somebody else is at work on the same" in refused[0].json()["message"]
+        assert "Another request holds a lock on the same data" in refused[0].json()["message"]
         assert tasks.as_user(team.worker).get(f"{ROOT}/me").status_code == 200
     tasks.act(team.worker, task, "submit-report", report="done")
 

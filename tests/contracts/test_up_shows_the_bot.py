@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from systems.companions import LINKED
+from systems.tasks.sample import LINKED
 from systems.tasks.story import ADA, BARBARA, EDSGER
 from tests.support.investigations import PATIENCE, STARTING, TLS, answers, eventually
 from tests.support.programs import REPOSITORY, Program, is_free, kept_port, running

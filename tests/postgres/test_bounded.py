@@ -14,7 +14,7 @@ from aftercommit.feed.strands.connections import HistoryConnections
 from aftercommit.http.errors import Problem
 from aftercommit.postgres.bounded import BoundedConnection, Unanswered
 from aftercommit.testing.fault_proxy import FaultProxy
-from systems.requests import Lender
+from systems.host.http import RequestPool
 from tests.feed.journal import until
 from tests.support.pgbouncer import PgBouncer
 
@@ -73,15 +73,15 @@ async def test_half_an_answer_of_one_who_was_cancelled_is_never_read_by_the_next
 async def test_half_an_answer_is_never_read_by_the_next_request_of_a_system(
     database: str, locked: psycopg.Connection[Any]
 ):
-    lender = Lender(Database(database, answer_timeout=LIMIT), "tests", "send it again")
-    async with lender.lifespan():
+    pool = RequestPool(Database(database, answer_timeout=LIMIT), "tests", "send it again")
+    async with pool.lifespan():
         with pytest.raises(Problem, match="did not answer within 3 seconds: send it again") as refused:
-            async with lender.changing() as connection:
+            async with pool.changing() as connection:
                 await connection.execute(SECRET)
         assert refused.value.status == 503
         assert refused.value.details == {"outcome": "unknown"}
         locked.execute("select pg_advisory_unlock(42)")
-        async with lender.reading() as connection:
+        async with pool.reading() as connection:
             assert await (await connection.execute(OTHER)).fetchall() == [("mine",)]
 
 

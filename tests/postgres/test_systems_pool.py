@@ -7,7 +7,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from aftercommit import Database
-from systems.requests import pool_of
+from systems.host.http import pool_of
 
 
 async def test_a_server_that_is_gone_without_a_word_is_noticed(database: str):

@@ -20,7 +20,8 @@ from aftercommit.access import service_tokens
 from aftercommit.access.token_keys import KEYS, TokenKeys
 from aftercommit.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
-from systems.site import ANSWERS_WITHIN, SYSTEMS
+from systems.host.site import ANSWERS_WITHIN
+from systems.site import SYSTEMS
 from systems.tasks.system import tasks
 from tests.support.programs import REPOSITORY, Program, running
 

@@ -16,7 +16,8 @@ from aftercommit.contrib.telegram import open_store
 from aftercommit.contrib.telegram.local_api import BotApiServer
 from aftercommit.contrib.telegram.states.sql import SqlStore, versions
 from aftercommit.errors import StateTaken
-from systems.companions import BotBeside
+from systems.host.local_bot import LocalBot
+from systems.tasks.system import tasks
 
 READING = (("status",), ("links",), ("failures",))
 WRITING = (("code", "--user", "17"), ("unlink", "--user", "17", "--yes"), ("failures", "--forget"))
@@ -152,7 +153,8 @@ async def test_up_leaves_the_tables_of_an_older_bot_that_runs_as_they_are(databa
     older = older_state(database)
     older.lock()
     with BotApiServer.in_thread() as telegram:
-        beside = BotBeside(Database(database), "http://127.0.0.1:1", telegram)
+        assert tasks.bot is not None
+        beside = LocalBot(tasks.bot, Database(database), "http://127.0.0.1:1", telegram)
         with pytest.raises(StateTaken):
             await asyncio.to_thread(beside._link_sample_chats)
         assert version(database) == KNOWN - 1

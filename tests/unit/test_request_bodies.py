@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from aftercommit.http.errors import Problem
+from systems.host.http import read_body
 from systems.investigations.producing import read_logs
-from systems.requests import read_body
 from systems.tasks.asking import TaskWanted
 
 LINE = {"source": "backend", "service": "shop", "level": "INFO", "message": "hello"}

@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse
 
 from aftercommit.http.accept import prefers_page
 from aftercommit.http.asgi import Message, Receive, Scope, Send
-from systems.pages import is_local
+from systems.host.browser_pages import PagesForPeople
+from systems.host.pages import is_local
 from systems.site import SYSTEMS
-from systems.visitors import PagesForPeople
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_who_is_led_to_nothing_gets_a_page_that_leads_to_the_root_of_the_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "missing.html").write_text('<a href="{root}">home</a><a href="{root}docs">API</a>')
-    monkeypatch.setattr("systems.visitors.WEB", tmp_path)
+    monkeypatch.setattr("systems.host.browser_pages.WEB", tmp_path)
     browser = {"accept": "text/html,application/xhtml+xml"}
     for prefix, root in (("", "/"), ("/a b", "/a%20b/")):
         answer = await _asked(prefix, "GET", browser)
@@ -128,7 +128,7 @@ async def test_who_is_led_to_an_address_that_asks_for_a_token_gets_a_page_that_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "programs.html").write_text('<a href="{root}">home</a>')
-    monkeypatch.setattr("systems.visitors.WEB", tmp_path)
+    monkeypatch.setattr("systems.host.browser_pages.WEB", tmp_path)
     page = await _asked("", "GET", {"accept": CHROMIUM}, "/tasks/me", status=401)
     assert (page.status_code, page.text, page.headers["vary"]) == (401, '<a href="/">home</a>', "Accept")
     assert page.headers["www-authenticate"] == "Bearer"
@@ -138,7 +138,7 @@ async def test_who_is_led_to_an_address_that_asks_for_a_token_gets_a_page_that_l
 
 
 async def test_without_built_pages_the_error_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("systems.visitors.WEB", tmp_path)
+    monkeypatch.setattr("systems.host.browser_pages.WEB", tmp_path)
     assert (await _asked("", "GET", {"accept": "text/html"})).text == "gone, for programs"
 
 
@@ -149,7 +149,7 @@ async def test_an_answer_without_any_headers_is_one_too(tmp_path: Path, monkeypa
         await send({"type": "http.response.body", "body": b"who?"})
 
     (tmp_path / "programs.html").write_text("home")
-    monkeypatch.setattr("systems.visitors.WEB", tmp_path)
+    monkeypatch.setattr("systems.host.browser_pages.WEB", tmp_path)
     for path, accept, text in (("/tasks/me", CHROMIUM, "home"), ("/tasks", "*/*", "who?")):
         sent: list[Message] = []
 
@@ -171,7 +171,7 @@ async def _asked(
 ) -> httpx.Response:
     own = {"Vary": "X-User-Id", "WWW-Authenticate": "Bearer"}
     told = PlainTextResponse("gone, for programs", status_code=status, headers=own)
-    doors = {path: page for system in SYSTEMS for path, page in system.doors.items()}
-    transport = httpx.ASGITransport(PagesForPeople(told, doors), root_path=prefix)
+    browser_redirects = {path: page for system in SYSTEMS for path, page in system.browser_redirects.items()}
+    transport = httpx.ASGITransport(PagesForPeople(told, browser_redirects), root_path=prefix)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.request(method, prefix + path, headers={"accept": "", **headers})

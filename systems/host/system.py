@@ -1,4 +1,4 @@
-"""What every system says about itself, so that the site can run all of them side by side."""
+"""What every system declares about itself, so that the site can run all of them side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -55,14 +55,40 @@ class SampleUser:
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class SampleChat:
+    """A chat of a local Telegram that is linked to a user from the start."""
+
+    user: str
+    name: str
+    chat_id: int
+    language: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleBot:
+    """The Telegram bot of a system, as `aftercommit up` runs it beside the site.
+
+    `feed` and `redeem` are the paths that the bot asks. `home` is the system's page; `page` is that of one event, with
+    fields of the event in braces.
+    """
+
+    name: str
+    feed: str
+    redeem: str
+    home: str
+    page: str
+    chats: Sequence[SampleChat]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """One system: what it is, its outbox and tables, how it is read and written over HTTP, and what there is to see.
 
-    `feeds` are read at these paths; `paths` and `schemas` describe the other routes as OpenAPI does. `pages` says
-    at which path which file of the web build is shown. `doors` are addresses without a page that people type, most
-    of them those of programs, as routes write them, each with the page that they mean. `part` is also told whether
-    programs of this machine may name their user by a header alone; `users_by_header`: users are named by one at all.
+    `feeds` are read at these paths; `paths` and `schemas` describe the other routes as OpenAPI does. `pages` maps
+    paths to files of the web build. `browser_redirects` maps paths, most of them routes of programs, to the page that a
+    browser is sent to instead. `part` also gets whether programs on this machine may name their user by a header alone;
+    `users_by_header` says that this system's users are named by a header at all.
     """
 
     name: str
@@ -76,7 +102,8 @@ class System:
     paths: Callable[[], dict[str, Any]]
     schemas: Callable[[], dict[str, Any]]
     pages: Mapping[str, str]
-    doors: Mapping[str, str]
+    browser_redirects: Mapping[str, str]
     traffic: Callable[[Database, float], Service]
     users: Sequence[SampleUser]
     users_by_header: bool = False
+    bot: SampleBot | None = None

@@ -1,10 +1,12 @@
-"""The Telegram bot at work beside the site, without Telegram: a local Bot API server with sample chats, and the bot."""
+"""The Telegram bot of a system beside the site, without Telegram: a local Bot API server with sample chats.
+
+Only `aftercommit up` runs it.
+"""
 
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import httpx
@@ -13,28 +15,20 @@ from aftercommit.application import Companions
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram import Bot, Link, bot_settings, open_store
-from aftercommit.contrib.telegram.local_api import BotApiLimits, BotApiServer
+from aftercommit.contrib.telegram.local_api import BotApiServer, Limits
 from aftercommit.embedded import default_folder
 from aftercommit.errors import StateTaken, StateUnavailable
 from aftercommit.postgres.database import Database
 from aftercommit.server.http_server import AddressTaken
 from aftercommit.service import Service, until_one_ends
-from aftercommit.telemetry import log_event
-from systems.tasks.api import REDEEM
-from systems.tasks.feeds import EVENTS_PATH
-from systems.tasks.sample import PEOPLE
-from systems.tasks.story import ADA, EDSGER, GRACE
-from systems.tasks.system import BOARD, tasks
+from aftercommit.telemetry import say
+from systems.host.system import SampleBot, System
 
 logger = logging.getLogger("aftercommit.up")
 
 CHATS: Final = "chats"
-NAME: Final = "Tasks bot"
 # Telegram lets a few through that come close together, and so does this one. A test's own server does not.
-LIMITS: Final = BotApiLimits(burst=5)
-# Chat by user; each person has set their Telegram to a language of their own.
-LINKED: Final[Mapping[int, int]] = {ADA: 700_000_001, GRACE: 700_000_002, EDSGER: 700_000_003}
-LANGUAGES: Final[Mapping[int, str]] = {ADA: "en", GRACE: "en", EDSGER: "de"}
+LIMITS: Final = Limits(burst=5)
 JOURNAL: Final = "chats.jsonl"
 # The site is on the same machine, and somebody is watching.
 PACE: Final = Pace(poll=0.5, idle_longest=1.0)
@@ -43,29 +37,33 @@ _LOOK_AGAIN: Final = 0.2
 _TRY_AGAIN: Final = 3.0
 
 
-def companions(database: Database, port: int) -> Companions:
-    """The Bot API server on the next port, or on a free one; and the bot, as soon as the site answers."""
+def bot_beside(systems: Sequence[System], database: Database, port: int) -> Companions:
+    """The Bot API server on the next port, or on a free one; and the bot, as soon as the site answers.
+
+    One bot runs: that of the first system that has one.
+    """
+    system, bot = next((system, system.bot) for system in systems if system.bot is not None)
     _reach_this_machine_directly()
-    telegram = _listening(port + 1 if 0 < port < _LARGEST_PORT else 0, default_folder() / JOURNAL)
-    for user, chat_id in LINKED.items():
-        if chat_id not in telegram.messenger.chats:
-            telegram.open_chat(PEOPLE[user][0], chat_id=chat_id, language=LANGUAGES[user])
+    telegram = _listening(port + 1 if 0 < port < _LARGEST_PORT else 0, bot.name)
+    for chat in bot.chats:
+        if chat.chat_id not in telegram.messenger.chats:
+            telegram.open_chat(chat.name, chat_id=chat.chat_id, language=chat.language)
+
+    def services(url: str) -> list[Service]:
+        # Only now it is known where the site is: the chats lead back there.
+        telegram.lead_back({"aftercommit": f"{url}/", system.title: f"{url}{bot.home}"})
+        return [telegram, LocalBot(bot, database, url, telegram)]
+
     return Companions(
         addresses={CHATS: telegram.url},
         about={
-            "board of the tasks": f"{{url}}{BOARD}",
+            f"board of the {system.title.lower()}": f"{{url}}{bot.home}",
             "figures": "{url}/metrics",
             "chats of the bot": f"{telegram.url} (a local Telegram: nothing leaves this machine)",
         },
         commands={"look at the bot": f"bot status --state '{database.safe_dsn}'"},
-        services=lambda url: _beside(database, url, telegram),
+        services=services,
     )
-
-
-def _beside(database: Database, url: str, telegram: BotApiServer) -> list[Service]:
-    """What runs, now that it is known where the site is: the chats lead back there."""
-    telegram.lead_back({"aftercommit": f"{url}/", tasks.title: f"{url}{BOARD}"})
-    return [telegram, BotBeside(database, url, telegram)]
 
 
 def _reach_this_machine_directly() -> None:
@@ -74,29 +72,31 @@ def _reach_this_machine_directly() -> None:
     os.environ["no_proxy"] = ",".join(filter(None, (given, "127.0.0.1,localhost,::1")))
 
 
-def _listening(port: int, journal: Path) -> BotApiServer:
+def _listening(port: int, name: str) -> BotApiServer:
+    journal = default_folder() / JOURNAL
     try:
-        return BotApiServer(port=port, first_name=NAME, limits=LIMITS, journal=journal)
+        return BotApiServer(port=port, first_name=name, limits=LIMITS, journal=journal)
     except AddressTaken:
-        return BotApiServer(port=0, first_name=NAME, limits=LIMITS, journal=journal)
+        return BotApiServer(port=0, first_name=name, limits=LIMITS, journal=journal)
 
 
-class BotBeside(Service):
-    """The bot of the tasks. It asks the site once when it starts, so it starts when the site is there to answer."""
+class LocalBot(Service):
+    """The bot of one system. It asks the site once when it starts, so it waits until the site answers."""
 
     name = "bot"
 
-    def __init__(self, database: Database, url: str, telegram: BotApiServer) -> None:
+    def __init__(self, bot: SampleBot, database: Database, url: str, telegram: BotApiServer) -> None:
         """Not started; its state is in the same database."""
         super().__init__()
+        self._chats = bot.chats
         self._url = url
         # What the environment says counts: a credential, when the site asks for one.
         given: dict[str, str | None] = {
             "token": telegram.token,
             "api": telegram.url,
-            "feed": f"{url}{EVENTS_PATH}",
-            "page": f"{url}{BOARD}/{{task_id}}",
-            "redeem": f"{url}{REDEEM}",
+            "feed": f"{url}{bot.feed}",
+            "page": f"{url}{bot.page}",
+            "redeem": f"{url}{bot.redeem}",
             "state": database.dsn,
         }
         self.settings = bot_settings(given).told(pace=PACE)
@@ -114,7 +114,7 @@ class BotBeside(Service):
                 # One that was killed holds its state until the database notices; another `up` may hold it for long.
                 if str(problem) != said:
                     said = str(problem)
-                    log_event(logger, logging.WARNING, "bot_waits", error=said, retry_in=_TRY_AGAIN)
+                    say(logger, logging.WARNING, "bot_waits", error=said, retry_in=_TRY_AGAIN)
                 await self.pause(_TRY_AGAIN)
 
     async def _run_bot(self) -> None:
@@ -144,8 +144,7 @@ class BotBeside(Service):
             store.prepare()
             if store.links() or store.offset():
                 return
-            for user, chat_id in LINKED.items():
-                name, language = PEOPLE[user][0], LANGUAGES[user]
-                store.put_link(Link(chat_id, str(user), name, language, None, utc_now()))
+            for chat in self._chats:
+                store.put_link(Link(chat.chat_id, chat.user, chat.name, chat.language, None, utc_now()))
         finally:
             store.close()

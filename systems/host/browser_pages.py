@@ -1,5 +1,5 @@
-"""What people get who come with a browser: the page that they mean where an address is a program's, and a page that
-leads home where there is nothing or a token is asked for. Programs get what they would get without any of this.
+"""What people with a browser get: the page that they mean where an address is a program's, and a page that leads home
+instead of 401 and 404. Programs get the same answers as without this module.
 """
 
 import re
@@ -22,7 +22,7 @@ from aftercommit.http.asgi import (
     encoded,
     header_of,
 )
-from systems.pages import GUARDS, WEB
+from systems.host.pages import GUARDS, WEB
 
 # In the place of what a browser could not show its reader, by status.
 PAGES: Final[Mapping[int, str]] = {401: "programs.html", 404: "missing.html"}
@@ -31,19 +31,19 @@ _ROOT: Final = b"{root}"
 
 
 class PagesForPeople:
-    """Around an application: browsers that are led to a door go to the page behind it; 401 and 404 are pages for them.
+    """Wraps an application: sends browsers to pages, and answers them 401 and 404 with pages.
 
-    `doors` are addresses as routes write them, and the page that people mean who type them. What stands in braces is
-    one part of an address.
+    `browser_redirects` maps addresses, as routes write them, to the page that a browser is sent to. A name in braces
+    stands for one part of an address.
     """
 
-    def __init__(self, app: Asgi, doors: Mapping[str, str] | None = None) -> None:
+    def __init__(self, app: Asgi, browser_redirects: Mapping[str, str] | None = None) -> None:
         """All else is the application's."""
         self._app = app
         # By the number of their parts: most polls are done with after a look at that.
-        self._doors: defaultdict[int, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
-        for path, page in (doors or {}).items():
-            self._doors[path.count("/")].append((compile_path(path)[0], page))
+        self._redirects: defaultdict[int, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
+        for path, page in (browser_redirects or {}).items():
+            self._redirects[path.count("/")].append((compile_path(path)[0], page))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -66,8 +66,8 @@ class PagesForPeople:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         # People add a slash to an address by hand.
         path = path.removesuffix("/") or path
-        for door, page in self._doors.get(path.count("/"), ()):
-            if found := door.match(path):
+        for pattern, page in self._redirects.get(path.count("/"), ()):
+            if found := pattern.match(path):
                 return page.format(**{name: quote(value, safe="") for name, value in found.groupdict().items()})
         return None
 

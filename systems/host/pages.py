@@ -17,9 +17,9 @@ from aftercommit.access.tokens import mint
 from aftercommit.http import compression
 from aftercommit.http.asgi import headers_of, peer_of
 from aftercommit.http.errors import not_found, unavailable
-from systems.system import SampleUser, System
+from systems.host.system import SampleUser, System
 
-WEB: Final = Path(__file__).parents[1] / "build" / "web" / "site"
+WEB: Final = Path(__file__).parents[2] / "build" / "web" / "site"
 TOKEN_LIFETIME: Final = timedelta(hours=12)
 _ASSET: Final = re.compile(r"[A-Za-z0-9_-]+\.(js|css|svg)")
 _TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}

@@ -1,6 +1,6 @@
-"""What the routes of all systems do alike: who asks, what a request says, what it is answered, and on which connection.
+"""What the routes of all systems share: authentication, reading requests, answers, and database connections.
 
-Reading feeds is not done here: `aftercommit.feed` does it, by the same rules.
+Feeds are served by `aftercommit.feed`, by the same rules.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered
 from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import SPEAK_ISO, Database, connect_timeout, speaks_iso
 from aftercommit.postgres.keepalive import options_for
-from systems.complaints import NAMED, PLACE, predicate
+from systems.host.complaints import NAMED, PLACE, predicate
 
 PATIENCE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 0.25
@@ -91,11 +91,11 @@ def pool_of(database: Database, name: str) -> Pool:
     )
 
 
-class Lender:
-    """Lends the connections of one system's routes, each for one request; none is open before the lifespan begins.
+class RequestPool:
+    """The database connections of one system's routes, one for each request. None is open before the lifespan begins.
 
-    A request that the database keeps waiting is answered 503. `again` says how one that was to change something is sent
-    once more without harm: what became of it nobody knows.
+    A request is answered 503 when the database does not answer in time. `again` tells the client how to repeat a change
+    without harm, because nobody knows whether the first one was committed.
     """
 
     def __init__(self, database: Database, name: str, again: str) -> None:
@@ -136,9 +136,7 @@ class Lender:
             ):
                 yield connection
         except psycopg.errors.LockNotAvailable as problem:
-            raise unavailable(
-                "Somebody else is at work on the same and does not come to an end; try again"
-            ) from problem
+            raise unavailable("Another request holds a lock on the same data. Try again in a moment") from problem
         except PoolTimeout as problem:
             raise unavailable("The database is busy, or cannot be reached: nothing was done; try again") from problem
         except (DatabaseSilent, Unanswered) as problem:

@@ -1,0 +1,174 @@
+"""Several systems behind one address: index page, their routes and pages, `/docs`, health and metrics."""
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.access.token_keys import KEYS, KEYS_FILE, TokenKeys
+from aftercommit.access.tokens import TokenVerifier
+from aftercommit.application import Application, Companions, Serving
+from aftercommit.contrib.prometheus import exposition
+from aftercommit.embedded import default_folder
+from aftercommit.errors import DeclarationError
+from aftercommit.feed import Feed
+from aftercommit.feed.app import FeedApp, run_lifespan
+from aftercommit.feed.app.service import service
+from aftercommit.feed.live.streams import StreamTimes
+from aftercommit.http.asgi import Receive, Scope, Send
+from aftercommit.http.cors import Cors
+from aftercommit.postgres.database import Database
+from aftercommit.postgres.listen import Listener
+from aftercommit.service import Service
+from systems.host.browser_pages import PagesForPeople
+from systems.host.pages import page_routes
+from systems.host.system import System
+
+ORIGINS: Final = "AFTERCOMMIT_CORS_ORIGINS"
+ANSWERS_WITHIN: Final = "AFTERCOMMIT_ANSWERS_WITHIN"
+TITLE: Final = "aftercommit"
+ABOUT: Final = "Systems that run on aftercommit: what was committed is what everyone hears about."
+
+
+class Site:
+    """The HTTP application of one server process."""
+
+    def __init__(self, systems: Sequence[System], serving: Serving) -> None:
+        """Nothing is connected before the lifespan begins."""
+        self._systems = systems
+        database, keys = _patient(serving.database, os.environ), _keys(serving)
+        self._development = serving.development
+        listener = Listener(database)
+        verifier = TokenVerifier(keys)
+        # Whoever signs is the site's; service tokens and revocations are a system's own, beside its outbox.
+        bearers = {
+            system.name: BearerAccess(verifier, database, system.outbox, listener=listener) for system in systems
+        }
+        self._parts = {
+            system.name: system.part(database, bearers[system.name], serving.local_users) for system in systems
+        }
+        self._homes = {feed: self._parts[system.name] for system in systems for feed in system.feeds.values()}
+        self._feeds = FeedApp(
+            database,
+            {path: feed for system in systems for path, feed in system.feeds.items()},
+            {path: self._parts[system.name].access for system in systems for path in system.feeds},
+            exists=self._exists,
+            listener=listener,
+            services=[listener, *bearers.values(), *(each for part in self._parts.values() for each in part.services)],
+            times=StreamTimes(drain=serving.drain),
+            title=TITLE,
+        )
+        own = [route for part in self._parts.values() for route in part.routes]
+        pages = page_routes(systems, keys if serving.development else None, serving.companions.get("chats"))
+        figures = exposition(*(system.outbox for system in systems))
+        cors = _cors(os.environ)
+        self._app = PagesForPeople(
+            service(
+                self._feeds,
+                [*own, *pages],
+                openapi=self.openapi,
+                docs=serving.docs,
+                metrics=figures,
+                metrics_for=() if serving.open_metrics else tuple(bearers.values()),
+                cors=cors,
+            ),
+            {path: page for system in systems for path, page in system.browser_redirects.items()},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["type"] == "lifespan":
+            await run_lifespan(self.lifespan, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """While requests are answered: the systems' connections, and what follows their logs."""
+        async with AsyncExitStack() as stack:
+            for part in self._parts.values():
+                await stack.enter_async_context(part.lifespan())
+            await stack.enter_async_context(self._feeds.lifespan())
+            yield
+
+    def drain(self) -> None:
+        """The process is about to end: whoever reads a stream goes elsewhere."""
+        self._feeds.drain()
+
+    def openapi(self) -> dict[str, Any]:
+        """Every route of every system."""
+        more = {path: operations for system in self._systems for path, operations in system.paths().items()}
+        told = self._feeds.openapi(more=more, description=ABOUT)
+        # The page that draws this shows it as the way back.
+        told["externalDocs"] = {"url": "./", "description": TITLE}
+        if self._development:
+            # It offers them where a token is wanted.
+            schemes = told["components"]["securitySchemes"]
+            offering = {**schemes["bearer"], "x-sample-users": "./sample.json"}
+            told["components"]["securitySchemes"] = {**schemes, "bearer": offering}
+        for system in self._systems:
+            told["components"]["schemas"] |= system.schemas()
+        return told
+
+    async def _exists(self, feed: Feed, key: str) -> bool:
+        return await self._homes[feed].exists(feed, key)
+
+
+def _keys(serving: Serving) -> TokenKeys:
+    """The keys that are configured; in development one of this machine's own, if there are none."""
+    keys = TokenKeys.from_environment()
+    if keys is None and serving.development:
+        return TokenKeys.for_development(default_folder())
+    if keys is None:
+        raise DeclarationError(
+            f"there are no keys to check tokens with: set {KEYS_FILE} (path of a JWK set) or {KEYS} (the set itself)"
+        )
+    return keys
+
+
+def _patient(database: Database, environment: Mapping[str, str]) -> Database:
+    """The database, with the limit on its answers that is configured."""
+    said = environment.get(ANSWERS_WITHIN, "").strip()
+    if not said:
+        return database
+    try:
+        return database.answering_within(float(said))
+    except (ValueError, DeclarationError):
+        raise DeclarationError(f"{ANSWERS_WITHIN}={said!r:.40} is no limit: give seconds above 0, 10 for one") from None
+
+
+def _cors(environment: Mapping[str, str]) -> Cors | None:
+    """Web pages of these origins may write and read logs; without any, the site's own alone."""
+    origins = [origin.strip() for origin in environment.get(ORIGINS, "").split(",") if origin.strip()]
+    return Cors(origins) if origins else None
+
+
+def site_of(systems: Sequence[System]) -> Application:
+    """The application that `aftercommit up` and `serve` run: these systems behind one address."""
+
+    def create_tables(connection: psycopg.Connection[Any]) -> None:
+        for system in systems:
+            system.create_tables(connection)
+
+    def traffic(database: Database, rate: float) -> list[Service]:
+        return [system.traffic(database, rate) for system in systems]
+
+    def companions(database: Database, port: int) -> Companions:
+        # A server process needs none of it.
+        from systems.host.local_bot import bot_beside
+
+        return bot_beside(systems, database, port)
+
+    return Application(
+        about=", ".join(system.title.lower() for system in systems),
+        outboxes=tuple(system.outbox for system in systems),
+        create_tables=create_tables,
+        asgi=partial(Site, systems),
+        traffic=traffic,
+        companions=companions if any(system.bot is not None for system in systems) else None,
+        users_by_header=tuple(system.outbox for system in systems if system.users_by_header),
+    )
