@@ -22,7 +22,7 @@ ORDER = "tests/postgres/test_order.py"
 HUB = "tests/postgres/test_feed_hub.py"
 POLLING = "tests/feed/test_polling.py"
 STREAMING = "tests/feed/test_streaming.py"
-TASK_WORK = "systems/tasks/work.py"
+TASK_WORK = "systems/tasks/service/work.py"
 MEMBERSHIP = "tests/contracts/test_tasks_membership.py"
 TELEGRAM = "src/aftercommit/contrib/telegram/"
 
@@ -248,14 +248,14 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "tasks: a task is read without a lock, so that two decide at once",
-        "systems/tasks/task.py",
+        "systems/tasks/service/task.py",
         '_LOCKED: Final = f"{_ONE} for update"',
         "_LOCKED: Final = _ONE",
         f"{MEMBERSHIP}::test_what_is_done_with_one_task_waits_for_its_turn_and_may_come_too_late",
     ),
     Bug(
         "tasks: the state is looked at before who may",
-        "systems/tasks/machine.py",
+        "systems/tasks/service/machine.py",
         """    if not rule.allows(relations):
         return "forbidden"
     return "allowed" if state in rule.states else "wrong state"
@@ -277,14 +277,14 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "tasks: who once worked on a task hears of everything that follows",
-        "systems/tasks/routing.py",
+        "systems/tasks/service/routing.py",
         "EVERYBODY: Final = (Hearer.CREATOR, Hearer.ASSIGNEE, Hearer.SUPERVISORS)",
         "EVERYBODY: Final = tuple(Hearer)",
         "tests/unit/test_tasks_machine.py::test_an_audience_has_everybody_once_and_nobody_else",
     ),
     Bug(
         "tasks: a code is looked up and then used: of two at once both win",
-        "systems/tasks/link_codes.py",
+        "systems/tasks/service/link_codes.py",
         "    with used as (delete from tasks.link_codes where code_hash = %s returning user_id, expires_at)",
         "    with used as (select user_id, expires_at from tasks.link_codes where code_hash = %s)",
         "tests/contracts/test_tasks_link_codes.py::test_of_two_who_show_a_code_at_once_exactly_one_wins",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
@@ -12,6 +13,7 @@ from aftercommit import Database, Outbox
 from aftercommit.access.bearer import BearerAccess
 from aftercommit.access.reader import Access
 from aftercommit.feed import Feed
+from aftercommit.postgres.commits import committed
 from aftercommit.service import Service
 
 
@@ -85,6 +87,7 @@ class SampleBot:
 class System:
     """One system: what it is, its outbox and tables, how it is read and written over HTTP, and what there is to see.
 
+    `tables` is the file that creates the system's own tables; `add_sample_data` fills them where it is run for a trial.
     `feeds` are read at these paths; `paths` and `schemas` describe the other routes as OpenAPI does. `pages` maps
     paths to files of the web build. `browser_redirects` maps paths, most of them routes of programs, to the page that a
     browser is sent to instead. `part` also gets whether programs on this machine may name their user by a header alone;
@@ -96,7 +99,7 @@ class System:
     about: str
     links: Sequence[Link]
     outbox: Outbox
-    create_tables: Callable[[psycopg.Connection[Any]], object]
+    tables: Path
     feeds: Mapping[str, Feed]
     part: Callable[[Database, BearerAccess, bool], Part]
     paths: Callable[[], dict[str, Any]]
@@ -106,4 +109,12 @@ class System:
     traffic: Callable[[Database, float], Service]
     users: Sequence[SampleUser]
     users_by_header: bool = False
+    add_sample_data: Callable[[psycopg.Connection[Any]], object] | None = None
     bot: SampleBot | None = None
+
+    def create_tables(self, connection: psycopg.Connection[Any]) -> None:
+        """Create what is missing, and the sample data; harmless to repeat, also by several processes at once."""
+        with committed(connection):
+            connection.execute(self.tables.read_bytes())
+        if self.add_sample_data is not None:
+            self.add_sample_data(connection)

@@ -1,15 +1,15 @@
 """The system as the site runs it."""
 
+from pathlib import Path
 from typing import Final
 
 from systems.host.system import Link, System
-from systems.investigations import openapi
-from systems.investigations.api import ROOT, InvestigationsApi
+from systems.investigations.api import openapi
+from systems.investigations.api.routes import ROOT, InvestigationsApi
 from systems.investigations.events import outbox
 from systems.investigations.feeds import LOGS_PATH, logs
-from systems.investigations.sample import USERS, Traffic
-from systems.investigations.story import CASES
-from systems.investigations.tables import create_tables
+from systems.investigations.sample.sample_script import CASES
+from systems.investigations.sample.traffic import USERS, Traffic
 
 investigations: Final = System(
     name="investigations",
@@ -19,7 +19,7 @@ investigations: Final = System(
         Link(f"/investigations/{case.investigation_id}", f"{case.investigation_id}: {case.title}") for case in CASES
     ],
     outbox=outbox,
-    create_tables=create_tables,
+    tables=Path(__file__).with_name("tables.sql"),
     feeds={LOGS_PATH: logs},
     part=lambda database, bearer, local_users: InvestigationsApi(database, bearer),
     paths=openapi.paths,

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from aftercommit.feed import POSITION, BareArray, ByAudience, Feed, Limits, LogEvent, Wire, timestamp
 from systems.tasks.events import EVENTS, TaskEvent, outbox
-from systems.tasks.routing import READER
+from systems.tasks.service.routing import READER
 
 EVENTS_PATH: Final = "/tasks/me/events"
 

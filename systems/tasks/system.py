@@ -1,13 +1,14 @@
 """The system as the site runs it."""
 
+from pathlib import Path
 from typing import Final
 
 from systems.host.system import Link, SampleBot, System
-from systems.tasks import openapi
-from systems.tasks.api import REDEEM, ROOT, TasksApi
+from systems.tasks.api import openapi
+from systems.tasks.api.routes import REDEEM, ROOT, TasksApi
 from systems.tasks.events import outbox
 from systems.tasks.feeds import EVENTS_PATH, events
-from systems.tasks.sample import CHATS, USERS, Traffic, create_tables
+from systems.tasks.sample.traffic import CHATS, USERS, Traffic, add_sample_people
 
 BOARD: Final = f"{ROOT}/board"
 
@@ -17,7 +18,8 @@ tasks: Final = System(
     about="People create, assign, report on and approve tasks; everybody around a task hears of it.",
     links=[Link(BOARD, "Tasks of the sample users")],
     outbox=outbox,
-    create_tables=create_tables,
+    tables=Path(__file__).with_name("tables.sql"),
+    add_sample_data=add_sample_people,
     feeds={EVENTS_PATH: events},
     part=lambda database, bearer, local_users: TasksApi(database, bearer, local_users=local_users),
     paths=openapi.paths,

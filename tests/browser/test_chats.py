@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from aftercommit.contrib.telegram.local_api import BotApiServer
 from aftercommit.testing.postgres import PostgresServerForTests
-from systems.tasks.sample import LINKED
+from systems.tasks.sample.traffic import LINKED
 from tests.browser.board import NARROW, BoardPage, tab
 from tests.browser.page import PATIENCE, held, holds
 from tests.support.investigations import STARTING, TLS, answers, eventually

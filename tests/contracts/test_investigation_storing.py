@@ -11,13 +11,13 @@ import pytest
 
 from aftercommit import Database
 from aftercommit.testing.postgres import PostgresServerForTests
-from systems.investigations import ingest
-from systems.investigations.cases import close_case, open_case
-from systems.investigations.errors import Closed
 from systems.investigations.events import outbox
-from systems.investigations.producing import ProducedLog
-from systems.investigations.sample import Traffic
-from systems.investigations.story import CASES, Story
+from systems.investigations.sample.sample_script import CASES, Story
+from systems.investigations.sample.traffic import Traffic
+from systems.investigations.service import ingest
+from systems.investigations.service.cases import close_case, open_case
+from systems.investigations.service.errors import Closed
+from systems.investigations.service.produced_logs import ProducedLog
 from tests.support.investigations import prepare
 
 pytestmark = pytest.mark.contract("L12")
@@ -217,6 +217,6 @@ def test_the_same_seed_tells_the_same_story() -> None:
 
 
 def test_every_event_of_the_system_is_described_in_its_readme() -> None:
-    text = Path(ingest.__file__).with_name("README.md").read_text()
+    text = (Path(ingest.__file__).parents[1] / "README.md").read_text()
     for event in outbox.registry:
         assert f"`{event.name}` v{event.version}" in text

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from systems.tasks.asking import STEPS
-from systems.tasks.machine import RULE_OF, Action, Relation, State, judge, possible
+from systems.tasks.api.bodies import STEPS
+from systems.tasks.service.machine import RULE_OF, Action, Relation, State, judge, possible
 from tests.support.tasks import ROOT, Service, problem_of
 
 pytestmark = [pytest.mark.contract("T6"), pytest.mark.newest]

@@ -14,8 +14,8 @@ import httpx
 import psycopg
 import pytest
 
-from systems.tasks import people, work
-from systems.tasks.machine import Action
+from systems.tasks.service import people, work
+from systems.tasks.service.machine import Action
 from tests.support.investigations import eventually
 from tests.support.tasks import ADA, ROOT, Service, problem_of
 

@@ -5,7 +5,8 @@ import pytest
 
 from aftercommit.postgres.database import Database
 from aftercommit.testing.signals import Signals
-from systems.tasks.sample import Traffic, create_tables
+from systems.tasks.sample.traffic import Traffic
+from systems.tasks.system import tasks
 from tests.support.investigations import prepare
 from tests.support.tasks import ADA, GRACE, LEADS
 
@@ -50,7 +51,7 @@ def test_what_was_changed_since_stays_when_it_is_made_again(site: str):
     with psycopg.connect(site, autocommit=True) as connection:
         connection.execute("delete from tasks.members where role_id = %s and user_id = %s", (LEADS, GRACE))
         connection.execute("update tasks.users set name = 'Ada Lovelace' where user_id = %s", (ADA,))
-        create_tables(connection)
+        tasks.create_tables(connection)
         assert connection.execute("select 1 from tasks.members where user_id = %s", (GRACE,)).fetchall() == []
         names = connection.execute("select name from tasks.users where user_id = %s", (ADA,)).fetchall()
         assert names == [("Ada Lovelace",)]

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from systems.tasks.sample import LINKED
-from systems.tasks.story import ADA, BARBARA, EDSGER
+from systems.tasks.sample.sample_script import ADA, BARBARA, EDSGER
+from systems.tasks.sample.traffic import LINKED
 from tests.support.investigations import PATIENCE, STARTING, TLS, answers, eventually
 from tests.support.programs import REPOSITORY, Program, is_free, kept_port, running
 

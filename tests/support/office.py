@@ -16,9 +16,9 @@ import httpx
 import psycopg
 
 from aftercommit.http.errors import Problem
-from systems.tasks.machine import Action, possible
-from systems.tasks.task import find_task
-from systems.tasks.work import NewTask, Step, create_task, take_step
+from systems.tasks.service.machine import Action, possible
+from systems.tasks.service.task import find_task
+from systems.tasks.service.work import NewTask, Step, create_task, take_step
 from tests.support.investigations import PATIENCE
 from tests.support.tasks import ROOT, Service, signed
 

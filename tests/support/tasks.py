@@ -22,9 +22,8 @@ from aftercommit.access.token_keys import TokenKeys
 from aftercommit.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.tasks import outbox
-from systems.tasks.people import add_people
-from systems.tasks.sample import create_tables
-from systems.tasks.story import ADA, BARBARA, EDSGER, GRACE, MALLORY
+from systems.tasks.sample.sample_script import ADA, BARBARA, EDSGER, GRACE, MALLORY
+from systems.tasks.service.people import add_people
 from tests.support.investigations import (
     KEY_SET,
     PATIENCE,
@@ -38,7 +37,7 @@ from tests.support.investigations import (
 )
 from tests.support.programs import REPOSITORY, Program, running
 
-__all__ = ["ADA", "BARBARA", "EDSGER", "GRACE", "MALLORY", "Service", "create_tables", "prepare", "service"]
+__all__ = ["ADA", "BARBARA", "EDSGER", "GRACE", "MALLORY", "Service", "prepare", "service"]
 
 ROOT = "/tasks"
 EVENTS = "/tasks/me/events"

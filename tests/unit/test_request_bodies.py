@@ -7,8 +7,8 @@ import pytest
 
 from aftercommit.http.errors import Problem
 from systems.host.http import read_body
-from systems.investigations.producing import read_logs
-from systems.tasks.asking import TaskWanted
+from systems.investigations.service.produced_logs import read_logs
+from systems.tasks.api.bodies import TaskWanted
 
 LINE = {"source": "backend", "service": "shop", "level": "INFO", "message": "hello"}
 # Longer than an answer has any use for, and what a request may well carry.

@@ -2,20 +2,19 @@
 
 import re
 from itertools import chain, combinations, product
-from pathlib import Path
 
 import pytest
 from starlette.routing import Route
 
 from aftercommit.access.bearer import BearerAccess
 from aftercommit.postgres.database import Database
-from systems.tasks import openapi
-from systems.tasks.api import TasksApi
-from systems.tasks.describing import README, machine, with_tables
+from systems.tasks.api import openapi
+from systems.tasks.api.routes import TasksApi
 from systems.tasks.events import EVENTS
-from systems.tasks.machine import RULE_OF, RULES, Action, Relation, State, judge, possible
-from systems.tasks.routing import HEARS, Hearer, People, audience
-from systems.tasks.tables import TABLES
+from systems.tasks.service.description import README, machine, with_tables
+from systems.tasks.service.machine import RULE_OF, RULES, Action, Relation, State, judge, possible
+from systems.tasks.service.routing import HEARS, Hearer, People, audience
+from systems.tasks.system import tasks
 
 CREATOR, ASSIGNEE, SUPERVISOR = Relation.CREATOR, Relation.ASSIGNEE, Relation.SUPERVISOR
 ALL_RELATIONS = [set(some) for some in chain.from_iterable(combinations(Relation, count) for count in range(4))]
@@ -78,11 +77,11 @@ def test_an_audience_has_everybody_once_and_nobody_else():
 
 def test_the_tables_of_the_readme_are_those_of_the_rules():
     text = README.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "run `python -m systems.tasks.describing`"
+    assert with_tables(text) == text, "run `python -m systems.tasks.service.description`"
 
 
 def test_the_database_knows_the_same_states():
-    constraint = re.search(r"tasks_state_is_known check \((.*?)\)\s*\)", Path(TABLES).read_text(), re.DOTALL)
+    constraint = re.search(r"tasks_state_is_known check \((.*?)\)\s*\)", tasks.tables.read_text(), re.DOTALL)
     assert constraint is not None
     assert set(re.findall(r"'(\w+)'", constraint[1])) == set(State)
 

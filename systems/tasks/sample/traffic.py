@@ -11,11 +11,10 @@ from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.service import Probe
 from systems.host.system import SampleChat, SampleUser
-from systems.tasks import tables
-from systems.tasks.people import add_people
-from systems.tasks.story import ADA, BARBARA, EDSGER, GRACE, MALLORY, TITLES, Story, Turn
-from systems.tasks.task import Task, list_tasks
-from systems.tasks.work import NewTask, create_task, take_step
+from systems.tasks.sample.sample_script import ADA, BARBARA, EDSGER, GRACE, MALLORY, TITLES, Story, Turn
+from systems.tasks.service.people import add_people
+from systems.tasks.service.task import Task, list_tasks
+from systems.tasks.service.work import NewTask, create_task, take_step
 
 # Of this many events a second in the whole example one is a task's: people read them.
 GENTLE: Final = 30.0
@@ -46,9 +45,8 @@ CHATS: Final = tuple(
 )
 
 
-def create_tables(connection: psycopg.Connection[Any]) -> None:
-    """The tables, and the sample people in them; harmless to repeat."""
-    tables.create_tables(connection)
+def add_sample_people(connection: psycopg.Connection[Any]) -> None:
+    """Add the sample people and their roles; harmless to repeat."""
     add_people(connection, ROLES, PEOPLE)
 
 

@@ -17,11 +17,11 @@ from aftercommit.http.errors import bad_request, forbidden
 from aftercommit.postgres.database import Database
 from aftercommit.service import Service
 from systems.host.http import LARGEST, Handler, RequestPool, answer, guarded, read_body, whole_number
-from systems.investigations.cases import INVESTIGATION_ID, Case, close_case, find_case, list_cases, open_case
-from systems.investigations.errors import NotThere
 from systems.investigations.feeds import redactor
-from systems.investigations.ingest import store
-from systems.investigations.producing import read_logs
+from systems.investigations.service.cases import INVESTIGATION_ID, Case, close_case, find_case, list_cases, open_case
+from systems.investigations.service.errors import NotThere
+from systems.investigations.service.ingest import store
+from systems.investigations.service.produced_logs import read_logs
 
 ROOT: Final = "/api/v1/investigations"
 CREATE: Final = "investigation:create"

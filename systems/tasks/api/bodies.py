@@ -9,8 +9,8 @@ from msgspec import Meta
 from aftercommit.event.json_rules import text_problem
 from aftercommit.http.errors import bad_request
 from systems.host.http import LARGEST, read_body
-from systems.tasks.machine import Action
-from systems.tasks.work import NewTask, Step
+from systems.tasks.service.machine import Action
+from systems.tasks.service.work import NewTask, Step
 
 LONGEST_TITLE: Final = 200
 LONGEST_TEXT: Final = 10_000

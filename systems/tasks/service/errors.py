@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from aftercommit.http.errors import Problem
-from systems.tasks.machine import RULE_OF, Action, State
+from systems.tasks.service.machine import RULE_OF, Action, State
 
 
 class NotThere(Problem):

@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from systems.tasks.machine import Action
-from systems.tasks.task import Task
-from systems.tasks.work import NewTask, Step
+from systems.tasks.service.machine import Action
+from systems.tasks.service.task import Task
+from systems.tasks.service.work import NewTask, Step
 
 ADA, GRACE, EDSGER, BARBARA, MALLORY = 1, 2, 3, 4, 5
 LEADS: Final = 2

@@ -7,10 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from aftercommit.feed.app.openapi import problem
-from systems.investigations.api import CREATE, LISTED, MOST_LISTED, ROOT, Investigations, NewInvestigation
-from systems.investigations.cases import INVESTIGATION_ID, Case
-from systems.investigations.ingest import Stored
-from systems.investigations.producing import MOST_LOGS, ProducedLog
+from systems.investigations.api.routes import CREATE, LISTED, MOST_LISTED, ROOT, Investigations, NewInvestigation
+from systems.investigations.service.cases import INVESTIGATION_ID, Case
+from systems.investigations.service.ingest import Stored
+from systems.investigations.service.produced_logs import MOST_LOGS, ProducedLog
 
 _REF: Final = "#/components/schemas/{name}"
 _MEANINGS: Final = {

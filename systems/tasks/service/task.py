@@ -8,8 +8,8 @@ from uuid import UUID
 import msgspec
 
 from systems.host.http import Connection
-from systems.tasks.errors import NotThere, Stranger
-from systems.tasks.machine import Action, Relation, State, possible
+from systems.tasks.service.errors import NotThere, Stranger
+from systems.tasks.service.machine import Action, Relation, State, possible
 
 
 class Task(msgspec.Struct, frozen=True):

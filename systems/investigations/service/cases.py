@@ -8,8 +8,8 @@ from typing import Final, Literal
 import msgspec
 
 from systems.host.http import Connection, changing
-from systems.investigations.errors import AlreadyThere, NotThere
 from systems.investigations.events import InvestigationClosed, InvestigationOpened, outbox
+from systems.investigations.service.errors import AlreadyThere, NotThere
 
 # What stands in a URL, in a permission and in a cursor's neighbourhood without being taken for a part of them.
 INVESTIGATION_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)

@@ -10,9 +10,9 @@ from aftercommit.errors import ContractViolation
 from aftercommit.event.envelope import Draft
 from aftercommit.postgres.arrays import uuid_array
 from systems.host.http import Connection, changing
-from systems.investigations.errors import Closed, NotThere
 from systems.investigations.events import outbox
-from systems.investigations.producing import ProducedLog, drafts, first_refused
+from systems.investigations.service.errors import Closed, NotThere
+from systems.investigations.service.produced_logs import ProducedLog, drafts, first_refused
 
 
 class Outcome(msgspec.Struct, frozen=True):

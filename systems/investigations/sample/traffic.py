@@ -8,10 +8,10 @@ from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 from aftercommit.service import Probe
 from systems.host.system import SampleUser
-from systems.investigations.cases import open_case
-from systems.investigations.errors import AlreadyThere, Closed
-from systems.investigations.ingest import store
-from systems.investigations.story import CASES, SampleCase, Story
+from systems.investigations.sample.sample_script import CASES, SampleCase, Story
+from systems.investigations.service.cases import open_case
+from systems.investigations.service.errors import AlreadyThere, Closed
+from systems.investigations.service.ingest import store
 
 PAST_REQUESTS: Final = 60
 

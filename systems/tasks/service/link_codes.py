@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from systems.host.http import Connection, changing
-from systems.tasks.errors import NoSuchCode
-from systems.tasks.people import find_person
+from systems.tasks.service.errors import NoSuchCode
+from systems.tasks.service.people import find_person
 
 LIFETIME: Final = timedelta(minutes=10)
 # Without letters and digits that are taken for each other. Twelve of 32 are 60 bits, and the hash is worth as much as

@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from systems.investigations.events import Level, Source
-from systems.investigations.producing import ProducedLog
+from systems.investigations.service.produced_logs import ProducedLog
 
 
 @dataclass(frozen=True, slots=True)

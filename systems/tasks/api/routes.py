@@ -27,15 +27,15 @@ from systems.host.http import (
     read_body,
     whole_number,
 )
-from systems.tasks import people
-from systems.tasks.asking import STEPS, Redemption, key_of, wanted
-from systems.tasks.describing import machine
-from systems.tasks.errors import NoSuchPlace, NotThere
+from systems.tasks.api.bodies import STEPS, Redemption, key_of, wanted
 from systems.tasks.events import outbox
-from systems.tasks.link_codes import make_code, redeem
-from systems.tasks.machine import State
-from systems.tasks.task import find_seen, history_of, list_tasks
-from systems.tasks.work import create_task, take_step
+from systems.tasks.service import people
+from systems.tasks.service.description import machine
+from systems.tasks.service.errors import NoSuchPlace, NotThere
+from systems.tasks.service.link_codes import make_code, redeem
+from systems.tasks.service.machine import State
+from systems.tasks.service.task import find_seen, history_of, list_tasks
+from systems.tasks.service.work import create_task, take_step
 
 ROOT: Final = "/tasks"
 REDEEM: Final = f"{ROOT}/link-codes/redeem"

@@ -12,12 +12,12 @@ import msgspec
 
 from aftercommit.http.errors import bad_request
 from systems.host.http import Connection, changing
-from systems.tasks import routing
-from systems.tasks.errors import KeyIsTaken, NobodyDecides, NotAllowed, Stranger, WrongState
 from systems.tasks.events import EVENTS, outbox
-from systems.tasks.machine import RULE_OF, Action, Relation, Rule, State, judge
-from systems.tasks.people import names_of
-from systems.tasks.task import Task, find_task, roles_of
+from systems.tasks.service import routing
+from systems.tasks.service.errors import KeyIsTaken, NobodyDecides, NotAllowed, Stranger, WrongState
+from systems.tasks.service.machine import RULE_OF, Action, Relation, Rule, State, judge
+from systems.tasks.service.people import names_of
+from systems.tasks.service.task import Task, find_task, roles_of
 
 
 class NewTask(msgspec.Struct, frozen=True):

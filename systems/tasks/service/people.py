@@ -12,7 +12,7 @@ import psycopg
 
 from aftercommit.postgres.commits import committed
 from systems.host.http import Connection, changing
-from systems.tasks.errors import LastAdministrator, NoSuchPlace, NotAdministrator, Stranger
+from systems.tasks.service.errors import LastAdministrator, NoSuchPlace, NotAdministrator, Stranger
 
 ADMINISTRATORS: Final = 1
 

@@ -8,14 +8,14 @@ import msgspec
 
 from aftercommit.feed.app.openapi import problem
 from systems.host.http import LARGEST
-from systems.tasks.api import LISTED, MOST_LISTED, MOST_PEOPLE_LISTED, PEOPLE_LISTED, REDEEM, REDEMPTIONS, ROOT
-from systems.tasks.asking import LONGEST_KEY, Approval, Assignment, Reasoned, Redemption, Report, TaskWanted
-from systems.tasks.describing import Machine
+from systems.tasks.api.bodies import LONGEST_KEY, Approval, Assignment, Reasoned, Redemption, Report, TaskWanted
+from systems.tasks.api.routes import LISTED, MOST_LISTED, MOST_PEOPLE_LISTED, PEOPLE_LISTED, REDEEM, REDEMPTIONS, ROOT
 from systems.tasks.feeds import EVENTS_PATH
-from systems.tasks.link_codes import LIFETIME, LinkCode, Linked
-from systems.tasks.machine import RULE_OF, Action, State
-from systems.tasks.people import People, Person, Roles
-from systems.tasks.task import Task, TaskHistory, Tasks
+from systems.tasks.service.description import Machine
+from systems.tasks.service.link_codes import LIFETIME, LinkCode, Linked
+from systems.tasks.service.machine import RULE_OF, Action, State
+from systems.tasks.service.people import People, Person, Roles
+from systems.tasks.service.task import Task, TaskHistory, Tasks
 
 Json = dict[str, Any]
 _REF: Final = "#/components/schemas/{name}"

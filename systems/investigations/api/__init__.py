@@ -1,0 +1,1 @@
+"""The system's own routes over HTTP. Reading logs is the feed's work."""

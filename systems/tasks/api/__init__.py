@@ -1,0 +1,1 @@
+"""The system's own routes over HTTP. Reading events is the feed's work."""

@@ -1,0 +1,1 @@
+"""Sample people, and what they do while `make up` runs."""

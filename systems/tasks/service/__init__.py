@@ -1,0 +1,1 @@
+"""What can be done with tasks, people and link codes: each change and its event in one transaction."""
