@@ -1,16 +1,33 @@
 """The system as the site runs it."""
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from aftercommit.access.bearer import BearerAccess
+from aftercommit.postgres.database import Database
+from systems.host.routes import paths_of, schemas_of, served
 from systems.host.system import Link, SampleBot, System
-from systems.tasks.api import openapi
-from systems.tasks.api.routes import REDEEM, ROOT, TasksApi
+from systems.tasks.api.part import TasksPart
+from systems.tasks.api.routes import REDEEM, ROOT, router
 from systems.tasks.events import outbox
 from systems.tasks.feeds import EVENTS_PATH, events
 from systems.tasks.sample.traffic import CHATS, USERS, Traffic, add_sample_people
 
 BOARD: Final = f"{ROOT}/board"
+
+
+def _part(database: Database, bearer: BearerAccess, local_users: bool) -> TasksPart:
+    part = TasksPart(database, bearer, local_users=local_users)
+    part.routes = served(router, part)
+    return part
+
+
+def _paths() -> dict[str, Any]:
+    """Those of the routes. The feed describes itself, but for the header that names the user."""
+    told = paths_of(router)
+    header = next(each for each in told[ROOT]["get"]["parameters"] if each["name"] == "X-User-Id")
+    return told | {path: {"parameters": [header]} for path in (EVENTS_PATH, f"{EVENTS_PATH}/stream")}
+
 
 tasks: Final = System(
     name="tasks",
@@ -21,9 +38,9 @@ tasks: Final = System(
     tables=Path(__file__).with_name("tables.sql"),
     add_sample_data=add_sample_people,
     feeds={EVENTS_PATH: events},
-    part=lambda database, bearer, local_users: TasksApi(database, bearer, local_users=local_users),
-    paths=openapi.paths,
-    schemas=openapi.schemas,
+    part=_part,
+    paths=_paths,
+    schemas=lambda: schemas_of(router),
     pages={BOARD: "tasks.html", f"{BOARD}/{{task_id}}": "task.html"},
     browser_redirects={ROOT: BOARD, f"{ROOT}/{{task_id:number}}": f"{BOARD}/{{task_id}}"},
     traffic=lambda database, rate: Traffic(database, rate=rate),

@@ -6,7 +6,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from systems.tasks.api.bodies import STEPS
+from systems.tasks.api.routes import STEPS
 from tests.contracts.test_tasks_machine import BODIES
 from tests.support.investigations import PATIENCE
 from tests.support.tasks import ADA, EDSGER, ENGINEERS, EVENTS, MALLORY, ROOT, Service, signed

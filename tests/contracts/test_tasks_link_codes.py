@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from systems.tasks.api.routes import REDEMPTIONS
+from systems.tasks.api.part import REDEMPTIONS
 from tests.support.investigations import PATIENCE, TLS
 from tests.support.tasks import EDSGER, GRACE, ROOT, Service, problem_of
 

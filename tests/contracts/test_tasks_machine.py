@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from systems.tasks.api.bodies import STEPS
+from systems.tasks.api.routes import STEPS
 from systems.tasks.service.machine import RULE_OF, Action, Relation, State, judge, possible
 from tests.support.tasks import ROOT, Service, problem_of
 

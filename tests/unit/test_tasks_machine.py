@@ -8,8 +8,6 @@ from starlette.routing import Route
 
 from aftercommit.access.bearer import BearerAccess
 from aftercommit.postgres.database import Database
-from systems.tasks.api import openapi
-from systems.tasks.api.routes import TasksApi
 from systems.tasks.events import EVENTS
 from systems.tasks.service.description import README, machine, with_tables
 from systems.tasks.service.machine import RULE_OF, RULES, Action, Relation, State, judge, possible
@@ -94,7 +92,7 @@ def test_what_is_told_to_programs_has_every_state_action_and_event():
 
 
 def test_every_route_is_described_and_every_description_is_a_routes():
-    api = TasksApi(Database("postgresql://nowhere"), BearerAccess(None))
+    api = tasks.part(Database("postgresql://nowhere"), BearerAccess(None), False)
     served = {
         (re.sub(r":\w+}", "}", route.path), method.lower())
         for route in api.routes
@@ -102,5 +100,5 @@ def test_every_route_is_described_and_every_description_is_a_routes():
         for method in route.methods or ()
         if method != "HEAD"
     }
-    told = {(path, method) for path, item in openapi.paths().items() for method in item if method != "parameters"}
+    told = {(path, method) for path, item in tasks.paths().items() for method in item if method != "parameters"}
     assert served == told

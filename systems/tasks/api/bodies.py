@@ -1,16 +1,16 @@
-"""What the bodies of requests say, and whether it can be meant. Pure."""
+"""What requests carry: bodies as types, and the parameters and headers that several routes share."""
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final
 
-import msgspec
-from msgspec import Meta
+from fastapi import Header, Path, Query, Request
+from pydantic import AfterValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from aftercommit.event.json_rules import text_problem
 from aftercommit.http.errors import bad_request
-from systems.host.http import LARGEST, read_body
-from systems.tasks.service.machine import Action
-from systems.tasks.service.work import NewTask, Step
+from systems.host.http import LARGEST
+from systems.host.routes import DIGITS, Body
+from systems.tasks.service.errors import NoSuchPlace, NotThere
 
 LONGEST_TITLE: Final = 200
 LONGEST_TEXT: Final = 10_000
@@ -18,108 +18,144 @@ LONGEST_REASON: Final = 2_000
 MOST_SUPERVISORS: Final = 20
 LONGEST_KEY: Final = 200
 
-Number = Annotated[int, Meta(ge=1, le=LARGEST)]
-# What PostgreSQL's text cannot hold, and that something has to be written. The check itself says it in words.
-_STORABLE: Final = {"pattern": r"^[^\u0000]*$"}
-_WRITTEN: Final = {"pattern": r"^[^\u0000]*[^\s\u0000][^\u0000]*$"}
-Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_TEXT, extra_json_schema=_WRITTEN)]
-ShortText = Annotated[str, Meta(min_length=1, max_length=LONGEST_REASON, extra_json_schema=_WRITTEN)]
+
+def _storable(text: str) -> str:
+    problem = text_problem(text)
+    if problem is not None:
+        raise ValueError(problem)
+    return text
 
 
-class TaskWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What makes a task. With an assignee it is theirs at once."""
+def _written(text: str) -> str:
+    if not _storable(text).strip():
+        raise ValueError("is blank: write something")
+    return text
 
-    title: Annotated[str, Meta(min_length=1, max_length=LONGEST_TITLE, extra_json_schema=_WRITTEN)]
-    description: Annotated[str, Meta(max_length=LONGEST_TEXT, extra_json_schema=_STORABLE)] = ""
+
+Number = Annotated[int, Field(ge=1, le=LARGEST)]
+# PostgreSQL's text holds no NUL. The patterns are for readers of the description; the checks say it in words.
+_ANY: Final = {"pattern": r"^[^\u0000]*$"}
+_NOT_BLANK: Final = {"pattern": r"^[^\u0000]*[^\s\u0000][^\u0000]*$"}
+Title = Annotated[
+    str, Field(min_length=1, max_length=LONGEST_TITLE, json_schema_extra=_NOT_BLANK), AfterValidator(_written)
+]
+Description = Annotated[str, Field(max_length=LONGEST_TEXT, json_schema_extra=_ANY), AfterValidator(_storable)]
+Text = Annotated[
+    str, Field(min_length=1, max_length=LONGEST_TEXT, json_schema_extra=_NOT_BLANK), AfterValidator(_written)
+]
+ShortText = Annotated[
+    str, Field(min_length=1, max_length=LONGEST_REASON, json_schema_extra=_NOT_BLANK), AfterValidator(_written)
+]
+
+
+class TaskWanted(Body):
+    """A new task. With an assignee it is assigned at once."""
+
+    title: Title
+    description: Description = ""
     assignee_user_id: Number | None = None
-    supervisor_role_ids: Annotated[list[Number], Meta(max_length=MOST_SUPERVISORS)] = []
+    supervisor_role_ids: Annotated[list[Number], Field(max_length=MOST_SUPERVISORS)] = Field(default_factory=list)
 
 
-class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """To whom a task goes."""
+class Assignment(Body):
+    """Who works on a task from now on."""
 
     assignee_user_id: Number
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Report(Body):
     """What was done."""
 
     report: Text
 
 
-class Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something kind to say, perhaps."""
+class Approval(Body):
+    """An approval, with or without a comment."""
 
     comment: ShortText | None = None
 
 
-class Reasoned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why."""
+class Reasoned(Body):
+    """Why a task is rejected, reopened or cancelled."""
 
     reason: ShortText
 
 
-class Redemption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Redemption(Body):
     """A code that somebody has shown."""
 
-    code: Annotated[str, Meta(min_length=1, max_length=64)]
+    code: Annotated[str, Field(min_length=1, max_length=64)]
 
 
-def wanted(body: bytes) -> NewTask:
-    """The task that a request asks for."""
-    said = read_body(TaskWanted, body)
-    _check("title", said.title)
-    _check("description", said.description, may_be_blank=True)
-    return NewTask(said.title, said.description, said.assignee_user_id, frozenset(said.supervisor_role_ids))
+_IN_PATH: Final = {"minimum": 1, "maximum": LARGEST}
+InPath = Annotated[int, Path(json_schema_extra=_IN_PATH, examples=[1])]
+Before = Annotated[
+    Annotated[int, Field(ge=1, le=LARGEST), DIGITS] | SkipJsonSchema[None],
+    Query(description="Go on from `next_before` of the page before."),
+]
+After = Annotated[
+    int, Field(ge=0, le=LARGEST), DIGITS, Query(description="Go on from `next_after` of the page before.")
+]
 
 
-def _assigning(action: Action) -> Callable[[bytes], Step]:
-    return lambda body: Step(action, read_body(Assignment, body).assignee_user_id)
+async def task_number(task_id: InPath) -> int:
+    """The task in the address; 404 for a number that no task can have."""
+    if not 0 < task_id <= LARGEST:
+        raise NotThere(task_id)
+    return task_id
 
 
-def _reporting(body: bytes) -> Step:
-    return Step(Action.SUBMIT_REPORT, note=_check("report", read_body(Report, body).report))
+async def role_number(role_id: InPath) -> int:
+    """The role in the address."""
+    return _place("role", role_id)
 
 
-def _approving(body: bytes) -> Step:
-    comment = read_body(Approval, body or b"{}").comment
-    return Step(Action.APPROVE, note=_check("comment", comment) if comment is not None else None)
+async def user_number(user_id: InPath) -> int:
+    """The user in the address."""
+    return _place("user", user_id)
 
 
-def _reasoning(action: Action) -> Callable[[bytes], Step]:
-    return lambda body: Step(action, note=_check("reason", read_body(Reasoned, body).reason))
+def _place(what: str, number: int) -> int:
+    if not 0 < number <= LARGEST:
+        raise NoSuchPlace(what, number)
+    return number
 
 
-# By the last part of the address.
-STEPS: Final[Mapping[str, Callable[[bytes], Step]]] = {
-    "assign": _assigning(Action.ASSIGN),
-    "reassign": _assigning(Action.REASSIGN),
-    "submit-report": _reporting,
-    "approve": _approving,
-    "reject": _reasoning(Action.REJECT),
-    "reopen": _reasoning(Action.REOPEN),
-    "cancel": _reasoning(Action.CANCEL),
-}
+async def acting_user(
+    request: Request,
+    user_header: Annotated[
+        str | SkipJsonSchema[None],
+        Header(
+            alias="X-User-Id",
+            description="The user for whom a program asks. It needs a service token with the permission `act-as-user`; "
+            "while there is none, this machine alone may send it in development. Not needed beside a JWT.",
+            json_schema_extra={"type": "integer", **_IN_PATH, "example": 1},
+        ),
+    ] = None,
+) -> int:
+    """The user who asks, or for whom a program does. The route has checked it."""
+    return int(request.state.reader.user)
 
 
-def key_of(headers: Sequence[str]) -> str | None:
+async def idempotency_key(
+    request: Request,
+    key_header: Annotated[
+        str | SkipJsonSchema[None],
+        Header(
+            alias="Idempotency-Key",
+            description="The caller's own name for this request. Sent again, it returns the task that it created.",
+            json_schema_extra={"minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"},
+        ),
+    ] = None,
+) -> str | None:
     """The Idempotency-Key of a request, or None."""
-    if not headers:
+    given = request.headers.getlist("idempotency-key")
+    if not given:
         return None
-    key = headers[0]
-    if len(headers) > 1 or not 0 < len(key) <= LONGEST_KEY or not key.isprintable():
+    key = given[0]
+    if len(given) > 1 or not 0 < len(key) <= LONGEST_KEY or not key.isprintable():
         raise bad_request(
             f"Idempotency-Key must be given once, as 1 to {LONGEST_KEY} printable characters",
             **{"Idempotency-Key": key[:60]},
         )
     return key
-
-
-def _check(field: str, text: str, *, may_be_blank: bool = False) -> str:
-    """What a type cannot say."""
-    problem = text_problem(text)
-    if problem is None and not may_be_blank and not text.strip():
-        problem = "is blank: write something"
-    if problem is not None:
-        raise bad_request(f"The {field} {problem}", field=field)
-    return text

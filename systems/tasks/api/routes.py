@@ -1,51 +1,49 @@
-"""The system's own routes: tasks and what is done with them, people, link codes. Reading events is the feed's work."""
+"""The routes: tasks and what is done with them, people, link codes."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Final
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
-from aftercommit.access.bearer import BearerAccess
-from aftercommit.access.rate_limit import Rate, RateLimiter
 from aftercommit.access.reader import Reader
-from aftercommit.access.trusted import TrustedUsers, is_program
-from aftercommit.feed import Feed
-from aftercommit.http.errors import Problem, bad_request, too_many
-from aftercommit.postgres.database import Database
-from aftercommit.service import Service
-from systems.host.http import (
-    LARGEST,
-    Handler,
-    RequestPool,
-    answer,
-    at_one_moment,
-    guarded,
-    read_body,
-    whole_number,
+from aftercommit.access.trusted import is_program
+from aftercommit.http.errors import Problem
+from systems.host.http import Asks, at_one_moment
+from systems.host.routes import DIGITS, SystemRoute, refusals
+from systems.host.system import Part
+from systems.tasks.api.bodies import (
+    After,
+    Approval,
+    Assignment,
+    Before,
+    Reasoned,
+    Redemption,
+    Report,
+    TaskWanted,
+    acting_user,
+    idempotency_key,
+    role_number,
+    task_number,
+    user_number,
 )
-from systems.tasks.api.bodies import STEPS, Redemption, key_of, wanted
-from systems.tasks.events import outbox
-from systems.tasks.service import people
-from systems.tasks.service.description import machine
-from systems.tasks.service.errors import NoSuchPlace, NotThere
-from systems.tasks.service.link_codes import make_code, redeem
-from systems.tasks.service.machine import State
-from systems.tasks.service.task import find_seen, history_of, list_tasks
-from systems.tasks.service.work import create_task, take_step
+from systems.tasks.api.part import REDEMPTIONS, TasksPart
+from systems.tasks.service import description, link_codes, people
+from systems.tasks.service.machine import RULE_OF, Action, State
+from systems.tasks.service.task import Task, TaskHistory, Tasks, find_seen, history_of, list_tasks
+from systems.tasks.service.work import NewTask, Step, create_task
 
 ROOT: Final = "/tasks"
 REDEEM: Final = f"{ROOT}/link-codes/redeem"
+_ONE: Final = "/{task_id:number}"
+_MEMBER: Final = "/roles/{role_id:number}/members/{user_id:number}"
 LISTED: Final = 50
 MOST_LISTED: Final = 200
 PEOPLE_LISTED: Final = 200
 MOST_PEOPLE_LISTED: Final = 1000
-# A guess is one of 2^60, so this is more than enough against those; and enough for a bot with many users.
-REDEMPTIONS: Final = Rate("user", 60, 60)
-AGAIN: Final = "it may have been done; look, or send it again (a new task under the same Idempotency-Key)"
+_LINK_MINUTES: Final = int(link_codes.LIFETIME.total_seconds() // 60)
 
 
 class _Number(Convertor[int]):
@@ -63,156 +61,266 @@ class _Number(Convertor[int]):
 register_url_convertor("number", _Number())
 
 
-class TasksApi:
-    """The routes, on connections of their own."""
+class ProgramRoute(SystemRoute):
+    """A route for programs: the caller itself, and not the user for whom it asks."""
 
-    def __init__(self, database: Database, bearer: BearerAccess, *, local_users: bool = False) -> None:
-        """Nothing is connected before the lifespan begins. `local_users` is for development alone."""
-        self.access = TrustedUsers(bearer, development=local_users)
-        self._pool = RequestPool(database, "tasks", AGAIN)
-        self._limiter = RateLimiter(database, outbox)
-        self.services: Sequence[Service] = [self._limiter]
-        member = ROOT + "/roles/{role_id:number}/members/{user_id:number}"
-        one = ROOT + "/{task_id:number}"
-        self.routes: Sequence[BaseRoute] = [
-            Route(ROOT, self._guarded(self.list, "state", "before", "limit"), methods=["GET"]),
-            Route(ROOT, self._guarded(self.create), methods=["POST"]),
-            Route(ROOT + "/me", self._guarded(self.me), methods=["GET"]),
-            Route(ROOT + "/me/link-codes", self._guarded(self.link), methods=["POST"]),
-            Route(REDEEM, guarded(self.access.caller, self.redeem), methods=["POST"]),
-            Route(ROOT + "/users", self._guarded(self.users, "after", "limit"), methods=["GET"]),
-            Route(ROOT + "/roles", self._guarded(self.roles), methods=["GET"]),
-            Route(member, self._guarded(self.add_member), methods=["PUT"]),
-            Route(member, self._guarded(self.remove_member), methods=["DELETE"]),
-            Route(ROOT + "/machine", self._guarded(self.machine), methods=["GET"]),
-            Route(one, self._guarded(self.show), methods=["GET"]),
-            Route(one + "/history", self._guarded(self.history, "after", "limit"), methods=["GET"]),
-            *(Route(f"{one}/{verb}", self._guarded(self._step(verb)), methods=["POST"]) for verb in STEPS),
-        ]
-
-    def lifespan(self) -> AbstractAsyncContextManager[object]:
-        """Connections are open."""
-        return self._pool.lifespan()
-
-    async def exists(self, feed: Feed, key: str) -> bool:
-        """Everybody hears of something, or of nothing: who there is decides nothing."""
-        return True
-
-    async def list(self, request: Request, reader: Reader) -> Response:
-        """Those that the caller created, works on or supervises, newest first."""
-        state = _state(request)
-        before = whole_number(request, "before", 1, LARGEST)
-        limit = whole_number(request, "limit", 1, MOST_LISTED) or LISTED
-        async with self._pool.reading() as connection, at_one_moment(connection):
-            user = await people.find_person(connection, int(reader.user))
-            return answer(200, await list_tasks(connection, user.user_id, state=state, before=before, limit=limit))
-
-    async def create(self, request: Request, reader: Reader) -> Response:
-        """A new task; with an Idempotency-Key at most one."""
-        key = key_of(request.headers.getlist("idempotency-key"))
-        new = wanted(await request.body())
-        async with self._pool.changing() as connection:
-            task, is_new = await create_task(connection, int(reader.user), new, key)
-        return answer(201 if is_new else 200, task, {"Location": f"{ROOT}/{task.task_id}"})
-
-    async def show(self, request: Request, reader: Reader) -> Response:
-        """One task."""
-        task_id = _task_id(request)
-        async with self._pool.reading() as connection, at_one_moment(connection):
-            user = await people.find_person(connection, int(reader.user))
-            return answer(200, await find_seen(connection, task_id, user.user_id))
-
-    async def history(self, request: Request, reader: Reader) -> Response:
-        """What was done with it."""
-        task_id = _task_id(request)
-        after = whole_number(request, "after", 0, LARGEST) or 0
-        limit = whole_number(request, "limit", 1, MOST_LISTED) or LISTED
-        async with self._pool.reading() as connection, at_one_moment(connection):
-            user = await people.find_person(connection, int(reader.user))
-            await find_seen(connection, task_id, user.user_id)
-            return answer(200, await history_of(connection, task_id, after=after, limit=limit))
-
-    async def me(self, request: Request, reader: Reader) -> Response:
-        """Who the caller is."""
-        async with self._pool.reading() as connection:
-            return answer(200, await people.find_person(connection, int(reader.user)))
-
-    async def users(self, request: Request, reader: Reader) -> Response:
-        """Who there is."""
-        after = whole_number(request, "after", 0, LARGEST) or 0
-        limit = whole_number(request, "limit", 1, MOST_PEOPLE_LISTED) or PEOPLE_LISTED
-        async with self._pool.reading() as connection:
-            await people.find_person(connection, int(reader.user))
-            return answer(200, await people.list_people(connection, after=after, limit=limit))
-
-    async def roles(self, request: Request, reader: Reader) -> Response:
-        """Who has which role."""
-        async with self._pool.reading() as connection:
-            await people.find_person(connection, int(reader.user))
-            return answer(200, await people.list_roles(connection))
-
-    async def add_member(self, request: Request, reader: Reader) -> Response:
-        """Give somebody a role."""
-        role_id, user_id = _place(request, "role"), _place(request, "user")
-        async with self._pool.changing() as connection:
-            return answer(200, await people.add_member(connection, int(reader.user), role_id, user_id))
-
-    async def remove_member(self, request: Request, reader: Reader) -> Response:
-        """Take it from them."""
-        role_id, user_id = _place(request, "role"), _place(request, "user")
-        async with self._pool.changing() as connection:
-            return answer(200, await people.remove_member(connection, int(reader.user), role_id, user_id))
-
-    async def machine(self, request: Request, reader: Reader) -> Response:
-        """The state machine and the routing policy."""
-        return answer(200, machine())
-
-    async def link(self, request: Request, reader: Reader) -> Response:
-        """A code by which the caller's chat becomes known."""
-        async with self._pool.changing() as connection:
-            return answer(201, await make_code(connection, int(reader.user)))
-
-    async def redeem(self, request: Request, caller: Reader) -> Response:
-        """Whose code it is, to a program alone."""
-        if not is_program(caller):
-            raise Problem(403, "Codes are redeemed by programs: show a service token with the permission act-as-user")
-        allowance = await self._limiter.take("tasks:redeem", caller.service or "this machine", REDEMPTIONS)
-        if not allowance.allowed:
-            raise too_many(f"Too many codes. Limit: {REDEMPTIONS.requests} per minute", allowance.retry_after)
-        code = read_body(Redemption, await request.body()).code
-        async with self._pool.changing() as connection:
-            return answer(200, await redeem(connection, code))
-
-    def _step(self, verb: str) -> Handler:
-        async def step(request: Request, reader: Reader) -> Response:
-            task_id, said = _task_id(request), STEPS[verb](await request.body())
-            async with self._pool.changing() as connection:
-                return answer(200, await take_step(connection, int(reader.user), task_id, said))
-
-        return step
-
-    def _guarded(self, handler: Handler, *parameters: str) -> Callable[[Request], Awaitable[Response]]:
-        return guarded(self.access.reader, handler, *parameters)
+    def asks(self, part: Part) -> Asks:
+        """How the caller of this route is recognised."""
+        assert isinstance(part, TasksPart)
+        return part.access.caller
 
 
-def _task_id(request: Request) -> int:
-    task_id: int = request.path_params["task_id"]
-    if not 0 < task_id <= LARGEST:
-        raise NotThere(task_id)
-    return task_id
+async def _part(request: Request) -> TasksPart:
+    part: TasksPart = request.state.part
+    return part
 
 
-def _place(request: Request, what: str) -> int:
-    number: int = request.path_params[f"{what}_id"]
-    if not 0 < number <= LARGEST:
-        raise NoSuchPlace(what, number)
-    return number
+async def _caller(request: Request) -> Reader:
+    reader: Reader = request.state.reader
+    return reader
 
 
-def _state(request: Request) -> State | None:
-    given = request.query_params.getlist("state")
-    if not given:
-        return None
-    if len(given) != 1 or given[0] not in tuple(State):
-        raise bad_request(f"state must be given once, as one of {', '.join(State)}", state=given[0][:60])
-    return State(given[0])
+Api = Annotated[TasksPart, Depends(_part)]
+User = Annotated[int, Depends(acting_user)]
+TaskId = Annotated[int, Depends(task_number)]
+RoleId = Annotated[int, Depends(role_number)]
+Member = Annotated[int, Depends(user_number)]
+Limit = Annotated[int, Field(ge=1, le=MOST_LISTED), DIGITS, Query(description="How many at most.")]
+PeopleLimit = Annotated[int, Field(ge=1, le=MOST_PEOPLE_LISTED), DIGITS, Query(description="How many at most.")]
+
+router = APIRouter(prefix=ROOT, tags=["tasks"], route_class=SystemRoute)
+
+
+@router.get(
+    "",
+    operation_id="listTasks",
+    summary="Tasks that the caller created, works on or supervises, newest first",
+    responses=refusals(400, 401, 403, 503),
+)
+async def list_mine(
+    api: Api,
+    user: User,
+    state: Annotated[State | SkipJsonSchema[None], Query(description="Only tasks in this state.")] = None,
+    before: Before = None,
+    limit: Limit = LISTED,
+) -> Tasks:
+    """Nothing about tasks of others."""
+    async with api.pool.reading() as connection, at_one_moment(connection):
+        person = await people.find_person(connection, user)
+        return await list_tasks(connection, person.user_id, state=state, before=before, limit=limit)
+
+
+@router.post(
+    "",
+    operation_id="createTask",
+    summary="Create a task",
+    status_code=201,
+    response_description="The task was created.",
+    responses={
+        200: {"description": "The same request has created it before.", "model": Task},
+        **refusals(400, 401, 403, 409, 413, 503),
+    },
+)
+async def create(
+    api: Api,
+    user: User,
+    key: Annotated[str | None, Depends(idempotency_key)],
+    wanted: TaskWanted,
+    response: Response,
+) -> Task:
+    """With an `Idempotency-Key` one task is created, however often the request is sent."""
+    roles = frozenset(wanted.supervisor_role_ids)
+    new = NewTask(wanted.title, wanted.description, wanted.assignee_user_id, roles)
+    async with api.pool.changing() as connection:
+        task, is_new = await create_task(connection, user, new, key)
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"{ROOT}/{task.task_id}"
+    return task
+
+
+@router.get("/me", operation_id="whoAmI", summary="Who the caller is", responses=refusals(400, 401, 403, 503))
+async def me(api: Api, user: User) -> people.Person:
+    """The caller's number, name and roles."""
+    async with api.pool.reading() as connection:
+        return await people.find_person(connection, user)
+
+
+@router.post(
+    "/me/link-codes",
+    operation_id="makeLinkCode",
+    summary="A code by which a bot learns whose chat it is in",
+    description=f"Good once, and for {_LINK_MINUTES} minutes. A new code ends the one before.",
+    status_code=201,
+    response_description="The code, shown once.",
+    responses=refusals(400, 401, 403, 503),
+)
+async def link(api: Api, user: User) -> link_codes.LinkCode:
+    """Only its hash is stored."""
+    async with api.pool.changing() as connection:
+        return await link_codes.make_code(connection, user)
+
+
+async def redeem(api: Api, caller: Annotated[Reader, Depends(_caller)], shown: Redemption) -> link_codes.Linked:
+    """Whose code it is, to a program alone."""
+    if not is_program(caller):
+        raise Problem(403, "Codes are redeemed by programs: show a service token with the permission act-as-user")
+    await api.allow_redemption(caller)
+    async with api.pool.changing() as connection:
+        return await link_codes.redeem(connection, shown.code)
+
+
+router.add_api_route(
+    REDEEM.removeprefix(ROOT),
+    redeem,
+    methods=["POST"],
+    route_class_override=ProgramRoute,
+    operation_id="redeemLinkCode",
+    summary="Whose code this is",
+    description="For programs. Needs a service token with the permission `act-as-user`; while there is none, this "
+    f"machine may ask. {REDEMPTIONS.requests} requests a minute.",
+    response_description="The user. The code cannot be used again.",
+    responses=refusals(400, 401, 403, 404, 413, 429, 503),
+)
+
+
+@router.get("/users", operation_id="listUsers", summary="All users", responses=refusals(400, 401, 403, 503))
+async def users(api: Api, user: User, after: After = 0, limit: PeopleLimit = PEOPLE_LISTED) -> people.People:
+    """By number."""
+    async with api.pool.reading() as connection:
+        await people.find_person(connection, user)
+        return await people.list_people(connection, after=after, limit=limit)
+
+
+@router.get("/roles", operation_id="listRoles", summary="Who has which role", responses=refusals(400, 401, 403, 503))
+async def roles(api: Api, user: User) -> people.Roles:
+    """All roles, by number."""
+    async with api.pool.reading() as connection:
+        await people.find_person(connection, user)
+        return await people.list_roles(connection)
+
+
+@router.put(
+    _MEMBER,
+    operation_id="addMember",
+    summary="Give a user a role",
+    response_description="The user as it is now.",
+    responses=refusals(400, 401, 403, 404, 503),
+)
+async def add_member(api: Api, user: User, role_id: RoleId, user_id: Member) -> people.Person:
+    """By an administrator (role 1)."""
+    async with api.pool.changing() as connection:
+        return await people.add_member(connection, user, role_id, user_id)
+
+
+@router.delete(
+    _MEMBER,
+    operation_id="removeMember",
+    summary="Take a role from a user",
+    response_description="The user as it is now.",
+    responses=refusals(400, 401, 403, 404, 409, 503),
+)
+async def remove_member(api: Api, user: User, role_id: RoleId, user_id: Member) -> people.Person:
+    """By an administrator (role 1). Once this is answered, no further event reaches the user through this role."""
+    async with api.pool.changing() as connection:
+        return await people.remove_member(connection, user, role_id, user_id)
+
+
+@router.get(
+    "/machine",
+    operation_id="showMachine",
+    summary="Which action leads where, who may do it, and who hears of it",
+    responses=refusals(400, 401, 503),
+)
+async def machine(user: User) -> description.Machine:
+    """The state machine and the routing policy."""
+    return description.machine()
+
+
+@router.get(_ONE, operation_id="showTask", summary="One task", responses=refusals(400, 401, 403, 404, 503))
+async def show(api: Api, user: User, task_id: TaskId) -> Task:
+    """With what the caller can do with it now."""
+    async with api.pool.reading() as connection, at_one_moment(connection):
+        person = await people.find_person(connection, user)
+        return await find_seen(connection, task_id, person.user_id)
+
+
+@router.get(
+    f"{_ONE}/history",
+    operation_id="showHistory",
+    summary="What was done with a task, in order",
+    responses=refusals(400, 401, 403, 404, 503),
+)
+async def history(api: Api, user: User, task_id: TaskId, after: After = 0, limit: Limit = LISTED) -> TaskHistory:
+    """One entry for each version of the task."""
+    async with api.pool.reading() as connection, at_one_moment(connection):
+        person = await people.find_person(connection, user)
+        await find_seen(connection, task_id, person.user_id)
+        return await history_of(connection, task_id, after=after, limit=limit)
+
+
+# The last part of an address, and what it does.
+STEPS: Final = {action.replace("_", "-"): action for action in Action if action is not Action.CREATE}
+
+_Step = Callable[..., Any]
+
+
+def _step(action: Action) -> Callable[[_Step], _Step]:
+    """A route that takes a step; its description comes from the rule."""
+    rule = RULE_OF[action]
+    never = f", but not the {' or '.join(rule.never)}" if rule.never else ""
+    words = action.replace("_", " ")
+    first, *rest = words.split()
+    return router.post(
+        f"{_ONE}/{action.replace('_', '-')}",
+        operation_id=first + "".join(word.capitalize() for word in rest),
+        summary=words.capitalize() + ("" if action is Action.SUBMIT_REPORT else " a task"),
+        description=f"By the {' or '.join(rule.by)}{never}, when the task is {' or '.join(rule.states)}. "
+        f"Publishes `{rule.event}`.",
+        response_description="The task as it is now.",
+        responses=refusals(400, 401, 403, 404, 409, 413, 503),
+    )
+
+
+@_step(Action.ASSIGN)
+async def assign(api: Api, user: User, task_id: TaskId, said: Assignment) -> Task:
+    """Give a task to somebody."""
+    return await api.take_step(user, task_id, Step(Action.ASSIGN, said.assignee_user_id))
+
+
+@_step(Action.REASSIGN)
+async def reassign(api: Api, user: User, task_id: TaskId, said: Assignment) -> Task:
+    """Give it to somebody else."""
+    return await api.take_step(user, task_id, Step(Action.REASSIGN, said.assignee_user_id))
+
+
+@_step(Action.SUBMIT_REPORT)
+async def submit_report(api: Api, user: User, task_id: TaskId, said: Report) -> Task:
+    """Say what was done."""
+    return await api.take_step(user, task_id, Step(Action.SUBMIT_REPORT, note=said.report))
+
+
+NO_COMMENT: Final = Approval()
+
+
+@_step(Action.APPROVE)
+async def approve(api: Api, user: User, task_id: TaskId, said: Approval = NO_COMMENT) -> Task:
+    """Accept the report."""
+    return await api.take_step(user, task_id, Step(Action.APPROVE, note=said.comment))
+
+
+@_step(Action.REJECT)
+async def reject(api: Api, user: User, task_id: TaskId, said: Reasoned) -> Task:
+    """Send the report back."""
+    return await api.take_step(user, task_id, Step(Action.REJECT, note=said.reason))
+
+
+@_step(Action.REOPEN)
+async def reopen(api: Api, user: User, task_id: TaskId, said: Reasoned) -> Task:
+    """Begin again."""
+    return await api.take_step(user, task_id, Step(Action.REOPEN, note=said.reason))
+
+
+@_step(Action.CANCEL)
+async def cancel(api: Api, user: User, task_id: TaskId, said: Reasoned) -> Task:
+    """Give the task up."""
+    return await api.take_step(user, task_id, Step(Action.CANCEL, note=said.reason))

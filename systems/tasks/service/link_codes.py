@@ -6,10 +6,9 @@ same.
 
 import hashlib
 import secrets
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
-
-import msgspec
 
 from systems.host.http import Connection, changing
 from systems.tasks.service.errors import NoSuchCode
@@ -24,7 +23,8 @@ LETTERS: Final = 4
 LONGEST: Final = 64
 
 
-class LinkCode(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LinkCode:
     """A code, shown once. `start` is what to send to the bot."""
 
     code: str
@@ -32,7 +32,8 @@ class LinkCode(msgspec.Struct, frozen=True):
     start: str
 
 
-class Linked(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Linked:
     """Whose code it was."""
 
     user_id: int

@@ -5,9 +5,9 @@ that is committed afterwards: the change waits for transactions that have read t
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import psycopg
 
 from aftercommit.postgres.commits import committed
@@ -17,14 +17,16 @@ from systems.tasks.service.errors import LastAdministrator, NoSuchPlace, NotAdmi
 ADMINISTRATORS: Final = 1
 
 
-class Role(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Role:
     """A role as its members see it."""
 
     role_id: int
     name: str
 
 
-class Person(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Person:
     """A user with their roles, the lowest number first."""
 
     user_id: int
@@ -32,14 +34,16 @@ class Person(msgspec.Struct, frozen=True):
     roles: list[Role]
 
 
-class People(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class People:
     """Users by number. `next_after` goes on; null: there are no more."""
 
     users: list[Person]
     next_after: int | None
 
 
-class RoleMembers(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RoleMembers:
     """A role and who has it."""
 
     role_id: int
@@ -47,7 +51,8 @@ class RoleMembers(msgspec.Struct, frozen=True):
     user_ids: list[int]
 
 
-class Roles(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Roles:
     """All roles by number."""
 
     roles: list[RoleMembers]

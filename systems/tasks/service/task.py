@@ -1,18 +1,18 @@
 """A task as callers see it, and how it is found and listed. Nothing is changed here."""
 
 from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
-
-import msgspec
 
 from systems.host.http import Connection
 from systems.tasks.service.errors import NotThere, Stranger
 from systems.tasks.service.machine import Action, Relation, State, possible
 
 
-class Task(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Task:
     """One task. `actions` are what the caller can do with it now; `version` counts what was done with it."""
 
     task_id: int
@@ -26,7 +26,7 @@ class Task(msgspec.Struct, frozen=True):
     created_at: datetime
     updated_at: datetime
     version: int
-    actions: list[Action] = []
+    actions: list[Action] = field(default_factory=list)
 
     def relations(self, user_id: int, role_ids: Collection[int]) -> frozenset[Relation]:
         """How a user with these roles stands to it."""
@@ -42,17 +42,19 @@ class Task(msgspec.Struct, frozen=True):
         relations = self.relations(user_id, role_ids)
         if not relations:
             raise Stranger.to_task(user_id, self.task_id)
-        return msgspec.structs.replace(self, actions=possible(self.state, relations))
+        return replace(self, actions=possible(self.state, relations))
 
 
-class Tasks(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Tasks:
     """Some tasks, newest first. `next_before` goes on; null: there are no more."""
 
     tasks: list[Task]
     next_before: int | None
 
 
-class Entry(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """What was done once, and who was to work on it from then on. `event_id` is that of the event that told of it."""
 
     version: int
@@ -67,7 +69,8 @@ class Entry(msgspec.Struct, frozen=True):
     event_id: UUID
 
 
-class TaskHistory(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TaskHistory:
     """What was done with a task, in order. `next_after` goes on; null: that was all."""
 
     entries: list[Entry]
@@ -147,7 +150,7 @@ async def list_tasks(
 async def history_of(connection: Connection, task_id: int, *, after: int, limit: int) -> TaskHistory:
     """What was done with it after a version."""
     rows = await (await connection.execute(_HISTORY, (task_id, after, limit))).fetchall()
-    return TaskHistory([Entry(*row) for row in rows], rows[-1][0] if len(rows) == limit else None)
+    return TaskHistory([_entry(row) for row in rows], rows[-1][0] if len(rows) == limit else None)
 
 
 async def roles_of(connection: Connection, user_id: int) -> list[int]:
@@ -159,3 +162,8 @@ async def roles_of(connection: Connection, user_id: int) -> list[int]:
 def _task(row: tuple[Any, ...]) -> Task:
     task_id, title, description, state, *rest = row
     return Task(task_id, title, description, State(state), *rest)
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    version, action, from_state, to_state, *rest = row
+    return Entry(version, Action(action), State(from_state) if from_state else None, State(to_state), *rest)

@@ -6,6 +6,7 @@ hears of what is committed after they have lost the role by which they would hav
 
 import hashlib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -217,7 +218,7 @@ async def _changed(connection: Connection, before: Task, step: Step) -> Task:
     row = await (await connection.execute(_UPDATE, parameters)).fetchone()
     assert row is not None
     updated_at, version = row
-    return msgspec.structs.replace(
+    return replace(
         before, state=state, assignee_user_id=assignee, report=report, updated_at=updated_at, version=version
     )
 
