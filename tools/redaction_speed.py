@@ -16,8 +16,8 @@ import msgspec
 
 from aftercommit.redaction import redactor as redaction
 from aftercommit.redaction.folding import folded
-from aftercommit.redaction.patterns import Looks, TooDense
-from aftercommit.redaction.rules import RULES, Rule
+from aftercommit.redaction.patterns import LookBudget, TooDense
+from aftercommit.redaction.rules import RULES, RedactionRule
 from systems.investigations.sample.sample_script import Story
 from tests.unit.hostile_texts import UNITS, VALUES, repeated
 
@@ -53,13 +53,13 @@ def measured(unit: str, run: Callable[[str], object], rounds: int) -> Measured:
     return Measured(least(lambda: run(short), rounds), least(lambda: run(long), 1) / 10, unit)
 
 
-def with_rule(rule: Rule) -> Callable[[str], object]:
+def with_rule(rule: RedactionRule) -> Callable[[str], object]:
     """Look for what one rule finds."""
 
     def run(text: str) -> None:
-        searched = folded(text, Looks(len(text)))[0]
+        searched = folded(text, LookBudget(len(text)))[0]
         try:
-            for _ in rule.find(searched, searched.lower(), Looks(len(searched))):
+            for _ in rule.find(searched, searched.lower(), LookBudget(len(searched))):
                 pass
         except TooDense:
             # The text would be withheld.

@@ -15,20 +15,20 @@ from aftercommit.application import Companions
 from aftercommit.client import Pace
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram import Bot, Link, bot_settings, open_store
-from aftercommit.contrib.telegram.local_api import BotApiServer, Limits
+from aftercommit.contrib.telegram.local_api import BotApiLimits, BotApiServer
 from aftercommit.embedded import default_folder
 from aftercommit.errors import StateTaken, StateUnavailable
 from aftercommit.postgres.database import Database
 from aftercommit.server.http_server import AddressTaken
 from aftercommit.service import Service, until_one_ends
-from aftercommit.telemetry import say
+from aftercommit.telemetry import log_event
 from systems.host.system import SampleBot, System
 
 logger = logging.getLogger("aftercommit.up")
 
 CHATS: Final = "chats"
 # Telegram lets a few through that come close together, and so does this one. A test's own server does not.
-LIMITS: Final = Limits(burst=5)
+LIMITS: Final = BotApiLimits(burst=5)
 JOURNAL: Final = "chats.jsonl"
 # The site is on the same machine, and somebody is watching.
 PACE: Final = Pace(poll=0.5, idle_longest=1.0)
@@ -114,7 +114,7 @@ class LocalBot(Service):
                 # One that was killed holds its state until the database notices; another `up` may hold it for long.
                 if str(problem) != said:
                     said = str(problem)
-                    say(logger, logging.WARNING, "bot_waits", error=said, retry_in=_TRY_AGAIN)
+                    log_event(logger, logging.WARNING, "bot_waits", error=said, retry_in=_TRY_AGAIN)
                 await self.pause(_TRY_AGAIN)
 
     async def _run_bot(self) -> None:

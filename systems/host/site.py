@@ -59,7 +59,7 @@ class Site:
             exists=self._exists,
             listener=listener,
             services=[listener, *bearers.values(), *(each for part in self._parts.values() for each in part.services)],
-            times=StreamTimes(drain=serving.drain),
+            times=StreamTimes(drain_seconds=serving.drain_seconds),
             title=TITLE,
         )
         own = [route for part in self._parts.values() for route in part.routes]

@@ -20,7 +20,7 @@ async def main(dsn: str, concurrency: int) -> None:
     async def handle(event: Event[OrderPlaced], connection: Any) -> None:
         await connection.execute(SLEEP)
 
-    async with LogWorker(shop.outbox, consumer, shop.database, settings=WorkerSettings(lease=0.5)):
+    async with LogWorker(shop.outbox, consumer, shop.database, settings=WorkerSettings(lease_seconds=0.5)):
         await asyncio.Event().wait()
 
 
