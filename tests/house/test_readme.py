@@ -1,4 +1,4 @@
-"""The README's first snippets are programs: they run as they stand and do what the README says."""
+"""The README is short, its programs run as they stand, and links in the docs lead somewhere."""
 
 import os
 import re
@@ -15,11 +15,20 @@ import pytest
 from tests.support.programs import CLEANED, kept_port, running
 
 README = Path(__file__).parents[2] / "README.md"
+OPERATING = README.parent / "docs" / "guides" / "operating.md"
+MOST_WORDS = 700
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: Path = README) -> list[str]:
     """The fenced blocks of one language, in order."""
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_the_readme_is_short_before_its_map() -> None:
+    """Code counts too: a newcomer reads all of it."""
+    before_the_map, heading, _ = README.read_text().partition("## Map of the tree")
+    assert heading
+    assert len(before_the_map.split()) <= MOST_WORDS
 
 
 def run(program: Path, **environment: str) -> str:
@@ -44,7 +53,7 @@ def test_the_first_event_prints_what_the_readme_says_and_up_handles_one_more(tmp
     home = str(tmp_path / "home")
     first, more = tmp_path / "first.py", tmp_path / "more.py"
     first.write_text(blocks("python")[0])
-    (publishing,) = [block for block in blocks("python") if "from first import OrderPlaced" in block]
+    (publishing,) = [block for block in blocks("python", OPERATING) if "from first import OrderPlaced" in block]
     more.write_text(publishing)
 
     assert run(first, AFTERCOMMIT_HOME=home) == blocks("text")[0]

@@ -115,14 +115,3 @@ def test_the_examples_have_complete_types(project: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(MYPY_CACHE), *names]
     ran = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=PATIENCE - 10, check=False)
     assert ran.returncode == 0, ran.stdout
-
-
-@pytest.mark.thorough
-def test_the_readmes_example_runs_with_the_files_of_the_guide(
-    project: Path, postgres_server: PostgresServerForTests
-) -> None:
-    """The README shows one test and leaves the rest to the guide."""
-    section = (REPOSITORY / "README.md").read_text().partition("## In your tests")[2]
-    example = next(text for language, _, _, text in BLOCK.findall(section) if language == "python")
-    (project / "test_readme.py").write_text(example)
-    assert "1 passed" in passes(project, "test_readme.py", server=postgres_server)
