@@ -130,3 +130,12 @@ def test_every_link_of_the_docs_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_source_file_that_the_docs_name_exists() -> None:
+    """A path in backticks starts at the root or in the package; a name without a folder may be an example's."""
+    root = README.parent
+    for page in [README, *root.glob("docs/**/*.md"), root / "CONTRIBUTING.md", root / "PROTOCOL.md"]:
+        for path in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|sql|toml|lock))`", page.read_text()):
+            found = any((folder / path).exists() for folder in (root, root / "src" / "aftercommit"))
+            assert found or "NNNN" in path, f"{page.name} names {path}"
