@@ -123,13 +123,22 @@ def _rest_of(printed: IO[str], started: list[int]) -> list[str]:
 
 
 def test_every_link_of_the_docs_leads_somewhere() -> None:
-    """Relative links in README and docs name files that exist."""
+    """Relative links name files that exist, and headings that the files have."""
     root = README.parent
-    for page in [README, *root.glob("docs/**/*.md"), root / "CONTRIBUTING.md"]:
+    for page in [README, *root.glob("docs/**/*.md"), root / "CONTRIBUTING.md", root / "PROTOCOL.md"]:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, heading in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+            if "://" in target:
+                continue
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name} links to {target}"
+            assert not heading or heading in headings(file), f"{page.name} links to {target}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 def test_every_source_file_that_the_docs_name_exists() -> None:
