@@ -145,7 +145,7 @@ async def test_a_standby_takes_over_from_a_worker_that_was_killed_in_the_middle_
     victim.kill()
     await victim.wait()
     async with asyncio.timeout(30):
-        await handle_all(shop, consumer, lease=0.5)
+        await handle_all(shop, consumer, lease_seconds=0.5)
     assert ledger.numbers() == [0]
 
 
