@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from aftercommit.cli import cli
 from aftercommit.errors import ConsumerNameTaken, RepairError
-from aftercommit.operate.repair import Place, Selection, seeking
+from aftercommit.operate.repair import SeekTarget, Selection, seeking
 from tests.postgres.test_repair_races import Held
 from tests.support.consuming import append, checkpoint, inbox, letters, numbered, place_in_log, settled, worker_on
 from tests.support.repairing import Fragile, desk, forget_inbox_before
@@ -33,7 +33,7 @@ def run(shop: Shop, *arguments: str, answer: str | None = None) -> Result:
 class TestPlaces:
     @pytest.mark.parametrize(("to", "position"), [("start", 0), ("end", 5), (2, 2), (0, 0), (5, 5)])
     async def test_a_checkpoint_goes_where_it_is_told_and_it_is_on_record(
-        self, shop: Shop, to: Place, position: int
+        self, shop: Shop, to: SeekTarget, position: int
     ) -> None:
         await five_handled(shop)
         sought = await desk(shop).seek("index", to, reason="again, please")

@@ -3,7 +3,7 @@
 import pytest
 
 from aftercommit.cli.consumers import between
-from aftercommit.operate.repair import Sought
+from aftercommit.operate.repair import SeekResult
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from aftercommit.operate.repair import Sought
     ],
 )  # fmt: skip
 def test_back_it_says_what_is_skipped_and_what_is_handled(events: int, handled: int, lettered: int, said: str) -> None:
-    assert between(Sought("index", 9, 0, events, handled, lettered, 0, True, None)) == said
+    assert between(SeekResult("index", 9, 0, events, handled, lettered, 0, True, None)) == said
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_back_it_says_what_is_skipped_and_what_is_handled(events: int, handled: 
     ],
 )  # fmt: skip
 def test_ahead_it_says_what_is_passed_over(events: int, handled: int, lettered: int, said: str) -> None:
-    assert between(Sought("index", 0, 9, events, handled, lettered, 0, True, None)) == said
+    assert between(SeekResult("index", 0, 9, events, handled, lettered, 0, True, None)) == said
 
 
 def test_without_an_inbox_all_is_handled_again_that_has_no_open_letter() -> None:
-    sought = Sought("index", 9, 0, 5, 2, 1, 0, False, None)
+    sought = SeekResult("index", 9, 0, 5, 2, 1, 0, False, None)
     assert between(sought) == (
         "5 events in between: 1 has an open dead letter and goes its way, 4 will be handled again, without an inbox"
     )

@@ -17,7 +17,7 @@ from aftercommit.cli.repair_output import document
 from aftercommit.cli.selecting import Moment, by_option, dry_run_option, open_repair, run, yes_option
 from aftercommit.consumer import names
 from aftercommit.operate.overview import ConsumerState, overview
-from aftercommit.operate.repair import Place, Sought
+from aftercommit.operate.repair import SeekResult, SeekTarget
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
 from aftercommit.text import plural
@@ -97,12 +97,12 @@ def forget(settings: Settings, name: str, yes: bool) -> None:
     message(f"consumer {name!r} is forgotten")
 
 
-class Where(click.ParamType[Place]):
+class Where(click.ParamType[SeekTarget]):
     """A place of the log: start, end, a position, or a moment."""
 
     name = "place"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SeekTarget:
         """As `Repair.seek` takes it."""
         if value in ("start", "end"):
             return "start" if value == "start" else "end"
@@ -129,7 +129,7 @@ class Where(click.ParamType[Place]):
 @yes_option
 @as_json
 @pass_settings
-def seek(settings: Settings, name: str, to: Place, **options: Any) -> None:
+def seek(settings: Settings, name: str, to: SeekTarget, **options: Any) -> None:
     """Move the checkpoint of a consumer of the log, back or ahead. Counts first and asks.
 
     What its inbox knows as handled is not handled again: to have that, `aftercommit replay start --to NAME --again`.
@@ -151,7 +151,7 @@ def seek(settings: Settings, name: str, to: Place, **options: Any) -> None:
         message(f"consumer {name!r} goes on behind position {found.after}")
 
 
-def _show_sought(found: Sought, force: bool) -> None:
+def _show_sought(found: SeekResult, force: bool) -> None:
     """What lies between the two places, and what becomes of it."""
     line(f"{found.consumer}: {found.before} -> {found.after}")
     message(between(found))
@@ -162,7 +162,7 @@ def _show_sought(found: Sought, force: bool) -> None:
         message(f"{found.worker} works for it" + (" and will begin anew" if force else ": stop that first, or --force"))
 
 
-def between(found: Sought) -> str:
+def between(found: SeekResult) -> str:
     """What becomes of the events between the two places of a checkpoint, in one sentence."""
     rest = found.events - found.handled - found.lettered
     letter = (found.lettered, "has an open dead letter and goes its way", "have an open dead letter and go its way")

@@ -34,7 +34,7 @@ from aftercommit.cli.selecting import (
     yes_option,
 )
 from aftercommit.errors import RepairError
-from aftercommit.operate.repair import LetterGroup, LetterPage, Repair, Repaired, Selection
+from aftercommit.operate.repair import LetterGroup, LetterPage, Repair, RepairResult, Selection
 from aftercommit.operate.repair.actions import DISCARDED, RETRIED
 from aftercommit.operate.repair.selection import FAILING, OPEN, STATUSES
 from aftercommit.settings import Settings
@@ -267,7 +267,7 @@ def _nothing(selection: Selection) -> str:
 
 def _tell(
     ctx: click.Context,
-    done: Repaired,
+    done: RepairResult,
     selection: Selection,
     verb: str,
     as_json: bool,
@@ -275,7 +275,7 @@ def _tell(
 ) -> None:
     nothing = not done.done and not done.left_alone
 
-    def show(done: Repaired) -> None:
+    def show(done: RepairResult) -> None:
         if not nothing:
             show_repaired(done, *_WORDS[verb])
         elif not absent:

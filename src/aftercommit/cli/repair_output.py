@@ -21,7 +21,7 @@ from aftercommit.operate.repair import (
     LetterGroup,
     Operation,
     Preview,
-    Repaired,
+    RepairResult,
     Selection,
 )
 from aftercommit.text import plural
@@ -182,7 +182,7 @@ def _place(letter: LetterDetail) -> str:
     return ", ".join(places) or "nowhere but here"
 
 
-def show_repaired(done: Repaired, was: str, would: str) -> None:
+def show_repaired(done: RepairResult, was: str, would: str) -> None:
     """What an action did, to whoever is looking."""
     message(f"{plural(done.done, 'letter')} {would if done.dry_run else was}")
     for text in done.missing:

@@ -4,13 +4,20 @@ Handlers are called by the live workers and relays alone, and no checkpoint is m
 put before them as a letter that is due, or as a row of the outbox.
 """
 
-from aftercommit.operate.repair.actions import Repaired
+from aftercommit.operate.repair.actions import RepairResult
 from aftercommit.operate.repair.driver import ReplayDriver, ReplayProgress
-from aftercommit.operate.repair.letters import DeadLetter, Deed, FailedAttempt, LetterDetail, LetterGroup, LetterPage
-from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, Dealt, ItemProblem, Operation
+from aftercommit.operate.repair.letters import (
+    DeadLetter,
+    FailedAttempt,
+    LetterDetail,
+    LetterGroup,
+    LetterPage,
+    OperatorAction,
+)
+from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, ItemOutcome, ItemProblem, Operation
 from aftercommit.operate.repair.repair import Repair
 from aftercommit.operate.repair.replay import Preview
-from aftercommit.operate.repair.seeking import Place, Sought
+from aftercommit.operate.repair.seeking import SeekResult, SeekTarget
 from aftercommit.operate.repair.selection import RELAY, Selection
 
 __all__ = [
@@ -18,20 +25,20 @@ __all__ = [
     "TO_OWNER",
     "TO_TRANSPORT",
     "DeadLetter",
-    "Dealt",
-    "Deed",
     "FailedAttempt",
+    "ItemOutcome",
     "ItemProblem",
     "LetterDetail",
     "LetterGroup",
     "LetterPage",
     "Operation",
-    "Place",
+    "OperatorAction",
     "Preview",
     "Repair",
-    "Repaired",
+    "RepairResult",
     "ReplayDriver",
     "ReplayProgress",
+    "SeekResult",
+    "SeekTarget",
     "Selection",
-    "Sought",
 ]

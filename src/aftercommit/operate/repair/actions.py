@@ -11,7 +11,7 @@ from uuid import UUID
 
 from aftercommit.errors import LetterNotFound, RepairError
 from aftercommit.operate.repair.letters import LetterDetail, owner, show_letters
-from aftercommit.operate.repair.operations import Dealt, record, record_dealt, who_is_missing
+from aftercommit.operate.repair.operations import ItemOutcome, record, record_dealt, who_is_missing
 from aftercommit.operate.repair.payloads import checked_payload
 from aftercommit.operate.repair.selection import OPEN, RELAY, Selection
 from aftercommit.operate.repair.session import RepairSession
@@ -37,7 +37,7 @@ PERHAPS_PUBLISHED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairResult:
     """What an action did: how many letters were dealt with, and which were left alone for what reason.
 
     `missing` says in words who does not work at the moment, so that what was retried has to wait.
@@ -45,7 +45,7 @@ class Repaired:
 
     operation_id: UUID | None
     done: int
-    left_alone: Sequence[Dealt]
+    left_alone: Sequence[ItemOutcome]
     dry_run: bool = False
     missing: Sequence[str] = ()
 
@@ -58,33 +58,33 @@ class _Chosen:
     position: int | None
     status: str
 
-    def left(self, note: str) -> Dealt:
-        return Dealt(self.event_id, self.consumer, self.position, note)
+    def left(self, note: str) -> ItemOutcome:
+        return ItemOutcome(self.event_id, self.consumer, self.position, note)
 
-    def done(self) -> Dealt:
-        return Dealt(self.event_id, self.consumer, self.position)
+    def done(self) -> ItemOutcome:
+        return ItemOutcome(self.event_id, self.consumer, self.position)
 
 
 async def retry(
     session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False
-) -> Repaired:
+) -> RepairResult:
     """The chosen letters get all their attempts again, at once and in order."""
     locked = await _lock(session, selection, RETRIED)
     if dry_run:
-        return Repaired(None, len(locked.letters), locked.left, dry_run=True)
+        return RepairResult(None, len(locked.letters), locked.left, dry_run=True)
     dealt = await _retry(session, locked) + locked.left
     return await _finish(session, "retry", selection, dealt, by, reason)
 
 
 async def discard(
     session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False
-) -> Repaired:
+) -> RepairResult:
     """The chosen letters are given up. Nothing is lost: a letter keeps its event, and can be retried later."""
     if not reason.strip():
         raise RepairError("a letter is discarded for a reason, which is kept: say reason=…, or --reason")
     locked = await _lock(session, selection, DISCARDED)
     if dry_run:
-        return Repaired(None, len(locked.letters), locked.left, dry_run=True)
+        return RepairResult(None, len(locked.letters), locked.left, dry_run=True)
     dealt = await _discard(session, locked.of_log)
     dealt += await _discard_behind_bus(session, locked)
     dealt += await _discard_deliveries(session, locked)
@@ -101,7 +101,7 @@ async def edit(
     by: str,
     reason: str,
     dry_run: bool = False,
-) -> Repaired:
+) -> RepairResult:
     """A letter gets another payload and is retried with it. The log never changes; the former payload is on record."""
     letter = await only_letter(session, event_id, consumer)
     text = checked_payload(session, letter, payload)
@@ -113,7 +113,7 @@ async def edit(
         whose = owner(letter.consumer)
         raise LetterNotFound(f"the letter of event {event_id} with {whose} cannot be edited: {obstacle}")
     if dry_run:
-        return Repaired(None, 1, (), dry_run=True)
+        return RepairResult(None, 1, (), dry_run=True)
     before_publishing = letter.is_of_relay and not published
     parameters = {"event_id": event_id, "consumer": letter.consumer, "payload": text}
     await session.rows("edit_letter", {**parameters, "before_publishing": before_publishing})
@@ -162,7 +162,7 @@ class _Locked:
     """Letters at rest, in the order of their events; and those that are left alone, each with the reason."""
 
     letters: list[_Chosen]
-    left: list[Dealt]
+    left: list[ItemOutcome]
 
     @property
     def of_log(self) -> list[_Chosen]:
@@ -217,7 +217,7 @@ def _key(row: Sequence[Any]) -> tuple[UUID, str]:
     return row[0], row[1]
 
 
-async def _retry(session: RepairSession, locked: _Locked) -> list[Dealt]:
+async def _retry(session: RepairSession, locked: _Locked) -> list[ItemOutcome]:
     mine = locked.of_log
     if mine:
         await session.rows("reopen_letters", _keys([each for each in mine if each.status == "discarded"]))
@@ -225,7 +225,7 @@ async def _retry(session: RepairSession, locked: _Locked) -> list[Dealt]:
     return [each.done() for each in mine] + await _redeliver(session, locked.of_relay)
 
 
-async def _redeliver(session: RepairSession, letters: Sequence[_Chosen]) -> list[Dealt]:
+async def _redeliver(session: RepairSession, letters: Sequence[_Chosen]) -> list[ItemOutcome]:
     """Their events go out again, to those who have not taken them."""
     if not letters:
         return []
@@ -247,13 +247,13 @@ async def _redeliver(session: RepairSession, letters: Sequence[_Chosen]) -> list
     return dealt + left
 
 
-async def _discard(session: RepairSession, letters: Sequence[_Chosen]) -> list[Dealt]:
+async def _discard(session: RepairSession, letters: Sequence[_Chosen]) -> list[ItemOutcome]:
     if letters:
         await session.rows("discard_letters", _keys(letters))
     return [each.done() for each in letters]
 
 
-async def _discard_behind_bus(session: RepairSession, locked: _Locked) -> list[Dealt]:
+async def _discard_behind_bus(session: RepairSession, locked: _Locked) -> list[ItemOutcome]:
     """A consumer is spared the event as if it had handled it; the event goes on when nobody else has to be asked."""
     letters = [each for each in locked.of_relay if each.consumer != RELAY]
     if not letters:
@@ -264,7 +264,7 @@ async def _discard_behind_bus(session: RepairSession, locked: _Locked) -> list[D
     return dealt
 
 
-async def _discard_deliveries(session: RepairSession, locked: _Locked) -> list[Dealt]:
+async def _discard_deliveries(session: RepairSession, locked: _Locked) -> list[ItemOutcome]:
     """The event leaves the outbox and stays in its letter."""
     letters = [each for each in locked.of_relay if each.consumer == RELAY]
     if not letters:
@@ -283,16 +283,16 @@ async def _finish(
     session: RepairSession,
     kind: str,
     selection: Selection,
-    dealt: Sequence[Dealt],
+    dealt: Sequence[ItemOutcome],
     by: str,
     reason: str,
     detail: Mapping[str, str] | None = None,
-) -> Repaired:
+) -> RepairResult:
     if not dealt:
-        return Repaired(None, 0, ())
+        return RepairResult(None, 0, ())
     operation_id = await record(session, kind, "@owner", selection, by=by, reason=reason, detail=detail)
     await record_dealt(session, operation_id, dealt)
     await session.wake_everybody()
     left_alone = [each for each in dealt if each.note is not None]
     missing = await who_is_missing(session, operation_id, "done") if kind != "discard" else []
-    return Repaired(operation_id, len(dealt) - len(left_alone), left_alone, missing=missing)
+    return RepairResult(operation_id, len(dealt) - len(left_alone), left_alone, missing=missing)

@@ -55,7 +55,7 @@ class FailedAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class OperatorAction:
     """What an operator did to an event; `former_payload` where it was edited."""
 
     operation_id: UUID
@@ -83,7 +83,7 @@ class LetterDetail(DeadLetter):
     history: Sequence[FailedAttempt]
     outbox_status: str | None
     positions: Sequence[int]
-    deeds: Sequence[Deed]
+    deeds: Sequence[OperatorAction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ async def show_letters(session: RepairSession, event_id: UUID, consumer: str | N
     return [_detail(session, row, deeds) for row in rows]
 
 
-def _detail(session: RepairSession, row: Sequence[Any], deeds: Sequence[Deed]) -> LetterDetail:
+def _detail(session: RepairSession, row: Sequence[Any], deeds: Sequence[OperatorAction]) -> LetterDetail:
     names = [*_SUMMARY, *_DETAIL]
     known = dict(zip(names, row, strict=False))
     known["history"] = [
@@ -159,9 +159,9 @@ def _detail(session: RepairSession, row: Sequence[Any], deeds: Sequence[Deed]) -
     return LetterDetail(**known, scope=scope, audience=audience, deeds=deeds)
 
 
-async def _deeds(session: RepairSession, event_id: UUID) -> list[Deed]:
+async def _deeds(session: RepairSession, event_id: UUID) -> list[OperatorAction]:
     rows = await session.rows("operations_on_event", {"event_id": event_id})
-    return [Deed(*row) for row in rows]
+    return [OperatorAction(*row) for row in rows]
 
 
 async def owners(session: RepairSession) -> list[str]:

@@ -64,7 +64,7 @@ class ItemProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class ItemOutcome:
     """One letter that an action was for: dealt with, or left alone for a reason."""
 
     event_id: UUID
@@ -102,7 +102,7 @@ async def record(
     return operation_id
 
 
-async def record_dealt(session: RepairSession, operation_id: UUID, dealt: Sequence[Dealt]) -> None:
+async def record_dealt(session: RepairSession, operation_id: UUID, dealt: Sequence[ItemOutcome]) -> None:
     """Which letters it was."""
     parameters = {
         "id": operation_id,

@@ -10,12 +10,12 @@ from uuid import UUID
 
 from aftercommit.errors import OperationBusy, RepairError
 from aftercommit.operate.repair import actions, letters, operations, replay, seeking
-from aftercommit.operate.repair.actions import Repaired
+from aftercommit.operate.repair.actions import RepairResult
 from aftercommit.operate.repair.driver import ReplayDriver, ReplayProgress
 from aftercommit.operate.repair.letters import LetterDetail, LetterGroup, LetterPage
 from aftercommit.operate.repair.operations import ItemProblem, Operation
 from aftercommit.operate.repair.replay import Preview, ReplayOptions
-from aftercommit.operate.repair.seeking import Place, Sought
+from aftercommit.operate.repair.seeking import SeekResult, SeekTarget
 from aftercommit.operate.repair.selection import Selection, checked_count
 from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.declaration import Outbox
@@ -77,7 +77,7 @@ class Repair:
         async with self._session() as session:
             return await letters.owners(session)
 
-    async def retry(self, selection: Selection, *, reason: str = "", dry_run: bool = False) -> Repaired:
+    async def retry(self, selection: Selection, *, reason: str = "", dry_run: bool = False) -> RepairResult:
         """Give the chosen letters all their attempts again: parked ones, unless statuses or event_ids say otherwise."""
         _refuse_everything(selection)
         return await self._act(
@@ -86,12 +86,12 @@ class Repair:
 
     async def edit(
         self, event_id: UUID, payload: bytes, *, consumer: str | None = None, reason: str = "", dry_run: bool = False
-    ) -> Repaired:
+    ) -> RepairResult:
         """Give a letter another payload and retry it; the log never changes, the former payload stays on record."""
         options: dict[str, Any] = {"by": self._by, "reason": reason, "dry_run": dry_run}
         return await self._act(lambda session: actions.edit(session, event_id, consumer, payload, **options))
 
-    async def discard(self, selection: Selection, *, reason: str, dry_run: bool = False) -> Repaired:
+    async def discard(self, selection: Selection, *, reason: str, dry_run: bool = False) -> RepairResult:
         """Give the chosen letters up, for a reason that is kept. They can be retried later all the same."""
         _refuse_everything(selection)
         return await self._act(
@@ -99,8 +99,8 @@ class Repair:
         )
 
     async def seek(
-        self, consumer: str, to: Place, *, reason: str = "", force: bool = False, dry_run: bool = False
-    ) -> Sought:
+        self, consumer: str, to: SeekTarget, *, reason: str = "", force: bool = False, dry_run: bool = False
+    ) -> SeekResult:
         """Move the checkpoint of a consumer of the log: to "start", "end", behind a position, or before a moment.
 
         What the inbox knows as handled is not handled again. Refused while a worker holds the consumer, unless `force`

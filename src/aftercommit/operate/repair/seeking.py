@@ -19,14 +19,14 @@ from aftercommit.operate.repair.selection import Selection
 from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.handlers import ANY_TYPE
 
-Place = Literal["start", "end"] | int | datetime
+SeekTarget = Literal["start", "end"] | int | datetime
 """Where to: the first event that is kept, the tip, behind a position, or before what was published then or later."""
 
 _NOTHING: Final = Selection()
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class SeekResult:
     """A checkpoint that was moved, or (`dry_run`) would be, and what lies between its two places.
 
     Of the `events` in between that the consumer takes, `handled` ones are in its inbox, and `lettered` ones are not but
@@ -64,13 +64,13 @@ class _Checkpoint:
 async def seek(
     session: RepairSession,
     consumer: str,
-    to: Place,
+    to: SeekTarget,
     *,
     by: str,
     reason: str,
     force: bool = False,
     dry_run: bool = False,
-) -> Sought:
+) -> SeekResult:
     """Move the checkpoint; on record with who and why."""
     found = await _checkpoint(session, consumer)
     if not dry_run:
@@ -82,7 +82,7 @@ async def seek(
     taken = None if found.taken == [ANY_TYPE] else found.taken
     events, handled, lettered, unknown = await session.row("events_between", {**between, "taken": taken})
     counted = {"events": events, "handled": handled, "lettered": lettered, "unknown": unknown}
-    sought = Sought(
+    sought = SeekResult(
         consumer, found.position, after, **counted, keeps_inbox=found.inbox, worker=found.worker, dry_run=dry_run
     )
     if dry_run:
@@ -128,7 +128,7 @@ def _refuse_held(consumer: str, found: _Checkpoint, force: bool) -> None:
         )
 
 
-async def _position(session: RepairSession, to: Place) -> int:
+async def _position(session: RepairSession, to: SeekTarget) -> int:
     """The checkpoint that is meant: the position behind which the consumer goes on."""
     first, tip = await session.row("ends_of_log", {})
     if to == "start":
