@@ -117,7 +117,7 @@ class TestServiceTokens:
             assert (await server.reader(made.token)).service == token_id
 
     async def test_strangers_cost_no_query(self, shop: Shop) -> None:
-        async with Guarded(shop, poll=3600.0) as server:
+        async with Guarded(shop, poll_seconds=3600.0) as server:
             made = server.create()
             await server.look()
             looks = server.signals.counts["access.read"]
@@ -302,7 +302,7 @@ class TestRevocation:
 
     async def test_a_revocation_is_heard_by_notification_long_before_the_next_look(self, shop: Shop) -> None:
         listener = Listener(shop.database, shop.signals)
-        server = Guarded(shop, poll=3600.0, listener=listener)
+        server = Guarded(shop, poll_seconds=3600.0, listener=listener)
         async with listener, server:
             await shop.signals.wait("listener.working")
             made, token = server.create(), minted()
@@ -315,7 +315,7 @@ class TestRevocation:
             await until(lambda: made.id not in server.access.service_tokens._known)
 
     async def test_without_notifications_a_revocation_is_found_by_looking(self, shop: Shop) -> None:
-        async with Guarded(shop, poll=0.05) as server:
+        async with Guarded(shop, poll_seconds=0.05) as server:
             reader = await server.reader(minted())
             server.revoke("user", "ann")
 

@@ -93,7 +93,7 @@ async def test_in_any_stretch_of_time_several_processes_let_no_more_through_than
 @pytest.mark.contract("E6")
 async def test_what_passes_while_an_exchange_is_under_way_comes_on_top(shop: Shop):
     rate, signals = Rate("user", 1000, DAY), Signals()
-    async with limiter_of(shop, signals, interval=60.0) as limiter:
+    async with limiter_of(shop, signals, interval_seconds=60.0) as limiter:
         await limiter.take("user", "ann", rate)
         await exchanged(limiter, signals)
         with shop.connect() as other:
@@ -157,7 +157,7 @@ async def test_what_is_given_back_is_free_for_all(shop: Shop):
 
 async def test_one_exchange_carries_all_keys_and_requests_cause_none(shop: Shop):
     signals = Signals()
-    async with limiter_of(shop, signals, interval=60.0) as limiter:
+    async with limiter_of(shop, signals, interval_seconds=60.0) as limiter:
         for number in range(500):
             await limiter.take("user", str(number), Rate("user", 100, DAY))
             await limiter.take("logs", "INV-1", Rate("resource", 100_000, DAY))
@@ -172,7 +172,7 @@ async def test_moments_are_told_by_the_clock_of_the_database(shop: Shop, monkeyp
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 5_000_000)
     signals = Signals()
-    async with limiter_of(shop, signals, interval=60.0) as limiter:
+    async with limiter_of(shop, signals, interval_seconds=60.0) as limiter:
         await until(lambda: abs(limiter._offset + time.monotonic() - real()) < 60)
         await limiter.take("user", "ann", Rate("user", 100, DAY))
         await exchanged(limiter, signals)
@@ -300,7 +300,7 @@ async def test_two_processes_that_count_the_same_keys_never_wait_in_a_circle(sho
     keys = [str(number) for number in range(300)]
     here, there = Signals(), Signals()
     rate = Rate("user", 1_000_000, DAY)
-    options = {"interval": 0.02}
+    options = {"interval_seconds": 0.02}
     async with limiter_of(shop, here, **options) as one, limiter_of(shop, there, **options) as two:
         for _ in range(10):
             for key in keys:
