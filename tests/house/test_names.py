@@ -14,13 +14,11 @@ PACKAGE = REPOSITORY / "src" / "aftercommit"
 
 TWICE = {
     "Body": "the form of a page in feeds, and the JSON that a system is sent",
-    "Command": "Django prescribes it",
     "Entry": "an event in a feed, and a line of a task's history: no file uses both",
     "Link": "a chat that follows a user, and a link on a system's start page: no file uses both",
     "MigrateOutbox": "the same operation, for Alembic and for Django",
     "Migration": "Django prescribes it, one in each file",
     "NotThere": "each system has its own, in errors.py",
-    "OrderPlaced": "the example of docs and demo",
     "People": "the table of users, and the part of it that routing needs",
     "State": "the state of a follower, and of a task: no file uses both",
     "Story": "each system has its own",
