@@ -1,7 +1,4 @@
-"""What the routes of all systems share: authentication, reading requests, answers, and database connections.
-
-Feeds are served by `aftercommit.feed`, by the same rules.
-"""
+"""What the routes of all systems share: database connections, transactions, JSON that is read strictly, answers."""
 
 import asyncio
 import json
@@ -9,23 +6,20 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
-from starlette.requests import Request
 from starlette.responses import Response
 
 from aftercommit.access.reader import Reader
-from aftercommit.errors import DatabaseSilent, DatabaseUnavailable, Unauthorized
-from aftercommit.http.asgi import headers_of, peer_of
-from aftercommit.http.errors import Problem, bad_request, silent, unauthorized, unavailable
+from aftercommit.errors import DatabaseSilent
+from aftercommit.http.errors import Problem, bad_request, silent, unavailable
 from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered_within
 from aftercommit.postgres.commits import committed_async
 from aftercommit.postgres.database import SPEAK_ISO, Database, connect_timeout, speaks_iso
 from aftercommit.postgres.keepalive import options_for
-from systems.host.complaints import NAMED, PLACE, predicate
 
 PATIENCE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 0.25
@@ -33,10 +27,8 @@ MOST_CONNECTIONS: Final = 10
 _BRIEFLY: Final = "set local lock_timeout = '3s'"
 LARGEST: Final = 2**63 - 1
 
-Body = TypeVar("Body", bound=msgspec.Struct)
 Connection = psycopg.AsyncConnection[Any]
 Pool = AsyncConnectionPool[BoundedConnection]
-Handler = Callable[[Request, Reader], Awaitable[Response]]
 Asks = Callable[[str | None, Mapping[str, str], str | None], Awaitable[Reader]]
 _encode: Final = msgspec.json.Encoder().encode
 # What a reader of JSON complains of quotes what it has read, and that may be megabytes.
@@ -44,26 +36,6 @@ LONGEST_COMPLAINT: Final = 300
 # Two escapes that make one character, and what is left of them where a text was cut between the two.
 _PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-
-
-def guarded(asks: Asks, handler: Handler, *parameters: str) -> Callable[[Request], Awaitable[Response]]:
-    """First of all, who asks. Of the query only these parameters mean something, and others are not ignored."""
-
-    async def endpoint(request: Request) -> Response:
-        headers = headers_of(request.scope)
-        try:
-            reader = await asks(headers.get("authorization"), headers, peer_of(request.scope))
-        except Unauthorized as problem:
-            raise unauthorized(problem.hint) from problem
-        except DatabaseUnavailable as problem:
-            raise unavailable("Tokens cannot be checked at the moment") from problem
-        for name in request.query_params:
-            if name not in parameters:
-                takes = f"takes {', '.join(parameters)}" if parameters else "takes none"
-                raise bad_request(f"Unknown parameter {name!r:.60}: this address {takes}", parameter=name[:60])
-        return await handler(request, reader)
-
-    return endpoint
 
 
 def pool_of(database: Database, name: str) -> Pool:
@@ -177,20 +149,6 @@ async def at_one_moment(connection: Connection) -> AsyncIterator[None]:
         yield
 
 
-def read_body(kind: type[Body], body: bytes) -> Body:
-    """The body of a request; 400 with the field when it is not of this kind."""
-    if not body:
-        raise bad_request("There is no body: send a JSON object")
-    try:
-        found = msgspec.json.decode(body, type=kind)
-        refuse_repeated_names(body)
-        return found
-    except msgspec.ValidationError as problem:
-        raise _misread(str(problem)) from problem
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-        raise no_json(body, problem) from problem
-
-
 def refuse_repeated_names(body: bytes) -> None:
     """400 where an object of this JSON has two fields of one name: readers do not agree on which of them counts."""
     json.loads(body, object_pairs_hook=_names_once, parse_int=len, parse_float=len)
@@ -201,17 +159,6 @@ def _names_once(pairs: list[tuple[str, Any]]) -> None:
     if len(names) < len(pairs):
         twice = next(name for name in names if sum(name == each for each, _ in pairs) > 1)
         raise bad_request(f"The field {twice!r:.100} appears more than once: send it once", field=twice[:100])
-
-
-def _misread(problem: str) -> Problem:
-    found = PLACE.fullmatch(problem)
-    assert found is not None, "every text matches"
-    named = NAMED.search(found["reason"])
-    field = ".".join(part for part in (found["path"], named["name"] if named is not None else None) if part)
-    about = shortened(field) or "The body"
-    # The first part of a path is what a form shows.
-    details = {"field": shortened(re.split(r"[.\[]", field, maxsplit=1)[0])} if field else {}
-    return bad_request(f"{about} {shortened(predicate(found['reason']))}", **details)
 
 
 def no_json(body: bytes, problem: Exception) -> Problem:
@@ -227,17 +174,6 @@ def no_json(body: bytes, problem: Exception) -> Problem:
 def shortened(text: str, most: int = LONGEST_COMPLAINT) -> str:
     """A text of which so much may be told, and that there was more."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def whole_number(request: Request, name: str, least: int, most: int) -> int | None:
-    """A parameter that is a whole number between these, or None when it is not given."""
-    given = request.query_params.getlist(name)
-    if not given:
-        return None
-    text = given[0]
-    if len(given) == 1 and len(text) <= 19 and text.isascii() and text.isdigit() and least <= int(text) <= most:
-        return int(text)
-    raise bad_request(f"{name} must be given once, as a whole number from {least} to {most}", **{name: text[:60]})
 
 
 def answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> Response:

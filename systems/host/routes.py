@@ -6,15 +6,16 @@ parameters that a route does not know, and names that appear twice in an object.
 """
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 from starlette.routing import BaseRoute, Route
 
 from aftercommit.access.reader import Reader
@@ -59,6 +60,13 @@ def _digits(value: object) -> object:
 
 # For a number in a query: neither a sign, nor a fraction, nor an underscore. Bounds stand before it.
 DIGITS: Final = BeforeValidator(_digits)
+Before = Annotated[
+    Annotated[int, Field(ge=1, le=LARGEST), DIGITS] | SkipJsonSchema[None],
+    Query(description="Go on from `next_before` of the page before."),
+]
+After = Annotated[
+    int, Field(ge=0, le=LARGEST), DIGITS, Query(description="Go on from `next_after` of the page before.")
+]
 
 
 class SystemRoute(APIRoute):
@@ -96,7 +104,7 @@ class _JsonRequest(Request):
         others = [each for each in request.scope["headers"] if each[0] != _JSON_TYPE[0]]
         super().__init__({**request.scope, "headers": [*others, _JSON_TYPE]}, request.receive)
         self._content = body
-        self._value = _decoded(body) if body else None
+        self._value = decode_json(body) if body else None
 
     async def body(self) -> bytes:
         return self._content
@@ -105,7 +113,8 @@ class _JsonRequest(Request):
         return self._value
 
 
-def _decoded(body: bytes) -> Any:
+def decode_json(body: bytes) -> Any:
+    """The value of a body; 400 where it is no JSON, or an object has two fields of one name."""
     try:
         value = msgspec.json.decode(body)
         refuse_repeated_names(body)
@@ -165,9 +174,10 @@ def served(router: APIRouter, part: Part) -> list[BaseRoute]:
     return [Route(route.path, _Served(route, part), methods=list(route.methods or ())) for route in _own(router)]
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """How a route can refuse a request, for its description."""
-    return {status: problem(_MEANINGS[status], retry=status in (429, 503)) for status in statuses}
+def refusals(*statuses: int, meanings: Mapping[int, str] | None = None) -> dict[int | str, dict[str, Any]]:
+    """How a route can refuse a request, for its description. `meanings` are a system's own words."""
+    words = _MEANINGS | dict(meanings or {})
+    return {status: problem(words[status], retry=status in (429, 503)) for status in statuses}
 
 
 def paths_of(router: APIRouter) -> dict[str, Any]:

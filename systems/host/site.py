@@ -26,6 +26,7 @@ from aftercommit.postgres.listen import Listener
 from aftercommit.service import Service
 from systems.host.browser_pages import PagesForPeople
 from systems.host.pages import page_routes
+from systems.host.routes import served
 from systems.host.system import System
 
 ORIGINS: Final = "AFTERCOMMIT_CORS_ORIGINS"
@@ -62,7 +63,7 @@ class Site:
             times=StreamTimes(drain_seconds=serving.drain_seconds),
             title=TITLE,
         )
-        own = [route for part in self._parts.values() for route in part.routes]
+        own = [route for system in systems for route in served(system.router, self._parts[system.name])]
         pages = page_routes(systems, keys if serving.development else None, serving.companions.get("chats"))
         figures = exposition(*(system.outbox for system in systems))
         cors = _cors(os.environ)

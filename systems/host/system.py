@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
-from starlette.routing import BaseRoute
+from fastapi import APIRouter
 
 from aftercommit import Database, Outbox
 from aftercommit.access.bearer import BearerAccess
@@ -18,11 +18,7 @@ from aftercommit.service import Service
 
 
 class Part(Protocol):
-    """A system in one server process: its own routes, and what they need while they are served."""
-
-    @property
-    def routes(self) -> Sequence[BaseRoute]:
-        """Those that are not a feed's."""
+    """A system in one server process: what its routes need while they are served. They find it in `request.state`."""
 
     @property
     def access(self) -> Access:
@@ -88,10 +84,10 @@ class System:
     """One system: what it is, its outbox and tables, how it is read and written over HTTP, and what there is to see.
 
     `tables` is the file that creates the system's own tables; `add_sample_data` fills them where it is run for a trial.
-    `feeds` are read at these paths; `paths` and `schemas` describe the other routes as OpenAPI does. `pages` maps
-    paths to files of the web build. `browser_redirects` maps paths, most of them routes of programs, to the page that a
-    browser is sent to instead. `part` also gets whether programs on this machine may name their user by a header alone;
-    `users_by_header` says that this system's users are named by a header at all.
+    `feeds` are read at these paths; `router` has the other routes, which `paths` and `schemas` describe for OpenAPI.
+    `pages` maps paths to files of the web build. `browser_redirects` maps paths, most of them routes of programs, to
+    the page that a browser is sent to instead. `part` also gets whether programs on this machine may name their user by
+    a header alone; `users_by_header` says that this system's users are named by a header at all.
     """
 
     name: str
@@ -102,6 +98,7 @@ class System:
     tables: Path
     feeds: Mapping[str, Feed]
     part: Callable[[Database, BearerAccess, bool], Part]
+    router: APIRouter
     paths: Callable[[], dict[str, Any]]
     schemas: Callable[[], dict[str, Any]]
     pages: Mapping[str, str]

@@ -34,6 +34,7 @@ _SAID: Final[Mapping[str, str]] = {
     "less_than_equal": "must be at most {le}",
     "enum": "must be one of {expected}",
     "literal_error": "must be one of {expected}",
+    "string_pattern_mismatch": "must match {pattern}",
     "value_error": "{error}",
 }
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Final
 
+from systems.host.routes import paths_of, schemas_of
 from systems.host.system import Link, System
-from systems.investigations.api import openapi
-from systems.investigations.api.routes import ROOT, InvestigationsApi
+from systems.investigations.api.part import InvestigationsPart
+from systems.investigations.api.routes import ROOT, log_schemas, router
 from systems.investigations.events import outbox
 from systems.investigations.feeds import LOGS_PATH, logs
 from systems.investigations.sample.sample_script import CASES
@@ -21,9 +22,10 @@ investigations: Final = System(
     outbox=outbox,
     tables=Path(__file__).with_name("tables.sql"),
     feeds={LOGS_PATH: logs},
-    part=lambda database, bearer, local_users: InvestigationsApi(database, bearer),
-    paths=openapi.paths,
-    schemas=openapi.schemas,
+    part=lambda database, bearer, local_users: InvestigationsPart(database, bearer),
+    router=router,
+    paths=lambda: paths_of(router),
+    schemas=lambda: schemas_of(router) | log_schemas(),
     pages={"/investigations/{investigation_id}": "investigation.html"},
     # The first page lists them.
     browser_redirects={

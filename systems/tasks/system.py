@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from aftercommit.access.bearer import BearerAccess
-from aftercommit.postgres.database import Database
-from systems.host.routes import paths_of, schemas_of, served
+from systems.host.routes import paths_of, schemas_of
 from systems.host.system import Link, SampleBot, System
 from systems.tasks.api.part import TasksPart
 from systems.tasks.api.routes import REDEEM, ROOT, router
@@ -14,12 +12,6 @@ from systems.tasks.feeds import EVENTS_PATH, events
 from systems.tasks.sample.traffic import CHATS, USERS, Traffic, add_sample_people
 
 BOARD: Final = f"{ROOT}/board"
-
-
-def _part(database: Database, bearer: BearerAccess, local_users: bool) -> TasksPart:
-    part = TasksPart(database, bearer, local_users=local_users)
-    part.routes = served(router, part)
-    return part
 
 
 def _paths() -> dict[str, Any]:
@@ -38,7 +30,8 @@ tasks: Final = System(
     tables=Path(__file__).with_name("tables.sql"),
     add_sample_data=add_sample_people,
     feeds={EVENTS_PATH: events},
-    part=_part,
+    part=lambda database, bearer, local_users: TasksPart(database, bearer, local_users=local_users),
+    router=router,
     paths=_paths,
     schemas=lambda: schemas_of(router),
     pages={BOARD: "tasks.html", f"{BOARD}/{{task_id}}": "task.html"},

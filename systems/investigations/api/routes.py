@@ -1,124 +1,98 @@
-"""The system's own routes: open, list, show and close investigations, take logs. Reading logs is the feed's work."""
+"""The routes: open, list, show and close investigations, and store logs."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Annotated, Final
+from dataclasses import dataclass, replace
+from enum import Enum
+from inspect import cleandoc
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import AfterValidator, Field
 
-from aftercommit.access.reader import Access, Reader
+from aftercommit.access.reader import Reader
 from aftercommit.event.json_rules import text_problem
-from aftercommit.feed import Feed
-from aftercommit.http.errors import bad_request, forbidden
-from aftercommit.postgres.database import Database
-from aftercommit.service import Service
-from systems.host.http import LARGEST, Handler, RequestPool, answer, guarded, read_body, whole_number
+from aftercommit.http.errors import forbidden
+from systems.host.http import answer
+from systems.host.routes import DIGITS, Before, Body, SystemRoute, refusals
+from systems.investigations.api.part import InvestigationsPart
 from systems.investigations.feeds import redactor
 from systems.investigations.service.cases import INVESTIGATION_ID, Case, close_case, find_case, list_cases, open_case
 from systems.investigations.service.errors import NotThere
-from systems.investigations.service.ingest import store
-from systems.investigations.service.produced_logs import read_logs
+from systems.investigations.service.ingest import Stored, store
+from systems.investigations.service.produced_logs import MOST_LOGS, ProducedLog, read_logs
 
 ROOT: Final = "/api/v1/investigations"
 CREATE: Final = "investigation:create"
 LISTED: Final = 50
 MOST_LISTED: Final = 200
-AGAIN: Final = "it may have been done; send it again, what has an event_id or an investigation_id is stored once"
+_ID_PATTERN: Final = f"^{INVESTIGATION_ID.pattern}$"
+_REF: Final = "#/components/schemas/{name}"
 
 
-class NewInvestigation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What opens an investigation; without an id it gets the next free one."""
+def _storable(text: str) -> str:
+    problem = text_problem(text)
+    if problem is not None:
+        raise ValueError(problem)
+    return text
 
-    title: Annotated[str, Meta(min_length=1, max_length=200, extra_json_schema={"pattern": r"^[^\u0000]+$"})]
-    investigation_id: Annotated[str, Meta(pattern=f"^{INVESTIGATION_ID.pattern}$")] | None = None
+
+class NewInvestigation(Body):
+    """A new investigation; without an id it gets the next free one."""
+
+    title: Annotated[
+        str,
+        Field(min_length=1, max_length=200, json_schema_extra={"pattern": r"^[^\u0000]+$"}),
+        AfterValidator(_storable),
+    ]
+    investigation_id: Annotated[str, Field(pattern=_ID_PATTERN)] | None = None
 
 
-class Investigations(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Investigations:
     """Those that the caller may read, newest first. `next_before` goes on; null: there are no more."""
 
     investigations: list[Case]
     next_before: int | None
 
 
-class InvestigationsApi:
-    """The routes, on connections of their own."""
+async def _part(request: Request) -> InvestigationsPart:
+    part: InvestigationsPart = request.state.part
+    return part
 
-    def __init__(self, database: Database, access: Access) -> None:
-        """Nothing is connected before the lifespan begins."""
-        self.access = access
-        self.services: Sequence[Service] = ()
-        self._pool = RequestPool(database, "investigations", AGAIN)
-        self.routes: Sequence[BaseRoute] = [
-            Route(ROOT, self._guarded(self.list, "before", "limit"), methods=["GET"]),
-            Route(ROOT, self._guarded(self.create), methods=["POST"]),
-            Route(ROOT + "/{investigation_id}", self._guarded(self.show), methods=["GET"]),
-            Route(ROOT + "/{investigation_id}/close", self._guarded(self.close), methods=["POST"]),
-            Route(ROOT + "/{investigation_id}/logs", self._guarded(self.ingest), methods=["POST"]),
-        ]
 
-    def lifespan(self) -> AbstractAsyncContextManager[object]:
-        """Connections are open."""
-        return self._pool.lifespan()
+async def _reader(request: Request) -> Reader:
+    reader: Reader = request.state.reader
+    return reader
 
-    async def exists(self, feed: Feed, investigation_id: str) -> bool:
-        """Whether there is such an investigation."""
-        if INVESTIGATION_ID.fullmatch(investigation_id) is None:
-            return False
-        async with self._pool.reading() as connection:
-            try:
-                await find_case(connection, investigation_id)
-            except NotThere:
-                return False
-        return True
 
-    async def list(self, request: Request, reader: Reader) -> Response:
-        """Those that the caller may read, newest first."""
-        before = whole_number(request, "before", 1, LARGEST)
-        limit = whole_number(request, "limit", 1, MOST_LISTED) or LISTED
-        async with self._pool.reading() as connection:
-            found = await list_cases(
-                connection, lambda case: reader.may(permission(case, "read")), before=before, limit=limit
-            )
-        return answer(200, Investigations([_shown(case) for case in found.cases], found.next_before))
+async def _investigation_id(
+    investigation_id: Annotated[str, Path(json_schema_extra={"pattern": _ID_PATTERN}, examples=["INV-123"])],
+) -> str:
+    """The investigation in the address; 404 for a name that none can have."""
+    if INVESTIGATION_ID.fullmatch(investigation_id) is None:
+        raise NotThere(investigation_id)
+    return investigation_id
 
-    async def create(self, request: Request, reader: Reader) -> Response:
-        """Open one, under a name of the caller's choice or the next free one."""
-        _require(reader, CREATE)
-        new = read_body(NewInvestigation, await request.body())
-        _check(new)
-        async with self._pool.changing() as connection:
-            case = await open_case(connection, new.title, reader.user, new.investigation_id)
-        return answer(201, _shown(case), {"Location": f"{ROOT}/{case.investigation_id}"})
 
-    async def show(self, request: Request, reader: Reader) -> Response:
-        """One investigation."""
-        investigation_id = _id_of(request)
-        _require(reader, permission(investigation_id, "read"))
-        async with self._pool.reading() as connection:
-            return answer(200, _shown(await find_case(connection, investigation_id)))
+Api = Annotated[InvestigationsPart, Depends(_part)]
+Caller = Annotated[Reader, Depends(_reader)]
+InvestigationId = Annotated[str, Depends(_investigation_id)]
+Limit = Annotated[int, Field(ge=1, le=MOST_LISTED), DIGITS, Query(description="How many at most.")]
 
-    async def close(self, request: Request, reader: Reader) -> Response:
-        """Take no more logs."""
-        investigation_id = _id_of(request)
-        _require(reader, permission(investigation_id, "write"))
-        async with self._pool.changing() as connection:
-            return answer(200, _shown(await close_case(connection, investigation_id, reader.user)))
 
-    async def ingest(self, request: Request, reader: Reader) -> Response:
-        """Store a line or a batch; answered when it is committed."""
-        investigation_id = _id_of(request)
-        _require(reader, permission(investigation_id, "write"))
-        logs = read_logs(await request.body(), investigation_id)
-        async with self._pool.changing() as connection:
-            stored = await store(connection, investigation_id, logs)
-        return answer(201 if stored.stored else 200, stored)
+async def _readable(reader: Caller, investigation_id: InvestigationId) -> str:
+    _require(reader, permission(investigation_id, "read"))
+    return investigation_id
 
-    def _guarded(self, handler: Handler, *parameters: str) -> Callable[[Request], Awaitable[Response]]:
-        return guarded(self.access.reader, handler, *parameters)
+
+async def _writable(reader: Caller, investigation_id: InvestigationId) -> str:
+    _require(reader, permission(investigation_id, "write"))
+    return investigation_id
+
+
+async def _creator(reader: Caller) -> Reader:
+    _require(reader, CREATE)
+    return reader
 
 
 def permission(investigation_id: str, verb: str) -> str:
@@ -126,27 +100,137 @@ def permission(investigation_id: str, verb: str) -> str:
     return f"investigation:{investigation_id}:{verb}"
 
 
-def _shown(case: Case) -> Case:
-    """An investigation as it leaves: people write into titles what they should not."""
-    return msgspec.structs.replace(case, title=redactor.text(case.title))
-
-
 def _require(reader: Reader, needed: str) -> None:
     if not reader.may(needed):
         raise forbidden(needed)
 
 
-def _id_of(request: Request) -> str:
-    investigation_id: str = request.path_params["investigation_id"]
-    if INVESTIGATION_ID.fullmatch(investigation_id) is None:
-        raise NotThere(investigation_id)
-    return investigation_id
+def _shown(case: Case) -> Case:
+    """An investigation as it leaves: people write into titles what they should not."""
+    return replace(case, title=redactor.text(case.title))
 
 
-def _check(new: NewInvestigation) -> None:
-    """What a type cannot say."""
-    problem = text_problem(new.title)
-    if problem is not None:
-        raise bad_request(f"The title {problem}", field="title")
-    if new.investigation_id is not None and INVESTIGATION_ID.fullmatch(new.investigation_id) is None:
-        raise bad_request("The investigation_id must not end with a line break", field="investigation_id")
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return refusals(
+        *statuses,
+        meanings={
+            403: "The token does not have the permission that is needed.",
+            404: "There is no such investigation.",
+            409: "The investigation is closed; or, when you open one, its id is taken.",
+        },
+    )
+
+
+router = APIRouter(prefix=ROOT, route_class=SystemRoute)
+_ONE: Final = "/{investigation_id}"
+_TAGS: Final[list[str | Enum]] = ["investigations"]
+
+
+@router.get(
+    "",
+    operation_id="listInvestigations",
+    tags=_TAGS,
+    summary="Investigations that the caller may read, newest first",
+    responses=_refusals(400, 401, 503),
+)
+async def list_readable(api: Api, reader: Caller, before: Before = None, limit: Limit = LISTED) -> Investigations:
+    """Page by page."""
+    async with api.pool.reading() as connection:
+        found = await list_cases(
+            connection, lambda case: reader.may(permission(case, "read")), before=before, limit=limit
+        )
+    return Investigations([_shown(case) for case in found.cases], found.next_before)
+
+
+@router.post(
+    "",
+    operation_id="openInvestigation",
+    tags=_TAGS,
+    summary="Open an investigation",
+    description=f"Needs the permission `{CREATE}`.",
+    status_code=201,
+    response_description="It is open.",
+    responses=_refusals(400, 401, 403, 409, 413, 503),
+)
+async def create(
+    api: Api, reader: Annotated[Reader, Depends(_creator)], new: NewInvestigation, response: Response
+) -> Case:
+    """Under a name of the caller's choice, or the next free one."""
+    async with api.pool.changing() as connection:
+        case = await open_case(connection, new.title, reader.user, new.investigation_id)
+    response.headers["Location"] = f"{ROOT}/{case.investigation_id}"
+    return _shown(case)
+
+
+@router.get(
+    _ONE,
+    operation_id="showInvestigation",
+    tags=_TAGS,
+    summary="One investigation",
+    responses=_refusals(400, 401, 403, 404, 503),
+)
+async def show(api: Api, investigation_id: Annotated[str, Depends(_readable)]) -> Case:
+    """Needs the permission `investigation:{investigation_id}:read`."""
+    async with api.pool.reading() as connection:
+        return _shown(await find_case(connection, investigation_id))
+
+
+@router.post(
+    f"{_ONE}/close",
+    operation_id="closeInvestigation",
+    tags=_TAGS,
+    summary="Close an investigation: it takes no more logs",
+    response_description="It is closed.",
+    responses=_refusals(400, 401, 403, 404, 503),
+)
+async def close(api: Api, reader: Caller, investigation_id: Annotated[str, Depends(_writable)]) -> Case:
+    """Needs `investigation:{investigation_id}:write`. Closing a closed investigation changes nothing."""
+    async with api.pool.changing() as connection:
+        return _shown(await close_case(connection, investigation_id, reader.user))
+
+
+_LOG: Final = {"$ref": _REF.format(name="ProducedLog")}
+_BATCH: Final = {"type": "array", "items": _LOG, "minItems": 1, "maxItems": MOST_LOGS}
+_LISTED: Final = {"type": "object", "properties": {"logs": _BATCH}, "required": ["logs"], "additionalProperties": False}
+_LOGS_BODY: Final = {
+    "required": True,
+    "content": {"application/json": {"schema": {"oneOf": [_LOG, _BATCH, _LISTED]}}},
+}
+_STORED: Final = {"application/json": {"schema": {"$ref": _REF.format(name="Stored")}}}
+
+
+# Producers write thousands of lines a second. msgspec reads them, with the index of a bad one, in a fraction of the
+# time that pydantic takes; so this route gets the body as it came, and the description of it stands here.
+@router.post(
+    f"{_ONE}/logs",
+    operation_id="recordLogs",
+    tags=["logs"],
+    summary="Store one log or a batch, answered when it is committed",
+    status_code=201,
+    response_class=Response,
+    response_description="Committed.",
+    openapi_extra={"requestBody": _LOGS_BODY},
+    responses={
+        200: {"description": "All of it was stored before.", "content": _STORED},
+        201: {"content": _STORED},
+        **_refusals(400, 401, 403, 404, 409, 413, 503),
+    },
+)
+async def ingest(api: Api, request: Request, investigation_id: Annotated[str, Depends(_writable)]) -> Response:
+    """Needs `investigation:{investigation_id}:write`. If one log is wrong, none of them is stored.
+
+    A log whose `event_id` is already stored is answered `duplicate`, so you can send a request again.
+    """
+    logs = read_logs(await request.body(), investigation_id)
+    async with api.pool.changing() as connection:
+        stored = await store(connection, investigation_id, logs)
+    return answer(201 if stored.stored else 200, stored)
+
+
+def log_schemas() -> dict[str, Any]:
+    """What logs and the answer to them look like, by name."""
+    _, found = msgspec.json.schema_components([ProducedLog, Stored], ref_template=_REF)
+    for schema in found.values():
+        if "description" in schema:
+            schema["description"] = cleandoc(schema["description"])
+    return found

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
-
-import msgspec
 
 from systems.host.http import Connection, changing
 from systems.investigations.events import InvestigationClosed, InvestigationOpened, outbox
@@ -17,7 +16,8 @@ INVESTIGATION_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCI
 LOOKED_AT_ONCE: Final = 1000
 
 
-class Case(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Case:
     """One investigation. `number` is its place in the list of all."""
 
     investigation_id: str
@@ -30,7 +30,8 @@ class Case(msgspec.Struct, frozen=True):
     closed_by: str | None
 
 
-class Cases(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Cases:
     """Some of the list, newest first; `next_before` goes on where this page stopped looking."""
 
     cases: list[Case]

@@ -13,9 +13,9 @@ from aftercommit.event.correlation import checked_correlation
 from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7
 from aftercommit.http.errors import Problem, bad_request
-from systems.host.complaints import NAMED, PLACE, predicate
 from systems.host.http import no_json, refuse_repeated_names, shortened
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox
+from systems.investigations.service.complaints import NAMED, PLACE, predicate
 from systems.investigations.service.errors import BadLog
 
 MOST_LOGS: Final = 1000

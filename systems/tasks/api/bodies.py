@@ -2,14 +2,14 @@
 
 from typing import Annotated, Final
 
-from fastapi import Header, Path, Query, Request
+from fastapi import Header, Path, Request
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from aftercommit.event.json_rules import text_problem
 from aftercommit.http.errors import bad_request
 from systems.host.http import LARGEST
-from systems.host.routes import DIGITS, Body
+from systems.host.routes import Body
 from systems.tasks.service.errors import NoSuchPlace, NotThere
 
 LONGEST_TITLE: Final = 200
@@ -89,13 +89,6 @@ class Redemption(Body):
 
 _IN_PATH: Final = {"minimum": 1, "maximum": LARGEST}
 InPath = Annotated[int, Path(json_schema_extra=_IN_PATH, examples=[1])]
-Before = Annotated[
-    Annotated[int, Field(ge=1, le=LARGEST), DIGITS] | SkipJsonSchema[None],
-    Query(description="Go on from `next_before` of the page before."),
-]
-After = Annotated[
-    int, Field(ge=0, le=LARGEST), DIGITS, Query(description="Go on from `next_after` of the page before.")
-]
 
 
 async def task_number(task_id: InPath) -> int:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from starlette.routing import BaseRoute
-
 from aftercommit.access.bearer import BearerAccess
 from aftercommit.access.rate_limit import Rate, RateLimiter
 from aftercommit.access.reader import Reader
@@ -33,7 +31,6 @@ class TasksPart:
         self.pool = RequestPool(database, "tasks", AGAIN)
         self._limiter = RateLimiter(database, outbox)
         self.services: Sequence[Service] = [self._limiter]
-        self.routes: Sequence[BaseRoute] = ()
 
     def lifespan(self) -> AbstractAsyncContextManager[object]:
         """Connections are open."""

@@ -12,13 +12,11 @@ from aftercommit.access.reader import Reader
 from aftercommit.access.trusted import is_program
 from aftercommit.http.errors import Problem
 from systems.host.http import Asks, at_one_moment
-from systems.host.routes import DIGITS, SystemRoute, refusals
+from systems.host.routes import DIGITS, After, Before, SystemRoute, refusals
 from systems.host.system import Part
 from systems.tasks.api.bodies import (
-    After,
     Approval,
     Assignment,
-    Before,
     Reasoned,
     Redemption,
     Report,
