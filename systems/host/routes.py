@@ -97,6 +97,24 @@ class SystemRoute(APIRoute):
         return part.access.reader
 
 
+class RawRoute(SystemRoute):
+    """A route that FastAPI describes and does not run: its function gets the request, once the caller is known.
+
+    What FastAPI does for a route cost 0.3 ms of CPU for each request when it was measured; to store a log takes 1.9.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers one request."""
+
+        async def handler(request: Request) -> Response:
+            request.state.reader = await _authenticated(request, self.asks(request.state.part))
+            _refuse_unknown(request, ())
+            response: Response = await self.endpoint(request)
+            return response
+
+        return handler
+
+
 class _JsonRequest(Request):
     """A request whose body is JSON, and has been read."""
 

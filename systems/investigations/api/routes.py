@@ -13,7 +13,7 @@ from aftercommit.access.reader import Reader
 from aftercommit.event.json_rules import text_problem
 from aftercommit.http.errors import forbidden
 from systems.host.http import answer
-from systems.host.routes import DIGITS, Before, Body, SystemRoute, refusals
+from systems.host.routes import DIGITS, Before, Body, RawRoute, SystemRoute, refusals
 from systems.investigations.api.part import InvestigationsPart
 from systems.investigations.feeds import redactor
 from systems.investigations.service.cases import INVESTIGATION_ID, Case, close_case, find_case, list_cases, open_case
@@ -189,6 +189,12 @@ async def close(api: Api, reader: Caller, investigation_id: Annotated[str, Depen
         return _shown(await close_case(connection, investigation_id, reader.user))
 
 
+_ID_PARAMETER: Final = {
+    "name": "investigation_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": _ID_PATTERN, "examples": ["INV-123"]},
+}
 _LOG: Final = {"$ref": _REF.format(name="ProducedLog")}
 _BATCH: Final = {"type": "array", "items": _LOG, "minItems": 1, "maxItems": MOST_LOGS}
 _LISTED: Final = {"type": "object", "properties": {"logs": _BATCH}, "required": ["logs"], "additionalProperties": False}
@@ -199,32 +205,40 @@ _LOGS_BODY: Final = {
 _STORED: Final = {"application/json": {"schema": {"$ref": _REF.format(name="Stored")}}}
 
 
-# Producers write thousands of lines a second. msgspec reads them, with the index of a bad one, in a fraction of the
-# time that pydantic takes; so this route gets the body as it came, and the description of it stands here.
-@router.post(
+async def ingest(request: Request) -> Response:
+    """Needs `investigation:{investigation_id}:write`. If one log is wrong, none of them is stored.
+
+    A log whose `event_id` is already stored is answered `duplicate`, so you can send a request again.
+    """
+    api: InvestigationsPart = request.state.part
+    investigation_id = await _investigation_id(request.path_params["investigation_id"])
+    await _writable(request.state.reader, investigation_id)
+    logs = read_logs(await request.body(), investigation_id)
+    async with api.pool.changing() as connection:
+        stored = await store(connection, investigation_id, logs)
+    return answer(201 if stored.stored else 200, stored)
+
+
+# Producers write thousands of lines a second: neither FastAPI nor pydantic is in their way. msgspec reads the lines and
+# names a bad one by its index, so what the route takes is described here and not by a type.
+router.add_api_route(
     f"{_ONE}/logs",
+    ingest,
+    methods=["POST"],
+    route_class_override=RawRoute,
     operation_id="recordLogs",
     tags=["logs"],
     summary="Store one log or a batch, answered when it is committed",
     status_code=201,
     response_class=Response,
     response_description="Committed.",
-    openapi_extra={"requestBody": _LOGS_BODY},
+    openapi_extra={"parameters": [_ID_PARAMETER], "requestBody": _LOGS_BODY},
     responses={
         200: {"description": "All of it was stored before.", "content": _STORED},
         201: {"content": _STORED},
         **_refusals(400, 401, 403, 404, 409, 413, 503),
     },
 )
-async def ingest(api: Api, request: Request, investigation_id: Annotated[str, Depends(_writable)]) -> Response:
-    """Needs `investigation:{investigation_id}:write`. If one log is wrong, none of them is stored.
-
-    A log whose `event_id` is already stored is answered `duplicate`, so you can send a request again.
-    """
-    logs = read_logs(await request.body(), investigation_id)
-    async with api.pool.changing() as connection:
-        stored = await store(connection, investigation_id, logs)
-    return answer(201 if stored.stored else 200, stored)
 
 
 def log_schemas() -> dict[str, Any]:
