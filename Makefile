@@ -18,7 +18,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up web test test-all long check verify bench planted contracts schema lock format clean reset-data faults faults-planted bot-kills
+.PHONY: help up web test test-all long check verify bench planted contracts schema reference lock format clean reset-data faults faults-planted bot-kills
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,12 +49,13 @@ test-all: $(STAMP) web ## run every test but the campaigns, also those that need
 long: $(STAMP) web ## run the campaigns of the tests: many more examples and the large volumes, on PostgreSQL 18
 	AFTERCOMMIT_TEST_LONG=1 $(PYTEST) -m 'long or sized or hypothesis' --timeout 1200 $(ARGS)
 
-check: $(STAMP) ## lint, formatting, types, layers, golden schema, contracts
+check: $(STAMP) ## lint, formatting, types, layers, golden schema, reference, contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.schema --check
+	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.contracts
 	$(BIN)/python -m tools.web check
 
@@ -82,6 +83,9 @@ contracts: $(STAMP) ## print each contract row with the tests that prove it
 
 schema: $(STAMP) ## write the golden schema again from the migrations
 	$(BIN)/python -m tools.schema $(ARGS)
+
+reference: $(STAMP) ## write docs/reference.md again from the public names
+	$(BIN)/python -m tools.reference $(ARGS)
 
 format: $(STAMP) ## sort imports, apply safe fixes, format
 	$(BIN)/ruff check --fix-only .

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 
 Result = TypeVar("Result")
 Probe = Callable[[str, dict[str, Any]], Awaitable[None]]
+"""Called by a service at named points of its work, with the point and its details. For tests."""
 
 
 class Waker(asyncio.Event):

@@ -1,13 +1,9 @@
 """The house rules that a machine can check: sizes, docstrings, no leftovers, no addresses in locks."""
 
 import ast
-import dataclasses
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import aftercommit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCE = REPOSITORY / "src"
@@ -78,50 +74,6 @@ def test_every_package_says_what_it_is_for():
 def package_docstring(package: Path) -> str | None:
     opening = package / "__init__.py"
     return ast.get_docstring(ast.parse(opening.read_text(encoding="utf-8"))) if opening.is_file() else None
-
-
-def test_every_public_name_is_documented():
-    undocumented = [name for name in aftercommit.__all__ if not is_documented(getattr(aftercommit, name))]
-
-    assert undocumented == []
-
-
-def is_documented(thing: object) -> bool:
-    """Constants have no docstring of their own; what a dataclass writes about itself does not count."""
-    if inspect.isclass(thing):
-        own = thing.__dict__.get("__doc__")
-        generated = dataclasses.is_dataclass(thing) and str(own).startswith(f"{thing.__name__}(")
-        return bool(own) and not generated
-    if inspect.isroutine(thing) or inspect.ismodule(thing):
-        return bool(thing.__doc__)
-    return True
-
-
-def test_a_name_of_feeds_has_one_address():
-    """Who uses the package takes a name from where it is collected; the package's own files import each other."""
-    made, collected = set(), set()
-    for package in ("aftercommit.feed", "aftercommit.feed.app", "aftercommit.redaction"):
-        places = set(imports_of_feeds(SOURCE / package.replace(".", "/") / "__init__.py"))
-        made |= places
-        collected |= {(package, name) for _, name in places}
-    found = [
-        f"{path.relative_to(REPOSITORY)}: from {module} import {name}"
-        for folder in ("src", "systems", "tests", "bench", "tools")
-        for path in sorted((REPOSITORY / folder).rglob("*.py"))
-        for module, name in imports_of_feeds(path)
-        if (module, name) in (collected if folder == "src" else made)
-    ]
-
-    assert made
-    assert found == []
-
-
-def imports_of_feeds(path: Path) -> Iterator[tuple[str | None, str]]:
-    text = path.read_text(encoding="utf-8")
-    # Most files import none, and to parse them all takes seconds.
-    for node in ast.walk(ast.parse(text)) if "from aftercommit.feed" in text else ():
-        if isinstance(node, ast.ImportFrom):
-            yield from ((node.module, alias.name) for alias in node.names)
 
 
 def test_lock_files_hold_no_addresses():

@@ -6,10 +6,50 @@ bearer        an `Access` by bearer tokens: `tokens` (JWTs, checked by `token_ke
 trusted       an `Access` by what a trusted program says of its users
 rate_limit    how often, counted across all processes
 
-Here are the names that an access of your own is written with; everything else is imported from where it is.
+Bearer tokens need `aftercommit[serve]`.
 """
 
-from aftercommit.access.permissions import Permissions, needed
-from aftercommit.access.reader import Access, Reader, Varying, Watched, rights_of
+from typing import TYPE_CHECKING
 
-__all__ = ["Access", "Permissions", "Reader", "Varying", "Watched", "needed", "rights_of"]
+from aftercommit.access.permissions import Permissions, needed
+from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
+from aftercommit.access.reader import Access, Reader, Varying, Watched, rights_of
+from aftercommit.lazy import lazy
+
+if TYPE_CHECKING:
+    from aftercommit.access.bearer import BearerAccess
+    from aftercommit.access.token_keys import KEYS, KEYS_FILE, TokenKeys
+    from aftercommit.access.tokens import TokenVerifier, mint
+    from aftercommit.access.trusted import TrustedUsers, is_local, is_program
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "aftercommit.access.bearer": ("BearerAccess",),
+            "aftercommit.access.token_keys": ("KEYS", "KEYS_FILE", "TokenKeys"),
+            "aftercommit.access.tokens": ("TokenVerifier", "mint"),
+            "aftercommit.access.trusted": ("TrustedUsers", "is_local", "is_program"),
+        },
+    )
+
+__all__ = [
+    "KEYS",
+    "KEYS_FILE",
+    "Access",
+    "Allowance",
+    "BearerAccess",
+    "Permissions",
+    "Rate",
+    "RateLimiter",
+    "Reader",
+    "TokenKeys",
+    "TokenVerifier",
+    "TrustedUsers",
+    "Varying",
+    "Watched",
+    "is_local",
+    "is_program",
+    "mint",
+    "needed",
+    "rights_of",
+]

@@ -28,7 +28,9 @@ except ModuleNotFoundError as problem:
 logger = logging.getLogger("aftercommit.tokens")
 
 KEYS = "AFTERCOMMIT_TOKEN_KEYS"
+"""The environment variable with the JWK set itself."""
 KEYS_FILE = "AFTERCOMMIT_TOKEN_KEYS_FILE"
+"""The environment variable with the path of a JWK set."""
 DEVELOPMENT_FILE = "token-keys.json"
 
 # By the kind of key that each algorithm needs. Nothing else is ever accepted, "none" least of all.

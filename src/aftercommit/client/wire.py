@@ -95,7 +95,9 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 LOGS: Final = Wire()
+"""How feeds speak unless they declare otherwise."""
 TASKS: Final = Wire(cursor="after_id", body="array", beginning="0", before="before_id", from_time="from_time")
+"""How feeds speak that answer with a bare array and take `after_id`."""
 
 
 class FeedAddress:

@@ -34,6 +34,7 @@ class Park:
 
 
 Outcome = Done | Retry | Park
+"""What a handler may return; None means `Done`."""
 
 
 class HandlerAskedForRetry(AftercommitError):

@@ -1,5 +1,6 @@
 """PostgreSQL from a wheel: started, attached to, stopped and recovered. For first steps and for tests."""
 
+from aftercommit.embedded.cluster import binaries
 from aftercommit.embedded.server import EmbeddedPostgres, default_folder
 
-__all__ = ["EmbeddedPostgres", "default_folder"]
+__all__ = ["EmbeddedPostgres", "binaries", "default_folder"]

@@ -13,15 +13,42 @@ declaration   what a feed is
 access        who may ask, for what, and how often; beside it `server`, the process around an application
 http          HTTP as it is spoken here, and `redaction`, beside it: what must not leave
 
-Here are the names that a declaration is written with; everything else is imported from where it is.
+The names of `aftercommit.access` that most feeds are served with are exported here too.
 """
 
+from typing import TYPE_CHECKING
+
 from aftercommit.feed.declaration.cursor import POSITION, TIME_AND_SEQ, Cursor, CursorFormat, timestamp
-from aftercommit.feed.declaration.entry import Entry, LogEvent
+from aftercommit.feed.declaration.entry import Entry, LogEvent, Redacting
 from aftercommit.feed.declaration.feed import Feed, Limits, Wire
 from aftercommit.feed.declaration.filters import EVERYTHING, AtLeast, Chosen, Equals, Filter, OneOf
-from aftercommit.feed.declaration.page import BareArray, Page, PagedBody
-from aftercommit.feed.declaration.selection import ByAudience, ByScope, ByStream, Everything
+from aftercommit.feed.declaration.page import BareArray, Body, Page, PagedBody
+from aftercommit.feed.declaration.selection import ByAudience, ByScope, ByStream, Everything, Selection
+from aftercommit.lazy import lazy
+
+if TYPE_CHECKING:
+    from aftercommit.access.bearer import BearerAccess
+    from aftercommit.access.token_keys import TokenKeys
+    from aftercommit.access.tokens import TokenVerifier
+    from aftercommit.feed.app import FeedApp, run_lifespan
+    from aftercommit.feed.app.openapi import problem
+    from aftercommit.feed.app.service import service
+    from aftercommit.feed.live.streams import StreamCaps, StreamTimes
+    from aftercommit.feed.strands.hub import HubSettings
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "aftercommit.access.bearer": ("BearerAccess",),
+            "aftercommit.access.token_keys": ("TokenKeys",),
+            "aftercommit.access.tokens": ("TokenVerifier",),
+            "aftercommit.feed.app": ("FeedApp", "run_lifespan"),
+            "aftercommit.feed.app.openapi": ("problem",),
+            "aftercommit.feed.app.service": ("service",),
+            "aftercommit.feed.live.streams": ("StreamCaps", "StreamTimes"),
+            "aftercommit.feed.strands.hub": ("HubSettings",),
+        },
+    )
 
 __all__ = [
     "EVERYTHING",
@@ -29,6 +56,8 @@ __all__ = [
     "TIME_AND_SEQ",
     "AtLeast",
     "BareArray",
+    "BearerAccess",
+    "Body",
     "ByAudience",
     "ByScope",
     "ByStream",
@@ -39,12 +68,23 @@ __all__ = [
     "Equals",
     "Everything",
     "Feed",
+    "FeedApp",
     "Filter",
+    "HubSettings",
     "Limits",
     "LogEvent",
     "OneOf",
     "Page",
     "PagedBody",
+    "Redacting",
+    "Selection",
+    "StreamCaps",
+    "StreamTimes",
+    "TokenKeys",
+    "TokenVerifier",
     "Wire",
+    "problem",
+    "run_lifespan",
+    "service",
     "timestamp",
 ]

@@ -11,14 +11,22 @@ from urllib.parse import unquote_plus
 from aftercommit.http.errors import Problem, bad_request, too_large
 
 Scope = MutableMapping[str, Any]
+"""What an ASGI server says about a request."""
 Message = MutableMapping[str, Any]
+"""One message between an ASGI server and an application."""
 Receive = Callable[[], Awaitable[Message]]
+"""Waits for the next message of the server."""
 Send = Callable[[Message], Awaitable[None]]
+"""Sends a message to the server."""
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
 Header = tuple[bytes, bytes]
+"""The name of a header in lower case, and its value."""
 
 JSON: Header = (b"content-type", b"application/json")
+"""The header for a JSON body."""
 NO_STORE: Header = (b"cache-control", b"no-store")
+"""The header for an answer that no cache may keep."""
 CONNECTION = "aftercommit.connection"
 # In a scope: the methods that all routes at this address answer, where somebody knows of the others.
 ALLOWED = "aftercommit.allowed"

@@ -1,1 +1,28 @@
-"""The ground: tables, migrations and every SQL statement. Knows nothing of transports, handlers or HTTP."""
+"""PostgreSQL as every part of aftercommit uses it: connections, notifications, commits, and the SQL in `queries`.
+
+Knows nothing of transports, handlers or HTTP. A service of yours on the same database may use the exported names.
+"""
+
+from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered_within
+from aftercommit.postgres.commits import committed, committed_async
+from aftercommit.postgres.database import SPEAK_ISO, connect_timeout, speaks_iso
+from aftercommit.postgres.keepalive import options_for
+from aftercommit.postgres.listen import Listener
+from aftercommit.postgres.resilience import DatabaseService, close_quietly
+
+__all__ = [
+    "SPEAK_ISO",
+    "BoundedConnection",
+    "DatabaseService",
+    "Listener",
+    "Unanswered",
+    "answered_within",
+    "close_quietly",
+    "committed",
+    "committed_async",
+    "connect_timeout",
+    "options_for",
+    "speaks_iso",
+    "uuid_array",
+]

@@ -121,6 +121,7 @@ def speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
 # Other ways to write a time cannot be read. A session's setting is all right here, also behind a pooler: this is one of
 # those that servers report and poolers keep for each of their clients, where they may refuse `options` in a DSN.
 SPEAK_ISO: Final = "set datestyle to iso"
+"""The statement that sets the date style which psycopg can read, where `speaks_iso` says it is needed."""
 
 
 class RawJson(Loader):

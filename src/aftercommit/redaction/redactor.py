@@ -42,6 +42,7 @@ def _spelled(names: str) -> tuple[str, ...]:
 
 
 WITHHELD: Final = "[withheld]"
+"""Stands in place of a value that could not be checked."""
 DEEPEST = 64
 _LEAST_NUMBER = 10 ** (LEAST_RUN - 1)
 _HARMLESS = (datetime, date, time_of_day, timedelta, UUID)

@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with limits that it does not have: on the time and size of headers, the time of a body, and
 the number of connections. It also lets the feed see that a reader is gone, and drop one that does not read.
 
-For a uvicorn of your own: `uvicorn app:app --http aftercommit.server.protocol:GuardedProtocol`.
+For a uvicorn of your own: `uvicorn app:app --http aftercommit.server:GuardedProtocol`.
 """
 
 import asyncio

@@ -1,41 +1,81 @@
 """The test kit: what your tests may use. Never imported by production code.
 
 `World` and `AsyncWorld` are what tests work with; the pytest plugin makes one per test (`aftercommit_world`,
-`aftercommit_async_world`), each with a database of its own. The suites that your own transport or adapter has to pass
-are in `transport_suite` and `outbox_suite`, which need pytest and are imported by their own names.
+`aftercommit_async_world`), each with a database of its own. `TransportSuite` and `PublishSuite` have the tests that
+your own transport or adapter has to pass; they need pytest.
 """
 
+from typing import TYPE_CHECKING
+
+from aftercommit.lazy import lazy
 from aftercommit.testing.deliver_twice import Deliveries
 from aftercommit.testing.drain import Drained
 from aftercommit.testing.expectations import Expected
+from aftercommit.testing.fault_proxy import CommitWatch, FaultProxy, NetworkFaults, ProxiedConnection
 from aftercommit.testing.faults import Faults
-from aftercommit.testing.points import POINTS, Points, SimulatedCrash, crash_environment, crash_from_environment
+from aftercommit.testing.points import POINTS, Plan, Points, SimulatedCrash, crash_environment, crash_from_environment
 from aftercommit.testing.postgres import PostgresServerForTests
 from aftercommit.testing.published import Published
-from aftercommit.testing.signals import Signals
+from aftercommit.testing.signals import Hold, Signals
 from aftercommit.testing.spy import Attempt
 from aftercommit.testing.tables import Letter
 from aftercommit.testing.transports import RecordingTransport, TransportFaults, UnreliableTransport
 from aftercommit.testing.world import AsyncWorld, World
 
+if TYPE_CHECKING:
+    from aftercommit.testing.django import dsn_of, use_database
+    from aftercommit.testing.outbox_suite import PublishSuite
+    from aftercommit.testing.publish_harness import AsyncPublishHarness, Caller, PublishHarness
+    from aftercommit.testing.publish_stage import prepare
+    from aftercommit.testing.transport_harness import Received, TransportHarness
+    from aftercommit.testing.transport_suite import TransportSuite
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "aftercommit.testing.django": ("dsn_of", "use_database"),
+            "aftercommit.testing.outbox_suite": ("PublishSuite",),
+            "aftercommit.testing.publish_harness": ("AsyncPublishHarness", "Caller", "PublishHarness"),
+            "aftercommit.testing.publish_stage": ("prepare",),
+            "aftercommit.testing.transport_harness": ("Received", "TransportHarness"),
+            "aftercommit.testing.transport_suite": ("TransportSuite",),
+        },
+    )
+
 __all__ = [
     "POINTS",
+    "AsyncPublishHarness",
     "AsyncWorld",
     "Attempt",
+    "Caller",
+    "CommitWatch",
     "Deliveries",
     "Drained",
     "Expected",
+    "FaultProxy",
     "Faults",
+    "Hold",
     "Letter",
+    "NetworkFaults",
+    "Plan",
     "Points",
     "PostgresServerForTests",
+    "ProxiedConnection",
+    "PublishHarness",
+    "PublishSuite",
     "Published",
+    "Received",
     "RecordingTransport",
     "Signals",
     "SimulatedCrash",
     "TransportFaults",
+    "TransportHarness",
+    "TransportSuite",
     "UnreliableTransport",
     "World",
     "crash_environment",
     "crash_from_environment",
+    "dsn_of",
+    "prepare",
+    "use_database",
 ]

@@ -70,6 +70,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "listener.deaf": "Notifications do not arrive; services poll.",
     }
 )
+"""Every named point at which a test can act, and what has happened there."""
 
 Action = Callable[[], Any]
 

@@ -3,5 +3,21 @@
     INSTALLED_APPS = [..., "aftercommit.contrib.django"]
     AFTERCOMMIT_OUTBOXES = ["shop.events.outbox"]
 
-Nothing is imported here: Django finds the app's parts by their names.
+Django finds the app's parts by their names. Needs the extra `django`.
 """
+
+from typing import TYPE_CHECKING
+
+from aftercommit.lazy import lazy
+
+if TYPE_CHECKING:
+    from aftercommit.contrib.django.operations import MigrateOutbox, register_check
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "aftercommit.contrib.django.operations": ("MigrateOutbox", "register_check"),
+        },
+    )
+
+__all__ = ["MigrateOutbox", "register_check"]

@@ -5,26 +5,97 @@
 
 What decides is pure (`answers`, `pacing`, `outage`, `markup`, `updates`); reading is done with `aftercommit.client`,
 and what has to survive is in `state`. Needs `aftercommit[telegram]`.
+
+`BotApiServer` is a local Bot API server for tests and development, with faults to switch on; it needs
+`aftercommit[serve]`.
 """
+
+from typing import TYPE_CHECKING
 
 from aftercommit.contrib.telegram.bot import Bot
 from aftercommit.contrib.telegram.linking import issue_code
+from aftercommit.contrib.telegram.markup import Html
 from aftercommit.contrib.telegram.pacing import Pacing
 from aftercommit.contrib.telegram.settings import BotSettings, FeedNames, bot_settings
 from aftercommit.contrib.telegram.state import Code, Link, Store, UndeliveredEvent
 from aftercommit.contrib.telegram.states import open_store
 from aftercommit.contrib.telegram.texts import Texts
+from aftercommit.lazy import lazy
+
+if TYPE_CHECKING:
+    from aftercommit.contrib.telegram.local_api import (
+        TOKEN,
+        Blocked,
+        BotApiServer,
+        Call,
+        Chat,
+        ChatError,
+        ChatNotFound,
+        Drop,
+        Entity,
+        Fault,
+        Hang,
+        Limits,
+        Message,
+        ServerError,
+        Slow,
+        Switch,
+        TooManyRequests,
+    )
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "aftercommit.contrib.telegram.local_api": (
+                "Blocked",
+                "BotApiServer",
+                "Call",
+                "Chat",
+                "ChatError",
+                "ChatNotFound",
+                "Drop",
+                "Entity",
+                "Fault",
+                "Hang",
+                "Limits",
+                "Message",
+                "ServerError",
+                "Slow",
+                "Switch",
+                "TOKEN",
+                "TooManyRequests",
+            ),
+        },
+    )
 
 __all__ = [
+    "TOKEN",
+    "Blocked",
     "Bot",
+    "BotApiServer",
     "BotSettings",
+    "Call",
+    "Chat",
+    "ChatError",
+    "ChatNotFound",
     "Code",
+    "Drop",
+    "Entity",
+    "Fault",
     "FeedNames",
+    "Hang",
+    "Html",
+    "Limits",
     "Link",
+    "Message",
     "Pacing",
+    "ServerError",
+    "Slow",
     "Store",
+    "Switch",
     "Texts",
     "UndeliveredEvent",
+    "TooManyRequests",
     "bot_settings",
     "issue_code",
     "open_store",

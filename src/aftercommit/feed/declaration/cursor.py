@@ -147,4 +147,6 @@ class Position:
 
 
 TIME_AND_SEQ: Final = TimeAndSeq()
+"""Cursors made of an event's time and its number within its stream."""
 POSITION: Final = Position()
+"""Cursors that are positions of the log, as plain numbers."""

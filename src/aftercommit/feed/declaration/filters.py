@@ -37,6 +37,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 EVERYTHING: Final = Chosen()
+"""No filter: every event is chosen."""
 
 
 class Filter(Protocol):

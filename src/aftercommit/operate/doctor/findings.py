@@ -17,6 +17,7 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.schema.catalog import asking
 
 Level = Literal["ok", "warning", "problem"]
+"""How bad a finding is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from aftercommit.operate.repair.selection import Selection
 from aftercommit.operate.repair.session import RepairSession
 
 TO_OWNER = "@owner"
+"""Replay to the consumer that each dead letter belongs to."""
 TO_TRANSPORT = "@transport"
+"""Replay through the relay to the transport."""
 
 
 @dataclass(frozen=True, slots=True)

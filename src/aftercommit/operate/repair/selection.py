@@ -22,6 +22,7 @@ OPEN: Final = ("retrying", "waiting", "parked")
 # Open ones that have failed themselves, and do not only wait behind one that has.
 FAILING: Final = ("retrying", "parked")
 RELAY: Final = RELAY_NAME
+"""The owner of dead letters that the transport refused."""
 _LARGEST: Final = 2**63 - 1
 _OF_LETTERS: Final = ("consumer", "error_class", "error", "statuses")
 

@@ -35,6 +35,7 @@ except ModuleNotFoundError as problem:
 Found = TypeVar("Found")
 
 TOKEN: Final = "1000000001:local-bot-api-server-no-secret-0001"
+"""The token of the local bot: no secret, and unknown to Telegram."""
 _BOT_TOKEN: Final = re.compile(r"(?P<user>[1-9][0-9]{0,15}):[A-Za-z0-9_-]{20,64}")
 # Whoever polls is answered at once when the server stops.
 _DRAIN: Final = 1.0

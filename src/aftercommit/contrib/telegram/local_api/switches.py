@@ -84,6 +84,7 @@ class Slow:
 
 
 Fault: TypeAlias = TooManyRequests | Blocked | ChatNotFound | ServerError | Hang | Drop | Slow
+"""Everything that can be switched on to go wrong."""
 FAULTS: Final[dict[str, type[Fault]]] = {
     kind.name: kind for kind in (TooManyRequests, Blocked, ChatNotFound, ServerError, Hang, Drop, Slow)
 }
