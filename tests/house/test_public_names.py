@@ -23,6 +23,9 @@ DOCUMENTS = sorted(
     ]
 )
 
+GUIDES = [REPOSITORY / "README.md", REPOSITORY / "PROTOCOL.md", *sorted((REPOSITORY / "docs" / "guides").glob("*.md"))]
+MENTIONED = re.compile(r"(?<![\w./-])aftercommit(?:\.[A-Za-z_]\w*)+")
+
 
 def imports_in(source: str) -> Iterator[tuple[str, str | None]]:
     """Every import of aftercommit: the module, and the name that is taken from it."""
@@ -88,6 +91,23 @@ def test_a_deeper_import_in_a_snippet_is_found():
     snippet = "from aftercommit.feed.app import FeedApp\nfrom aftercommit import Database, no_such_name"
 
     assert not_public(snippet) == ["from aftercommit.feed.app import FeedApp", "from aftercommit import no_such_name"]
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=lambda path: path.name)
+def test_names_that_guides_mention_are_public(document: Path):
+    """`aftercommit.feed.service(…)` in a sentence is an import that somebody will write."""
+    spans = re.findall(r"`[^`\n]+`", document.read_text(encoding="utf-8"))
+    mentioned = [name for span in spans if "python -m" not in span for name in MENTIONED.findall(span)]
+
+    assert [name for name in mentioned if not is_public(name)] == []
+
+
+def is_public(dotted: str) -> bool:
+    """Whether it is a public package, a name of one, or something that such a name has."""
+    parts = dotted.split(".")
+    package = max((each for each in public_names.PACKAGES if f"{dotted}.".startswith(f"{each}.")), key=len)
+    rest = parts[package.count(".") + 1 :]
+    return not rest or rest[0] in public_names.exported(package)
 
 
 def test_modules_of_the_package_import_each_other():
