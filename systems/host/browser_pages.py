@@ -10,18 +10,7 @@ from urllib.parse import quote
 
 from starlette.routing import compile_path
 
-from aftercommit.http.accept import prefers_page
-from aftercommit.http.asgi import (
-    NO_STORE,
-    Asgi,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    answer,
-    encoded,
-    header_of,
-)
+from aftercommit.http import NO_STORE, Asgi, Message, Receive, Scope, Send, answer, encoded, header_of, prefers_page
 from systems.host.pages import GUARDS, WEB
 
 # In the place of what a browser could not show its reader, by status.

@@ -13,13 +13,20 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from starlette.responses import Response
 
-from aftercommit.access.reader import Reader
+from aftercommit import Database
+from aftercommit.access import Reader
 from aftercommit.errors import DatabaseSilent
-from aftercommit.http.errors import Problem, bad_request, silent, unavailable
-from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered_within
-from aftercommit.postgres.commits import committed_async
-from aftercommit.postgres.database import SPEAK_ISO, Database, connect_timeout, speaks_iso
-from aftercommit.postgres.keepalive import options_for
+from aftercommit.http import Problem, bad_request, silent, unavailable
+from aftercommit.postgres import (
+    SPEAK_ISO,
+    BoundedConnection,
+    Unanswered,
+    answered_within,
+    committed_async,
+    connect_timeout,
+    options_for,
+    speaks_iso,
+)
 
 PATIENCE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 0.25

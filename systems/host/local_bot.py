@@ -7,21 +7,17 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import httpx
 
-from aftercommit.application import Companions
+from aftercommit import Companions, Database, Service, log_event, until_one_ends
 from aftercommit.client import Pace
-from aftercommit.clock import utc_now
-from aftercommit.contrib.telegram import Bot, Link, bot_settings, open_store
-from aftercommit.contrib.telegram.local_api import BotApiLimits, BotApiServer
+from aftercommit.contrib.telegram import Bot, BotApiLimits, BotApiServer, Link, bot_settings, open_store
 from aftercommit.embedded import default_folder
 from aftercommit.errors import StateTaken, StateUnavailable
-from aftercommit.postgres.database import Database
-from aftercommit.server.http_server import AddressTaken
-from aftercommit.service import Service, until_one_ends
-from aftercommit.telemetry import log_event
+from aftercommit.server import AddressTaken
 from systems.host.system import SampleBot, System
 
 logger = logging.getLogger("aftercommit.up")
@@ -145,6 +141,6 @@ class LocalBot(Service):
             if store.links() or store.offset():
                 return
             for chat in self._chats:
-                store.put_link(Link(chat.chat_id, chat.user, chat.name, chat.language, None, utc_now()))
+                store.put_link(Link(chat.chat_id, chat.user, chat.name, chat.language, None, datetime.now(UTC)))
         finally:
             store.close()

@@ -11,12 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from aftercommit.access import trusted
-from aftercommit.access.token_keys import TokenKeys
-from aftercommit.access.tokens import mint
-from aftercommit.http import compression
-from aftercommit.http.asgi import headers_of, peer_of
-from aftercommit.http.errors import not_found, unavailable
+from aftercommit.access import TokenKeys, mint
+from aftercommit.access import is_local as is_local_client
+from aftercommit.http import compressed, headers_of, not_found, peer_of, unavailable
 from systems.host.system import SampleUser, System
 
 WEB: Final = Path(__file__).parents[2] / "build" / "web" / "site"
@@ -67,7 +64,7 @@ async def _asset(request: Request) -> Response:
 
 def _answer(request: Request, content: bytes, cache: str, media_type: str) -> Response:
     """A file, compressed for those who can read that."""
-    body, encoding = compression.encoded(content, request.headers.get("accept-encoding", ""))
+    body, encoding = compressed(content, request.headers.get("accept-encoding", ""))
     return Response(body, headers={**GUARDS, **encoding, "Cache-Control": cache}, media_type=media_type)
 
 
@@ -88,7 +85,7 @@ def _sample(
 
 def is_local(request: Request) -> bool:
     """Whether the request comes from this machine and is meant for it: nobody else is handed tokens."""
-    return trusted.is_local(headers_of(request.scope), peer_of(request.scope))
+    return is_local_client(headers_of(request.scope), peer_of(request.scope))
 
 
 def sample_users(systems: Sequence[System]) -> list[SampleUser]:

@@ -18,11 +18,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.routing import BaseRoute, Route
 
-from aftercommit.access.reader import Reader
+from aftercommit.access import Reader
 from aftercommit.errors import DatabaseUnavailable, Unauthorized
-from aftercommit.feed.app.openapi import problem
-from aftercommit.http.asgi import Receive, Scope, Send, headers_of, peer_of
-from aftercommit.http.errors import Problem, bad_request, unauthorized, unavailable
+from aftercommit.feed import problem
+from aftercommit.http import Problem, Receive, Scope, Send, bad_request, headers_of, peer_of, unauthorized, unavailable
 from systems.host.http import LARGEST, Asks, no_json, refuse_repeated_names, shortened
 from systems.host.system import Part
 from systems.host.validation import sentence

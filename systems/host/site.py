@@ -8,22 +8,14 @@ from typing import Any, Final
 
 import psycopg
 
-from aftercommit.access.bearer import BearerAccess
-from aftercommit.access.token_keys import KEYS, KEYS_FILE, TokenKeys
-from aftercommit.access.tokens import TokenVerifier
-from aftercommit.application import Application, Companions, Serving
+from aftercommit import Application, Companions, Database, Service, Serving
+from aftercommit.access import KEYS, KEYS_FILE, BearerAccess, TokenKeys, TokenVerifier
 from aftercommit.contrib.prometheus import exposition
 from aftercommit.embedded import default_folder
 from aftercommit.errors import DeclarationError
-from aftercommit.feed import Feed
-from aftercommit.feed.app import FeedApp, run_lifespan
-from aftercommit.feed.app.service import service
-from aftercommit.feed.live.streams import StreamTimes
-from aftercommit.http.asgi import Receive, Scope, Send
-from aftercommit.http.cors import Cors
-from aftercommit.postgres.database import Database
-from aftercommit.postgres.listen import Listener
-from aftercommit.service import Service
+from aftercommit.feed import Feed, FeedApp, StreamTimes, run_lifespan, service
+from aftercommit.http import Cors, Receive, Scope, Send
+from aftercommit.postgres import Listener
 from systems.host.browser_pages import PagesForPeople
 from systems.host.pages import page_routes
 from systems.host.routes import served

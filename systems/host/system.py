@@ -9,12 +9,10 @@ from typing import Any, Protocol
 import psycopg
 from fastapi import APIRouter
 
-from aftercommit import Database, Outbox
-from aftercommit.access.bearer import BearerAccess
-from aftercommit.access.reader import Access
+from aftercommit import Database, Outbox, Service
+from aftercommit.access import Access, BearerAccess
 from aftercommit.feed import Feed
-from aftercommit.postgres.commits import committed
-from aftercommit.service import Service
+from aftercommit.postgres import committed
 
 
 class Part(Protocol):

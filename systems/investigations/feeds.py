@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aftercommit.access.rate_limit import Rate
+from aftercommit.access import Rate
 from aftercommit.feed import (
     TIME_AND_SEQ,
     AtLeast,

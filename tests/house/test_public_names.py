@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,27 @@ def test_a_name_without_a_docstring_or_with_a_private_type_is_found(monkeypatch:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_snippets_use_public_names_only(document: Path):
     assert [line for snippet in snippets(document) for line in not_public(snippet)] == []
+
+
+def test_systems_use_public_names_only():
+    """A system is written as a user's service is."""
+    files = sorted((REPOSITORY / "systems").rglob("*.py"))
+    found = {str(path.relative_to(REPOSITORY)): not_public(path.read_text(encoding="utf-8")) for path in files}
+
+    assert files
+    assert {path: imports for path, imports in found.items() if imports} == {}
+
+
+def test_a_package_that_is_not_public_is_closed_to_systems():
+    """Whoever adds a room says in `pyproject.toml` whether systems may import it."""
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (contract,) = [each for each in contracts["contracts"] if each["name"] == "systems use public packages"]
+    folder = REPOSITORY / "src" / "aftercommit"
+    rooms = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py") and path.name[0] != "_"}
+    public = {package.split(".")[1] for package in public_names.PACKAGES[1:]}
+
+    assert {pattern.split(".")[1] for pattern in contract["forbidden_modules"]} == rooms - {"errors"}
+    assert {pattern.split(".")[1] for pattern in contract["forbidden_modules"] if "*" not in pattern} == rooms - public
 
 
 def test_a_deeper_import_in_a_snippet_is_found():

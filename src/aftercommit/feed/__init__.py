@@ -23,7 +23,7 @@ from aftercommit.feed.declaration.entry import Entry, LogEvent, Redacting
 from aftercommit.feed.declaration.feed import Feed, Limits, Wire
 from aftercommit.feed.declaration.filters import EVERYTHING, AtLeast, Chosen, Equals, Filter, OneOf
 from aftercommit.feed.declaration.page import BareArray, Body, Page, PagedBody
-from aftercommit.feed.declaration.selection import ByAudience, ByScope, ByStream, Everything, Selection
+from aftercommit.feed.declaration.selection import ByAudience, ByScope, ByStream, Everything, FeedSelection
 from aftercommit.lazy import lazy
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ __all__ = [
     "Everything",
     "Feed",
     "FeedApp",
+    "FeedSelection",
     "Filter",
     "HubSettings",
     "Limits",
@@ -77,7 +78,6 @@ __all__ = [
     "Page",
     "PagedBody",
     "Redacting",
-    "Selection",
     "StreamCaps",
     "StreamTimes",
     "TokenKeys",

@@ -24,6 +24,7 @@ from aftercommit.http.asgi import (
     headers_of,
     peer_of,
 )
+from aftercommit.http.compression import compressed
 from aftercommit.http.cors import Cors
 from aftercommit.http.errors import (
     Problem,
@@ -64,6 +65,7 @@ __all__ = [
     "answer",
     "answer_problem",
     "bad_request",
+    "compressed",
     "encoded",
     "exception_handlers",
     "forbidden",

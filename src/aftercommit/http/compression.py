@@ -11,12 +11,12 @@ LEAST: Final = 512
 _KEPT: Final = 64
 
 
-def encoded(content: bytes, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
+def compressed(content: bytes, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
     """The content as it goes over the wire, and the headers that say so."""
     headers = {"Vary": "Accept-Encoding"}
     if len(content) < LEAST or not accepts_gzip(accept_encoding):
         return content, headers
-    return _compressed(content), {**headers, "Content-Encoding": "gzip"}
+    return _gzipped(content), {**headers, "Content-Encoding": "gzip"}
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
@@ -39,6 +39,6 @@ def _weight(parameter: str) -> float:
 
 
 @lru_cache(_KEPT)
-def _compressed(content: bytes) -> bytes:
+def _gzipped(content: bytes) -> bytes:
     # Without a time in it the same content is the same bytes, whichever process has made them.
     return gzip.compress(content, mtime=0)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from aftercommit.access.reader import Access
+from aftercommit import Database, Service
+from aftercommit.access import Access
 from aftercommit.feed import Feed
-from aftercommit.postgres.database import Database
-from aftercommit.service import Service
 from systems.host.http import RequestPool
 from systems.investigations.service.cases import INVESTIGATION_ID, find_case
 from systems.investigations.service.errors import NotThere

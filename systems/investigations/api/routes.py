@@ -9,9 +9,9 @@ import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import AfterValidator, Field
 
-from aftercommit.access.reader import Reader
-from aftercommit.event.json_rules import text_problem
-from aftercommit.http.errors import forbidden
+from aftercommit import text_problem
+from aftercommit.access import Reader
+from aftercommit.http import forbidden
 from systems.host.http import answer
 from systems.host.routes import DIGITS, Before, Body, RawRoute, SystemRoute, refusals
 from systems.investigations.api.part import InvestigationsPart

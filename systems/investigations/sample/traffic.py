@@ -4,9 +4,8 @@ from typing import Any, Final
 
 import psycopg
 
-from aftercommit.postgres.database import Database
-from aftercommit.postgres.resilience import DatabaseService, close_quietly
-from aftercommit.service import Probe
+from aftercommit import Database, Probe
+from aftercommit.postgres import DatabaseService, close_quietly
 from systems.host.system import SampleUser
 from systems.investigations.sample.sample_script import CASES, SampleCase, Story
 from systems.investigations.service.cases import open_case

@@ -1,6 +1,6 @@
 """What can be wrong with a request to this system; each is answered with the error body that all systems share."""
 
-from aftercommit.http.errors import Problem
+from aftercommit.http import Problem
 
 
 class NotThere(Problem):

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 
+from aftercommit import Draft
 from aftercommit.errors import ContractViolation
-from aftercommit.event.envelope import Draft
-from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres import uuid_array
 from systems.host.http import Connection, changing
 from systems.investigations.events import outbox
 from systems.investigations.service.errors import Closed, NotThere

@@ -8,11 +8,9 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from aftercommit import Draft, checked_correlation, uuid7
 from aftercommit.errors import ContractViolation, InvalidPayload
-from aftercommit.event.correlation import checked_correlation
-from aftercommit.event.envelope import Draft
-from aftercommit.event.identity import uuid7
-from aftercommit.http.errors import Problem, bad_request
+from aftercommit.http import Problem, bad_request
 from systems.host.http import no_json, refuse_repeated_names, shortened
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox
 from systems.investigations.service.complaints import NAMED, PLACE, predicate

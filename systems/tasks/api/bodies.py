@@ -6,8 +6,8 @@ from fastapi import Header, Path, Request
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from aftercommit.event.json_rules import text_problem
-from aftercommit.http.errors import bad_request
+from aftercommit import text_problem
+from aftercommit.http import bad_request
 from systems.host.http import LARGEST
 from systems.host.routes import Body
 from systems.tasks.service.errors import NoSuchPlace, NotThere

@@ -4,14 +4,10 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from aftercommit.access.bearer import BearerAccess
-from aftercommit.access.rate_limit import Rate, RateLimiter
-from aftercommit.access.reader import Reader
-from aftercommit.access.trusted import TrustedUsers
+from aftercommit import Database, Service
+from aftercommit.access import BearerAccess, Rate, RateLimiter, Reader, TrustedUsers
 from aftercommit.feed import Feed
-from aftercommit.http.errors import too_many
-from aftercommit.postgres.database import Database
-from aftercommit.service import Service
+from aftercommit.http import too_many
 from systems.host.http import RequestPool
 from systems.tasks.events import outbox
 from systems.tasks.service.task import Task

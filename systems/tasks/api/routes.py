@@ -8,9 +8,8 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.convertors import Convertor, register_url_convertor
 
-from aftercommit.access.reader import Reader
-from aftercommit.access.trusted import is_program
-from aftercommit.http.errors import Problem
+from aftercommit.access import Reader, is_program
+from aftercommit.http import Problem
 from systems.host.http import Asks, at_one_moment
 from systems.host.routes import DIGITS, After, Before, SystemRoute, refusals
 from systems.host.system import Part

@@ -5,11 +5,9 @@ from typing import Any, Final
 
 import psycopg
 
-from aftercommit.http.errors import Problem
-from aftercommit.postgres.commits import committed_async
-from aftercommit.postgres.database import Database
-from aftercommit.postgres.resilience import DatabaseService, close_quietly
-from aftercommit.service import Probe
+from aftercommit import Database, Probe
+from aftercommit.http import Problem
+from aftercommit.postgres import DatabaseService, close_quietly, committed_async
 from systems.host.system import SampleChat, SampleUser
 from systems.tasks.sample.sample_script import ADA, BARBARA, EDSGER, GRACE, MALLORY, TITLES, Story, Turn
 from systems.tasks.service.people import add_people

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from aftercommit.http.errors import Problem
+from aftercommit.http import Problem
 from systems.tasks.service.machine import RULE_OF, Action, State
 
 

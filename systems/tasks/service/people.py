@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import psycopg
 
-from aftercommit.postgres.commits import committed
+from aftercommit.postgres import committed
 from systems.host.http import Connection, changing
 from systems.tasks.service.errors import LastAdministrator, NoSuchPlace, NotAdministrator, Stranger
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from aftercommit.http.errors import bad_request
+from aftercommit.http import bad_request
 from systems.host.http import Connection, changing
 from systems.tasks.events import EVENTS, outbox
 from systems.tasks.service import routing

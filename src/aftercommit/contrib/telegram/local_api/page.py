@@ -7,9 +7,9 @@ from typing import Final
 
 from aftercommit.errors import MissingExtra
 from aftercommit.feed.app import pages
-from aftercommit.http import compression
 from aftercommit.http.accept import prefers_page
 from aftercommit.http.asgi import Asgi, Receive, Scope, Send, header_of
+from aftercommit.http.compression import compressed
 
 try:
     from starlette.requests import Request
@@ -76,5 +76,5 @@ def _route(path: str, name: str) -> Route:
 def _response(name: str, status: int = 200, accept_encoding: str = "") -> Response:
     folder = files(pages) if name == _TOKENS else files(__package__).joinpath("files")
     content = folder.joinpath(name).read_bytes()
-    body, encoding = compression.encoded(content, accept_encoding)
+    body, encoding = compressed(content, accept_encoding)
     return Response(body, status, {**_HEADERS, **encoding}, media_type=_TYPES[name.rpartition(".")[2]])

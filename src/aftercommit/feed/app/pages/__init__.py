@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from aftercommit.http import compression
 from aftercommit.http.asgi import (
     JSON,
     Asgi,
@@ -23,6 +22,7 @@ from aftercommit.http.asgi import (
     encoded,
     header_of,
 )
+from aftercommit.http.compression import compressed
 from aftercommit.http.errors import method_not_allowed
 
 _POLICY: Final = (
@@ -60,7 +60,7 @@ class StaticPage:
             return
         if self._content is None:
             self._content = self._make()
-        content, about = compression.encoded(self._content, header_of(scope, b"accept-encoding") or "")
+        content, about = compressed(self._content, header_of(scope, b"accept-encoding") or "")
         length = (b"content-length", b"%d" % len(content))
         await answer(send, 200, [length, *encoded(about), *self._headers], b"" if method == "HEAD" else content)
 
