@@ -36,18 +36,18 @@ PACKAGES = (
 INTERNAL_TYPES: Mapping[str, str] = {
     "Carrier": "a relay makes its own",
     "Codec": "made from the payload's class",
+    "FetchedPage": "what a Wire makes of an answer; read() and follow() give its events",
     "Handler": "`@outbox.on` makes it",
     "HasShape": "an Outbox is one",
-    "Held": "feeds set it while newer code is needed; nobody makes one",
+    "HeldVersion": "feeds set it while newer code is needed; nobody makes one",
     "KeySet": "TokenKeys reads it from a JWK set",
     "LogFacet": "a feed makes it from its filters",
     "Meter": "every outbox has one",
-    "Page": "what a Wire makes of an answer; read() and follow() give its events",
+    "ProbedEngine": "an Engine is one",
     "Registry": "an Outbox has one and passes it on",
-    "Stored": "a feed hands it to its selection",
+    "StoredEvent": "a feed hands it to its selection",
     "Suite": "the type of the suite's own `self`",
     "Switchboard": "a BotApiServer has one",
-    "Watched": "an Engine is one",
     "_Probes": "serve() makes it",
 }
 
