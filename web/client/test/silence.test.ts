@@ -4,6 +4,9 @@ import { test } from "node:test";
 import { Feed, follow } from "../src/index.js";
 import { manual, openStream, serve, type Log } from "./scripted.js";
 
+/** Whatever is to come of what has happened, without a wait, has come of it. */
+const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+
 test("a server that announces its heartbeats is lost after two of them and a second, and one that beats is not", async (t) => {
   let beat = (): void => {};
   const { address } = await serve(t, (_, response) => {
@@ -14,7 +17,12 @@ test("a server that announces its heartbeats is lost after two of them and a sec
   const { clock, pass } = manual();
   const states: string[] = [];
   let heard = (): void => {};
-  const next = (): Promise<void> => new Promise((resolve) => (heard = resolve));
+  const next = async (): Promise<void> => {
+    await new Promise<void>((resolve) => (heard = resolve));
+    await settled();
+  };
+  let lose = (): void => {};
+  const lost = new Promise<void>((resolve) => (lose = resolve));
   const connected = next();
   const follower = follow(new Feed<Log>(address), {
     onItems: () => {},
@@ -22,7 +30,10 @@ test("a server that announces its heartbeats is lost after two of them and a sec
       assert.equal(within, 11);
       heard();
     },
-    onState: ({ name }) => void states.push(name),
+    onState: ({ name }) => {
+      states.push(name);
+      if (name === "waiting") lose();
+    },
     clock,
   });
   await connected;
@@ -37,7 +48,7 @@ test("a server that announces its heartbeats is lost after two of them and a sec
   pass(10.9);
   assert.deepEqual(states, ["connecting", "streaming"]);
   pass(0.2);
-  while (states.at(-1) === "streaming") await new Promise(setImmediate);
+  await lost;
   assert.deepEqual(states, ["connecting", "streaming", "waiting"]);
   follower.stop();
   await follower.done;
