@@ -154,7 +154,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
         "        admission = await self._gate.admit(headers, key, peer_of(scope))\n",
         """        strand = await self._hub.strand(self.feed, key or "")
         if "if-none-match" in headers and strand.head:
-            await answer(send, 304, [AT_HEAD])
+            await answer(send, 304, [])
             return
         admission = await self._gate.admit(headers, key, peer_of(scope))
 """,

@@ -1,4 +1,4 @@
-"""Loads the SQL files once and renders them for one outbox: its schema and scope columns. No SQL is built elsewhere."""
+"""Loads the SQL files once and renders them for one outbox: its schema and scope columns."""
 
 import re
 from functools import cache

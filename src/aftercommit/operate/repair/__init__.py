@@ -1,7 +1,7 @@
 """Repair: dead letters are looked at, retried, edited and discarded; events are replayed. Nothing here runs by itself.
 
-Handlers are called by the live workers and relays alone, and no checkpoint is moved: what an operator wants handled is
-put before them as a letter that is due, or as a row of the outbox.
+Live workers and relays call the handlers. What an operator wants handled is put before them as a letter that is due, or
+as a row of the outbox. `seek` moves a consumer's checkpoint.
 """
 
 from aftercommit.operate.repair.actions import RepairResult
