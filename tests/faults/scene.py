@@ -93,7 +93,7 @@ class Scene:
         began, length = time.monotonic(), self.options.seconds / self.options.scenes
         try:
             # On a busy machine a scene goes on until it has had its share, though not for ever.
-            while time.monotonic() - began < (length if self._had_its_share() else 2 * length):
+            while time.monotonic() - began < (length if self._had_its_share() else 2 * length + 30):
                 done, _ = await asyncio.wait(tasks, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
                 for task in done:
                     task.result()

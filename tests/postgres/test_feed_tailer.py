@@ -1,7 +1,6 @@
 """The tailer: one reader of the log per process, which goes on after anything and passes over no event silently."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from aftercommit.errors import CursorGone, DatabaseUnavailable
 from aftercommit.feed import Cursor, LogEvent
 from aftercommit.feed.strands.hub import FeedHub
+from aftercommit.postgres import lives
 from aftercommit.postgres.listen import Listener
 from aftercommit.service import wait_for_any
 from aftercommit.testing.postgres import PostgresServerForTests
@@ -38,6 +38,14 @@ def logs(postgres_server: PostgresServerForTests) -> Iterator[Logs]:
     dsn = postgres_server.clone(postgres_server.template_for(outbox))
     yield Logs(dsn)
     postgres_server.drop(dsn)
+
+
+def restore_to_two(logs: Logs) -> None:
+    """A backup is played back that has only the first two events."""
+    with logs.connect() as restore:
+        restore.execute("delete from log where position > 2")
+        restore.execute("update head set position = 2, ts = (select max(ts) from log)")
+        restore.execute("update stream set seq = 2, ts = (select max(ts) from log)")
 
 
 async def test_a_notification_wakes_the_tailer(logs: Logs, monkeypatch: pytest.MonkeyPatch):
@@ -212,22 +220,44 @@ async def test_after_a_restore_a_reader_goes_on_with_what_is_new_and_is_given_no
                 await wait_for_any(3600, strand.changed())
 
         waiting = asyncio.create_task(wait_for_the_end())
-        with logs.connect() as restore:
-            restore.execute("delete from log where position > 2")
-            restore.execute("update head set position = 2, ts = (select max(ts) from log)")
-            restore.execute("update stream set seq = 2, ts = (select max(ts) from log)")
+        hold = logs.signals.hold("relay.idle")
+        await hold.wait()
+        restore_to_two(logs)
         # Whoever waits is woken, and finds that what it waited at is no longer the strand.
         await asyncio.wait_for(waiting, 60)
-
-        async def poll_again_and_again() -> None:
-            while True:
-                # The relay may begin the new life at this moment: then the answer is to try again.
-                with contextlib.suppress(DatabaseUnavailable):
-                    await walker.poll(hub)
-
         with pytest.raises(CursorGone) as caught:
-            await poll_again_and_again()
+            await walker.poll(hub)
         assert (caught.value.reason, caught.value.restart.number) == ("epoch", 2)
+        hold.release()
+        await logs.record(*lines("i-1", range(10, 14)))
+        await caught_up(hub, logs, head=logs.rows("select position from head")[0][0])
+        walker.seen = []
+        assert numbers_of(await walker.walk(hub)) == [10, 11, 12, 13]
+
+
+async def test_a_new_life_that_begins_while_a_page_is_read_takes_no_cursor_away(logs: Logs, monkeypatch):
+    """The page was read before the new life, and the question whether one is due comes after it has begun."""
+    async with logs.relay(), logs.hub() as hub:
+        await logs.record(*lines("i-1", range(5)))
+        walker = Walker(logs.feed, "i-1")
+        strand = await hub.strand(logs.feed, "i-1")
+        await caught_up(hub, logs)
+        await walker.walk(hub)
+        hold = logs.signals.hold("relay.idle")
+        await hold.wait()
+        restore_to_two(logs)
+        await until(lambda: not strand.current)
+        is_due = lives.is_due
+
+        async def after_the_relay(*arguments) -> bool:
+            hold.release()
+            await until(lambda: logs.rows("select count(*) from life") == [(2,)])
+            return await is_due(*arguments)
+
+        monkeypatch.setattr(lives, "is_due", after_the_relay)
+        with pytest.raises(DatabaseUnavailable, match="try again"):
+            await walker.poll(hub)
+        monkeypatch.undo()
         await logs.record(*lines("i-1", range(10, 14)))
         await caught_up(hub, logs, head=logs.rows("select position from head")[0][0])
         walker.seen = []
@@ -243,10 +273,7 @@ async def test_a_restore_is_noticed_by_who_had_not_read_as_far_as_a_strand_that_
         await logs.record(*lines("i-1", range(5)))
         strand = await hub.strand(logs.feed, "i-1")
         assert strand.head == 5
-        with logs.connect() as restore:
-            restore.execute("delete from log where position > 2")
-            restore.execute("update head set position = 2, ts = (select max(ts) from log)")
-            restore.execute("update stream set seq = 2, ts = (select max(ts) from log)")
+        restore_to_two(logs)
         hold.release()
         async with asyncio.timeout(60):
             while strand.current:

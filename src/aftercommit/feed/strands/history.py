@@ -6,7 +6,7 @@ compared here. That can take several rounds, which are bounded, and the answer s
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -230,12 +230,15 @@ class History:
         Whoever tells a number above all others has seen everything there is.
         """
         schema = feed.outbox.schema
+        again = DatabaseUnavailable(f"the log of {schema!r} was restored or lags behind its primary: try again")
         if await lives.is_due(self._connections.ask, feed.outbox.shape):
-            return DatabaseUnavailable(f"the log of {schema!r} was restored or lags behind its primary: try again")
-        restart = state.end
-        if place.ts is not None and place.ts.timestamp() > 0:
-            restart, _ = await self.before_moment(feed, key, place.ts + timedelta(milliseconds=1))
-        return CursorGone("epoch", str(other), restart)
+            return again
+        told = place.ts if place.ts is not None and place.ts.timestamp() > 0 else None
+        seen, epoch = await self.before_moment(feed, key, (told or datetime.now(UTC)) + timedelta(milliseconds=1))
+        if epoch != state.epoch:
+            # A new life began after the page was read, and the cursor may be good in it.
+            return again
+        return CursorGone("epoch", str(other), seen if told else state.end)
 
     async def _back(self, walk: _Walk, wanted: int) -> tuple[list[Entry], _Walk, _Batch]:
         """The entries of a walk backwards, newest first, what is left of it, and its last round."""
