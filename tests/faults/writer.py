@@ -15,6 +15,11 @@ from tests.faults.workload import BOOK, POST, REGIONS, TENANTS, Moved
 TASKS: Final = 3
 ACCOUNTS: Final = 40
 PATIENCE: Final = 6.0
+# On a slow machine a writer rests when the consumers are so many events behind, so that they also come to an end at
+# times. After so many seconds it goes on whatever they do.
+MOST_BEHIND: Final = 1_500
+LONGEST_REST: Final = 15.0
+BEHIND: Final = "select max(book.given(head.gaps, consumer.position, head.position)) from book.consumer, book.head"
 # How often each kind of transaction is written.
 KINDS: Final = {
     "plain": 40,
@@ -66,7 +71,25 @@ class Writer:
                 op = Op(f"{self._name}.{self._seed}.{number}.{count}", chance, self._outboxes, self._lines)
                 await self._one(op, connection)
                 await asyncio.sleep(chance.expovariate(25.0))
+                if count % 100 == 0:
+                    await self._rest(connection, stopping)
             await connection.close()
+
+    async def _rest(self, connection: psycopg.AsyncConnection[Any], stopping: asyncio.Event) -> None:
+        """Until the consumers have come to the end, if they are far behind."""
+        try:
+            async with asyncio.timeout(LONGEST_REST):
+                most = MOST_BEHIND
+                while not stopping.is_set() and await self._behind(connection) > most:
+                    most = 0
+                    await asyncio.sleep(0.2)
+        except (psycopg.Error, OSError, TimeoutError):
+            await connection.close()
+
+    async def _behind(self, connection: psycopg.AsyncConnection[Any]) -> int:
+        found = await (await connection.execute(BEHIND)).fetchone()
+        await connection.rollback()
+        return int(found[0]) if found and found[0] is not None else 0
 
     async def _one(self, op: "Op", connection: psycopg.AsyncConnection[Any]) -> None:
         outcome = await self._attempt(op, connection)
