@@ -45,8 +45,9 @@ async def test_the_ten_lines_of_the_readme_serve_what_its_first_program_publishe
     first = imported(shop / "first.py")
     await publish(first.outbox, database, first.OrderPlaced("o-1", 40), tenant_id="acme")
     keys = TokenKeys.for_development(shop / ".aftercommit")
-    arguments = ("serve", "--app", "reading:app", "--port", "0", "--log-format", "json")
-    with running(*arguments, folder=shop, DATABASE_URL=database) as server:
+    # The program reads DATABASE_URL, which `serve` sets: a newcomer has an embedded server and no such variable.
+    arguments = ("serve", "--app", "reading:app", "--dsn", database, "--port", "0", "--log-format", "json")
+    with running(*arguments, folder=shop) as server:
         url = json.loads(server.line("server_listening", server.stderr))["url"]
         headers = {"Authorization": f"Bearer {mint(keys, 'ada', ['tenant:acme:read'], HOUR)}"}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, verify=TLS) as reader:

@@ -20,7 +20,7 @@ import psycopg
 
 from aftercommit.access import service_tokens
 from aftercommit.application import Application, Serving
-from aftercommit.cli.loading import load_database, load_named
+from aftercommit.cli.loading import load_database, load_named, running_server
 from aftercommit.cli.logs import logging_to_stderr
 from aftercommit.cli.numbers import Count, Seconds
 from aftercommit.cli.options import pass_settings
@@ -103,6 +103,9 @@ def serve(settings: Settings, host: str, port: int, descriptor: int | None, **op
     from aftercommit.server import http_server
 
     bound = socket.socket(fileno=descriptor) if descriptor is not None else None
+    if (dsn := settings.dsn or running_server()) is not None:
+        # A module may read it when it is imported.
+        os.environ[DATABASE_URL] = dsn
     made = servable(settings)
     development: bool = options["development"]
     serving = Serving(
