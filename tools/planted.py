@@ -56,9 +56,9 @@ BUGS = [
     Bug(
         "marked before delivered: a crash in between loses the event",
         CARRIER,
-        "        outcome = await self.deliver(batch)\n        return await self.settle(connection, batch, outcome)",
-        "        done = await self.settle(connection, batch, BatchOutcome(list(batch.events), []))\n"
-        "        await self.deliver(batch)\n        return done",
+        "        outcome = await self.deliver(batch)\n        await self.settle(connection, batch, outcome)",
+        "        await self.settle(connection, batch, BatchOutcome(list(batch.events), []))\n"
+        "        await self.deliver(batch)",
         f"{ORDER}::test_a_relay_that_dies_on_its_way_to_the_transport_has_marked_nothing",
     ),
     Bug(
@@ -99,9 +99,9 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "the watermark trusts what was learned after the read",
-        CARRIER,
-        "self._watermark.settled(batch.fresh, unsettled, batch.resolved)",
-        "self._watermark.settled(batch.fresh, unsettled, self._marks.resolved)",
+        "src/aftercommit/relay/due_reader.py",
+        "self.watermark.settled(batch.fresh, unsettled, batch.resolved)",
+        "self.watermark.settled(batch.fresh, unsettled, self._marks.resolved)",
         f"{ORDER}::test_an_event_committed_between_read_and_resolution_is_not_stepped_over",
     ),
     Bug(

@@ -85,9 +85,9 @@ BUGS = (
         "marked before delivered",
         Edit(
             CARRIER,
-            "        outcome = await self.deliver(batch)\n        return await self.settle(connection, batch, outcome)",
-            "        done = await self.settle(connection, batch, BatchOutcome(list(batch.events), []))\n"
-            "        await self.deliver(batch)\n        return done",
+            "        outcome = await self.deliver(batch)\n        await self.settle(connection, batch, outcome)",
+            "        await self.settle(connection, batch, BatchOutcome(list(batch.events), []))\n"
+            "        await self.deliver(batch)",
         ),
         run=f"{_KILLS} --points relay.deliver,handler.begun",
         seen_by="lost_effect",

@@ -108,7 +108,7 @@ async def test_settings_that_cannot_work_are_refused() -> None:
     for seconds in (0, -1, math.inf, math.nan):
         with pytest.raises(DeclarationError, match="page_size >= 1 and lease > 0"):
             WorkerSettings(lease_seconds=seconds)
-        with pytest.raises(DeclarationError, match="lease > 0"):
+        with pytest.raises(DeclarationError, match="lease_seconds > 0"):
             RelaySettings(lease_seconds=seconds)
 
 

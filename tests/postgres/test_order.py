@@ -191,7 +191,7 @@ async def test_a_zombie_relay_resumed_after_its_lease_writes_nothing(shop: Shop)
         outcome = await carrier.deliver(batch)
         async with relay_on(heir_shop, transport=heir_transport, settings=RelaySettings(lease_seconds=0.5)):
             await heir_shop.signals.wait_total("relay.appended", 3)
-        with pytest.raises(LeaseLost, match="taken over"):
+        with pytest.raises(LeaseLost, match="another relay took over"):
             await carrier.settle(connection, batch, outcome)
     assert [event_id for (event_id,) in shop.rows("select id from log order by position")] == ids
     assert zombie_transport.ids == ids
@@ -320,7 +320,7 @@ async def test_an_event_put_back_by_hand_is_published_although_the_watermark_is_
     async with relay_on(shop, settings=RelaySettings(lease_seconds=2.0, gauge_seconds=0.05)) as relay:
         published = 0
         await shop.signals.wait("relay.idle")
-        while relay._carriers[0]._watermark.value <= 1:
+        while relay._carriers[0].reader.watermark.value <= 1:
             shop.place("o-2", published)
             published += 1
             await shop.signals.wait_total("relay.appended", published)

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 
 from aftercommit.errors import LeaseLost
 from aftercommit.relay import Relay, RelaySettings
-from aftercommit.relay.carrier import Batch, BatchOutcome, Carrier
+from aftercommit.relay.carrier import BatchOutcome, Carrier
+from aftercommit.relay.due_reader import Batch
 from tests.support.recording import RecordingTransport
 from tests.support.shop import OrderPlaced, Shop
 from tests.support.sizes import size

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from aftercommit.relay import Relay, RelaySettings, carrier, sweeper
+from aftercommit.relay import Relay, RelaySettings, due_reader, sweeper
 from aftercommit.schema.partitions import POSITIONS_PER_PARTITION
 from tests.support.recording import RecordingTransport
 from tests.support.relays import relay_on
@@ -27,7 +27,7 @@ async def test_a_batch_is_bounded_by_the_bytes_of_its_payloads(
 ) -> None:
     """Sixty payloads of 70 kB go in several batches, in order; what counts is their size in memory."""
     bound = 300_000
-    monkeypatch.setattr(carrier, "MAX_BATCH_BYTES", bound)
+    monkeypatch.setattr(due_reader, "MAX_BATCH_BYTES", bound)
     for start in range(0, 60, 10):
         notes = {n: "x" * KILOBYTES if compressible else noise(n) for n in range(start, start + 10)}
         shop.publish(*(OrderPlaced(f"o-{number % 7}", number, note) for number, note in notes.items()))
@@ -42,7 +42,7 @@ async def test_a_batch_is_bounded_by_the_bytes_of_its_payloads(
 
 async def test_one_payload_larger_than_the_bound_goes_alone(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound never leaves an event behind."""
-    monkeypatch.setattr(carrier, "MAX_BATCH_BYTES", 10)
+    monkeypatch.setattr(due_reader, "MAX_BATCH_BYTES", 10)
     ids = [shop.place("o-1", number, note="x" * 500) for number in range(5)]
     transport = RecordingTransport()
     async with relay_on(shop, transport=transport):
@@ -92,7 +92,7 @@ async def test_a_stream_goes_on_counting_after_a_refused_append(shop: Shop) -> N
     batch = await zombie.carrier().read(connection, zombie.lanes.held)
     async with relay_on(numbered, settings=RelaySettings(lease_seconds=0.5)):
         await shop.signals.wait_total("relay.appended", 3)
-        with pytest.raises(Exception, match="taken over"):
+        with pytest.raises(Exception, match="another relay took over"):
             await zombie.carrier().carry(connection, batch)
         numbered.place("o-1", 3)
         await shop.signals.wait_total("relay.appended", 4)

@@ -43,8 +43,8 @@ async def test_a_row_that_somebody_changes_during_the_sweep_is_found_by_the_next
             waiting = "datname = current_database() and wait_event_type = 'Lock'"
             await shop.value_becomes(f"select count(*) from pg_stat_activity where {waiting}", 1)
             operator.commit()
-        assert await task == 1
-        assert await carrier.sweep(connection, relay.lanes.held) == 1
+        assert (await task).count == 1
+        assert (await carrier.sweep(connection, relay.lanes.held)).count == 1
     finally:
         await connection.close()
     assert sorted(order for _, order, _ in shop.log()) == ["o-1", "o-2"]

@@ -1,4 +1,4 @@
-"""Carry it out: from the outbox to the transport and into the log. Several relays share the lanes; none is a leader."""
+"""Carry events from the outbox to the transport and into the log. Relays share the lanes without a leader."""
 
 from aftercommit.relay.relay import Relay, RelaySettings
 

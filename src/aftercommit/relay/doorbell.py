@@ -1,11 +1,11 @@
-"""When to sleep and when publishers must ring: a NOTIFY in every transaction would cost them half their throughput.
+"""Decides when a carrier sleeps and when publishers ring (NOTIFY), which in every transaction would halve their rate.
 
-Publishers ring only while a relay says that it listens. The relay says so when it has run out of work, and takes it
-back when work comes in bulk. A transaction that published before the relay said so will not ring; it is found by its
-lock on the outbox table, and while such a transaction is open the relay looks for itself at short intervals.
+Publishers ring only while a relay says that it listens: from when it has run out of work until work comes in bulk. A
+transaction that published before the relay said so does not ring. The relay finds such a transaction by its lock on
+the outbox table, and polls at short intervals while it is open.
 
-While nobody rings and events stream in, looking without a pause would find a few at a time, and each look costs the
-server as much as one that finds fifty: so some may gather between two looks.
+While nobody rings, a carrier that looked without a pause would find a few events at a time, and each look costs the
+server as much as one that finds fifty. So it lets some gather between two looks.
 """
 
 import time
@@ -26,17 +26,19 @@ POLL = 1.0
 POLL_WITHOUT_LISTENER = 0.05
 SHORTEST_LOOK = 0.01
 LONGEST_LOOK = 0.1
-# So many events in so short a time are bulk: all carriers of a relay together, each its share.
+# Work comes in bulk when all carriers of a relay together take so many events in so short a time.
 BUSY_EVENTS = 64
 BUSY_SECONDS = 0.1
 GATHER_SECONDS = 0.01
 
 
 class Doorbell:
-    """One carrier's bell: decides how long the carrier may wait for it. Also rings when the relay's lanes change."""
+    """The bell of one carrier, number `number` of `of`. It also rings when the lanes of the relay change.
+
+    The carrier hears rings for its own lanes, and rings for all.
+    """
 
     def __init__(self, shape: Shape, lanes: Lanes, listener: Listener | None, number: int = 0, of: int = 1) -> None:
-        """Awake. One of several carriers hears what is meant for its lanes, and what is meant for all."""
         self._statements = Statements(shape)
         self._outbox = sql.Identifier(shape.schema, "outbox").as_string()
         self._lanes = lanes
@@ -51,32 +53,32 @@ class Doorbell:
         lanes.watch(self.rung)
 
     async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:
-        """So many were carried: when work comes in bulk, publishers need not ring for this carrier."""
+        """The carrier took so many events: when work comes in bulk, publishers need not ring for it."""
         now = time.monotonic()
         if now - self._since > BUSY_SECONDS:
             self._recently, self._since = 0, now
         self._recently += count
         if self._recently >= self._share and self._lanes.is_listening(self):
-            # To be silenced again after it has run dry takes as many again.
+            # After it has run dry, it takes as many events again to silence the bell.
             self._recently = 0
             await self._lanes.listen(connection, self, False)
 
     def gathering(self, count: int) -> float:
-        """Seconds to let events come together, after a look that found so many and left none it knows of.
+        """Seconds to let events gather, after a look that found so many and reached no limit.
 
-        A single one may be the work of somebody who waits for it before publishing the next.
+        After a single one it does not wait: its publisher may wait for it before publishing the next.
         """
         is_silent = self._listener is not None and not self._lanes.is_listening(self)
         return GATHER_SECONDS if is_silent and count > 1 else 0.0
 
     @property
     def hears(self) -> bool:
-        """Whether every publisher rings for this carrier, and has done so for a while."""
+        """Whether every publisher rings for this carrier."""
         working = self._listener is not None and self._listener.working
         return working and self._lanes.is_listening(self) and not self._unheard
 
     async def ran_dry(self, connection: psycopg.AsyncConnection[Any]) -> float:
-        """Nothing was due. Seconds to wait for the bell; 0 means to look once more at once."""
+        """Nothing was due: seconds to wait for the bell; 0 means look again at once."""
         if self._listener is None or not self._listener.working:
             return POLL_WITHOUT_LISTENER
         if not self._lanes.is_listening(self):
@@ -91,22 +93,20 @@ class Doorbell:
         return POLL
 
     async def open_writers(self, connection: psycopg.AsyncConnection[Any]) -> set[str]:
-        """Transactions that have published and have not ended."""
+        """Open transactions that have published."""
         cursor = await connection.execute(self._statements["open_writers"], {"outbox": self._outbox})
         row = await cursor.fetchone()
         return set(row[0]) if row else set()
 
     async def last_seq(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """The last seq that anybody drew; DatabaseUnavailable when this is not the server that it was."""
+        """The last seq that anybody drew; DatabaseUnavailable when another server answers."""
         row = await (await connection.execute(self._statements["last_seq"])).fetchone()
         last_seq, started_at = row or (0, None)
         if self._seen is not None and (self._seen[0] != started_at or self._seen[1] > last_seq):
-            raise DatabaseUnavailable(
-                "the server behind this connection was restarted, restored or replaced by another"
-            )
+            raise DatabaseUnavailable("the server behind this connection was restarted, restored or replaced")
         self._seen = (started_at, last_seq)
         return int(last_seq)
 
     def forget(self) -> None:
-        """After a reconnect: whatever server there is now is the one that counts."""
+        """After a reconnect: accept whatever server answers now."""
         self._seen = None

@@ -1,7 +1,7 @@
-"""Leases on lanes: which aggregates this relay may carry, on the database's clock, fenced by a random token.
+"""Leases on lanes: which aggregates a relay may carry. The database's clock counts; a random token fences writes.
 
-Relays share the lanes evenly without a leader. A relay that stops hands its lanes over; one that dies is replaced when
-its lease has run out, and its lanes are then suspect: an event among them may have killed it.
+Relays share the lanes evenly without a leader. A relay that stops hands its lanes over. When one dies, others take its
+lanes once the lease has run out, and treat them as suspect: one of their events may have killed it.
 """
 
 import asyncio
@@ -24,10 +24,12 @@ EXPIRY_MARGIN = 0.01
 
 
 class Lanes:
-    """The lanes one relay holds, kept up by `tick`."""
+    """The lanes that one relay holds; `tick` renews them.
+
+    With a listener, it takes lanes at once when another relay gives them away.
+    """
 
     def __init__(self, shape: Shape, name: str, lease_seconds: float, listener: Listener | None = None) -> None:
-        """Holding none. With a listener, what other relays give away is taken at once."""
         self._statements = Statements(shape)
         self._channel = shape.publish_channel
         self.name = name
@@ -49,21 +51,21 @@ class Lanes:
 
     @property
     def are_valid(self) -> bool:
-        """Whether the leases have surely not run out yet; counted from before the renewal was asked for."""
+        """Whether the leases have surely not run out; counted from before the renewal was sent."""
         return time.monotonic() < self._valid_until
 
     @property
     def seconds_to_tick(self) -> float:
-        """How long until `tick` is due: a third of the lease, or sooner where a lane may become free."""
+        """How long until `tick` is due: a third of the lease, or less when a lane may become free."""
         return 0.0 if self.tick_now.is_set() else max(0.0, self._next_tick - time.monotonic())
 
     def watch(self, event: Waker) -> None:
-        """Set this event whenever the lanes we hold change."""
+        """Set this event whenever the lanes held change."""
         self._watchers.append(event)
 
     @contextmanager
     def at_work(self, lanes: Collection[int]) -> Iterator[None]:
-        """While somebody works on these lanes they are not given to another relay, which would deliver again."""
+        """Keep these lanes from other relays while work on them goes on: another relay would deliver again."""
         mine = frozenset(lanes)
         self._at_work.append(mine)
         try:
@@ -74,7 +76,7 @@ class Lanes:
                 self.tick_now.set()
 
     async def tick(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Say that we live, renew what we hold, and take or give lanes until our share is right."""
+        """Send a heartbeat, renew the leases, and take or give lanes until the share is right."""
         asked_at = time.monotonic()
         self.tick_now.clear()
         await self._heartbeat(connection)
@@ -93,7 +95,7 @@ class Lanes:
             self._leaving -= given
 
     async def release_all(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Hand everything over at once and be counted no more."""
+        """Give all lanes back and leave the list of relays."""
         released, suspects = self.held | self._leaving, frozenset(self.suspect)
         self.suspect.clear()
         self.forget()
@@ -101,7 +103,7 @@ class Lanes:
         await self._release(connection, released, suspects)
 
     async def listen(self, connection: psycopg.AsyncConnection[Any], who: object, listening: bool) -> None:
-        """Publishers ring as long as anybody here listens; on return the database knows."""
+        """Publishers ring while anybody here listens; on return the database knows."""
         (self._listeners.add if listening else self._listeners.discard)(who)
         async with self._flag:
             wanted = bool(self._listeners)
@@ -114,7 +116,7 @@ class Lanes:
         return self._listening and who in self._listeners
 
     def forget(self) -> None:
-        """After a lost connection: nothing is ours until the next tick says so. What was suspect stays suspect."""
+        """After a lost connection: hold nothing until the next tick. Suspect lanes stay suspect."""
         self._valid_until = self._next_tick = 0.0
         self._is_new, self._listening, self._leaving = True, False, frozenset()
         self._listeners.clear()
@@ -128,7 +130,7 @@ class Lanes:
         parameters = {**self._identity, "name": self.name, "listening": self._listening, "is_new": self._is_new}
         await connection.execute(self._statements["heartbeat"], parameters)
         if self._is_new:
-            # The others give up our share as soon as they hear of us.
+            # The others give up this relay's share as soon as they hear of it.
             await connection.execute(self._statements["lane_news"], {"channel": self._channel, "news": NEWS})
         self._is_new = False
 

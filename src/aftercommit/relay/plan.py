@@ -1,4 +1,4 @@
-"""The relay's decisions, without IO: what to do about a failure, what may go together, where to start reading."""
+"""The relay's decisions, without IO: what to do about a failure, which events go together, where to start reading."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,20 +17,20 @@ _PREPARED = "-1/"
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An event that may be delivered now."""
+    """An event that may be delivered now; `again`: it has been tried before."""
 
+    again: bool
     seq: int
     lane: int
-    id: UUID
+    event_id: UUID
     event_type: str
     retry_count: int
     created_at: datetime
-    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a failed delivery: `delay` seconds until the next attempt, or None for the end."""
+    """What to do about a failed delivery: try again in `delay` seconds, or park it (None)."""
 
     event_id: UUID
     consumer: str
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff: Backoff, max_attempts: int) -> Verdict:
-    """The verdict on one failure, by the outbox's policy."""
+    """Decide about one failure by the outbox's retry policy."""
     counted = (0 if already_counted else 1) - (0 if failure.attempts else 1)
     attempts = retry_count + counted
     delay: float | None = None
@@ -65,13 +65,13 @@ def judge(failure: Failure, retry_count: int, *, already_counted: bool, backoff:
 
 
 def agreed(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """An event has one fate: where one verdict on it is final, all of them are."""
+    """Make all verdicts on an event final when one of them is."""
     ended = {verdict.event_id for verdict in verdicts if verdict.delay is None}
     return [replace(verdict, delay=None) if verdict.event_id in ended else verdict for verdict in verdicts]
 
 
 def rounds(records: Sequence[Record]) -> Iterator[list[Record]]:
-    """Batches in which every aggregate occurs once, in order: so that a failure can hold back what is behind it."""
+    """Batches, in order, with each aggregate at most once: so a failure can hold back the events behind it."""
     waiting = list(records)
     while waiting:
         taken: set[tuple[str, str]] = set()
@@ -87,17 +87,17 @@ def rounds(records: Sequence[Record]) -> Iterator[list[Record]]:
 
 
 def share_of_lanes(live_relays: int) -> int:
-    """How many lanes one of so many relays should hold at most."""
+    """How many lanes each of so many relays may hold."""
     return -(-LANES // max(1, live_relays))
 
 
 @dataclass(slots=True)
 class Marks:
-    """Up to which seq every writer's transaction has ended.
+    """The seq up to which every writer's transaction has ended.
 
-    seq is drawn while a writer holds a lock on the outbox table, until its transaction ends. So: read the last seq
-    drawn, then list the transactions that hold such a lock; when all of those are gone, no event at or below that seq
-    can still appear. Nothing older than `resolved` needs to be looked for again, however late anybody commits.
+    A writer draws its seq under a lock on the outbox table and holds the lock until its transaction ends. So: read the
+    last seq drawn, then list the transactions that hold such a lock. When all of those are gone, no event at or below
+    that seq can still appear, however late anybody commits.
     """
 
     resolved: int = 0
@@ -105,8 +105,8 @@ class Marks:
     _holders: frozenset[str] = frozenset()
 
     def observe(self, last_seq: int, holders: Collection[str]) -> None:
-        """A new observation: `last_seq` must have been read before `holders` was."""
-        # PREPARE TRANSACTION gives a transaction another name, so such a one may be any of those we wait for.
+        """Take in a new observation; read `last_seq` before `holders`."""
+        # PREPARE TRANSACTION renames a transaction, so a prepared one may be any of those we wait for.
         renamed = any(holder.startswith(_PREPARED) for holder in holders)
         if self._mark is not None and self._holders.isdisjoint(holders) and not renamed:
             self.resolved = max(self.resolved, self._mark)
@@ -117,16 +117,16 @@ class Marks:
                 self.resolved, self._mark = max(self.resolved, last_seq), None
 
     def forget(self) -> None:
-        """After a reconnect: the server may have restarted, and transaction names may come again."""
+        """After a reconnect: the server may have restarted, and may use the same transaction names again."""
         self.resolved, self._mark, self._holders = 0, None, frozenset()
 
 
 @dataclass(slots=True)
 class Watermark:
-    """Where one carrier starts to read: everything of its lanes at or below has left the outbox or waits for a retry.
+    """Where a carrier starts to read: in its lanes, every event at or below has left the outbox or waits for a retry.
 
-    Without it every read would step over all events that were moved since some old snapshot was taken, because
-    PostgreSQL cannot clean those up while anybody's transaction might still look at them.
+    Without it every read would step over the dead rows of all events moved since the oldest open snapshot, which
+    PostgreSQL cannot vacuum.
     """
 
     value: int = 0
@@ -134,7 +134,7 @@ class Watermark:
     _back_to: int | None = None
 
     def for_lanes(self, lanes: Collection[int]) -> int:
-        """The watermark for a read of these lanes; other lanes have a past of their own, so it starts anew."""
+        """The watermark for a read of these lanes; it starts anew when the lanes change."""
         if self.lanes != frozenset(lanes):
             self.lanes, self.value = frozenset(lanes), 0
         if self._back_to is not None:
@@ -142,18 +142,18 @@ class Watermark:
         return self.value
 
     def look_back_to(self, seq: int) -> None:
-        """An event of this seq was never tried: the next read must see it, whatever the one under way concludes."""
+        """An untried event has this seq: the next read must see it, whatever the read under way concludes."""
         if seq <= self.value:
             self._back_to = seq
 
     def settled(self, read: Sequence[int], unsettled: Collection[int], resolved: int) -> None:
-        """These seqs were the lowest there were; all but `unsettled` are dealt with, so the watermark may follow."""
+        """These seqs were the lowest in the outbox, and all but `unsettled` are done: move up."""
         if not read:
             return
         reached = min(unsettled) - 1 if unsettled else read[-1]
         self.value = max(self.value, min(reached, resolved))
 
     def nothing_below(self, lowest: int | None, resolved: int) -> None:
-        """No untried event exists below `lowest` (None: none exists at all)."""
+        """No untried event is below `lowest`; None: there is no untried event."""
         reached = resolved if lowest is None else min(resolved, lowest - 1)
         self.value = max(self.value, reached)

@@ -1,11 +1,10 @@
-"""The relay: holds lanes, runs carriers on them, keeps itself and the figures up to date. Starts, stops, survives."""
+"""The relay: holds lanes, runs carriers on them, and goes on after outages of the database and the transport."""
 
 import asyncio
 import logging
 import math
 import os
 import socket
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ from aftercommit.postgres.resilience import DatabaseService, close_quietly, firs
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.carrier import Carrier
 from aftercommit.relay.doorbell import POLL, Doorbell
+from aftercommit.relay.gauge import measure
 from aftercommit.relay.lanes import Lanes
 from aftercommit.relay.plan import Marks
 from aftercommit.relay.settle import Settlement
@@ -37,9 +37,11 @@ MARK_INTERVAL = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """How a relay works: `lease_seconds` bounds the takeover after a crash, `carriers` work side by side.
+    """How a relay works.
 
-    `retention` says how long what is done with is kept; all relays of an outbox should be told the same.
+    `lease_seconds`: after a crash another relay takes over within this time. `carriers`: how many batches it works on
+    at once. `drain_seconds`: how long a stop waits for batches under way. `gauge_seconds`: time between two
+    measurements of the backlog. `retention`: how long old data is kept; use the same in all relays of an outbox.
     """
 
     batch_size: int = 1000
@@ -50,18 +52,22 @@ class RelaySettings:
     retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that could not work."""
+        """Check the numbers."""
         times_are_usable = (
             0 < self.lease_seconds < math.inf and 0 <= self.drain_seconds < math.inf and 0 < self.gauge_seconds <= 60
         )
         if self.batch_size < 1 or not 1 <= self.carriers <= 64 or not times_are_usable:
             raise DeclarationError(
-                f"{self!r}: batch_size >= 1, carriers 1 to 64, lease > 0, drain_seconds >= 0, gauge_seconds 0 to 60"
+                f"{self!r}: need batch_size >= 1, carriers from 1 to 64, lease_seconds > 0, drain_seconds >= 0, "
+                "and gauge_seconds above 0 and up to 60"
             )
 
 
 class Relay(DatabaseService):
-    """Carries events of one outbox to one transport and into the log."""
+    """Carries the events of one outbox to one transport and into the log.
+
+    It wakes up through the listener, which other services may share; without one it polls.
+    """
 
     def __init__(
         self,
@@ -74,7 +80,6 @@ class Relay(DatabaseService):
         name: str | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """Not started. A listener shared with other services is used when given; without one the relay polls."""
         super().__init__(probe)
         outbox.registry.require_upcasters()
         self.name = name or f"relay {socket.gethostname()}:{os.getpid()}"
@@ -94,15 +99,9 @@ class Relay(DatabaseService):
         self._carriers: list[Carrier] = []
 
     def carrier(self) -> Carrier:
-        """A new carrier of this relay."""
-        return Carrier(
-            self.outbox,
-            self._transport,
-            self._settlement,
-            self._marks,
-            batch_size=self.settings.batch_size,
-            probe=self._probe,
-        )
+        """A new carrier for some lanes of this relay."""
+        size = self.settings.batch_size
+        return Carrier(self.outbox, self._transport, self._settlement, self._marks, batch_size=size, probe=self._probe)
 
     async def run(self) -> None:
         """Open the transport, work in sessions, close it."""
@@ -113,7 +112,7 @@ class Relay(DatabaseService):
             await self._transport.close()
 
     async def session(self) -> None:
-        """One life of the database connections: control and carriers together, until stopped or lost."""
+        """Connect and work, until stopped or until a connection is lost."""
         control = await self._database.connect()
         self._marks.forget()
         self._doorbell.forget()
@@ -141,34 +140,30 @@ class Relay(DatabaseService):
 
     async def _work(self, control: psycopg.AsyncConnection[Any]) -> None:
         sweeper = Sweeper(self.outbox.shape, self._database, self.settings.retention)
+        look = self.settings.gauge_seconds
         async with asyncio.TaskGroup() as group:
             carriers = [group.create_task(self._carrier_loop(number)) for number in range(self.settings.carriers)]
             background = [
                 group.create_task(self._control_loop(control)),
-                group.create_task(self._gauge_loop()),
+                group.create_task(measure(self.outbox, self._database, self.lanes, self._carriers, look, self.reach)),
                 group.create_task(sweeper.keep(self.stopping)),
             ]
             await self._until_drained(carriers)
             for task in background:
                 task.cancel()
-            # Here and not on the way out, where one that fails would leave us marked as cancelled (before Python 3.13).
+            # Wait here: before Python 3.13, a task that fails on the way out leaves this one marked as cancelled.
             await asyncio.wait([*carriers, *background])
 
     async def _until_drained(self, carriers: list[asyncio.Task[None]]) -> None:
         await self.stopping.wait()
         _, late = await asyncio.wait(carriers, timeout=self.settings.drain_seconds)
         for carrier in late:
-            log_event(
-                logger,
-                logging.WARNING,
-                "relay_drain_timed_out",
-                relay=self.name,
-                seconds=self.settings.drain_seconds,
-            )
+            seconds = self.settings.drain_seconds
+            log_event(logger, logging.WARNING, "relay_drain_timed_out", relay=self.name, seconds=seconds)
             carrier.cancel()
 
     async def _take_up_newer(self, control: psycopg.AsyncConnection[Any]) -> None:
-        """What older code parked, because it did not know the version, is delivered again by code that does."""
+        """Deliver again what older code parked because it did not know the version."""
         known = list(self.outbox.registry)
         parameters = {
             "types": [event_type.name for event_type in known],
@@ -185,32 +180,6 @@ class Relay(DatabaseService):
             self.answered()
             self._marks.observe(last_seq, await self._doorbell.open_writers(control))
             await wait_for_any(min(MARK_INTERVAL, self.lanes.seconds_to_tick), self.lanes.tick_now)
-
-    async def _gauge_loop(self) -> None:
-        connection = await self._database.connect()
-        try:
-            while True:
-                started = time.monotonic()
-                await self._measure(connection)
-                await self._look_back(connection)
-                await self.reach("relay.measured")
-                # Counting a large backlog takes time: never more than a twentieth of it.
-                await asyncio.sleep(max(self.settings.gauge_seconds, 20 * (time.monotonic() - started)))
-        finally:
-            await close_quietly(connection)
-
-    async def _measure(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        row = await (await connection.execute(self._statements["backlog"])).fetchone()
-        if row is not None:
-            self.outbox.meter.on_backlog(*row)
-
-    async def _look_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        # Somebody may have put an event back by hand, with the old seq that it has: no watermark may hide it.
-        parameters = {"watermark": 0, "lanes": sorted(self.lanes.held)}
-        row = await (await connection.execute(self._statements["lowest_fresh"], parameters)).fetchone()
-        if row is not None and row[0] is not None:
-            for carrier in self._carriers:
-                carrier.look_back_to(row[0])
 
     async def _carrier_loop(self, number: int) -> None:
         connection = await self._database.connect()
@@ -244,38 +213,32 @@ class Relay(DatabaseService):
     ) -> None:
         suspects = lanes & self.lanes.suspect if self._transport.capabilities.carries else set()
         if suspects:
-            batch = await carrier.read(connection, suspects)
-            await carrier.carry_suspects(connection, batch)
+            await carrier.carry_suspects(connection, suspects)
             self.lanes.suspect -= suspects
             return
-        carried = await self._carry_some(connection, carrier, lanes)
-        if carried:
-            self._transport_is_back()
-            await doorbell.worked(connection, carried)
-            if carrier.took_all and doorbell.hears and carrier.quiet_seconds > 0:
-                # What comes after a look that took all there was will ring: the bell was heard all along.
-                await self.reach("relay.idle")
-                await self.pause(min(POLL, carrier.quiet_seconds), doorbell.rung)
-            elif not carrier.left_some and (seconds := doorbell.gathering(carried)):
-                await self.reach("relay.gathering")
-                await self.pause(seconds)
+        carried = await carrier.carry_due(connection, lanes)
+        if not carried.count:
+            await self._run_dry(connection, carrier, doorbell, lanes)
             return
+        self._transport_is_back()
+        await doorbell.worked(connection, carried.count)
+        if carried.rest_seconds > 0 and doorbell.hears:
+            # The bell worked all the time, so whatever comes after a look that took everything rings it.
+            await self.reach("relay.idle")
+            await self.pause(min(POLL, carried.rest_seconds), doorbell.rung)
+        elif not carried.more and (seconds := doorbell.gathering(carried.count)):
+            await self.reach("relay.gathering")
+            await self.pause(seconds)
+
+    async def _run_dry(
+        self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, doorbell: Doorbell, lanes: set[int]
+    ) -> None:
         await self.reach("relay.idle")
         seconds = await doorbell.ran_dry(connection)
         if seconds > 0:
-            due_in = await carrier.seconds_to_next_retry(connection, lanes)
+            due_in = await carrier.reader.seconds_to_next_retry(connection, lanes)
             seconds = seconds if due_in is None else max(0.001, min(seconds, due_in))
             await self.pause(seconds, doorbell.rung)
-
-    async def _carry_some(self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, lanes: set[int]) -> int:
-        if carrier.can_sweep:
-            swept = await carrier.sweep(connection, lanes)
-            if swept:
-                return swept
-        batch = await carrier.read(connection, lanes)
-        if batch.events:
-            await carrier.carry(connection, batch)
-        return len(batch.events)
 
     async def _wait_for_lanes(self, doorbell: Doorbell) -> None:
         await self.pause(self.settings.lease_seconds / 3, doorbell.rung)
@@ -294,23 +257,13 @@ class Relay(DatabaseService):
     async def _wait_for_transport(self, problem: TransportUnavailable) -> None:
         self._outages += 1
         if self._outages == 1:
-            log_event(
-                logger,
-                logging.WARNING,
-                "transport_is_unavailable",
-                transport=self._transport.name,
-                error=str(problem),
-            )
+            fields = {"transport": self._transport.name, "error": str(problem)}
+            log_event(logger, logging.WARNING, "transport_is_unavailable", **fields)
         await self.reach("relay.outage", outages=self._outages)
         await self.pause(self._transport_backoff(self._outages, problem) or 0.0)
 
     def _transport_is_back(self) -> None:
         if self._outages:
-            log_event(
-                logger,
-                logging.INFO,
-                "transport_is_back",
-                transport=self._transport.name,
-                attempts=self._outages,
-            )
+            fields = {"transport": self._transport.name, "attempts": self._outages}
+            log_event(logger, logging.INFO, "transport_is_back", **fields)
         self._outages = 0

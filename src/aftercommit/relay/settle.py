@@ -1,4 +1,4 @@
-"""The fenced writes that end a delivery: delivered events move into the log, failed ones wait or are parked."""
+"""The fenced writes after a delivery: delivered events move into the log, failed ones wait or are parked."""
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -23,7 +23,7 @@ logger = logging.getLogger("aftercommit.relay")
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What entered the log: how many of those chosen, up to which position and seq, and how long they had waited."""
+    """What entered the log: `count` of the `chosen` events, up to which position and seq, and how long they waited."""
 
     count: int
     chosen: int
@@ -34,15 +34,14 @@ class Appended:
 
 
 class Settlement:
-    """Writes outcomes for one relay; every statement is refused when a lane's token is no longer ours."""
+    """Writes outcomes for one relay. Its writes are refused once another relay's token is on one of their lanes."""
 
     def __init__(self, outbox: Outbox, token: UUID) -> None:
-        """Statements for this outbox."""
         self._statements = Statements(outbox.shape)
         self._token = token
         self._numbered = list(outbox.numbered)
         self._channel = outbox.shape.log_channel
-        # How far this relay has seen the log come: one that ends before it was restored.
+        # The highest position that this relay has seen: a log that ends before it was restored.
         self._seen = 0
         part = self._statements.part
         self._append_given = self._append_statement(
@@ -74,7 +73,7 @@ class Settlement:
         lanes: Collection[int],
         retried: Sequence[UUID] = (),
     ) -> Appended:
-        """Move delivered events into the log; the dead letters of those that had failed before are resolved with it."""
+        """Move delivered events into the log, and resolve the dead letters of those that had failed before."""
 
         async def write() -> Appended:
             appended = await self._append(connection, self._append_given, lanes, {"ids": uuid_array(ids)})
@@ -91,30 +90,30 @@ class Settlement:
     async def append_due(
         self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], watermark: int, limit: int
     ) -> Appended:
-        """Move what is due into the log, in one statement: for a transport that has nothing to carry."""
+        """Move due events into the log in one statement, for a transport that carries nothing."""
         which = {"watermark": watermark, "limit": limit}
         return await self._prepared(connection, lambda: self._append(connection, self._append_due, lanes, which))
 
     async def recognise_server(self, connection: psycopg.AsyncConnection[Any]) -> lives.Life | None:
-        """Make sure that the log may go on on this server; where it was restored, a new life begins and is returned."""
+        """Make sure that the log may continue on this server; after a restore, begin a new life and return it."""
         life, self._seen = await lives.recognise(connection, self._statements.shape, seen=self._seen)
         return life
 
     async def _prepared(
         self, connection: psycopg.AsyncConnection[Any], write: Callable[[], Awaitable[Appended]]
     ) -> Appended:
-        """Write, after what has to be there first was made: a life of the log on this server, and partitions for it."""
+        """Write; where they are missing, first make a life of the log on this server and partitions for it."""
         try:
             appended = await self._with_partitions(connection, write)
         except _UnknownServer:
             if await self.recognise_server(connection) is not None:
-                # What this relay remembers of the outbox is of the life before.
-                raise DatabaseUnavailable("the database was restored or replaced by another: begin anew") from None
+                # What this relay remembers of the outbox belongs to the life before.
+                raise DatabaseUnavailable("the database was restored or replaced: starting a new session") from None
             try:
                 appended = await self._with_partitions(connection, write)
             except _UnknownServer:
-                raise DatabaseUnavailable("the server behind this connection changes again and again") from None
-        # Only what is committed was seen: what is rolled back may never have been.
+                raise DatabaseUnavailable("the server behind this connection keeps changing") from None
+        # Only after the commit: a position that was rolled back may never have existed.
         self._seen = max(self._seen, appended.position or 0)
         return appended
 
@@ -124,7 +123,7 @@ class Settlement:
         try:
             return await write()
         except psycopg.errors.CheckViolation as problem:
-            # The sweeper makes partitions ahead; where it was kept from that, the log has none for these positions.
+            # The sweeper makes partitions ahead. If something kept it from that, there is none for these positions.
             if problem.diag.constraint_name is not None:
                 raise
             await connection.execute(self._statements["make_partitions"])
@@ -148,7 +147,7 @@ class Settlement:
         }
         row = await (await connection.execute(statement, parameters, prepare=True)).fetchone()
         if row is None:
-            raise DatabaseError("the append had no answer: the schema is damaged, restore it from a backup")
+            raise DatabaseError("the append returned no row: the schema is damaged, restore it from a backup")
         held, count, position, _, last_seq, latency, ids, chosen, known = row[:9]
         self._refuse_stale(held, lanes)
         if not known:
@@ -158,7 +157,7 @@ class Settlement:
     async def record_failures(
         self, connection: psycopg.AsyncConnection[Any], verdicts: Sequence[Verdict], lanes: Collection[int]
     ) -> int:
-        """Failed events wait for their retry or end as failed, each with its dead letter."""
+        """Make failed events wait for their retry, or end them as failed; each gets a dead letter."""
         parameters = {**self._fence(lanes), **_columns(verdicts)}
         row = await (await connection.execute(self._statements["settle_failures"], parameters)).fetchone()
         held, settled, _, ids = row if row else (0, 0, 0, ())
@@ -169,13 +168,13 @@ class Settlement:
         return int(settled)
 
     async def count_attempt(self, connection: psycopg.AsyncConnection[Any], event_id: UUID, lane: int) -> int | None:
-        """Count an attempt before it is made; None when the event is no longer there to be tried."""
+        """Count an attempt before it is made; None when the event or the lane is gone."""
         parameters = {**self._fence([lane]), "id": event_id}
         row = await (await connection.execute(self._statements["count_attempts"], parameters)).fetchone()
         return int(row[0]) if row else None
 
     async def give_back_attempt(self, connection: psycopg.AsyncConnection[Any], event_id: UUID, lane: int) -> None:
-        """An attempt that was counted could not be made: the destination is down."""
+        """Take back a counted attempt that could not be made because the destination is down."""
         await connection.execute(self._statements["give_back_attempt"], {**self._fence([lane]), "id": event_id})
 
     def _fence(self, lanes: Collection[int]) -> dict[str, Any]:
@@ -183,13 +182,11 @@ class Settlement:
 
     def _refuse_stale(self, held: int, lanes: Collection[int]) -> None:
         if held != len(lanes):
-            raise LeaseLost(
-                f"{len(lanes) - held} of {len(lanes)} lanes were taken over by another relay: nothing was written"
-            )
+            raise LeaseLost(f"another relay took over {len(lanes) - held} of {len(lanes)} lanes: nothing was written")
 
 
 class _UnknownServer(Exception):
-    """Nothing was written: the server is not the one with which the log went on last, or the log was restored."""
+    """Nothing was written: the log last continued on another server, or it was restored."""
 
 
 def _columns(verdicts: Sequence[Verdict]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""Upkeep beside the relay: partitions of the log are made ahead of the tip, and what is old is removed.
+"""Upkeep beside the relay: makes partitions of the log ahead of the tip, and removes old data.
 
-Blocks nobody and takes its time. Of all relays one at a time does a round of retention; its failure is said and stops
-nobody.
+One relay at a time does a round of retention. If the round fails, the sweeper logs it and the relay goes on.
 """
 
 import asyncio
@@ -26,23 +25,22 @@ INTERVAL = 10.0
 # Between two rounds of retention, whichever relay does them.
 ROUND_INTERVAL = 60.0
 ROUND_SECONDS = 5.0
-# A relay that dies in its round keeps the others from theirs for this long; one that lives renews it.
+# A relay that dies in its round blocks the others for this long; a live one renews it.
 ROUND_LEASE = LEASE
 
 
 class Sweeper:
-    """Does the upkeep on a connection of its own, which is open only while there is something to do."""
+    """Does the upkeep on a connection of its own, which it opens for each round."""
 
     def __init__(self, shape: Shape, database: Database, retention: Retention | None = None) -> None:
-        """Nothing done yet."""
         self._shape = shape
         self._database = database
         self._retention = retention or Retention()
         self._said: object = None
 
     async def keep(self, stopping: Waker) -> None:
-        """Look after the outbox until stopped."""
-        # A thread cannot be cancelled: also one that nobody waits for any more ends its round after the next statement.
+        """Do rounds until stopped."""
+        # A thread cannot be cancelled: this flag ends its round after the next statement.
         over = threading.Event()
         try:
             while not stopping.is_set():
@@ -54,7 +52,7 @@ class Sweeper:
             over.set()
 
     def sweep(self, stopping: Callable[[], bool] = lambda: False) -> list[str]:
-        """Make what is missing ahead of the tip, remove what is old; returns the names of new partitions."""
+        """Make missing partitions and remove old data; returns the names of new partitions."""
         connection = self._database.connect_sync()
         try:
             made = self._make_partitions(connection)
@@ -69,7 +67,7 @@ class Sweeper:
         except DatabaseError as problem:
             if not isinstance(problem.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-            # Somebody is in the way. There are partitions left, and where there are none the append makes one.
+            # Somebody holds a lock. There are partitions left; if there are none, the append makes one.
             log_event(logger, logging.WARNING, "log_partitions_not_made", outbox=self._shape.schema, error=str(problem))
             return []
 
@@ -94,7 +92,7 @@ class Sweeper:
             self._said = None
 
     def _say_once(self, level: int, name: str, **fields: Any) -> None:
-        """What stays the same from round to round is said in the first."""
+        """Log what repeats from round to round only the first time."""
         if self._said != (name, fields):
             log_event(logger, level, name, outbox=self._shape.schema, **fields)
         self._said = (name, fields)

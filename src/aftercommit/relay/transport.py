@@ -1,4 +1,4 @@
-"""The port to wherever events are carried. One batch method; what an implementation can do is declared, not guessed."""
+"""The port for transports. It has one batch method; each implementation declares what it can do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ RELAY_NAME = "@relay"
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a transport promises; the conformance suite checks each promise it makes.
+    """What a transport promises; the conformance suite checks each promise.
 
-    `carries`: it takes the events themselves; when False the append to the log is all the delivery there is.
+    `carries`: it takes the events themselves; when False, the append to the log is the only delivery.
     `ordered`: events of one aggregate arrive in the order of the batch.
     `deduplicates`: a repeated `event_id` reaches consumers once.
-    `durable`: what was accepted survives a crash of the receiving side.
+    `durable`: an accepted event survives a crash of the receiving side.
     """
 
     carries: bool = True
@@ -28,9 +28,9 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One event that was not accepted, by whom, and why. `permanent`: trying again cannot help.
+    """An event that a consumer or the destination did not accept, and why. `permanent`: a retry cannot help.
 
-    `attempts` says how often it was tried in this delivery; with 0 it is put back, and no attempt is spent.
+    `attempts`: how often it was tried in this delivery. With 0 the relay puts it back and spends no attempt.
     """
 
     event_id: UUID
@@ -48,16 +48,13 @@ class Transport(Protocol):
     capabilities: Capabilities
 
     async def open(self) -> None:
-        """Get ready; TransportUnavailable when the destination cannot be reached."""
-        ...
+        """Connect; raises TransportUnavailable when the destination cannot be reached."""
 
     async def close(self) -> None:
-        """Let go of connections."""
-        ...
+        """Close connections."""
 
     async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Hand over a batch, in its order; the answer lists what was not accepted, and everything else was.
+        """Deliver a batch in its order; returns the events that were not accepted, and all others were.
 
-        Raises TransportUnavailable when the destination as a whole is down: then no attempt is spent.
+        Raises TransportUnavailable when the destination as a whole is down: that spends no attempt.
         """
-        ...

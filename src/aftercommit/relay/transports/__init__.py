@@ -1,4 +1,4 @@
-"""Where events can be carried: the log alone, or handlers in this process. All pass the same conformance suite."""
+"""The transports: the log alone, or handlers in this process. All pass the same conformance suite."""
 
 from aftercommit.relay.transports.bus import BusTransport
 from aftercommit.relay.transports.log import LogTransport

@@ -1,4 +1,4 @@
-"""The bus: events go to handlers in this process, and an event counts as delivered when all of them have taken it."""
+"""The bus: delivers events to handlers in this process. An event is delivered when all of them have handled it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,19 +8,16 @@ from aftercommit.relay.transport import Capabilities, Failure
 
 
 class Dispatch(Protocol):
-    """What the bus needs of whoever runs the handlers."""
+    """Runs the handlers for the bus."""
 
     async def open(self) -> None:
         """Get ready."""
-        ...
 
     async def close(self) -> None:
-        """Let go."""
-        ...
+        """Close connections."""
 
     async def dispatch(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Run the handlers and report who could not take what."""
-        ...
+        """Run the handlers; returns which consumer failed at which event."""
 
 
 class BusTransport:
@@ -30,7 +27,6 @@ class BusTransport:
     capabilities = Capabilities(carries=True, ordered=True, deduplicates=True, durable=True)
 
     def __init__(self, dispatcher: Dispatch) -> None:
-        """Deliver to this dispatcher."""
         self._dispatcher = dispatcher
 
     async def open(self) -> None:
@@ -42,5 +38,5 @@ class BusTransport:
         await self._dispatcher.close()
 
     async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Every consumer gets every event it takes."""
+        """Give every consumer the events that it takes."""
         return await self._dispatcher.dispatch(records)

@@ -1,4 +1,4 @@
-"""The log transport: appending is the delivery, and consumers follow the log. The default, and the fastest."""
+"""The log transport, the default: the append to the log is the delivery, and consumers follow the log."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from aftercommit.relay.transport import Capabilities, Failure
 
 
 class LogTransport:
-    """Carries nothing: the relay's append makes an event readable in order, which is all that log consumers need."""
+    """Carries nothing: the relay's append makes events readable in order, and log consumers need no more."""
 
     name = "log"
     capabilities = Capabilities(carries=False, ordered=True, deduplicates=True, durable=True)

@@ -1,0 +1,151 @@
+"""Reads the due events of a carrier's lanes, and alone decides where and when the carrier reads next."""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+
+from aftercommit.event.envelope import Record
+from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.records import BYTES_AT_ONCE, outbox_record
+from aftercommit.postgres.statements import Statements
+from aftercommit.relay.plan import Due, Marks, Watermark
+from aftercommit.relay.settle import Appended
+
+MAX_BATCH_BYTES = BYTES_AT_ONCE
+RETRY_LOOK = 1.0
+# Longer than the pause of an idle carrier, which looks again at its end.
+IDLE_RETRY_LOOK = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events read together. `fresh` are the seqs of the untried ones.
+
+    `resolved`: up to this seq every writer had ended before the read. `counted`: the attempts are counted already.
+    `drained`: nothing else was due. `more`: a limit was reached, so events may be left.
+    """
+
+    events: Sequence[Due | Record]
+    fresh: Sequence[int] = ()
+    resolved: int = 0
+    counted: bool = False
+    drained: bool = False
+    more: bool = False
+
+
+class DueReader:
+    """Holds the watermark of one carrier and the time at which it looks for retries.
+
+    `loads`: it reads whole events and not only what it takes to append them.
+    """
+
+    def __init__(self, outbox: Outbox, marks: Marks, batch_size: int, *, loads: bool) -> None:
+        self.watermark = Watermark()
+        self._shape = outbox.shape
+        self._marks = marks
+        self._batch_size = batch_size
+        self._loads = loads
+        self._strict = outbox.ordering == "strict"
+        self._retries_at = 0.0
+        self._statements = Statements(outbox.shape)
+        self._loading = {
+            name: self._statements.render("load_due", due=self._statements.part(name)).encode()
+            for name in ("due_fresh", "due_fresh_strict", "due_retries", "due_retries_strict")
+        }
+
+    def start(self, lanes: Collection[int]) -> tuple[int, int]:
+        """The watermark for a read of these lanes, and the seq up to which every writer has ended.
+
+        Call it before the read: a writer that ends between the two is resolved, but its events are not in the read.
+        """
+        return self.watermark.for_lanes(lanes), self._marks.resolved
+
+    async def read(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> Batch:
+        """Due events of these lanes by seq: retries (at most half a batch) and untried events."""
+        limit, most_retries = self._batch_size, max(1, self._batch_size // 2)
+        watermark, resolved = self.start(lanes)
+        parameters = {"lanes": sorted(lanes), "watermark": watermark, "max_bytes": MAX_BATCH_BYTES}
+        retries: list[Due | Record] = []
+        if self.quiet_seconds <= 0:
+            retries = await self._query(connection, "due_retries", {**parameters, "limit": most_retries})
+            if len(retries) < most_retries:
+                self._retries_at = time.monotonic() + RETRY_LOOK
+        fresh = await self._query(connection, "due_fresh", {**parameters, "limit": limit - len(retries)})
+        if not fresh and not retries:
+            # Somebody rang: if not for an untried event, then for a retry.
+            retries = await self._query(connection, "due_retries", {**parameters, "limit": most_retries})
+        if not fresh and not self._strict and len(retries) < limit:
+            self.watermark.nothing_below(None, resolved)
+        events = sorted([*retries, *fresh], key=lambda event: event.seq)
+        return Batch(
+            events,
+            [event.seq for event in fresh],
+            resolved,
+            drained=not retries and len(fresh) < limit and not self._loads,
+            more=len(retries) >= most_retries or len(events) >= limit,
+        )
+
+    async def settled(self, connection: psycopg.AsyncConnection[Any], batch: Batch, done: Collection[UUID]) -> None:
+        """Move the watermark after a batch of which these events are delivered or have failed."""
+        if batch.counted:
+            return
+        if self._strict:
+            # Events blocked behind a failed one are not read, but they are still there: ask for the lowest of all.
+            parameters = {"watermark": self.watermark.value, "lanes": sorted(self.watermark.lanes)}
+            row = await (await connection.execute(self._statements["lowest_fresh"], parameters)).fetchone()
+            self.watermark.nothing_below(row[0] if row else None, batch.resolved)
+            return
+        unsettled = [event.seq for event in batch.events if event.event_id not in done]
+        self.watermark.settled(batch.fresh, unsettled, batch.resolved)
+
+    def swept(self, appended: Appended, resolved: int) -> bool:
+        """Move the watermark after a sweep; returns whether the sweep left no untried event."""
+        moved_all = appended.count == appended.chosen
+        drained = moved_all and appended.chosen < self._batch_size
+        if drained:
+            self.watermark.nothing_below(None, resolved)
+        elif moved_all and appended.last_seq is not None:
+            self.watermark.settled([appended.last_seq], (), resolved)
+        return drained
+
+    @property
+    def quiet_seconds(self) -> float:
+        """For how long the reader need not look for retries; not positive when it must."""
+        return self._retries_at - time.monotonic()
+
+    def expect_retry(self, seconds: float) -> None:
+        """A retry falls due in so many seconds."""
+        self._retries_at = min(self._retries_at, time.monotonic() + max(0.0, seconds))
+
+    async def seconds_to_next_retry(
+        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]
+    ) -> float | None:
+        """How long until a retry falls due; None when no event waits for one."""
+        name = "next_retry_strict" if self._strict else "next_retry"
+        row = await (await connection.execute(self._statements[name], {"lanes": sorted(lanes)})).fetchone()
+        seconds: float | None = row[0] if row else None
+        if seconds is not None:
+            self.expect_retry(seconds)
+        else:
+            # A new event that wakes the carrier need not wait for a look for retries.
+            self._retries_at = time.monotonic() + IDLE_RETRY_LOOK
+        return seconds
+
+    async def _query(
+        self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]
+    ) -> list[Due | Record]:
+        if parameters["limit"] <= 0:
+            return []
+        again = name == "due_retries"
+        name = f"{name}_strict" if self._strict else name
+        statement = self._loading[name] if self._loads else self._statements[name]
+        rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
+        if not self._loads:
+            return [Due(again, *row[:-1]) for row in rows]
+        records = (outbox_record(row, self._shape) for row in rows)
+        return [msgspec.structs.replace(record, again=True) if again else record for record in records]
