@@ -103,10 +103,10 @@ async def test_a_consumer_without_an_inbox_is_refused_behind_the_bus(shop: Shop)
 
 
 async def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="page_size >= 1 and lease > 0"):
+    with pytest.raises(DeclarationError, match="page_size >= 1 and lease_seconds > 0"):
         WorkerSettings(page_size=0)
     for seconds in (0, -1, math.inf, math.nan):
-        with pytest.raises(DeclarationError, match="page_size >= 1 and lease > 0"):
+        with pytest.raises(DeclarationError, match="page_size >= 1 and lease_seconds > 0"):
             WorkerSettings(lease_seconds=seconds)
         with pytest.raises(DeclarationError, match="lease_seconds > 0"):
             RelaySettings(lease_seconds=seconds)

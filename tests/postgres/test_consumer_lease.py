@@ -140,14 +140,14 @@ async def test_a_zombie_that_wakes_after_its_lease_has_no_effect(
         await hold.wait()
         # The zombie's heart has stopped as well.
         shop.rows("update consumer set leased_until = now() - interval '1 second'")
-        zombie._lease._seconds = -1.0
+        zombie._parts.lease._seconds = -1.0
         async with worker_on(shop, consumer, lease_seconds=LONG, signals=other):
             await settled(shop, "index", other)
             hold.release()
             await shop.signals.wait("consumer.fenced")
             await shop.signals.wait("consumer.standing_by")
         assert not zombie.active
-        zombie._lease._seconds = SHORT
+        zombie._parts.lease._seconds = SHORT
     assert ledger.numbers("o-1") == ledger.numbers("o-2") == list(range(10))
     assert other.details["consumer.active"][0]["died"] is True
 
@@ -172,13 +172,13 @@ async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(
     other = Signals()
     async with worker_on(shop, consumer, lease_seconds=SHORT) as zombie:
         await hold.wait()
-        zombie._lease._seconds = -1.0
+        zombie._parts.lease._seconds = -1.0
         shop.rows("update consumer set leased_until = now() - interval '1 second'")
         async with worker_on(shop, consumer, lease_seconds=LONG, signals=other):
             await settled(shop, "index", other)
             hold.release()
             await shop.signals.wait("consumer.fenced")
-        zombie._lease._seconds = SHORT
+        zombie._parts.lease._seconds = SHORT
     assert ledger.numbers() == [0, 1, 2]
     assert letters(shop) == [("resolved", 1)] * 3
 
@@ -222,10 +222,10 @@ async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_se
         await settled(shop, "index")
     with shop.connect() as connection:
         parameters = {
-            **vanished._lease.parameters,
+            **vanished._parts.lease.parameters,
             "ids": ids,
             "position": 1,
-            "patience": vanished._runner.idle_timeout_ms(0),
+            "patience": vanished._parts.runner.idle_timeout_ms(0),
         }
         assert parameters["patience"] == "3000"
         shop.rows(
@@ -378,7 +378,7 @@ async def test_an_event_that_kills_every_worker_is_parked_after_its_counted_star
     assert ledger.numbers() == [0, 1, 2, 4, 5, 6, 7]
     ((number, status, error_class, error),) = letters(shop, "(payload->>'number')::int, status, error_class, error")
     assert (number, status, error_class) == (BAD, "parked", "HandlerNeverFinished")
-    assert error.startswith("handling was begun 3 times and the process died each time")
+    assert error.startswith("handling began 3 times and the process died each time")
 
 
 async def run_poisonous(shop: Shop) -> int:

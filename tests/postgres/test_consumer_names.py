@@ -104,7 +104,7 @@ async def test_a_different_program_that_takes_the_name_over_is_found_out_by_the_
         await first.stop()
         async with worker_on(shop, declare(shop, "index", another_program), lease_seconds=LONG, signals=Signals()):
             hold.release()
-            with pytest.raises(ConsumerNameTaken, match="choose another name"):
+            with pytest.raises(ConsumerNameTaken, match="Choose another name"):
                 await standby.wait()
 
 
@@ -274,7 +274,7 @@ async def test_what_the_database_knows_of_a_consumer_can_be_listed(
         (known,) = await known_consumers(control, shop.outbox.shape)
         assert (known.name, known.position, known.paused, known.alive) == ("index", 3, False, True)
         assert "order.placed" in known.declared_by.split()
-        assert known.worker == worker._lease.worker
+        assert known.worker == worker._parts.lease.worker
     (known,) = await known_consumers(control, shop.outbox.shape)
     assert (known.worker, known.alive) == (None, False)
     await set_paused(control, shop.outbox.shape, "index", True)

@@ -249,7 +249,7 @@ class TestLocks:
         await hold.wait()
         names = ("index", "search") if change is rename else ("index",)
         async with await shop.database.connect() as connection:
-            with pytest.raises(OperationBusy, match=f"replays under way: {operation.id}"):
+            with pytest.raises(OperationBusy, match=f"Replays under way: {operation.id}"):
                 await change(connection, shop.outbox.shape, *names, max_wait_seconds=0.05)
             hold.release()
             driver.stopping.set()

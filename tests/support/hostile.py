@@ -204,7 +204,7 @@ ASYNC_ACTS: dict[AsyncAct, str | None] = {
     exit_program: "raised SystemExit",
 }
 SYNC_ACTS: dict[SyncAct, str | None] = {
-    leave_stream_sync: "the transaction is lost",
+    leave_stream_sync: "the transaction is aborted",
     keep_stream_sync: "still in use when the handler returned",
     start_failing_thread: "",
     start_hanging_thread: "still in use when the handler returned",

@@ -1,4 +1,4 @@
-"""Handle it once: handlers run with their inbox row in one transaction, from the log or behind the bus."""
+"""Handle events once: a handler and its inbox row share a transaction, on the log or behind the bus."""
 
 from aftercommit.consumer.dispatcher import Dispatcher
 from aftercommit.consumer.log_worker import LogWorker, WorkerSettings

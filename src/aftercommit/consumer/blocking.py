@@ -1,4 +1,4 @@
-"""The blocking half of running a slice: what `execute` does for asyncio handlers, in a thread that it watches."""
+"""Runs a slice with blocking handlers in a thread, as `slice_executor` does with asyncio handlers."""
 
 from sys import getrefcount
 from typing import Any
@@ -26,7 +26,7 @@ from aftercommit.postgres.statements import Statements
 
 
 def run_in_thread(statements: Statements, connections: ConsumerConnections, talk: Conversation, watch: Watch) -> int:
-    """One slice; returns how many events were handled."""
+    """Run one slice; returns how many events were handled."""
     with connections.lend_sync() as connection:
         watch.connection = connection
         try:
@@ -84,7 +84,6 @@ def _calls(
     talk: Conversation,
     watch: Watch,
 ) -> None:
-    """One handler after the other."""
     for call in calls:
         talk.call = call
         watch.enter(call)
@@ -115,7 +114,7 @@ def _commit(statements: Statements, connection: psycopg.Connection[Any], talk: C
 
 
 def _undo(statements: Statements, connection: psycopg.Connection[Any]) -> None:
-    """Undo what is not committed, and what a handler has left in the session."""
+    """Roll back, and undo what a handler has left in the session."""
     if connection.closed:
         return
     try:
@@ -125,5 +124,5 @@ def _undo(statements: Statements, connection: psycopg.Connection[Any]) -> None:
         if not speaks_iso(connection):
             connection.execute(SPEAK_ISO)
     except psycopg.Error:
-        # It is not clean, and is not used again.
+        # Nobody may use it again: it is not clean.
         connection.close()

@@ -1,4 +1,4 @@
-"""The connections on which handlers work, kept between slices. Who asks bounds their number; nothing waits here."""
+"""The connections for handlers, kept between slices. The caller limits their number; nothing waits here."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -17,12 +17,11 @@ class ConsumerConnections:
     """Connections of one consumer: opened when needed, dropped when broken."""
 
     def __init__(self, database: Database) -> None:
-        """None open yet."""
         self._database = database
         self._idle: list[psycopg.AsyncConnection[Any]] = []
         self._idle_sync: list[psycopg.Connection[Any]] = []
         self._generation = 0
-        # Threads of handlers that were given up come back when they like.
+        # Threads of handlers that were given up may return a connection at any time.
         self._lock = threading.Lock()
 
     @asynccontextmanager
@@ -58,7 +57,7 @@ class ConsumerConnections:
                 connection.close()
 
     async def still_connects(self) -> bool:
-        """Whether the database takes new connections: tells a lost connection from a lost database."""
+        """Whether the database accepts connections: tells a lost connection from a lost database."""
         try:
             await close_quietly(await self._connect())
         except (psycopg.Error, *LOST):
@@ -66,7 +65,7 @@ class ConsumerConnections:
         return True
 
     async def close(self) -> None:
-        """Close those that lie idle; those that are out are closed when they come back."""
+        """Close idle connections now and lent ones when they come back."""
         with self._lock:
             self._generation += 1
             idle, self._idle_sync = self._idle_sync, []
@@ -77,7 +76,7 @@ class ConsumerConnections:
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         connection = await self._database.connect()
-        # Our own connections take JSON as bytes; a handler reads it as its program has psycopg set up.
+        # Our own connections read JSON as bytes; a handler reads it as its program has set up psycopg.
         json_oid = psycopg.adapters.types["json"].oid
         loader = psycopg.adapters.get_loader(json_oid, Format.TEXT)
         if loader is not None:
@@ -89,7 +88,7 @@ _CURSORS: Final = (psycopg.AsyncCursor, psycopg.Cursor)
 
 
 def restore(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
-    """Row and cursor types as they come by default: a handler may have chosen others for itself, not for the next."""
+    """Reset row and cursor types: a handler may choose others for itself, but not for the next one."""
     if connection.row_factory is tuple_row and connection.cursor_factory in _CURSORS:
         return
     connection.row_factory = tuple_row

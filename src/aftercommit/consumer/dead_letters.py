@@ -1,4 +1,4 @@
-"""Dead letters of a consumer: recorded with the checkpoint, retried when due, parked when attempts are used up."""
+"""Dead letters of a consumer: written with the checkpoint, retried when due, parked when no attempt is left."""
 
 import logging
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from aftercommit.text import storable_error
 
 logger = logging.getLogger("aftercommit.consumer")
 
-# Under strict ordering: so many letters of one aggregate are looked at in one turn.
+# Under strict ordering, so many letters of one aggregate at most in one turn.
 IN_A_ROW: Final = 200
 MAX_BYTES: Final = BYTES_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
 class LetterDraft:
-    """A dead letter to write: an event, its state, and the attempts that failed (0: it waits behind another)."""
+    """A dead letter to write: an event, its state, and its failed attempts (0: it waits behind another event)."""
 
     record: Record
     status: str
@@ -42,10 +42,10 @@ class LetterDraft:
 
 
 class WorkerStatus(NamedTuple):
-    """What a worker is told each turn: whether a letter is due, whether any is open, and where the log ends.
+    """What a worker finds each turn: whether a letter is due, whether any is open, and where the log ends.
 
-    `events` were ever in the log, and `lag` of them lie before the worker: no position counts that was never given.
-    `checkpoint` is what is on record; None when the consumer is not.
+    `events` were ever in the log, and the worker still has to handle `lag` of them; unused positions do not count.
+    `checkpoint`: as stored; None when the consumer is not registered.
     """
 
     any_due: bool
@@ -60,7 +60,6 @@ class DeadLetters:
     """The dead letters of one consumer under one lease."""
 
     def __init__(self, outbox: Outbox, consumer: Consumer, lease: Lease) -> None:
-        """Nothing written yet."""
         self._outbox = outbox
         self._consumer = consumer
         self._lease = lease
@@ -71,7 +70,7 @@ class DeadLetters:
         self._turns: dict[UUID, datetime | None] = {}
 
     def letters(self, item: SliceItem, failure: Failed, behind: Sequence[SliceItem]) -> list[LetterDraft]:
-        """For the first attempt that failed, and for the events that must wait behind it."""
+        """Letters for an event whose first attempt failed, and for the events that must wait behind it."""
         return [self._letter(item.record, failure, 1), *(_waiting(other.record) for other in behind)]
 
     async def record(
@@ -97,7 +96,7 @@ class DeadLetters:
     async def set_aside(
         self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem], position: int
     ) -> list[SliceItem]:
-        """Strict ordering: events behind an unhandled one of their aggregate wait; returns the others."""
+        """Strict ordering: make events wait behind an unhandled one of their aggregate; returns the others."""
         blocked = await self._blocked(connection, items)
         waiting = [_waiting(item.record) for item in items if item.record.aggregate in blocked]
         if waiting:
@@ -105,13 +104,13 @@ class DeadLetters:
         return [item for item in items if item.record.aggregate not in blocked]
 
     async def look(self, connection: psycopg.AsyncConnection[Any], position: int) -> WorkerStatus:
-        """What there is to do for a worker at this position."""
+        """Look what there is to do for a worker at this position."""
         asked = {**self._mine, "position": position}
         row = await (await connection.execute(self._statements["look_around"], asked)).fetchone()
         return WorkerStatus(*row) if row else WorkerStatus(False, False, 0, 0, 0, None)
 
     async def due(self, connection: psycopg.AsyncConnection[Any], limit: int) -> list[Record]:
-        """Events whose next attempt is due, in order; `retry_count` of each says how many have been made."""
+        """Events whose next attempt is due, in order; `retry_count` is the number of attempts so far."""
         parameters = {**self._mine, "limit": limit, "in_a_row": IN_A_ROW, "max_bytes": MAX_BYTES}
         rows = await (await connection.execute(self._due, parameters)).fetchall()
         records = [letter_record(row[1:], self._outbox.shape) for row in rows]
@@ -119,7 +118,7 @@ class DeadLetters:
         return records
 
     def begin(self, records: Sequence[Record], idle_timeout_ms: str, *, inbox: bool) -> Query:
-        """Open a slice of letters, if they are what they were when `due` read them."""
+        """Open a slice of letters, if they have not changed since `due` read them."""
         parameters = {
             **self._lease.parameters,
             "ids": uuid_array(record.event_id for record in records),
@@ -131,13 +130,13 @@ class DeadLetters:
         return Query("begin_letters", parameters)
 
     def resolving(self, ids: Sequence[UUID]) -> Query:
-        """The end of a slice in which letters were handled."""
+        """Resolve these letters at the end of their slice."""
         return Query("resolve_handled", {"ids": list(ids), "consumer": self._consumer.name})
 
     def tell_resolved(self, ids: Sequence[UUID], skipped: int = 0) -> None:
-        """One line for all letters of a turn, each of them named: a replay resolves many thousands.
+        """Log all letters of a turn in one line: a replay resolves many thousands.
 
-        `skipped` ones were in the inbox already, or no handler takes them any more: nothing was handled.
+        `skipped` of them were in the inbox already, or no handler takes them any more.
         """
         if ids:
             fields = {"outbox": self._outbox.schema, "consumer": self._consumer.name, "letters": len(ids)}
@@ -147,7 +146,7 @@ class DeadLetters:
     async def without_open_letters(
         self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem]
     ) -> list[SliceItem]:
-        """Events that have an open letter, read or sent again, go the letter's way; returns the others."""
+        """The events without an open letter; the others are handled as letters."""
         parameters = {
             "consumer": self._consumer.name,
             "ids": [item.record.event_id for item in items],
@@ -158,14 +157,14 @@ class DeadLetters:
         return [item for item in items if item.record.event_id not in open_letters]
 
     async def hold_back(self, connection: psycopg.AsyncConnection[Any], records: Sequence[Record]) -> None:
-        """Strict ordering: letters that were due in one row with one that failed wait behind it."""
+        """Strict ordering: make letters wait behind one that failed."""
         parameters = {"consumer": self._consumer.name, "ids": [record.event_id for record in records]}
         await connection.execute(self._statements["hold_back"], parameters)
 
     async def put_back(
         self, connection: psycopg.AsyncConnection[Any], items: Sequence[SliceItem], seconds: float
     ) -> None:
-        """These wait for newer code: they are looked at again in so many seconds, and no attempt is spent."""
+        """Let letters wait for newer code: they are due again in so many seconds, and no attempt is spent."""
         parameters = {
             **self._lease.parameters,
             "ids": uuid_array(item.record.event_id for item in items),
@@ -176,7 +175,7 @@ class DeadLetters:
         await connection.execute(self._statements["put_back_letters"], parameters)
 
     async def failed_again(self, connection: psycopg.AsyncConnection[Any], record: Record, failure: Failed) -> None:
-        """Another attempt failed."""
+        """Record that another attempt failed."""
         letter = self._letter(record, failure, record.retry_count + 1)
         parameters = {
             **self._lease.parameters,
@@ -190,16 +189,16 @@ class DeadLetters:
         row = await (await connection.execute(self._statements["fail_letter"], parameters)).fetchone()
         held, updated = row if row else (0, 0)
         self._lease.require(bool(held))
-        # A letter that an operator dealt with in the meantime stays as the operator left it.
+        # A letter that an operator has changed meanwhile stays as the operator left it.
         if updated:
             self._tell(letter)
 
     async def hold_back_blocked(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Strict ordering: letters that are due behind a parked one wait until somebody deals with that."""
+        """Strict ordering: make due letters behind a parked one wait until it is resolved."""
         await connection.execute(self._statements["hold_back_blocked"], self._mine)
 
     async def free_waiting(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """Strict ordering: letters that wait behind nothing any more fall due; returns how many."""
+        """Strict ordering: make letters due that no longer wait behind another; returns how many."""
         cursor = await connection.execute(self._statements["free_waiting"], self._mine)
         return cursor.rowcount
 
@@ -221,7 +220,7 @@ class DeadLetters:
         return {(row[0], row[1]) for row in rows}
 
     async def take_up_newer(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Events that older code parked because it did not know their version are tried again by code that does."""
+        """Try events again that older code parked because it did not know their version."""
         known = list(self._outbox.registry)
         parameters = {
             "consumer": self._consumer.name,
@@ -256,5 +255,5 @@ class DeadLetters:
 
 def _waiting(record: Record) -> LetterDraft:
     aggregate = f"{record.aggregate_type} {record.aggregate_id}"
-    reason = f"waits behind an earlier event of {aggregate} that has not been handled"
+    reason = f"waits behind an earlier event of {aggregate} that is not handled yet"
     return LetterDraft(record, "waiting", reason, "WaitsBehind", None, 0)

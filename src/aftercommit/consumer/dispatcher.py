@@ -1,16 +1,16 @@
-"""Behind the bus: every event goes to the consumers that take it, each with its own inbox and its own failures."""
+"""Behind the bus: gives each event to the consumers that take it, each with its own inbox and its own failures."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import psycopg
 
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.slices import Query, SliceItem, prepare
+from aftercommit.consumer.slices import Query, SliceItem, prepare, require_handlers
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.errors import DeclarationError, TransportUnavailable
@@ -27,17 +27,19 @@ from aftercommit.text import storable_error
 
 logger = logging.getLogger("aftercommit.consumer")
 
-# A wait that a handler asks for is kept here while it is short; a longer one is the relay's to keep.
+# The dispatcher itself waits for a retry that is due within this time; the relay keeps longer waits.
 SHORT_WAIT: Final = 5.0
-# On top of the handler's own time, before the server gives up a silent transaction.
+# How long the server waits beyond the handler's own time before it ends a silent transaction.
 GRACE: Final = 5.0
 
 
 class Dispatcher:
-    """Gives each matching consumer `retry_count + 1` attempts at an event; what still fails the relay is told."""
+    """Gives each consumer that takes an event `retry_count + 1` attempts, and reports what still fails to the relay.
+
+    It serves all consumers of the outbox, or those given.
+    """
 
     def __init__(self, outbox: Outbox, database: Database, consumers: Sequence[Consumer] | None = None) -> None:
-        """For all consumers of the outbox, or for some of them."""
         chosen = list(consumers) if consumers is not None else list(outbox.consumers.values())
         for consumer in chosen:
             _require_fitting(consumer, outbox)
@@ -48,7 +50,7 @@ class Dispatcher:
         self._shape = outbox.shape
 
     async def open(self) -> None:
-        """Connections are opened when there is work."""
+        """Do nothing: consumers connect when there is work."""
 
     async def close(self) -> None:
         """Close the connections of every consumer."""
@@ -56,7 +58,7 @@ class Dispatcher:
             await runner.close()
 
     async def dispatch(self, records: Sequence[Record]) -> list[Failure]:
-        """All consumers side by side; one that fails stops no other."""
+        """Run all consumers side by side; a failure of one does not stop the others."""
         try:
             results = await finish_all(self._consume(runner, records) for runner in self._runners)
         except LOST:
@@ -65,7 +67,7 @@ class Dispatcher:
         except psycopg.errors.InsufficientPrivilege as problem:
             raise privilege("the relay's user", self._shape, problem) from problem
         except psycopg.Error as problem:
-            # Of our own statements, not of a handler: no event is to blame, so no attempt is spent.
+            # A statement of our own failed, not a handler: no event is to blame, so no attempt is spent.
             raise TransportUnavailable(f"the inbox cannot be written: {str(problem).strip()}") from problem
         return [failure for failures in results for failure in failures]
 
@@ -79,7 +81,7 @@ class Dispatcher:
         return [*put_back, *(failure for group in failures for failure in group)]
 
     async def _without_newer(self, runner: Runner, items: list[SliceItem]) -> tuple[list[SliceItem], list[Failure]]:
-        """Events that newer code could read go back to the relay, and no attempt is spent; the others go on."""
+        """Split off events that only newer code can read: they go back to the relay and spend no attempt."""
         name = runner.consumer.name
         if not any(item.newer for item in items):
             self._waits[name].lapse()
@@ -93,7 +95,7 @@ class Dispatcher:
         return [item for item in items if not waits(item, left)], put_back
 
     async def _corrected(self, runner: Runner, records: Sequence[Record]) -> Sequence[Record]:
-        """An event that was published keeps its payload for ever; a consumer may be given another by an operator."""
+        """The records with the payloads that an operator has corrected for this consumer."""
         again = [record.event_id for record in records if record.again]
         if not again:
             return records
@@ -104,38 +106,32 @@ class Dispatcher:
         ]
 
     async def _attempts(self, runner: Runner, items: Sequence[SliceItem]) -> list[Failure]:
-        consumer = runner.consumer
-        attempt = 1
-        failed = await self._attempt(runner, items)
-        final: list[tuple[SliceItem, Failed, int]] = []
-        while failed:
-            again: list[SliceItem] = []
+        consumer, attempt = runner.consumer, 1
+        final: list[Failure] = []
+        while items:
+            slices = _BusSlices(runner)
+            await runner.run(items, slices)
+            again: list[Record] = []
             wait = 0.0
-            for item, failure in failed:
+            for item, failure in slices.failed:
                 delay = next_delay(failure, attempt, consumer.retry_count, consumer.backoff)
                 is_over = delay is None or (failure.retry_after or 0.0) > SHORT_WAIT
                 self._tell(consumer, item, failure, attempt, None if is_over else delay)
                 if delay is None or is_over:
-                    final.append((item, failure, attempt))
+                    end = (failure.error, consumer.name, failure.permanent, failure.retry_after, attempt)
+                    final.append(Failure(item.record.event_id, *end))
                 else:
-                    again.append(item)
+                    again.append(item.record)
                     # Others of the batch wait with this one, so a long pause is left to the relay's own retries.
                     wait = max(wait, min(delay, SHORT_WAIT))
-            if not again:
-                break
-            await asyncio.sleep(wait)
+            if again:
+                await asyncio.sleep(wait)
             attempt += 1
-            items = prepare(consumer, [item.record for item in again], attempt)
-            failed = await self._attempt(runner, items)
-        return [
-            Failure(
-                item.record.event_id, failure.error, consumer.name, failure.permanent, failure.retry_after, attempts
-            )
-            for item, failure, attempts in final
-        ]
+            items = prepare(consumer, again, attempt)
+        return final
 
     def _tell(self, consumer: Consumer, item: SliceItem, failure: Failed, attempt: int, retry_in: float | None) -> None:
-        """A call of a handler that failed; the relay tells what becomes of the delivery."""
+        """Log a failed call of a handler; the relay logs what becomes of the delivery."""
         self._meter.on_consumed(consumer.name, "failed")
         fields = {
             "outbox": self._shape.schema,
@@ -148,31 +144,32 @@ class Dispatcher:
         }
         log_event(logger, logging.WARNING, "event_handling_failed", failure.error, retry_in=retry_in, **fields)
 
-    async def _attempt(self, runner: Runner, items: Sequence[SliceItem]) -> list[tuple[SliceItem, Failed]]:
-        failed: list[tuple[SliceItem, Failed]] = []
 
-        async def remember(item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
-            failed.append((item, failure))
+class _BusSlices(SlicePolicy):
+    """Events behind the bus, where the inbox says what was handled. `failed` collects the events that failed."""
 
-        def begin(segment: Sequence[SliceItem]) -> Query:
-            parameters: dict[str, Any] = {
-                "consumer": runner.consumer.name,
-                "ids": uuid_array(item.record.event_id for item in segment),
-                "patience": runner.idle_timeout_ms(GRACE),
-            }
-            return Query("begin_unfenced_slice", parameters, prepared=True)
+    def __init__(self, runner: Runner) -> None:
+        self.failed: list[tuple[SliceItem, Failed]] = []
+        self._runner = runner
 
-        await runner.run(items, SlicePolicy(begin, remember))
-        return failed
+    def begin(self, segment: Sequence[SliceItem]) -> Query:
+        parameters = {
+            "consumer": self._runner.consumer.name,
+            "ids": uuid_array(item.record.event_id for item in segment),
+            "patience": self._runner.idle_timeout_ms(GRACE),
+        }
+        return Query("begin_unfenced_slice", parameters, prepared=True)
+
+    async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
+        self.failed.append((item, failure))
 
 
 def _require_fitting(consumer: Consumer, outbox: Outbox) -> None:
-    if not consumer.handlers:
-        raise DeclarationError(f"consumer {consumer.name!r} has no handlers: declare one with @consumer.on(…)")
+    require_handlers(consumer)
     if not consumer.inbox:
         raise DeclarationError(
-            f"consumer {consumer.name!r} is declared with inbox=False, but behind the bus there is no checkpoint that "
-            "could say what was handled: drop inbox=False, or let the consumer follow the log"
+            f"consumer {consumer.name!r} is declared with inbox=False, but behind the bus only the inbox says what was "
+            "handled: drop inbox=False, or let the consumer follow the log"
         )
     if consumer.ordering == "strict" and outbox.ordering != "strict":
         raise DeclarationError(

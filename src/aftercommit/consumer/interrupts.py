@@ -1,4 +1,4 @@
-"""Tells a handler that raises KeyboardInterrupt or SystemExit from a signal that happened to arrive while it ran."""
+"""Tells whether a handler raised KeyboardInterrupt or SystemExit, or a signal that arrived while it ran."""
 
 import dis
 import signal
@@ -10,7 +10,7 @@ _RAISE: Final = frozenset({dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]})
 
 
 def from_signal(error: BaseException) -> bool:
-    """Whether a signal raised this: then it is meant for the program, and not a failure of the handler."""
+    """Whether a signal raised this: then it is for the program, and not a failure of the handler."""
     if threading.current_thread() is not threading.main_thread():
         return False
     trace = error.__traceback__
@@ -21,7 +21,7 @@ def from_signal(error: BaseException) -> bool:
         if trace.tb_next is None:
             break
         trace = trace.tb_next
-    # Ctrl-C as Python handles it by itself leaves no frame of its own: it strikes wherever the program happens to be.
+    # Python's own handling of Ctrl-C leaves no frame: it strikes wherever the program happens to be.
     by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return by_default and isinstance(error, KeyboardInterrupt) and not _was_raised_at(trace)
 

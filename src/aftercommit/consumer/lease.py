@@ -1,7 +1,8 @@
-"""Who works for a consumer: the lease on its checkpoint. One worker holds it, its token fences what it writes."""
+"""The lease on a consumer's checkpoint. One worker holds it at a time; its token fences what the worker writes."""
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -13,7 +14,7 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
-# What the log's channel says when a consumer was handed over, paused or resumed; otherwise it names a position.
+# Sent on the log's channel when a consumer is handed over, paused or resumed; other messages name a position.
 CONSUMER_CHANGED: Final = "consumer"
 
 
@@ -21,8 +22,8 @@ CONSUMER_CHANGED: Final = "consumer"
 class HeldLease:
     """The lease as it was taken or renewed.
 
-    `died`: the one before us did not hand it over. `unfinished`: a start was counted that never came to an end.
-    `renewed`: it was ours until now, so the checkpoint is where we left it.
+    `died`: the worker before did not hand it over. `unfinished`: a counted start has not come to its end.
+    `renewed`: this worker held it until now, so the checkpoint is where it left it.
     """
 
     position: int
@@ -33,10 +34,9 @@ class HeldLease:
 
 
 class Lease:
-    """The lease of one worker on one consumer."""
+    """The lease of one worker on one consumer. `paused`: whether the consumer was, when the lease was last seen."""
 
     def __init__(self, shape: Shape, consumer: Consumer, seconds: float) -> None:
-        """Not taken."""
         self.token: UUID = uuid4()
         self.worker = f"{socket.gethostname()}:{os.getpid()}"
         self._channel = shape.log_channel
@@ -50,22 +50,34 @@ class Lease:
             "versions": [event_type.version for event_type in known],
         }
         self._seconds = seconds
+        self._renew_every, self._renew_at = seconds / 3, 0.0
+        self.paused = False
+
+    @property
+    def is_young(self) -> bool:
+        """Whether less than a third of its time is over."""
+        return time.monotonic() < self._renew_at
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What every fenced statement is given."""
+        """Parameters of every fenced statement."""
         return {"consumer": self._name, "token": self.token, "lease": self._seconds}
 
     async def take(self, connection: psycopg.AsyncConnection[Any]) -> HeldLease | None:
-        """Take or renew; None while somebody has it, or while a slice of our own holds the row."""
+        """Take or renew; None while another worker has it, or while a slice of our own locks the row."""
+        self._renew_at = time.monotonic() + self._renew_every
         parameters = {**self.parameters, "worker": self.worker, **self._declared}
         row = await self._row(connection, "take_consumer", parameters)
-        return HeldLease(*row) if row is not None else None
+        if row is None:
+            return None
+        held = HeldLease(*row)
+        self.paused = held.paused
+        return held
 
-    async def renew(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Renew while slices are at work, without waiting for them; tells whether the consumer is paused now."""
+    async def renew(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Renew while slices are at work, without waiting for them."""
         row = await self._row(connection, "renew_consumer", self.parameters)
-        return bool(row is not None and row[0])
+        self.paused = bool(row is not None and row[0])
 
     async def move(self, connection: psycopg.AsyncConnection[Any], position: int) -> None:
         """Move the checkpoint past events that need no transaction of their own."""
@@ -73,7 +85,7 @@ class Lease:
         self.require(row is not None)
 
     async def count_start(self, connection: psycopg.AsyncConnection[Any], position: int) -> int:
-        """Count that handling of this event is begun, before it is; returns how often that was."""
+        """Count a start of this event before it is handled; returns how many there were."""
         row = await self._row(connection, "suspect", {**self.parameters, "position": position})
         self.require(row is not None)
         return int(row[0])
@@ -84,9 +96,9 @@ class Lease:
         await connection.execute(self._statements["release_consumer"], parameters)
 
     def require(self, held: bool) -> None:
-        """LeaseLost unless the fence let us through."""
+        """Raise LeaseLost unless the fence let the write through."""
         if not held:
-            raise LeaseLost(f"consumer {self._name!r} was taken over by another worker")
+            raise LeaseLost(f"another worker took over consumer {self._name!r}")
 
     async def _row(self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> Any:
         return await (await connection.execute(self._statements[name], parameters, prepare=True)).fetchone()

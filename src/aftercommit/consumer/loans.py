@@ -1,7 +1,7 @@
-"""What handlers get in their hands: a twin of a consumer's own connection, which ends when the handler has returned.
+"""The connection that handlers get: a twin of the consumer's own, which is closed when the handler has returned.
 
-Tasks, threads and generators that outlive their handler hold the twin, and find it closed. Nobody but the consumer can
-use, or keep busy, the connection on which it commits.
+Tasks, threads and generators that outlive their handler hold only the twin, and find it closed. They cannot use, or
+keep busy, the connection on which the consumer commits.
 """
 
 import asyncio
@@ -14,10 +14,9 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from aftercommit.errors import AftercommitError
+from aftercommit.postgres.commits import AnyConnection
 from aftercommit.postgres.cutting import CLOSED, cut
 from aftercommit.postgres.database import is_direct
-
-AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
 
 _LEAVE_ENDS: Final = (
     "leave COMMIT and ROLLBACK to the consumer, and use `with connection.transaction():` for what may be undone alone"
@@ -25,11 +24,11 @@ _LEAVE_ENDS: Final = (
 
 
 class MisusedConnection(AftercommitError):
-    """A handler did something with its connection that is not its to do, or did not let go of it."""
+    """A handler ended its transaction, closed its connection, or left it in use."""
 
 
 class LentAsync(psycopg.AsyncConnection[Any]):
-    """An asyncio connection whose transaction is not its user's to end."""
+    """An asyncio connection that refuses to end its transaction."""
 
     async def commit(self) -> None:
         """Refused."""
@@ -41,7 +40,7 @@ class LentAsync(psycopg.AsyncConnection[Any]):
 
     async def close(self) -> None:
         """Refused."""
-        raise MisusedConnection("close() in a handler: leave it open, the consumer goes on with it")
+        raise MisusedConnection("close() in a handler: leave the connection open, the consumer goes on with it")
 
 
 class LentSync(psycopg.Connection[Any]):
@@ -57,11 +56,11 @@ class LentSync(psycopg.Connection[Any]):
 
     def close(self) -> None:
         """Refused."""
-        raise MisusedConnection("close() in a handler: leave it open, the consumer goes on with it")
+        raise MisusedConnection("close() in a handler: leave the connection open, the consumer goes on with it")
 
 
 def lend_async(connection: psycopg.AsyncConnection[Any]) -> LentAsync:
-    """A twin for handlers: the same session, with adapters, row types and a lock of its own."""
+    """A twin of this connection: the same session, with its own adapters, row types and lock."""
     lent = LentAsync.__new__(LentAsync)
     lent.__dict__.update(connection.__dict__, lock=asyncio.Lock(), **_own(connection))
     return lent
@@ -75,12 +74,12 @@ def lend_sync(connection: psycopg.Connection[Any]) -> LentSync:
 
 
 def _own(connection: AnyConnection) -> dict[str, Any]:
-    # Our connection is in autocommit mode and sends BEGIN itself; a handler's is one inside a transaction.
+    # Our connection is in autocommit mode and sends BEGIN itself; a handler's is inside a transaction.
     return {"_adapters": AdaptersMap(connection.adapters), "_autocommit": False}
 
 
 def take_back(lent: LentAsync | LentSync) -> bool:
-    """End a loan: whoever still holds it finds it closed. False, and nothing done, while something is at work on it."""
+    """Close the twin; False, and nothing done, while something is at work on it."""
     if isinstance(lent, LentAsync):
         return not lent.lock.locked() and _taken_back(lent)
     if not lent.lock.acquire(blocking=False):
@@ -99,16 +98,16 @@ def _taken_back(lent: LentAsync | LentSync) -> bool:
 
 
 def is_busy(connection: AnyConnection) -> bool:
-    """Whether a statement, a stream, a COPY or a pipeline is under way."""
+    """Whether a statement, stream, COPY or pipeline is under way."""
     server = connection.pgconn
     return server.transaction_status == TransactionStatus.ACTIVE or server.pipeline_status != PipelineStatus.OFF
 
 
 def abandon(connection: AnyConnection, *twins: AnyConnection) -> Callable[[], None]:
-    """Give up a connection that something else is at work on: the server undoes its transaction.
+    """Give up a connection that something else is at work on: the server rolls its transaction back.
 
-    Nobody is waited for, and nothing freed that another thread may be using: whoever works on the connection sees its
-    end. Returns what ends it, which may take a moment.
+    It waits for nobody and frees nothing that another thread may use. Returns a function that ends the connection,
+    which may take a moment.
     """
     ending = cut(connection, awaits_answer=not is_direct(connection))
     for each in (connection, *twins):

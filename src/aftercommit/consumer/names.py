@@ -1,4 +1,4 @@
-"""A consumer's name is its identity. Here names are registered, and renames, doubles and strangers are found out."""
+"""Consumer names: registers them, and finds a name that was changed, or that two programs use."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +14,7 @@ from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
-# A step of a replay is short; whoever waits longer waits for a driver that is stopped in the middle of one.
+# A step of a replay is short. A longer wait means that the replay's driver stopped in the middle of one.
 PATIENCE: Final = 5.0
 
 
@@ -37,7 +37,7 @@ async def known_consumers(connection: psycopg.AsyncConnection[Any], shape: Shape
 
 
 async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, consumer: Consumer) -> None:
-    """Make sure the consumer has a checkpoint, and that it is nobody else's."""
+    """Make sure that the consumer has a checkpoint, and that no other consumer uses it."""
     known = {each.name: each for each in await known_consumers(connection, outbox.shape)}
     _require_free(known, outbox, consumer)
     if consumer.name in known:
@@ -52,7 +52,7 @@ async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, con
 
 
 def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> None:
-    """For a program that will run every consumer: raise what `register` would for one of them. Changes nothing."""
+    """For a program that will run every consumer: raise what `register` would raise, but change nothing."""
     rows = connection.execute(Statements(outbox.shape)["consumers"]).fetchall()
     known = {each.name: each for each in (KnownConsumer(*row) for row in rows)}
     for consumer in outbox.consumers.values():
@@ -60,14 +60,14 @@ def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> Non
 
 
 async def require_mine(connection: psycopg.AsyncConnection[Any], shape: Shape, consumer: Consumer) -> KnownConsumer:
-    """For a worker that stands by: the checkpoint must still be there, and in the hands of the same program."""
+    """For a standby: raise unless the checkpoint is still there and the worker that has it runs the same consumer."""
     for each in await known_consumers(connection, shape):
         if each.name == consumer.name:
             _refuse_double(each, consumer)
             return each
     raise ConsumerRenamed(
         f"the checkpoint of consumer {consumer.name!r} is gone: it was renamed or forgotten while this worker ran. "
-        "Start the worker again under the name that holds now"
+        "Start the worker again with the consumer's new name"
     )
 
 
@@ -82,15 +82,15 @@ async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, nam
 async def rename(
     connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str, *, max_wait_seconds: float = PATIENCE
 ) -> None:
-    """Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name.
+    """Rename a consumer: its checkpoint, inbox, dead letters and part in replays under way.
 
-    Waits up to `max_wait_seconds` for the step that a replay is at.
+    Waits up to `max_wait_seconds` for a replay to finish its current step.
     """
     try:
         cursor = await _change(connection, shape, "rename_consumer", {"old": old, "new": new}, max_wait_seconds)
     except psycopg.errors.UniqueViolation as problem:
         raise ConsumerNameTaken(
-            f"consumer {new!r} has a past of its own: forget it first with `aftercommit consumers forget {new}`"
+            f"consumer {new!r} already exists: forget it first with `aftercommit consumers forget {new}`"
         ) from problem
     await _require_done(cursor, connection, shape, old)
 
@@ -98,9 +98,9 @@ async def rename(
 async def forget(
     connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, *, max_wait_seconds: float = PATIENCE
 ) -> None:
-    """Remove a checkpoint that no program uses any more, with its inbox; its open dead letters are discarded.
+    """Remove a checkpoint that no program uses any more, with its inbox, and discard its open dead letters.
 
-    Waits up to `max_wait_seconds` for the step that a replay is at.
+    Waits up to `max_wait_seconds` for a replay to finish its current step.
     """
     cursor = await _change(connection, shape, "forget_consumer", {"name": name}, max_wait_seconds)
     await _require_done(cursor, connection, shape, name)
@@ -113,7 +113,7 @@ async def _change(
     names: dict[str, str],
     max_wait_seconds: float,
 ) -> psycopg.AsyncCursor[Any]:
-    """Between two steps of the drivers of replays: what one has just fed to this consumer is seen and changed too."""
+    """Run the statement between two steps of replays, so that it also changes what a replay has just fed."""
     statements = Statements(shape)
 
     async def change() -> psycopg.AsyncCursor[Any]:
@@ -130,10 +130,10 @@ async def _change(
 
 async def _held_up(connection: psycopg.AsyncConnection[Any], shape: Shape, max_wait_seconds: float) -> AftercommitError:
     rows = await (await connection.execute(Statements(shape)["operations_under_way"])).fetchall()
-    names = ", ".join(str(row[0]) for row in rows) or "none any more"
+    names = ", ".join(str(row[0]) for row in rows) or "none"
     return OperationBusy(
-        f"something held up the change for {max_wait_seconds:g} s, and nothing was changed; replays under way: {names}."
-        " Try again when they rest or have ended: Ctrl-C stops one, `aftercommit replay abort ID` ends it"
+        f"a lock blocked the change for {max_wait_seconds:g} s, and nothing was changed. Replays under way: {names}. "
+        "Try again when they are stopped or have ended: Ctrl-C stops one, `aftercommit replay abort ID` ends it"
     )
 
 
@@ -145,7 +145,7 @@ async def _require_done(
         return
     for each in await known_consumers(connection, shape):
         if each.name == name:
-            raise ConsumerNameTaken(f"consumer {name!r} is at work ({each.worker}): stop that worker first")
+            raise ConsumerNameTaken(f"consumer {name!r} is running ({each.worker}): stop that worker first")
     raise await _unknown(connection, shape, name)
 
 
@@ -166,9 +166,9 @@ def _refuse_double(mine: KnownConsumer, consumer: Consumer) -> None:
     theirs, ours = set(mine.declared_by.split()), set(consumer.declared_by.split())
     if mine.alive and theirs.isdisjoint(ours) and ANY_TYPE not in theirs | ours:
         raise ConsumerNameTaken(
-            f"consumer {consumer.name!r} is at work elsewhere ({mine.worker}) and takes {mine.declared_by}, while this "
-            f"program's takes {consumer.declared_by}: these are two consumers, and each would miss events while the "
-            "other has the name; choose another name for one of them"
+            f"consumer {consumer.name!r} is running elsewhere ({mine.worker}) and takes {mine.declared_by}, but this "
+            f"program's takes {consumer.declared_by}: these are two consumers, and each would miss the events that the "
+            "other handles. Choose another name for one of them"
         )
 
 
@@ -178,7 +178,8 @@ def _refuse_rename(known: dict[str, KnownConsumer], outbox: Outbox, consumer: Co
         orphan = orphans[0]
         raise ConsumerRenamed(
             f"consumer {consumer.name!r} has no checkpoint, while {orphan.name!r} (position {orphan.position}) is no "
-            f"longer declared here. Renamed? `aftercommit consumers rename {orphan.name} {consumer.name}`. Really new, "
-            f"or is the other one another program's? Declare outbox.consumer({consumer.name!r}, start='earliest') or "
-            f"start='latest'. Old one gone for good? `aftercommit consumers forget {orphan.name}`"
+            f"longer declared here. If you renamed it: `aftercommit consumers rename {orphan.name} {consumer.name}`. "
+            f"If it is new, or the other one belongs to another program: declare outbox.consumer({consumer.name!r}, "
+            f"start='earliest') or start='latest'. If the old one is not needed: `aftercommit consumers forget "
+            f"{orphan.name}`"
         )

@@ -1,4 +1,4 @@
-"""What a handler may answer: a closed set of values. None means done; an exception means "try again by the policy"."""
+"""What a handler may return. None means done; an exception means that it is tried again by the retry policy."""
 
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -15,20 +15,20 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now: undo what was written and try again, `after` so many seconds (by the policy when None)."""
+    """Undo the handler's writes and try again `after` so many seconds (None: by the retry policy)."""
 
     after: float | None = None
     reason: str = "the handler asked for a retry"
 
     def __post_init__(self) -> None:
-        """Refuse a wait that no clock could keep."""
+        """Check the seconds."""
         if self.after is not None and not 0 <= self.after <= LONGEST_DELAY:
             raise DeclarationError(f"Retry(after={self.after!r}): give seconds from 0 to {LONGEST_DELAY:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Never: undo what was written and set the event aside as a dead letter at once."""
+    """Undo the handler's writes and park the event as a dead letter at once."""
 
     reason: str
 
@@ -50,10 +50,9 @@ class UnknownOutcome(AftercommitError):
 
 
 class Failed(Exception):
-    """One attempt that did not succeed: the error to record, and whether and when to try again."""
+    """A failed attempt: the error to record, whether a retry can help, and when to try again."""
 
     def __init__(self, error: BaseException, *, permanent: bool = False, retry_after: float | None = None) -> None:
-        """What went wrong, whether trying again can help, and when."""
         super().__init__(readable(error))
         self.error = error
         self.permanent = permanent
@@ -81,7 +80,7 @@ def judge(answer: Any) -> None:
 
 
 def failed(error: BaseException) -> Failed:
-    """An exception of a handler as a failed attempt."""
+    """A failed attempt from an exception of a handler."""
     if isinstance(error, Failed):
         return error
     return Failed(error, permanent=isinstance(error, UnreadableEvent))

@@ -1,7 +1,7 @@
-"""Reads the log a page at a time. A page is a range of positions, bounded in number and in bytes.
+"""Reads the log a page at a time. A page is a range of positions, limited in number and in bytes.
 
-Behind a backlog the next page is read while the handlers are busy with this one: the log never changes, so what was
-read early is what would be read late.
+With a backlog, the next page is read while handlers work on this one. An event in the log does not change, so it makes
+no difference when it is read.
 """
 
 import asyncio
@@ -26,10 +26,9 @@ Page = tuple[list[Record], int]
 
 
 class Pages:
-    """Pages of the log for one consumer."""
+    """Pages of the log for one consumer, of at most `page_size` positions."""
 
     def __init__(self, outbox: Outbox, consumer: Consumer, page_size: int) -> None:
-        """Pages of at most `page_size` positions."""
         self._shape = outbox.shape
         self._statements = Statements(outbox.shape)
         self._consumer = consumer
@@ -38,7 +37,7 @@ class Pages:
         self._early: tuple[int, asyncio.Task[Page]] | None = None
 
     async def read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
-        """The events after a position that the consumer takes, and the position up to which these are all."""
+        """The next events after a position that the consumer takes, and the position up to which they are complete."""
         page = await self._read_early(after) or await self._read(connection, after, head)
         upto = page[1]
         if upto < head:
@@ -46,12 +45,12 @@ class Pages:
         return page
 
     async def forget(self) -> None:
-        """Drop what was read early: nobody goes on from there, or not on this connection."""
+        """Drop the page that was read early."""
         early, self._early = self._early, None
         if early is not None:
             early[1].cancel()
             await asyncio.wait({early[1]})
-            # An error would have been that of the next read, which there will not be.
+            # Its error, if any, belongs to a read that nobody makes.
             early[1].cancelled() or early[1].exception()
 
     async def _read_early(self, after: int) -> Page | None:
@@ -64,13 +63,13 @@ class Pages:
     async def _read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
         page = await self._range(connection, after, head)
         first = page[0][0].position if page[0] else None
-        # The next event may be of a type that the consumer does not take; mostly it is its own, and nothing is asked.
+        # Mostly the next event is one that the consumer takes, and nothing has to be asked.
         return page if first == after + 1 else await self._without_gap(connection, page, after, head)
 
     async def _without_gap(self, connection: psycopg.AsyncConnection[Any], page: Page, after: int, head: int) -> Page:
-        """The page; where retention was told to drop what had not been read, that is said, and all of it passed by.
+        """The page without the gap before it: log what retention dropped before it was read, and skip it.
 
-        Between two lives of the log lie positions that were never given: nothing is lost there.
+        Between two lives of the log there are positions that were never used: nothing is lost there.
         """
         asked = {"after": after, "head": head}
         row = await (await connection.execute(self._statements["next_in_log"], asked, prepare=True)).fetchone()
@@ -80,22 +79,18 @@ class Pages:
         if first <= after + 1:
             return page
         if lost:
-            log_event(
-                logger,
-                logging.WARNING,
-                "consumer_events_lost",
-                consumer=self._consumer.name,
-                position=after,
-                lost=lost,
-                remedy="they were dropped from the log before they were read: if the consumer has to handle them, "
-                "restore them from a backup and publish them again",
+            remedy = (
+                "retention dropped them before they were read: if the consumer has to handle them, restore them from a "
+                "backup and publish them again"
             )
+            fields = {"consumer": self._consumer.name, "position": after, "lost": lost, "remedy": remedy}
+            log_event(logger, logging.WARNING, "consumer_events_lost", **fields)
         return records, max(upto, min(first - 1, head))
 
     async def _range(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
         upto = min(head, after + self._reach)
         asked = {"after": after, "upto": upto, "types": self._consumer.types}
-        # A few are measured as they are read. Of many that is not cheap, and measuring first is.
+        # A few are measured while they are read. For many, it is cheaper to measure first.
         if upto - after > FEW and await self._fits(connection, asked):
             rows = await (await connection.execute(self._statements["read_log"], asked, prepare=True)).fetchall()
             self._reach = min(self._size, self._reach * 2)
@@ -104,13 +99,13 @@ class Pages:
         rows = await (await connection.execute(self._statements["read_log_cut"], bounded, prepare=True)).fetchall()
         records = log_records(rows, self._shape)
         if not records:
-            # None that the consumer takes; or dropped by retention since they were measured.
+            # The consumer takes none of them, or retention has dropped them since they were measured.
             return [], upto
         if sum(len(record.payload) for record in records) < MAX_PAGE_BYTES // 2:
             # Nothing was cut off.
             return records, upto
-        # What lies behind the last event was not looked at. Measuring payloads that do not fit is work for nothing,
-        # so the next pages do not reach as far.
+        # The page was cut after the last event. Measuring payloads that do not fit is wasted work, so the next pages
+        # are shorter.
         upto = records[-1].position or upto
         self._reach = min(self._size, max(1, upto - after) * 2)
         return records, upto

@@ -1,4 +1,4 @@
-"""Runs a slice's script on a connection: asyncio handlers here, blocking ones in a thread (`blocking`)."""
+"""Runs the script of a slice on a connection: asyncio handlers here, blocking ones in a thread (`blocking`)."""
 
 import asyncio
 from sys import getrefcount
@@ -29,28 +29,27 @@ from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
 from aftercommit.postgres.resilience import LOST, close_quietly
 from aftercommit.postgres.statements import Statements
 
-# How many seconds something has that is told to end, before it is not waited for any more.
+# How many seconds to wait for something that was told to end.
 GRACE: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 
 
 class SliceExecutor:
-    """Executes slices for one consumer."""
+    """Executes slices for one consumer, whose handlers may take `timeout` seconds."""
 
     def __init__(self, statements: Statements, timeout: float) -> None:
-        """The statements of the outbox and the time a handler may take."""
         self._statements = statements
         self._timeout = timeout
 
     async def run(self, connections: ConsumerConnections, script: Script, *, blocking: bool) -> int:
-        """One slice; returns how many events were handled."""
+        """Run one slice; returns how many events were handled."""
         talk = Conversation(script)
         try:
             return await (self._in_thread if blocking else self._here)(connections, talk)
         except Exception:
             if talk.ended or (talk.unsure and await self._was_committed(connections, talk)):
                 if talk.step is None:
-                    # Everything was handled and committed; only tidying up has failed.
+                    # Everything was handled and committed; only the cleanup failed.
                     return talk.handled
                 await self._return_unhandled(connections, talk)
             raise
@@ -88,7 +87,7 @@ class SliceExecutor:
     async def _watched(
         self, connection: psycopg.AsyncConnection[Any], calls: list[HandlerCall], talk: Conversation
     ) -> None:
-        """The handlers in a task of their own, which can be given up."""
+        """Run the handlers in a task, which can be given up."""
         now = asyncio.get_running_loop().time
         lent = talk.lent = lend_async(connection)
         talk.call, talk.until = calls[0], now() + self._timeout
@@ -109,7 +108,7 @@ class SliceExecutor:
     async def _calls(
         self, connection: psycopg.AsyncConnection[Any], lent: LentAsync, calls: list[HandlerCall], talk: Conversation
     ) -> None:
-        """One handler after the other. For a small handler each call of ours counts."""
+        """Call one handler after the other. Small handlers are many, so each call of our own counts."""
         now = asyncio.get_running_loop().time
         task = asyncio.current_task()
         assert task is not None
@@ -129,7 +128,7 @@ class SliceExecutor:
                     tell(first.event_id, first.correlation_id)
                     answer = await handler.function(first)
                 if now() >= until:
-                    # It blocked the loop, or caught its cancellation and went on; the next event is not to blame.
+                    # It blocked the loop, or caught its cancellation and went on. The next event is not to blame.
                     raise too_long(call, self._timeout)
                 if task.cancelling():
                     raise cancelled(call)
@@ -138,7 +137,7 @@ class SliceExecutor:
                 if not handler.takes_transaction:
                     continue
                 if getrefcount(lent) != owners:
-                    # Somebody keeps it. What the handler has started gets one turn to show itself.
+                    # Somebody keeps it. A task that the handler started gets one turn to show itself.
                     await asyncio.sleep(0)
                     take_back_from(call, lent)
                     talk.lent = lent = lend_async(connection)
@@ -147,7 +146,7 @@ class SliceExecutor:
                     await self._require_transaction(connection, talk)
 
     async def _require_transaction(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
-        """Ask whether it is still the one that the slice began; a handler may only have changed the session's name."""
+        """Ask for the transaction: a handler may have ended it, or only changed the session's name."""
         row = None
         if connection.pgconn.transaction_status == INSIDE:
             row = await (await connection.execute(self._statements["current_transaction"])).fetchone()
@@ -163,7 +162,7 @@ class SliceExecutor:
             await connection.execute(SPEAK_ISO)
 
     async def _undo(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Undo what is not committed, and what a handler has left in the session."""
+        """Roll back, and undo what a handler has left in the session."""
         if connection.closed:
             return
         try:
@@ -173,11 +172,11 @@ class SliceExecutor:
             if not speaks_iso(connection):
                 await connection.execute(SPEAK_ISO)
         except psycopg.Error:
-            # It is not clean, and is not used again.
+            # Nobody may use it again: it is not clean.
             await close_quietly(connection)
 
     async def _was_committed(self, connections: ConsumerConnections, talk: Conversation) -> bool:
-        """Whether a slice that failed is committed: by a handler, so that others count as handled, or by us."""
+        """Whether a failed slice is committed nevertheless: by a handler, or by us."""
         if talk.mark.transaction is None:
             return False
         statement, parameters = self._statements["outcome_of_transaction"], {"transaction": talk.mark.transaction}
@@ -192,14 +191,14 @@ class SliceExecutor:
             return False
 
     async def _return_unhandled(self, connections: ConsumerConnections, talk: Conversation) -> None:
-        """The rest of the script after a handler ended the transaction, on a connection that is in order."""
+        """Run the rest of the script on a clean connection, after a handler ended the transaction."""
         talk.answer = talk.call
         while isinstance(step := talk.next_step(), Query):
             async with connections.lend() as connection, committed_async(connection):
                 await connection.execute(self._statements[step.name], step.parameters)
 
     async def _in_thread(self, connections: ConsumerConnections, talk: Conversation) -> int:
-        """On a blocking connection, in a thread; a handler that hangs loses its connection."""
+        """Run the slice on a blocking connection in a thread; a handler that hangs loses its connection."""
         watch = Watch()
         running = in_thread(lambda: run_in_thread(self._statements, connections, talk, watch))
         try:
@@ -217,12 +216,12 @@ class SliceExecutor:
 
 
 async def _end(work: "asyncio.Task[Any]") -> None:
-    """Cancel what still runs. A handler that goes on in spite of that is left behind, without a connection."""
+    """Cancel the handlers. One that goes on in spite of that is left behind without a connection."""
     if not work.done():
         work.cancel()
         await asyncio.wait({work}, timeout=GRACE)
     if work.done() and not work.cancelled():
-        # Looked at: asyncio complains about errors that nobody has seen.
+        # Or asyncio complains about an error that nobody has seen.
         work.exception()
 
 

@@ -1,7 +1,7 @@
-"""A slice: events handled in one transaction, inbox first. What to do is decided here without IO; `execute` acts.
+"""A slice: events handled in one transaction, inbox first. It is planned here without IO; `slice_executor` runs it.
 
-Sharing a transaction between events is what makes small handlers fast. It changes no promise: when one event
-fails, the slice is undone, the others are handled again without it, and nobody outside has seen anything.
+Small handlers are fast because their events share a transaction. It changes no promise: when one event fails, the slice
+is undone, the others are handled again without it, and nobody outside has seen anything.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from aftercommit.consumer.outcome import Failed, failed
-from aftercommit.errors import AftercommitError, LeaseLost, NewerVersion
+from aftercommit.errors import AftercommitError, DeclarationError, LeaseLost, NewerVersion
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox.handlers import Consumer, Handler
 from aftercommit.postgres.arrays import uuid_array
@@ -22,7 +22,7 @@ from aftercommit.postgres.arrays import uuid_array
 class Query:
     """Run a statement in the slice's transaction; its first row is sent back.
 
-    `prepared`: its plan may be kept, because it is right however many rows there are.
+    `prepared`: its plan may be kept, because it suits any number of rows.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Query:
 
 
 class HandlerCall(msgspec.Struct, gc=False):
-    """Call a handler with these events (one, unless it takes batches), at these places of the slice."""
+    """A call of a handler with these events (one, unless it takes batches), at these places of the slice."""
 
     handler: Handler
     events: list[Event[Any]]
@@ -43,7 +43,7 @@ class HandlerCall(msgspec.Struct, gc=False):
         return self.places[0] if len(self.places) == 1 else None
 
 
-# To a list of calls is sent back the one that has ended the transaction, if any.
+# The answer to a list of calls is the call that ended the transaction, if any.
 Script = Generator[Query | list[HandlerCall], Any, int]
 End = Callable[[], Query | None]
 
@@ -51,7 +51,7 @@ End = Callable[[], Query | None]
 class SliceItem(msgspec.Struct):
     """One event of a slice: typed, with the handlers that take it, or with the error that made it unreadable.
 
-    It goes alone when a handler acts outside our transaction, so that undoing a slice could not undo it.
+    `goes_alone`: a handler acts outside our transaction, so undoing a slice would not undo it.
     """
 
     record: Record
@@ -62,31 +62,36 @@ class SliceItem(msgspec.Struct):
 
     @property
     def newer(self) -> NewerVersion | None:
-        """Why it cannot be read, where newer code could."""
+        """Why it cannot be read, if newer code could."""
         error = self.failure.error if self.failure is not None else None
         return error if isinstance(error, NewerVersion) else None
 
 
 class HandlerEndedTransaction(AftercommitError):
-    """A handler sent COMMIT or ROLLBACK itself, and with it ended the transaction of the whole slice."""
+    """A handler sent COMMIT or ROLLBACK, which ended the transaction of the whole slice."""
 
 
 class SliceOutdated(AftercommitError):
-    """Something of a slice is not what it was when it was read; nothing was begun, and it is to be read again."""
+    """A letter of a slice has changed since it was read: nothing was written, and it has to be read again."""
 
 
 class SliceFailed(Exception):
-    """A slice was undone. `index` says which event did it, or None when that is not known."""
+    """A slice was undone. `index` is the place of the event that failed, or None if it is not known."""
 
     def __init__(self, failure: Failed, index: int | None) -> None:
-        """The failure and its place."""
         super().__init__(str(failure))
         self.failure = failure
         self.index = index
 
 
+def require_handlers(consumer: Consumer) -> None:
+    """Raise DeclarationError for a consumer without handlers."""
+    if not consumer.handlers:
+        raise DeclarationError(f"consumer {consumer.name!r} has no handlers: declare one with @consumer.on(…)")
+
+
 def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list[SliceItem]:
-    """Read records as typed events and find the handlers for each; an event nobody takes is left out."""
+    """Read records as typed events and find the handlers for each; an event that no handler takes is left out."""
     items: list[SliceItem] = []
     handlers_of: dict[str, Handlers] = {}
     for record in records:
@@ -108,7 +113,7 @@ def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """Those of a consumer that may take an event type, found out once per page and not once per event."""
+    """The handlers of a consumer that may take an event type, found once per page and not once per event."""
 
     all: Sequence[Handler]
     conditional: bool
@@ -116,7 +121,7 @@ class Handlers:
 
     @classmethod
     def of(cls, consumer: Consumer, event_type: str) -> "Handlers":
-        """The handlers declared for this type, or for any."""
+        """The handlers declared for this type or for any."""
         return cls.made([each for each in consumer.handlers if each.types is None or event_type in each.types])
 
     @classmethod
@@ -132,16 +137,16 @@ class Handlers:
 
 
 def script(items: Sequence[SliceItem], begin: Query, end: End) -> Script:
-    """The conversation of one slice; returns how many events were handled (the others had been before)."""
+    """The steps of one slice; returns how many events were handled (the others had been before)."""
     held, fresh, checkpoint, _, *outdated = yield begin
     if not held:
-        raise LeaseLost("the consumer was taken over by another worker: nothing of this slice was written")
+        raise LeaseLost("another worker took over the consumer: nothing of this slice was written")
     if any(outdated):
-        raise SliceOutdated("a letter was changed since it was read: nothing of this slice was written")
+        raise SliceOutdated("a letter has changed since it was read: nothing of this slice was written")
     handled = list(_new(items, None if fresh is None else set(fresh), checkpoint))
     ended: HandlerCall | None = yield _calls(items, handled)
     if ended is not None:
-        # Whoever runs this sees to it that it is committed, and not in a transaction that the handler began.
+        # The executor commits this, and not in a transaction that the handler began.
         yield _return_unhandled(items, handled, begin, ended.places[-1])
         raise SliceFailed(_ended(ended), ended.places[-1])
     last = end()
@@ -151,7 +156,7 @@ def script(items: Sequence[SliceItem], begin: Query, end: End) -> Script:
 
 
 def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | None) -> Iterable[int]:
-    """Places of the events that were not handled before: by inbox or letter (None: all are new), or by checkpoint."""
+    """Places of the events not handled before: by inbox or letter (None: all are new), or by checkpoint."""
     if checkpoint is not None:
         return (index for index, item in enumerate(items) if (item.record.position or 0) > checkpoint)
     if fresh is not None:
@@ -160,7 +165,7 @@ def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | 
 
 
 def no_end() -> Query | None:
-    """Nothing more to write when the handlers are through."""
+    """Write nothing after the handlers."""
     return None
 
 
@@ -179,7 +184,7 @@ def _calls(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCa
 
 
 def _return_unhandled(items: Sequence[SliceItem], handled: Sequence[int], begin: Query, last: int) -> Query:
-    """The new inbox rows were all committed too early: those of events not handled yet are taken back."""
+    """Take back inbox rows that were committed too early: those of events not handled yet."""
     moved_checkpoint = "position" in begin.parameters
     parameters = {
         "token": None,
@@ -201,5 +206,5 @@ def _ended(call: HandlerCall) -> Failed:
 
 
 def name_of(handler: Handler) -> str:
-    """How a handler is called in messages."""
+    """A handler's name in messages."""
     return getattr(handler.function, "__qualname__", None) or repr(handler.function)

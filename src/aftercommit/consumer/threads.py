@@ -1,4 +1,4 @@
-"""Blocking handlers in threads of their own, watched from outside: one that hangs is cut off, not waited for."""
+"""Runs blocking handlers in threads and watches them: a handler that hangs loses its connection."""
 
 import asyncio
 import contextlib
@@ -17,41 +17,40 @@ from aftercommit.postgres.database import is_direct
 
 Result = TypeVar("Result")
 
-# What a handler's thread does before it ends. Libraries that keep a connection per thread would leave it open.
+# Called when a handler's thread ends. Libraries that keep a connection per thread would leave it open.
 AT_END: Final[list[Callable[[], None]]] = []
 
 
 class GivenUp(AftercommitError):
-    """This slice took too long and was cut off; it may not go on."""
+    """The slice took too long and was cut off."""
 
 
 class Watch:
-    """What a slice in a thread is doing, and the means to end it from outside."""
+    """Knows what a slice in a thread is doing, and can end it from outside."""
 
     def __init__(self) -> None:
-        """Not begun."""
         self.connection: psycopg.Connection[Any] | None = None
         self._call: HandlerCall | None = None
         self._since = 0.0
         self._given_up = False
-        # A handler that returns at the last moment must either be too late or be waited for, never both.
+        # A handler that returns at the last moment must be either too late or in time, not both.
         self._lock = threading.Lock()
 
     def enter(self, call: HandlerCall | None) -> None:
-        """The slice goes on to a handler, or (None) to something of our own."""
+        """The slice goes on to a handler, or (None) to a statement of our own."""
         with self._lock:
             if self._given_up:
                 raise GivenUp("the slice took too long and was given up")
             self._call, self._since = call, time.monotonic()
 
     def leave(self) -> bool:
-        """The connection is no longer this slice's. True: it may be about to be cut off, so it is nobody else's."""
+        """The slice lets go of its connection. True: it may be cut off any moment, so nobody may use it."""
         with self._lock:
             self.connection = None
             return self._given_up
 
     def give_up_after(self, timeout: float) -> HandlerCall | None:
-        """The call that has taken longer than this; from now on the slice cannot go on."""
+        """The call that has taken longer than this, if any; then the slice cannot go on."""
         with self._lock:
             if self._call is None or time.monotonic() - self._since <= timeout:
                 return None
@@ -59,12 +58,12 @@ class Watch:
             return self._call
 
     def give_up(self) -> None:
-        """The slice cannot go on, whatever it does."""
+        """Keep the slice from going on."""
         with self._lock:
             self._given_up = True
 
     def cut_off(self) -> None:
-        """End the transaction: what the hanging handler wrote is undone, and it can write no more."""
+        """Cut the connection: the handler's writes are undone, and it can write no more."""
         with self._lock:
             connection = self.connection
             if connection is None:
@@ -91,14 +90,14 @@ def in_thread(function: Callable[[], Result]) -> "asyncio.Future[Result]":
         result, error = None, None
         try:
             result = context.run(function)
-        except BaseException as problem:  # noqa: BLE001 - handed to whoever waits
+        except BaseException as problem:  # noqa: BLE001 - passed to the waiting task
             error = problem
         finally:
             for act in AT_END:
-                # The slice is over, whatever becomes of this.
+                # The slice is over, whether this works or not.
                 with contextlib.suppress(Exception):
                     act()
-        # Nobody waits any more when the loop is gone.
+        # When the loop is gone, nobody waits.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(finish, result, error)
 

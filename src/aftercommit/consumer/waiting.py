@@ -1,7 +1,7 @@
-"""Events that a consumer's code does not know yet: for how long it waits for newer code, and who is told.
+"""Events of a version that a consumer's code does not know yet: how long it waits for newer code.
 
-The wait stands in the database, so that it survives a restart, `status` shows it, and a worker that knows the version
-may take the consumer over at once.
+The database keeps the wait, so that it survives a restart, `status` shows it, and a worker that knows the version can
+take the consumer over at once.
 """
 
 import logging
@@ -13,7 +13,7 @@ import psycopg
 
 from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.consumer.slices import SliceItem
-from aftercommit.errors import NewerVersion
+from aftercommit.errors import LeaseLost, NewerVersion
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.statements import Statements
@@ -21,7 +21,7 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
 
-# A delivery or dead letter that waits for newer code is looked at again after so many seconds.
+# Seconds until the next look at a delivery or dead letter that waits for newer code.
 LOOK_AGAIN: Final = 5.0
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[list[Any]]]
@@ -29,10 +29,9 @@ Kind = tuple[str, int]
 
 
 class VersionWaits:
-    """What one consumer waits for."""
+    """The versions that one consumer waits for. With a `token`, only its holder may begin or extend a wait."""
 
     def __init__(self, outbox: Outbox, consumer: Consumer, token: Any = None) -> None:
-        """With a `token` only its holder may begin or prolong a wait."""
         self._meter = outbox.meter
         self._consumer = consumer
         self._parameters = {
@@ -47,7 +46,7 @@ class VersionWaits:
         self._noted_at: float | None = None
 
     async def seconds_left(self, ask: Ask, newer: NewerVersion) -> float | None:
-        """For how long this version is still waited for (0: no longer); None when the consumer is not ours any more."""
+        """How long to wait for this version (0: no longer); None when another worker has the consumer."""
         met = {"event_type": newer.event_type, "version": newer.version, "known": newer.known}
         rows = await ask("note_version_wait", {**self._parameters, **met})
         if not rows:
@@ -66,7 +65,7 @@ class VersionWaits:
         return {kind: await self.seconds_left(ask, each) for kind, each in newer.items()}
 
     def asking(self, connection: psycopg.AsyncConnection[Any]) -> Ask:
-        """How to ask on a connection of one's own."""
+        """A function that asks on this connection."""
 
         async def ask(name: str, parameters: dict[str, Any]) -> list[Any]:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
@@ -74,34 +73,84 @@ class VersionWaits:
         return ask
 
     def over(self) -> None:
-        """Nothing is waited for now."""
+        """The consumer waits for nothing now."""
         self._noted_at = None
         self._meter.on_version_wait(self._consumer.name, 0.0)
 
     def lapse(self) -> None:
-        """Nothing of the kind was met this time; when it is not met for a while, nothing is waited for."""
+        """No unknown version was met this time; after a while without one the wait is over."""
         if self._noted_at is not None and time.monotonic() - self._noted_at > 2 * LOOK_AGAIN:
             self.over()
 
     def _tell(self, newer: NewerVersion, until: Any) -> None:
-        log_event(
-            logger,
-            logging.WARNING,
-            "consumer_waiting_for_version",
-            consumer=self._consumer.name,
-            event_type=newer.event_type,
-            version=newer.version,
-            known=newer.known,
-            until=until.isoformat(),
-            remedy="start a worker with the newer code: it takes over at once. Events that are left by then are parked",
-        )
+        fields = {
+            "consumer": self._consumer.name,
+            "event_type": newer.event_type,
+            "version": newer.version,
+            "known": newer.known,
+            "until": until.isoformat(),
+            "remedy": "start a worker with the newer code: it takes over at once. Events left by then are parked",
+        }
+        log_event(logger, logging.WARNING, "consumer_waiting_for_version", **fields)
+
+
+class CheckpointWait:
+    """The event after a worker's checkpoint, while it waits for newer code."""
+
+    def __init__(self, waits: VersionWaits, ask_seconds: float, reach: Callable[..., Awaitable[None]]) -> None:
+        self._waits = waits
+        self._ask_seconds = ask_seconds
+        self._reach = reach
+        self._awaited: tuple[int, NewerVersion] | None = None
+        self._ask_at = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the worker waits."""
+        return self._awaited is not None
+
+    def over(self) -> None:
+        """The worker begins elsewhere and waits for nothing."""
+        self._awaited = None
+        self._waits.over()
+
+    async def cut(
+        self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem], position: int, upto: int
+    ) -> tuple[list[SliceItem], int]:
+        """The part of a page before the first event that waits for newer code, and the position up to which it goes."""
+        left = await self._waits.of(self._waits.asking(connection), items)
+        for index, item in enumerate(items):
+            if item.newer is not None and waits(item, left):
+                before = (item.record.position or 0) - 1
+                self._awaited, self._ask_at = (before, item.newer), time.monotonic() + self._ask_seconds
+                await self._look(left[item.newer.kind], item.newer, position)
+                return items[:index], before
+        return items, upto
+
+    async def goes_on(self, connection: psycopg.AsyncConnection[Any], position: int) -> bool:
+        """Whether the event after this position still waits."""
+        if self._awaited is None or self._awaited[0] != position:
+            return False
+        newer = self._awaited[1]
+        if time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + self._ask_seconds
+            left = await self._waits.seconds_left(self._waits.asking(connection), newer)
+            await self._look(left, newer, position)
+        return self._awaited is not None
+
+    async def _look(self, left: float | None, newer: NewerVersion, position: int) -> None:
+        if left is None:
+            raise LeaseLost(f"a worker that knows version {newer.version} of {newer.event_type} took over")
+        if left == 0.0:
+            self._awaited = None
+        await self._reach("consumer.waiting", position=position, version=newer.version, left=left)
 
 
 def look_again_in(left: dict[Kind, float | None]) -> float:
-    """After how many seconds what is waited for is looked at again: not later than the first wait is over."""
+    """Seconds until the next look at waiting events: not later than the end of the first wait."""
     return min([LOOK_AGAIN, *(seconds for seconds in left.values() if seconds)])
 
 
 def waits(item: SliceItem, left: dict[Kind, float | None]) -> bool:
-    """Whether this event is one that is still waited for."""
+    """Whether this event still waits for newer code."""
     return item.newer is not None and left[item.newer.kind] != 0.0

@@ -1,4 +1,4 @@
-"""How a list of events is cut into slices, and what is learned when one fails. Decides only; nothing runs here."""
+"""Cuts a list of events into slices and decides what to do when one fails. Nothing runs here."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,19 +11,21 @@ FIRST: Final = 16
 LARGEST: Final = 1000
 QUICK: Final = 0.05
 SLOW: Final = 0.1
-# A handler that loses its connection this often in a row, while the database takes others, does it itself.
+# A handler that loses its connection this often in a row, while the database accepts others, is the cause.
 MOST_LOSSES: Final = 3
-# Deadlocks, failed serialisation, locks not given, sessions that waited too long: matters of the whole transaction,
-# more likely the larger it is, and often noticed only by the event behind the one that caused them. So it is with a
-# transaction that has failed before, and a temporary table that is there already.
+# Deadlocks, serialisation failures, lock timeouts and idle timeouts concern the whole transaction. They are more likely
+# the larger it is, and often hit an event behind the one that caused them. The same holds for an aborted transaction
+# and for a temporary table that exists already.
 SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 
 
 class Walk:
-    """The events that are still to be handled, in order, and how many of them the next slice takes."""
+    """The events still to be handled, in order, and how many of them the next slice takes.
+
+    `alone`: every event goes in a slice of its own.
+    """
 
     def __init__(self, items: Sequence[SliceItem], *, alone: bool = False, slice_size: int = FIRST) -> None:
-        """At the beginning, with slices of this size; `alone` keeps every event in a slice of its own."""
         self.waiting = deque(items)
         self._all = len(items)
         self._known: dict[int, Failed] = {}
@@ -34,12 +36,12 @@ class Walk:
 
     @property
     def size(self) -> int:
-        """How many events a slice takes, as far as the handlers' pace has shown."""
+        """How many events a slice takes, by the handlers' pace so far."""
         return self._size
 
     @property
     def may_rest(self) -> bool:
-        """Whether something has got done, and nothing is known that would be forgotten."""
+        """Whether an event got to its end, and no failure is known that would be forgotten."""
         return len(self.waiting) < self._all and not self._known
 
     def failure(self) -> Failed | None:
@@ -70,7 +72,7 @@ class Walk:
         return segment
 
     def done(self, segment: Sequence[SliceItem], seconds: float) -> None:
-        """The slice committed; a quick one may be followed by a larger, a slow one by a smaller."""
+        """The slice was committed; after a quick one the next may be larger, after a slow one smaller."""
         for _ in segment:
             self.waiting.popleft()
         self._losses = 0
@@ -83,7 +85,7 @@ class Walk:
             self._size = min(LARGEST, self._size * 2)
 
     def failed(self, segment: Sequence[SliceItem], problem: SliceFailed) -> None:
-        """The slice was undone: its events go again, without the one to blame, or one by one to find it."""
+        """The slice was undone: its events go again without the one to blame, or one by one to find it."""
         self._losses = 0
         if len(segment) == 1:
             self.blame(segment[0], problem.failure)
@@ -93,7 +95,7 @@ class Walk:
             self.blame(segment[problem.index], problem.failure)
 
     def lost(self, segment: Sequence[SliceItem], problem: BaseException) -> None:
-        """The slice's connection broke. That is no attempt, unless it happens to one event again and again."""
+        """The slice's connection broke; that counts as a failed attempt only if it keeps happening to one event."""
         self._losses = self._losses + 1 if len(segment) == 1 else 0
         if self._losses >= MOST_LOSSES:
             self._losses = 0
@@ -102,16 +104,16 @@ class Walk:
             self._singly = max(self._singly, len(segment))
 
     def go_alone(self) -> None:
-        """From now on each event goes in a slice of its own."""
+        """Give each event a slice of its own from now on."""
         self._size, self._grows = 1, False
 
     def blame(self, item: SliceItem, failure: Failed) -> None:
-        """This event failed; it is taken when its turn comes."""
+        """Remember that this event failed; `failure` says so when its turn comes."""
         self._known[id(item)] = failure
 
 
 def by_aggregate(items: Sequence[SliceItem], groups: int) -> list[list[SliceItem]]:
-    """Items in so many groups that may go side by side: an aggregate's events stay together and in order."""
+    """At most so many groups that can go side by side: an aggregate's events stay together and in order."""
     if groups <= 1:
         return [list(items)] if items else []
     result: list[list[SliceItem]] = [[] for _ in range(groups)]
