@@ -9,6 +9,7 @@ import psycopg
 from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import tuple_row
 
+from aftercommit.postgres.commits import AnyConnection, AsyncConnection
 from aftercommit.postgres.database import Database, prepare_as_told
 from aftercommit.postgres.resilience import LOST, close_quietly
 
@@ -18,14 +19,14 @@ class ConsumerConnections:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._idle: list[psycopg.AsyncConnection[Any]] = []
+        self._idle: list[AsyncConnection] = []
         self._idle_sync: list[psycopg.Connection[Any]] = []
         self._generation = 0
         # Threads of handlers that were given up may return a connection at any time.
         self._lock = threading.Lock()
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def lend(self) -> AsyncIterator[AsyncConnection]:
         """An asyncio connection, outside any transaction."""
         generation = self._generation
         connection = self._idle.pop() if self._idle else await self._connect()
@@ -74,7 +75,7 @@ class ConsumerConnections:
         while self._idle:
             await close_quietly(self._idle.pop())
 
-    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+    async def _connect(self) -> AsyncConnection:
         connection = await self._database.connect()
         # Our own connections read JSON as bytes; a handler reads it as its program has set up psycopg.
         json_oid = psycopg.adapters.types["json"].oid
@@ -87,7 +88,7 @@ class ConsumerConnections:
 _CURSORS: Final = (psycopg.AsyncCursor, psycopg.Cursor)
 
 
-def restore(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
+def restore(connection: AnyConnection) -> None:
     """Reset row and cursor types: a handler may choose others for itself, but not for the next one."""
     if connection.row_factory is tuple_row and connection.cursor_factory in _CURSORS:
         return
@@ -98,5 +99,5 @@ def restore(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) 
         connection.cursor_factory = psycopg.Cursor
 
 
-def _is_clean(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> bool:
+def _is_clean(connection: AnyConnection) -> bool:
     return connection.info.transaction_status == TransactionStatus.IDLE

@@ -7,8 +7,6 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-import psycopg
-
 from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.slices import Query, SliceItem
@@ -16,6 +14,7 @@ from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.records import BYTES_AT_ONCE, letter_record
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
@@ -73,9 +72,7 @@ class DeadLetters:
         """Letters for an event whose first attempt failed, and for the events that must wait behind it."""
         return [self._letter(item.record, failure, 1), *(_waiting(other.record) for other in behind)]
 
-    async def record(
-        self, connection: psycopg.AsyncConnection[Any], letters: Sequence[LetterDraft], position: int
-    ) -> None:
+    async def record(self, connection: AsyncConnection, letters: Sequence[LetterDraft], position: int) -> None:
         """Write letters and move the checkpoint past them, in one fenced statement."""
         parameters = {
             **self._lease.parameters,
@@ -90,12 +87,10 @@ class DeadLetters:
         row = await (await connection.execute(self._statements["record_failures"], parameters)).fetchone()
         self._lease.require(bool(row and row[0]))
         for letter in letters:
-            if letter.attempts:
-                self._tell(letter)
+            if letter.cause is not None:
+                self._tell(letter, letter.cause)
 
-    async def set_aside(
-        self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem], position: int
-    ) -> list[SliceItem]:
+    async def set_aside(self, connection: AsyncConnection, items: list[SliceItem], position: int) -> list[SliceItem]:
         """Strict ordering: make events wait behind an unhandled one of their aggregate; returns the others."""
         blocked = await self._blocked(connection, items)
         waiting = [_waiting(item.record) for item in items if item.record.aggregate in blocked]
@@ -103,13 +98,13 @@ class DeadLetters:
             await self.record(connection, waiting, position)
         return [item for item in items if item.record.aggregate not in blocked]
 
-    async def look(self, connection: psycopg.AsyncConnection[Any], position: int) -> WorkerStatus:
+    async def look(self, connection: AsyncConnection, position: int) -> WorkerStatus:
         """Look what there is to do for a worker at this position."""
         asked = {**self._mine, "position": position}
         row = await (await connection.execute(self._statements["look_around"], asked)).fetchone()
         return WorkerStatus(*row) if row else WorkerStatus(False, False, 0, 0, 0, None)
 
-    async def due(self, connection: psycopg.AsyncConnection[Any], limit: int) -> list[Record]:
+    async def due(self, connection: AsyncConnection, limit: int) -> list[Record]:
         """Events whose next attempt is due, in order; `retry_count` is the number of attempts so far."""
         parameters = {**self._mine, "limit": limit, "in_a_row": IN_A_ROW, "max_bytes": MAX_BYTES}
         rows = await (await connection.execute(self._due, parameters)).fetchall()
@@ -143,9 +138,7 @@ class DeadLetters:
             named = [str(each) for each in ids]
             log_event(logger, logging.INFO, "dead_letters_resolved", **fields, skipped=skipped, event_ids=named)
 
-    async def without_open_letters(
-        self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem]
-    ) -> list[SliceItem]:
+    async def without_open_letters(self, connection: AsyncConnection, items: list[SliceItem]) -> list[SliceItem]:
         """The events without an open letter; the others are handled as letters."""
         parameters = {
             "consumer": self._consumer.name,
@@ -156,14 +149,12 @@ class DeadLetters:
         open_letters = {row[0] for row in rows}
         return [item for item in items if item.record.event_id not in open_letters]
 
-    async def hold_back(self, connection: psycopg.AsyncConnection[Any], records: Sequence[Record]) -> None:
+    async def hold_back(self, connection: AsyncConnection, records: Sequence[Record]) -> None:
         """Strict ordering: make letters wait behind one that failed."""
         parameters = {"consumer": self._consumer.name, "ids": [record.event_id for record in records]}
         await connection.execute(self._statements["hold_back"], parameters)
 
-    async def put_back(
-        self, connection: psycopg.AsyncConnection[Any], items: Sequence[SliceItem], seconds: float
-    ) -> None:
+    async def put_back(self, connection: AsyncConnection, items: Sequence[SliceItem], seconds: float) -> None:
         """Let letters wait for newer code: they are due again in so many seconds, and no attempt is spent."""
         parameters = {
             **self._lease.parameters,
@@ -174,7 +165,7 @@ class DeadLetters:
         }
         await connection.execute(self._statements["put_back_letters"], parameters)
 
-    async def failed_again(self, connection: psycopg.AsyncConnection[Any], record: Record, failure: Failed) -> None:
+    async def failed_again(self, connection: AsyncConnection, record: Record, failure: Failed) -> None:
         """Record that another attempt failed."""
         letter = self._letter(record, failure, record.retry_count + 1)
         parameters = {
@@ -191,25 +182,23 @@ class DeadLetters:
         self._lease.require(bool(held))
         # A letter that an operator has changed meanwhile stays as the operator left it.
         if updated:
-            self._tell(letter)
+            self._tell(letter, failure.error)
 
-    async def hold_back_blocked(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def hold_back_blocked(self, connection: AsyncConnection) -> None:
         """Strict ordering: make due letters behind a parked one wait until it is resolved."""
         await connection.execute(self._statements["hold_back_blocked"], self._mine)
 
-    async def free_waiting(self, connection: psycopg.AsyncConnection[Any]) -> int:
+    async def free_waiting(self, connection: AsyncConnection) -> int:
         """Strict ordering: make letters due that no longer wait behind another; returns how many."""
         cursor = await connection.execute(self._statements["free_waiting"], self._mine)
         return cursor.rowcount
 
-    async def seconds_to_next(self, connection: psycopg.AsyncConnection[Any]) -> float | None:
+    async def seconds_to_next(self, connection: AsyncConnection) -> float | None:
         """How long until the next letter falls due."""
         row = await (await connection.execute(self._statements["next_letter"], self._mine)).fetchone()
         return row[0] if row else None
 
-    async def _blocked(
-        self, connection: psycopg.AsyncConnection[Any], items: Sequence[SliceItem]
-    ) -> set[tuple[str, str]]:
+    async def _blocked(self, connection: AsyncConnection, items: Sequence[SliceItem]) -> set[tuple[str, str]]:
         aggregates = sorted({item.record.aggregate for item in items})
         parameters = {
             "consumer": self._consumer.name,
@@ -219,7 +208,7 @@ class DeadLetters:
         rows = await (await connection.execute(self._statements["blocked_aggregates"], parameters)).fetchall()
         return {(row[0], row[1]) for row in rows}
 
-    async def take_up_newer(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def take_up_newer(self, connection: AsyncConnection) -> None:
         """Try events again that older code parked because it did not know their version."""
         known = list(self._outbox.registry)
         parameters = {
@@ -235,22 +224,30 @@ class DeadLetters:
         error = failure.error
         return LetterDraft(record, status, storable_error(error), type(error).__name__, delay, attempts, error)
 
-    def _tell(self, letter: LetterDraft) -> None:
+    def _tell(self, letter: LetterDraft, error: BaseException) -> None:
         name = self._consumer.name
-        self._outbox.meter.on_consumed(name, "failed")
-        fields = {
-            "outbox": self._outbox.schema,
-            "consumer": name,
-            "event_id": str(letter.record.event_id),
-            "event_type": letter.record.event_type,
-            "attempt": letter.attempts,
-            "error": letter.error,
-            "error_class": letter.error_class,
-        }
-        log_event(logger, logging.WARNING, "event_handling_failed", letter.cause, retry_in=letter.delay, **fields)
+        fields = tell_failed(self._outbox, name, letter.record, error, letter.attempts, letter.delay)
         if letter.delay is None:
             self._outbox.meter.on_parked(name)
             log_event(logger, logging.ERROR, "outbox_dead_lettered", **fields)
+
+
+def tell_failed(
+    outbox: Outbox, consumer: str, record: Record, error: BaseException, attempt: int, retry_in: float | None
+) -> dict[str, Any]:
+    """Count and log a failed call of a handler; returns the fields of the log line."""
+    outbox.meter.on_consumed(consumer, "failed")
+    fields = {
+        "outbox": outbox.schema,
+        "consumer": consumer,
+        "event_id": str(record.event_id),
+        "event_type": record.event_type,
+        "attempt": attempt,
+        "error": storable_error(error),
+        "error_class": type(error).__name__,
+    }
+    log_event(logger, logging.WARNING, "event_handling_failed", error, retry_in=retry_in, **fields)
+    return fields
 
 
 def _waiting(record: Record) -> LetterDraft:

@@ -1,13 +1,13 @@
 """Behind the bus: gives each event to the consumers that take it, each with its own inbox and its own failures."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import psycopg
 
+from aftercommit.consumer.dead_letters import tell_failed
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Runner, SlicePolicy
 from aftercommit.consumer.slices import Query, SliceItem, prepare, require_handlers
@@ -22,10 +22,6 @@ from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.resilience import LOST
 from aftercommit.relay.transport import Failure
 from aftercommit.service import finish_all
-from aftercommit.telemetry import log_event
-from aftercommit.text import storable_error
-
-logger = logging.getLogger("aftercommit.consumer")
 
 # The dispatcher itself waits for a retry that is due within this time; the relay keeps longer waits.
 SHORT_WAIT: Final = 5.0
@@ -46,8 +42,7 @@ class Dispatcher:
         outbox.registry.require_upcasters()
         self._runners = [Runner(outbox, consumer, database) for consumer in chosen]
         self._waits = {consumer.name: VersionWaits(outbox, consumer) for consumer in chosen}
-        self._meter = outbox.meter
-        self._shape = outbox.shape
+        self._outbox = outbox
 
     async def open(self) -> None:
         """Do nothing: consumers connect when there is work."""
@@ -65,7 +60,7 @@ class Dispatcher:
             await self.close()
             raise
         except psycopg.errors.InsufficientPrivilege as problem:
-            raise privilege("the relay's user", self._shape, problem) from problem
+            raise privilege("the relay's user", self._outbox.shape, problem) from problem
         except psycopg.Error as problem:
             # A statement of our own failed, not a handler: no event is to blame, so no attempt is spent.
             raise TransportUnavailable(f"the inbox cannot be written: {str(problem).strip()}") from problem
@@ -116,33 +111,21 @@ class Dispatcher:
             for item, failure in slices.failed:
                 delay = next_delay(failure, attempt, consumer.retry_count, consumer.backoff)
                 is_over = delay is None or (failure.retry_after or 0.0) > SHORT_WAIT
-                self._tell(consumer, item, failure, attempt, None if is_over else delay)
-                if delay is None or is_over:
-                    end = (failure.error, consumer.name, failure.permanent, failure.retry_after, attempt)
-                    final.append(Failure(item.record.event_id, *end))
+                retry_in = None if is_over else delay
+                tell_failed(self._outbox, consumer.name, item.record, failure.error, attempt, retry_in)
+                if retry_in is None:
+                    said = (failure.error, consumer.name, failure.permanent, failure.retry_after, attempt)
+                    final.append(Failure(item.record.event_id, *said))
                 else:
                     again.append(item.record)
                     # Others of the batch wait with this one, so a long pause is left to the relay's own retries.
-                    wait = max(wait, min(delay, SHORT_WAIT))
-            if again:
-                await asyncio.sleep(wait)
+                    wait = max(wait, min(retry_in, SHORT_WAIT))
+            if not again:
+                break
+            await asyncio.sleep(wait)
             attempt += 1
             items = prepare(consumer, again, attempt)
         return final
-
-    def _tell(self, consumer: Consumer, item: SliceItem, failure: Failed, attempt: int, retry_in: float | None) -> None:
-        """Log a failed call of a handler; the relay logs what becomes of the delivery."""
-        self._meter.on_consumed(consumer.name, "failed")
-        fields = {
-            "outbox": self._shape.schema,
-            "consumer": consumer.name,
-            "event_id": str(item.record.event_id),
-            "event_type": item.record.event_type,
-            "attempt": attempt,
-            "error": storable_error(failure.error),
-            "error_class": type(failure.error).__name__,
-        }
-        log_event(logger, logging.WARNING, "event_handling_failed", failure.error, retry_in=retry_in, **fields)
 
 
 class _BusSlices(SlicePolicy):

@@ -2,9 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from aftercommit.consumer.dead_letters import DeadLetters
 from aftercommit.consumer.lease import Lease
@@ -13,6 +10,7 @@ from aftercommit.consumer.runner import Runner, SlicePolicy
 from aftercommit.consumer.slices import SliceItem
 from aftercommit.consumer.suspects import Suspects
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.commits import AsyncConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class WorkerParts:
 class FencedSlices(SlicePolicy):
     """Goes on while the worker proceeds; suspects go alone, and each start is counted."""
 
-    def __init__(self, parts: WorkerParts, connection: psycopg.AsyncConnection[Any]) -> None:
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection) -> None:
         self.strict = parts.strict
         self.alone = parts.suspects.left > 0
         self._parts = parts

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-import psycopg
-
 from aftercommit.errors import LeaseLost
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
@@ -63,7 +62,7 @@ class Lease:
         """Parameters of every fenced statement."""
         return {"consumer": self._name, "token": self.token, "lease": self._seconds}
 
-    async def take(self, connection: psycopg.AsyncConnection[Any]) -> HeldLease | None:
+    async def take(self, connection: AsyncConnection) -> HeldLease | None:
         """Take or renew; None while another worker has it, or while a slice of our own locks the row."""
         self._renew_at = time.monotonic() + self._renew_every
         parameters = {**self.parameters, "worker": self.worker, **self._declared}
@@ -74,23 +73,23 @@ class Lease:
         self.paused = held.paused
         return held
 
-    async def renew(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def renew(self, connection: AsyncConnection) -> None:
         """Renew while slices are at work, without waiting for them."""
         row = await self._row(connection, "renew_consumer", self.parameters)
         self.paused = bool(row is not None and row[0])
 
-    async def move(self, connection: psycopg.AsyncConnection[Any], position: int) -> None:
+    async def move(self, connection: AsyncConnection, position: int) -> None:
         """Move the checkpoint past events that need no transaction of their own."""
         row = await self._row(connection, "move_checkpoint", {**self.parameters, "position": position})
         self.require(row is not None)
 
-    async def count_start(self, connection: psycopg.AsyncConnection[Any], position: int) -> int:
+    async def count_start(self, connection: AsyncConnection, position: int) -> int:
         """Count a start of this event before it is handled; returns how many there were."""
         row = await self._row(connection, "suspect", {**self.parameters, "position": position})
         self.require(row is not None)
         return int(row[0])
 
-    async def release(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def release(self, connection: AsyncConnection) -> None:
         """Hand over at once."""
         parameters = {**self.parameters, "channel": self._channel, "changed": CONSUMER_CHANGED}
         await connection.execute(self._statements["release_consumer"], parameters)
@@ -100,5 +99,5 @@ class Lease:
         if not held:
             raise LeaseLost(f"another worker took over consumer {self._name!r}")
 
-    async def _row(self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> Any:
+    async def _row(self, connection: AsyncConnection, name: str, parameters: dict[str, Any]) -> Any:
         return await (await connection.execute(self._statements[name], parameters, prepare=True)).fetchone()

@@ -2,10 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
-
-import psycopg
 
 from aftercommit.consumer.dead_letters import WorkerStatus
 from aftercommit.consumer.fenced_slices import FencedSlices, WorkerParts
@@ -14,6 +12,7 @@ from aftercommit.consumer.slices import Query, SliceItem, SliceOutdated, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.event.envelope import Record
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.service import finish_all
 
 # Dead letters take turns with new events: at most so many, and no more once they have taken so long.
@@ -24,7 +23,7 @@ LETTERS_SECONDS: Final = 0.5
 class _LetterSlices(FencedSlices):
     """Letters that get another attempt. `done` are resolved, `skipped` of them without a call of a handler."""
 
-    def __init__(self, parts: WorkerParts, connection: psycopg.AsyncConnection[Any], started: float) -> None:
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection, started: float) -> None:
         super().__init__(parts, connection)
         self.done: list[UUID] = []
         self.skipped = 0
@@ -69,7 +68,7 @@ class LetterRetries:
         self.any_open = True
         self._look_for_waiting_at = 0.0
 
-    async def look(self, connection: psycopg.AsyncConnection[Any], free_every: float, position: int) -> WorkerStatus:
+    async def look(self, connection: AsyncConnection, free_every: float, position: int) -> WorkerStatus:
         """See whether letters are due, and how far the log is for a worker at `position`."""
         now = time.monotonic()
         if self._parts.strict and now >= self._look_for_waiting_at:
@@ -79,7 +78,7 @@ class LetterRetries:
         self._any_due, self.any_open = status.any_due, status.any_open
         return status
 
-    async def turn(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+    async def turn(self, connection: AsyncConnection) -> bool:
         """Give due letters another attempt; returns whether there were any."""
         started = time.monotonic()
         records = await self._letters.due(connection, LETTERS_PER_TURN) if self._any_due else []
@@ -117,7 +116,7 @@ class LetterRetries:
                 unwanted.append(record)
         return items, unwanted
 
-    async def _without_newer(self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem]) -> list[SliceItem]:
+    async def _without_newer(self, connection: AsyncConnection, items: list[SliceItem]) -> list[SliceItem]:
         """Put letters back that only newer code can read, and spend no attempt; strict: also those behind them."""
         if not any(item.newer for item in items):
             return items

@@ -14,7 +14,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from aftercommit.errors import AftercommitError
-from aftercommit.postgres.commits import AnyConnection
+from aftercommit.postgres.commits import AnyConnection, AsyncConnection
 from aftercommit.postgres.cutting import CLOSED, cut
 from aftercommit.postgres.database import is_direct
 
@@ -59,7 +59,7 @@ class LentSync(psycopg.Connection[Any]):
         raise MisusedConnection("close() in a handler: leave the connection open, the consumer goes on with it")
 
 
-def lend_async(connection: psycopg.AsyncConnection[Any]) -> LentAsync:
+def lend_async(connection: AsyncConnection) -> LentAsync:
     """A twin of this connection: the same session, with its own adapters, row types and lock."""
     lent = LentAsync.__new__(LentAsync)
     lent.__dict__.update(connection.__dict__, lock=asyncio.Lock(), **_own(connection))

@@ -1,20 +1,18 @@
 """Handles a page of the log in slices, one after the other or side by side, and moves the checkpoint."""
 
 from collections.abc import Sequence
-from typing import Any
-
-import psycopg
 
 from aftercommit.consumer.fenced_slices import FencedSlices, WorkerParts
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import Query, SliceItem
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.service import finish_all
 
 
 async def handle_page(
-    parts: WorkerParts, connection: psycopg.AsyncConnection[Any], items: list[SliceItem], position: int, upto: int
+    parts: WorkerParts, connection: AsyncConnection, items: list[SliceItem], position: int, upto: int
 ) -> tuple[int, int]:
     """Handle the events after `position`; returns how many are left, and how far the checkpoint has come."""
     concurrency = parts.consumer.concurrency
@@ -38,9 +36,7 @@ async def handle_page(
 class _LogSlices(FencedSlices):
     """New events. In order, each slice moves the checkpoint; side by side, it stays at `shared_from`."""
 
-    def __init__(
-        self, parts: WorkerParts, connection: psycopg.AsyncConnection[Any], shared_from: int | None = None
-    ) -> None:
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection, shared_from: int | None = None) -> None:
         super().__init__(parts, connection)
         self._shared_from = shared_from
 

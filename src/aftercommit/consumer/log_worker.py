@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import psycopg
@@ -26,6 +26,7 @@ from aftercommit.consumer.waiting import CheckpointWait, VersionWaits
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, LeaseLost
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
@@ -136,7 +137,7 @@ class LogWorker(DatabaseService):
             await self._parts.runner.close()
             await close_quietly(connection)
 
-    async def _turn(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _turn(self, connection: AsyncConnection) -> None:
         if not await self._hold(connection):
             self._say_who_holds((await require_mine(connection, self._outbox.shape, self.consumer)).worker)
             self.answered()
@@ -166,7 +167,7 @@ class LogWorker(DatabaseService):
             self._behind = holder
             log_event(logger, logging.INFO, "consumer_standing_by", consumer=self.consumer.name, holder=holder)
 
-    async def _hold(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+    async def _hold(self, connection: AsyncConnection) -> bool:
         """Take or renew the lease; False while another worker has it.
 
         A young lease needs no renewal, and every write is fenced: a turn need not begin with one.
@@ -196,7 +197,7 @@ class LogWorker(DatabaseService):
         log_event(logger, logging.INFO, "consumer_started", **started)
 
     @asynccontextmanager
-    async def _heartbeat(self, connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
+    async def _heartbeat(self, connection: AsyncConnection) -> AsyncIterator[None]:
         """Renew the lease, and look for a pause, while handlers work for longer than the lease lasts."""
         over = Waker()
 
@@ -218,7 +219,7 @@ class LogWorker(DatabaseService):
     def _proceeds(self) -> bool:
         return not self.stopping.is_set() and not self._parts.lease.paused
 
-    async def _look(self, connection: psycopg.AsyncConnection[Any]) -> WorkerStatus:
+    async def _look(self, connection: AsyncConnection) -> WorkerStatus:
         status = await self._retries.look(connection, POLL, self.position)
         if status.checkpoint is not None and status.checkpoint < self.position:
             # The events in between are not handled in the restored database, and those read ahead may not exist.
@@ -228,7 +229,7 @@ class LogWorker(DatabaseService):
             )
         return status
 
-    async def _follow(self, connection: psycopg.AsyncConnection[Any], status: WorkerStatus) -> bool:
+    async def _follow(self, connection: AsyncConnection, status: WorkerStatus) -> bool:
         """Handle the next page of the log; False when there is nothing new."""
         self._outbox.meter.on_progress(self.consumer.name, self.position, status.events, status.lag)
         if status.head <= self.position or not self._proceeds():
@@ -248,7 +249,7 @@ class LogWorker(DatabaseService):
         await self.reach("consumer.handled", count=count - left, position=self.position)
         return True
 
-    async def _rest(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _rest(self, connection: AsyncConnection) -> None:
         listening = self._listener is not None and self._listener.working
         seconds = min(POLL if listening else POLL_WITHOUT_LISTENER, self._parts.lease_seconds / 3)
         if self._version_wait.is_on:

@@ -9,7 +9,7 @@ from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRenamed, OperationBusy
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import ANY_TYPE, Consumer
-from aftercommit.postgres.commits import committed_async
+from aftercommit.postgres.commits import AsyncConnection, committed_async
 from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -30,13 +30,13 @@ class KnownConsumer:
     alive: bool
 
 
-async def known_consumers(connection: psycopg.AsyncConnection[Any], shape: Shape) -> list[KnownConsumer]:
+async def known_consumers(connection: AsyncConnection, shape: Shape) -> list[KnownConsumer]:
     """All consumers that have a checkpoint."""
     rows = await (await connection.execute(Statements(shape)["consumers"])).fetchall()
     return [KnownConsumer(*row) for row in rows]
 
 
-async def register(connection: psycopg.AsyncConnection[Any], outbox: Outbox, consumer: Consumer) -> None:
+async def register(connection: AsyncConnection, outbox: Outbox, consumer: Consumer) -> None:
     """Make sure that the consumer has a checkpoint, and that no other consumer uses it."""
     known = {each.name: each for each in await known_consumers(connection, outbox.shape)}
     _require_free(known, outbox, consumer)
@@ -59,7 +59,7 @@ def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> Non
         _require_free(known, outbox, consumer)
 
 
-async def require_mine(connection: psycopg.AsyncConnection[Any], shape: Shape, consumer: Consumer) -> KnownConsumer:
+async def require_mine(connection: AsyncConnection, shape: Shape, consumer: Consumer) -> KnownConsumer:
     """For a standby: raise unless the checkpoint is still there and the worker that has it runs the same consumer."""
     for each in await known_consumers(connection, shape):
         if each.name == consumer.name:
@@ -71,7 +71,7 @@ async def require_mine(connection: psycopg.AsyncConnection[Any], shape: Shape, c
     )
 
 
-async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, paused: bool) -> None:
+async def set_paused(connection: AsyncConnection, shape: Shape, name: str, paused: bool) -> None:
     """Pause or resume a consumer."""
     parameters = {"name": name, "paused": paused, "channel": shape.log_channel, "changed": CONSUMER_CHANGED}
     row = await (await connection.execute(Statements(shape)["pause"], parameters)).fetchone()
@@ -80,7 +80,7 @@ async def set_paused(connection: psycopg.AsyncConnection[Any], shape: Shape, nam
 
 
 async def rename(
-    connection: psycopg.AsyncConnection[Any], shape: Shape, old: str, new: str, *, max_wait_seconds: float = PATIENCE
+    connection: AsyncConnection, shape: Shape, old: str, new: str, *, max_wait_seconds: float = PATIENCE
 ) -> None:
     """Rename a consumer: its checkpoint, inbox, dead letters and part in replays under way.
 
@@ -95,9 +95,7 @@ async def rename(
     await _require_done(cursor, connection, shape, old)
 
 
-async def forget(
-    connection: psycopg.AsyncConnection[Any], shape: Shape, name: str, *, max_wait_seconds: float = PATIENCE
-) -> None:
+async def forget(connection: AsyncConnection, shape: Shape, name: str, *, max_wait_seconds: float = PATIENCE) -> None:
     """Remove a checkpoint that no program uses any more, with its inbox, and discard its open dead letters.
 
     Waits up to `max_wait_seconds` for a replay to finish its current step.
@@ -107,7 +105,7 @@ async def forget(
 
 
 async def _change(
-    connection: psycopg.AsyncConnection[Any],
+    connection: AsyncConnection,
     shape: Shape,
     statement: str,
     names: dict[str, str],
@@ -125,21 +123,16 @@ async def _change(
     try:
         return await past_deadlocks(change)
     except psycopg.errors.LockNotAvailable as problem:
-        raise await _held_up(connection, shape, max_wait_seconds) from problem
+        rows = await (await connection.execute(statements["operations_under_way"])).fetchall()
+        replays = ", ".join(str(row[0]) for row in rows) or "none"
+        raise OperationBusy(
+            f"a lock blocked the change for {max_wait_seconds:g} s, and nothing was changed. Replays under way: "
+            f"{replays}. Try again when they are stopped or have ended: Ctrl-C stops one, `aftercommit replay "
+            "abort ID` ends it"
+        ) from problem
 
 
-async def _held_up(connection: psycopg.AsyncConnection[Any], shape: Shape, max_wait_seconds: float) -> AftercommitError:
-    rows = await (await connection.execute(Statements(shape)["operations_under_way"])).fetchall()
-    names = ", ".join(str(row[0]) for row in rows) or "none"
-    return OperationBusy(
-        f"a lock blocked the change for {max_wait_seconds:g} s, and nothing was changed. Replays under way: {names}. "
-        "Try again when they are stopped or have ended: Ctrl-C stops one, `aftercommit replay abort ID` ends it"
-    )
-
-
-async def _require_done(
-    cursor: psycopg.AsyncCursor[Any], connection: psycopg.AsyncConnection[Any], shape: Shape, name: str
-) -> None:
+async def _require_done(cursor: psycopg.AsyncCursor[Any], connection: AsyncConnection, shape: Shape, name: str) -> None:
     row = await cursor.fetchone()
     if row and row[0]:
         return
@@ -149,7 +142,7 @@ async def _require_done(
     raise await _unknown(connection, shape, name)
 
 
-async def _unknown(connection: psycopg.AsyncConnection[Any], shape: Shape, name: str) -> AftercommitError:
+async def _unknown(connection: AsyncConnection, shape: Shape, name: str) -> AftercommitError:
     names = ", ".join(each.name for each in await known_consumers(connection, shape)) or "none"
     return AftercommitError(f"consumer {name!r} has no checkpoint: known consumers are {names}")
 

@@ -8,11 +8,10 @@ import asyncio
 import logging
 from typing import Any, Final
 
-import psycopg
-
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.records import BYTES_AT_ONCE, log_records
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
@@ -36,7 +35,7 @@ class Pages:
         self._reach = page_size
         self._early: tuple[int, asyncio.Task[Page]] | None = None
 
-    async def read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
+    async def read(self, connection: AsyncConnection, after: int, head: int) -> Page:
         """The next events after a position that the consumer takes, and the position up to which they are complete."""
         page = await self._read_early(after) or await self._read(connection, after, head)
         upto = page[1]
@@ -60,13 +59,13 @@ class Pages:
         reading, self._early = self._early[1], None
         return await reading
 
-    async def _read(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
+    async def _read(self, connection: AsyncConnection, after: int, head: int) -> Page:
         page = await self._range(connection, after, head)
         first = page[0][0].position if page[0] else None
         # Mostly the next event is one that the consumer takes, and nothing has to be asked.
         return page if first == after + 1 else await self._without_gap(connection, page, after, head)
 
-    async def _without_gap(self, connection: psycopg.AsyncConnection[Any], page: Page, after: int, head: int) -> Page:
+    async def _without_gap(self, connection: AsyncConnection, page: Page, after: int, head: int) -> Page:
         """The page without the gap before it: log what retention dropped before it was read, and skip it.
 
         Between two lives of the log there are positions that were never used: nothing is lost there.
@@ -87,7 +86,7 @@ class Pages:
             log_event(logger, logging.WARNING, "consumer_events_lost", **fields)
         return records, max(upto, min(first - 1, head))
 
-    async def _range(self, connection: psycopg.AsyncConnection[Any], after: int, head: int) -> Page:
+    async def _range(self, connection: AsyncConnection, after: int, head: int) -> Page:
         upto = min(head, after + self._reach)
         asked = {"after": after, "upto": upto, "types": self._consumer.types}
         # A few are measured while they are read. For many, it is cheaper to measure first.
@@ -110,6 +109,6 @@ class Pages:
         self._reach = min(self._size, max(1, upto - after) * 2)
         return records, upto
 
-    async def _fits(self, connection: psycopg.AsyncConnection[Any], asked: dict[str, Any]) -> bool:
+    async def _fits(self, connection: AsyncConnection, asked: dict[str, Any]) -> bool:
         row = await (await connection.execute(self._statements["page_bytes"], asked, prepare=True)).fetchone()
         return row is None or row[0] <= MAX_PAGE_BYTES

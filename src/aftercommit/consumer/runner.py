@@ -11,7 +11,7 @@ from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slice_executor import SliceExecutor
-from aftercommit.consumer.slices import End, Query, SliceFailed, SliceItem, SliceOutdated, no_end, script
+from aftercommit.consumer.slices import End, Query, SliceFailed, SliceItem, SliceOutdated, script
 from aftercommit.consumer.walk import FIRST, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -88,7 +88,7 @@ class Runner:
         """
         return str(min(LONGEST_IDLE_MS, int((self.consumer.timeout * 1.5 + extra) * 1000)))
 
-    async def slice(self, items: Sequence[SliceItem], begin: Query, end: End = no_end) -> int:
+    async def slice(self, items: Sequence[SliceItem], begin: Query, end: End) -> int:
         """Run one slice in one transaction; returns how many of its events were handled and not skipped."""
         blocking = self.consumer.is_async is False
         async with self._slots:
@@ -134,8 +134,11 @@ class Runner:
             return False
         except SliceFailed as problem:
             if isinstance(problem.failure.error, ChangedSettings):
-                self._go_alone(problem.failure.error)
+                # From now on each event has a transaction, and so settings, of its own.
+                self._alone = True
                 walk.go_alone()
+                fields = {"consumer": self.consumer.name, "reason": str(problem.failure.error)}
+                log_event(logger, logging.INFO, "events_handled_one_by_one", **fields)
             else:
                 walk.failed(segment, problem)
         except ConnectionLost as problem:
@@ -148,8 +151,3 @@ class Runner:
             policy.committed(segment, handled)
             walk.done(segment, time.monotonic() - started)
         return True
-
-    def _go_alone(self, problem: ChangedSettings) -> None:
-        """From now on give each event a transaction, and so settings, of its own."""
-        self._alone = True
-        log_event(logger, logging.INFO, "events_handled_one_by_one", consumer=self.consumer.name, reason=str(problem))

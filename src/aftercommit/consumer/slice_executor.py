@@ -24,7 +24,7 @@ from aftercommit.consumer.outcome import Failed, judge
 from aftercommit.consumer.slices import HandlerCall, Query, Script, SliceFailed
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.event.correlation import tell, told
-from aftercommit.postgres.commits import commit_async, committed_async
+from aftercommit.postgres.commits import AsyncConnection, commit_async, committed_async
 from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
 from aftercommit.postgres.resilience import LOST, close_quietly
 from aftercommit.postgres.statements import Statements
@@ -67,7 +67,7 @@ class SliceExecutor:
                 raise blamed from error
             return talk.handled
 
-    async def _begin(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
+    async def _begin(self, connection: AsyncConnection, talk: Conversation) -> None:
         if is_direct(connection):
             await connection.execute("begin")
             return
@@ -76,17 +76,13 @@ class SliceExecutor:
         row = await cursor.fetchone()
         talk.settings = row[0] if row else ()
 
-    async def _step(
-        self, connection: psycopg.AsyncConnection[Any], step: Query | list[HandlerCall], talk: Conversation
-    ) -> Any:
+    async def _step(self, connection: AsyncConnection, step: Query | list[HandlerCall], talk: Conversation) -> Any:
         if isinstance(step, list):
             return await self._watched(connection, step, talk) if step else None
         cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
         return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
 
-    async def _watched(
-        self, connection: psycopg.AsyncConnection[Any], calls: list[HandlerCall], talk: Conversation
-    ) -> None:
+    async def _watched(self, connection: AsyncConnection, calls: list[HandlerCall], talk: Conversation) -> None:
         """Run the handlers in a task, which can be given up."""
         now = asyncio.get_running_loop().time
         lent = talk.lent = lend_async(connection)
@@ -106,7 +102,7 @@ class SliceExecutor:
                 await asyncio.to_thread(abandon(connection, talk.lent))
 
     async def _calls(
-        self, connection: psycopg.AsyncConnection[Any], lent: LentAsync, calls: list[HandlerCall], talk: Conversation
+        self, connection: AsyncConnection, lent: LentAsync, calls: list[HandlerCall], talk: Conversation
     ) -> None:
         """Call one handler after the other. Small handlers are many, so each call of our own counts."""
         now = asyncio.get_running_loop().time
@@ -145,14 +141,14 @@ class SliceExecutor:
                 if may_have_ended(connection, talk.mark, call):
                     await self._require_transaction(connection, talk)
 
-    async def _require_transaction(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
+    async def _require_transaction(self, connection: AsyncConnection, talk: Conversation) -> None:
         """Ask for the transaction: a handler may have ended it, or only changed the session's name."""
         row = None
         if connection.pgconn.transaction_status == INSIDE:
             row = await (await connection.execute(self._statements["current_transaction"])).fetchone()
         talk.require_transaction(row, connection.pgconn)
 
-    async def _commit(self, connection: psycopg.AsyncConnection[Any], talk: Conversation) -> None:
+    async def _commit(self, connection: AsyncConnection, talk: Conversation) -> None:
         if talk.calls > 1:
             row = await (await connection.execute(self._statements["session_settings"], prepare=True)).fetchone()
             talk.require_same_settings(row[0] if row else (), connection.pgconn)
@@ -161,7 +157,7 @@ class SliceExecutor:
         if not speaks_iso(connection):
             await connection.execute(SPEAK_ISO)
 
-    async def _undo(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _undo(self, connection: AsyncConnection) -> None:
         """Roll back, and undo what a handler has left in the session."""
         if connection.closed:
             return

@@ -164,11 +164,6 @@ def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | 
     return range(len(items))
 
 
-def no_end() -> Query | None:
-    """Write nothing after the handlers."""
-    return None
-
-
 def _calls(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCall]:
     calls: list[HandlerCall] = []
     for index in indexes:

@@ -1,14 +1,12 @@
 """Events that may have killed a worker or the server: handled one by one, each start counted before it is made."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
-
-import psycopg
 
 from aftercommit.consumer.lease import HeldLease, Lease
 from aftercommit.consumer.outcome import Failed
 from aftercommit.errors import AftercommitError
 from aftercommit.event.envelope import Record
+from aftercommit.postgres.commits import AsyncConnection
 
 
 class HandlerNeverFinished(AftercommitError):
@@ -45,7 +43,7 @@ class Suspects:
         """So many events got to their end."""
         self.left = max(0, self.left - max(1, events))
 
-    async def admit(self, connection: psycopg.AsyncConnection[Any], record: Record) -> Failed | None:
+    async def admit(self, connection: AsyncConnection, record: Record) -> Failed | None:
         """Count a start of this event; a failure when it has been begun too often: it must not kill for ever."""
         starts = await self._lease.count_start(connection, record.position or 0)
         await self._reach("consumer.suspect", starts=starts, position=record.position)

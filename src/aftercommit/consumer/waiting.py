@@ -9,13 +9,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-import psycopg
-
 from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.consumer.slices import SliceItem
 from aftercommit.errors import LeaseLost, NewerVersion
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
 
@@ -64,7 +63,7 @@ class VersionWaits:
         newer = {item.newer.kind: item.newer for item in items if item.failure is not None and item.newer is not None}
         return {kind: await self.seconds_left(ask, each) for kind, each in newer.items()}
 
-    def asking(self, connection: psycopg.AsyncConnection[Any]) -> Ask:
+    def asking(self, connection: AsyncConnection) -> Ask:
         """A function that asks on this connection."""
 
         async def ask(name: str, parameters: dict[str, Any]) -> list[Any]:
@@ -115,7 +114,7 @@ class CheckpointWait:
         self._waits.over()
 
     async def cut(
-        self, connection: psycopg.AsyncConnection[Any], items: list[SliceItem], position: int, upto: int
+        self, connection: AsyncConnection, items: list[SliceItem], position: int, upto: int
     ) -> tuple[list[SliceItem], int]:
         """The part of a page before the first event that waits for newer code, and the position up to which it goes."""
         left = await self._waits.of(self._waits.asking(connection), items)
@@ -127,7 +126,7 @@ class CheckpointWait:
                 return items[:index], before
         return items, upto
 
-    async def goes_on(self, connection: psycopg.AsyncConnection[Any], position: int) -> bool:
+    async def goes_on(self, connection: AsyncConnection, position: int) -> bool:
         """Whether the event after this position still waits."""
         if self._awaited is None or self._awaited[0] != position:
             return False

@@ -13,7 +13,8 @@ from psycopg.pq import TransactionStatus
 
 from aftercommit.errors import NotCommitted
 
-AnyConnection = psycopg.AsyncConnection[Any] | psycopg.Connection[Any]
+AsyncConnection = psycopg.AsyncConnection[Any]
+AnyConnection = AsyncConnection | psycopg.Connection[Any]
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-import psycopg
 
 from aftercommit.errors import AftercommitError, DatabaseError, LeaseLost, TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.resilience import LOST
 from aftercommit.relay import plan
 from aftercommit.relay.due_reader import Batch, DueReader
@@ -78,7 +78,7 @@ class Carrier:
         self._carries = transport.capabilities.carries
         self.reader = DueReader(outbox, marks, batch_size, loads=self._carries)
 
-    async def carry_due(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> Carried:
+    async def carry_due(self, connection: AsyncConnection, lanes: Collection[int]) -> Carried:
         """Read, deliver and settle due events of these lanes; in one statement if there is nothing to carry."""
         if not self._carries and not self._strict and self.reader.quiet_seconds > 0:
             swept = await self.sweep(connection, lanes)
@@ -89,7 +89,7 @@ class Carrier:
             await self.carry(connection, batch)
         return self._carried(len(batch.events), drained=batch.drained, more=batch.more)
 
-    async def sweep(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> Carried:
+    async def sweep(self, connection: AsyncConnection, lanes: Collection[int]) -> Carried:
         """Move untried events from the outbox to the log in one statement."""
         watermark, resolved = self.reader.start(lanes)
         appended = await self._settlement.append_due(connection, lanes, watermark, self._batch_size)
@@ -101,18 +101,18 @@ class Carrier:
     def _carried(self, count: int, *, drained: bool, more: bool) -> Carried:
         return Carried(count, more, self.reader.quiet_seconds if drained else 0.0)
 
-    async def read(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> Batch:
+    async def read(self, connection: AsyncConnection, lanes: Collection[int]) -> Batch:
         """The due events of these lanes."""
         batch = await self.reader.read(connection, lanes)
         await self._reach("relay.read", count=len(batch.events))
         return batch
 
-    async def carry(self, connection: psycopg.AsyncConnection[Any], batch: Batch) -> None:
+    async def carry(self, connection: AsyncConnection, batch: Batch) -> None:
         """Deliver a batch, then settle it."""
         outcome = await self.deliver(batch)
         await self.settle(connection, batch, outcome)
 
-    async def carry_suspects(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> None:
+    async def carry_suspects(self, connection: AsyncConnection, lanes: Collection[int]) -> None:
         """Deliver events one at a time and count each attempt first: one of them may have killed our predecessor."""
         blocked: set[tuple[str, str]] = set()
         for event in (await self.read(connection, lanes)).events:
@@ -121,7 +121,7 @@ class Carrier:
                 if failed and self._strict:
                     blocked.add(event.aggregate)
 
-    async def _carry_suspect(self, connection: psycopg.AsyncConnection[Any], event: Record) -> bool:
+    async def _carry_suspect(self, connection: AsyncConnection, event: Record) -> bool:
         # An operator may have sent it again by plain SQL after its last attempt: that is one more.
         if event.retry_count >= self._outbox.max_attempts + event.again:
             single, outcome = Batch([event], counted=True), BatchOutcome([], [_never_finished(event)])
@@ -149,7 +149,7 @@ class Carrier:
         await self._reach("relay.delivered", count=len(outcome.delivered), failures=len(outcome.failures))
         return outcome
 
-    async def settle(self, connection: psycopg.AsyncConnection[Any], batch: Batch, outcome: BatchOutcome) -> None:
+    async def settle(self, connection: AsyncConnection, batch: Batch, outcome: BatchOutcome) -> None:
         """Write the outcome, fenced. An event that neither was delivered nor failed stays in the outbox untouched."""
         done: set[UUID] = set()
         if outcome.delivered:
@@ -185,7 +185,7 @@ class Carrier:
                 blocked.update(record.aggregate for record in going if record.event_id in failed)
         return _joined(outcomes)
 
-    async def _append(self, connection: psycopg.AsyncConnection[Any], events: Sequence[Due | Record]) -> None:
+    async def _append(self, connection: AsyncConnection, events: Sequence[Due | Record]) -> None:
         lanes = {event.lane for event in events}
         retried = [event.event_id for event in events if event.again]
         ids = [event.event_id for event in events]
@@ -205,9 +205,7 @@ class Carrier:
             }
             log_event(logger, logging.INFO, "outbox_publish_succeeded", **fields)
 
-    async def _record_failures(
-        self, connection: psycopg.AsyncConnection[Any], batch: Batch, failures: Sequence[Failure]
-    ) -> None:
+    async def _record_failures(self, connection: AsyncConnection, batch: Batch, failures: Sequence[Failure]) -> None:
         events = {event.event_id: event for event in batch.events}
         verdicts = plan.agreed(
             [

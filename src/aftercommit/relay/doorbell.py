@@ -9,12 +9,11 @@ server as much as one that finds fifty. So it lets some gather between two looks
 """
 
 import time
-from typing import Any
 
-import psycopg
 from psycopg import sql
 
 from aftercommit.errors import DatabaseUnavailable
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import LANES, Shape
 from aftercommit.postgres.statements import Statements
@@ -52,7 +51,7 @@ class Doorbell:
         self.rung = listener.subscribe(shape.publish_channel, mine) if listener is not None else Waker()
         lanes.watch(self.rung)
 
-    async def worked(self, connection: psycopg.AsyncConnection[Any], count: int) -> None:
+    async def worked(self, connection: AsyncConnection, count: int) -> None:
         """The carrier took so many events: when work comes in bulk, publishers need not ring for it."""
         now = time.monotonic()
         if now - self._since > BUSY_SECONDS:
@@ -77,7 +76,7 @@ class Doorbell:
         working = self._listener is not None and self._listener.working
         return working and self._lanes.is_listening(self) and not self._unheard
 
-    async def ran_dry(self, connection: psycopg.AsyncConnection[Any]) -> float:
+    async def ran_dry(self, connection: AsyncConnection) -> float:
         """Nothing was due: seconds to wait for the bell; 0 means look again at once."""
         if self._listener is None or not self._listener.working:
             return POLL_WITHOUT_LISTENER
@@ -92,13 +91,13 @@ class Doorbell:
             return self._look if self._unheard else 0.0
         return POLL
 
-    async def open_writers(self, connection: psycopg.AsyncConnection[Any]) -> set[str]:
+    async def open_writers(self, connection: AsyncConnection) -> set[str]:
         """Open transactions that have published."""
         cursor = await connection.execute(self._statements["open_writers"], {"outbox": self._outbox})
         row = await cursor.fetchone()
         return set(row[0]) if row else set()
 
-    async def last_seq(self, connection: psycopg.AsyncConnection[Any]) -> int:
+    async def last_seq(self, connection: AsyncConnection) -> int:
         """The last seq that anybody drew; DatabaseUnavailable when another server answers."""
         row = await (await connection.execute(self._statements["last_seq"])).fetchone()
         last_seq, started_at = row or (0, None)

@@ -7,10 +7,10 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-import psycopg
 
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.records import BYTES_AT_ONCE, outbox_record
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Due, Marks, Watermark
@@ -65,7 +65,7 @@ class DueReader:
         """
         return self.watermark.for_lanes(lanes), self._marks.resolved
 
-    async def read(self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]) -> Batch:
+    async def read(self, connection: AsyncConnection, lanes: Collection[int]) -> Batch:
         """Due events of these lanes by seq: retries (at most half a batch) and untried events."""
         limit, most_retries = self._batch_size, max(1, self._batch_size // 2)
         watermark, resolved = self.start(lanes)
@@ -90,7 +90,7 @@ class DueReader:
             more=len(retries) >= most_retries or len(events) >= limit,
         )
 
-    async def settled(self, connection: psycopg.AsyncConnection[Any], batch: Batch, done: Collection[UUID]) -> None:
+    async def settled(self, connection: AsyncConnection, batch: Batch, done: Collection[UUID]) -> None:
         """Move the watermark after a batch of which these events are delivered or have failed."""
         if batch.counted:
             return
@@ -122,9 +122,7 @@ class DueReader:
         """A retry falls due in so many seconds."""
         self._retries_at = min(self._retries_at, time.monotonic() + max(0.0, seconds))
 
-    async def seconds_to_next_retry(
-        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int]
-    ) -> float | None:
+    async def seconds_to_next_retry(self, connection: AsyncConnection, lanes: Collection[int]) -> float | None:
         """How long until a retry falls due; None when no event waits for one."""
         name = "next_retry_strict" if self._strict else "next_retry"
         row = await (await connection.execute(self._statements[name], {"lanes": sorted(lanes)})).fetchone()
@@ -136,9 +134,7 @@ class DueReader:
             self._retries_at = time.monotonic() + IDLE_RETRY_LOOK
         return seconds
 
-    async def _query(
-        self, connection: psycopg.AsyncConnection[Any], name: str, parameters: dict[str, Any]
-    ) -> list[Due | Record]:
+    async def _query(self, connection: AsyncConnection, name: str, parameters: dict[str, Any]) -> list[Due | Record]:
         if parameters["limit"] <= 0:
             return []
         again = name == "due_retries"

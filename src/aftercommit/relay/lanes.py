@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
-
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
@@ -75,7 +74,7 @@ class Lanes:
             if self._leaving & mine:
                 self.tick_now.set()
 
-    async def tick(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def tick(self, connection: AsyncConnection) -> None:
         """Send a heartbeat, renew the leases, and take or give lanes until the share is right."""
         asked_at = time.monotonic()
         self.tick_now.clear()
@@ -94,7 +93,7 @@ class Lanes:
             await self._release(connection, given, self.suspect & given)
             self._leaving -= given
 
-    async def release_all(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def release_all(self, connection: AsyncConnection) -> None:
         """Give all lanes back and leave the list of relays."""
         released, suspects = self.held | self._leaving, frozenset(self.suspect)
         self.suspect.clear()
@@ -102,7 +101,7 @@ class Lanes:
         await connection.execute(self._statements["leave"], {"relay": self.relay})
         await self._release(connection, released, suspects)
 
-    async def listen(self, connection: psycopg.AsyncConnection[Any], who: object, listening: bool) -> None:
+    async def listen(self, connection: AsyncConnection, who: object, listening: bool) -> None:
         """Publishers ring while anybody here listens; on return the database knows."""
         (self._listeners.add if listening else self._listeners.discard)(who)
         async with self._flag:
@@ -126,7 +125,7 @@ class Lanes:
     def _identity(self) -> dict[str, Any]:
         return {"relay": self.relay, "token": self.token, "lease": self.lease}
 
-    async def _heartbeat(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _heartbeat(self, connection: AsyncConnection) -> None:
         parameters = {**self._identity, "name": self.name, "listening": self._listening, "is_new": self._is_new}
         await connection.execute(self._statements["heartbeat"], parameters)
         if self._is_new:
@@ -134,20 +133,18 @@ class Lanes:
             await connection.execute(self._statements["lane_news"], {"channel": self._channel, "news": NEWS})
         self._is_new = False
 
-    async def _look_around(self, connection: psycopg.AsyncConnection[Any]) -> tuple[int, float]:
+    async def _look_around(self, connection: AsyncConnection) -> tuple[int, float]:
         row = await (await connection.execute(self._statements["live_relays"], self._identity)).fetchone()
         live, expiry = row or (1, None)
         return share_of_lanes(live), self.lease if expiry is None else expiry
 
-    async def _take(self, connection: psycopg.AsyncConnection[Any], wanted: int) -> set[int]:
+    async def _take(self, connection: AsyncConnection, wanted: int) -> set[int]:
         taken = await connection.execute(self._statements["take_lanes"], {**self._identity, "wanted": wanted})
         rows = await taken.fetchall()
         self.suspect.update(lane for lane, died in rows if died)
         return {lane for lane, _ in rows}
 
-    async def _release(
-        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], suspects: Collection[int]
-    ) -> None:
+    async def _release(self, connection: AsyncConnection, lanes: Collection[int], suspects: Collection[int]) -> None:
         parameters = {**self._identity, "lanes": sorted(lanes), "suspects": sorted(suspects)}
         await connection.execute(self._statements["release_lanes"], parameters)
         await connection.execute(self._statements["lane_news"], {"channel": self._channel, "news": NEWS})

@@ -6,13 +6,13 @@ import math
 import os
 import socket
 from dataclasses import dataclass, field
-from typing import Any
 
 import psycopg
 
 from aftercommit.backoff import Exponential
 from aftercommit.errors import DeclarationError, LeaseLost, TransportUnavailable
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.database import Database, is_direct, privilege
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly, first_of
@@ -138,7 +138,7 @@ class Relay(DatabaseService):
             self.lanes.forget()
             await close_quietly(control)
 
-    async def _work(self, control: psycopg.AsyncConnection[Any]) -> None:
+    async def _work(self, control: AsyncConnection) -> None:
         sweeper = Sweeper(self.outbox.shape, self._database, self.settings.retention)
         look = self.settings.gauge_seconds
         async with asyncio.TaskGroup() as group:
@@ -162,7 +162,7 @@ class Relay(DatabaseService):
             log_event(logger, logging.WARNING, "relay_drain_timed_out", relay=self.name, seconds=seconds)
             carrier.cancel()
 
-    async def _take_up_newer(self, control: psycopg.AsyncConnection[Any]) -> None:
+    async def _take_up_newer(self, control: AsyncConnection) -> None:
         """Deliver again what older code parked because it did not know the version."""
         known = list(self.outbox.registry)
         parameters = {
@@ -172,7 +172,7 @@ class Relay(DatabaseService):
         await control.execute(self._statements["take_up_newer_deliveries"], parameters)
         await control.execute(self._statements["end_version_waits"], parameters)
 
-    async def _control_loop(self, control: psycopg.AsyncConnection[Any]) -> None:
+    async def _control_loop(self, control: AsyncConnection) -> None:
         while True:
             if self.lanes.seconds_to_tick == 0:
                 await self.lanes.tick(control)
@@ -208,9 +208,7 @@ class Relay(DatabaseService):
         finally:
             await close_quietly(connection)
 
-    async def _turn(
-        self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, doorbell: Doorbell, lanes: set[int]
-    ) -> None:
+    async def _turn(self, connection: AsyncConnection, carrier: Carrier, doorbell: Doorbell, lanes: set[int]) -> None:
         suspects = lanes & self.lanes.suspect if self._transport.capabilities.carries else set()
         if suspects:
             await carrier.carry_suspects(connection, suspects)
@@ -231,7 +229,7 @@ class Relay(DatabaseService):
             await self.pause(seconds)
 
     async def _run_dry(
-        self, connection: psycopg.AsyncConnection[Any], carrier: Carrier, doorbell: Doorbell, lanes: set[int]
+        self, connection: AsyncConnection, carrier: Carrier, doorbell: Doorbell, lanes: set[int]
     ) -> None:
         await self.reach("relay.idle")
         seconds = await doorbell.ran_dry(connection)

@@ -13,7 +13,7 @@ from aftercommit.errors import DatabaseError, DatabaseUnavailable, LeaseLost
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres import lives
 from aftercommit.postgres.arrays import uuid_array
-from aftercommit.postgres.commits import committed_async
+from aftercommit.postgres.commits import AsyncConnection, committed_async
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
 from aftercommit.telemetry import LATENCY_BUCKETS_MS
@@ -68,7 +68,7 @@ class Settlement:
 
     async def append(
         self,
-        connection: psycopg.AsyncConnection[Any],
+        connection: AsyncConnection,
         ids: Sequence[UUID],
         lanes: Collection[int],
         retried: Sequence[UUID] = (),
@@ -88,20 +88,18 @@ class Settlement:
         return await self._prepared(connection, write_together if retried else write)
 
     async def append_due(
-        self, connection: psycopg.AsyncConnection[Any], lanes: Collection[int], watermark: int, limit: int
+        self, connection: AsyncConnection, lanes: Collection[int], watermark: int, limit: int
     ) -> Appended:
         """Move due events into the log in one statement, for a transport that carries nothing."""
         which = {"watermark": watermark, "limit": limit}
         return await self._prepared(connection, lambda: self._append(connection, self._append_due, lanes, which))
 
-    async def recognise_server(self, connection: psycopg.AsyncConnection[Any]) -> lives.Life | None:
+    async def recognise_server(self, connection: AsyncConnection) -> lives.Life | None:
         """Make sure that the log may continue on this server; after a restore, begin a new life and return it."""
         life, self._seen = await lives.recognise(connection, self._statements.shape, seen=self._seen)
         return life
 
-    async def _prepared(
-        self, connection: psycopg.AsyncConnection[Any], write: Callable[[], Awaitable[Appended]]
-    ) -> Appended:
+    async def _prepared(self, connection: AsyncConnection, write: Callable[[], Awaitable[Appended]]) -> Appended:
         """Write; where they are missing, first make a life of the log on this server and partitions for it."""
         try:
             appended = await self._with_partitions(connection, write)
@@ -117,9 +115,7 @@ class Settlement:
         self._seen = max(self._seen, appended.position or 0)
         return appended
 
-    async def _with_partitions(
-        self, connection: psycopg.AsyncConnection[Any], write: Callable[[], Awaitable[Appended]]
-    ) -> Appended:
+    async def _with_partitions(self, connection: AsyncConnection, write: Callable[[], Awaitable[Appended]]) -> Appended:
         try:
             return await write()
         except psycopg.errors.CheckViolation as problem:
@@ -131,7 +127,7 @@ class Settlement:
 
     async def _append(
         self,
-        connection: psycopg.AsyncConnection[Any],
+        connection: AsyncConnection,
         statement: bytes,
         lanes: Collection[int],
         which: dict[str, Any],
@@ -155,7 +151,7 @@ class Settlement:
         return Appended(count, chosen, position, last_seq, latency, ids or ())
 
     async def record_failures(
-        self, connection: psycopg.AsyncConnection[Any], verdicts: Sequence[Verdict], lanes: Collection[int]
+        self, connection: AsyncConnection, verdicts: Sequence[Verdict], lanes: Collection[int]
     ) -> int:
         """Make failed events wait for their retry, or end them as failed; each gets a dead letter."""
         parameters = {**self._fence(lanes), **_columns(verdicts)}
@@ -167,13 +163,13 @@ class Settlement:
             await connection.execute(self._statements["record_withdrawn"], {**parameters, **_columns(withdrawn)})
         return int(settled)
 
-    async def count_attempt(self, connection: psycopg.AsyncConnection[Any], event_id: UUID, lane: int) -> int | None:
+    async def count_attempt(self, connection: AsyncConnection, event_id: UUID, lane: int) -> int | None:
         """Count an attempt before it is made; None when the event or the lane is gone."""
         parameters = {**self._fence([lane]), "id": event_id}
         row = await (await connection.execute(self._statements["count_attempts"], parameters)).fetchone()
         return int(row[0]) if row else None
 
-    async def give_back_attempt(self, connection: psycopg.AsyncConnection[Any], event_id: UUID, lane: int) -> None:
+    async def give_back_attempt(self, connection: AsyncConnection, event_id: UUID, lane: int) -> None:
         """Take back a counted attempt that could not be made because the destination is down."""
         await connection.execute(self._statements["give_back_attempt"], {**self._fence([lane]), "id": event_id})
 
