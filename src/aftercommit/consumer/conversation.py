@@ -136,7 +136,11 @@ class Conversation:
         if isinstance(error, SliceFailed):
             return error
         if isinstance(error, psycopg.Rollback) and call is not None:
-            return SliceFailed(Failed(_rolled_back(call)), call.culprit)
+            misused = MisusedConnection(
+                f"handler {name_of(call.handler)} raised psycopg.Rollback: to undo its writes, raise another error, or "
+                "return Retry(after=…) or Park(reason)"
+            )
+            return SliceFailed(Failed(misused), call.culprit)
         if connection.broken and _is_the_connections(error):
             return ConnectionLost(f"the connection was lost during a slice: {readable(error).strip()}")
         if call is not None:
@@ -248,11 +252,4 @@ def _still_in_use(call: HandlerCall) -> MisusedConnection:
         f"the connection was still in use when the handler returned ({name_of(call.handler)}): a stream, COPY or "
         "pipeline was open, or a task or thread used it. Read streams to their end, leave `with` blocks, and wait for "
         "tasks and threads"
-    )
-
-
-def _rolled_back(call: HandlerCall) -> MisusedConnection:
-    return MisusedConnection(
-        f"handler {name_of(call.handler)} raised psycopg.Rollback: return Retry(after=…) or Park(reason), or raise "
-        "another error, to have its writes undone"
     )

@@ -6,11 +6,11 @@ from typing import Final
 from uuid import UUID
 
 from aftercommit.consumer.dead_letters import WorkerStatus
-from aftercommit.consumer.fenced_slices import FencedSlices, WorkerParts
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import Query, SliceItem, SliceOutdated, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
+from aftercommit.consumer.worker_slices import FencedSlices, WorkerParts
 from aftercommit.event.envelope import Record
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.service import finish_all

@@ -13,16 +13,15 @@ import psycopg
 
 from aftercommit.consumer.conversation import ConnectionLost
 from aftercommit.consumer.dead_letters import DeadLetters, WorkerStatus
-from aftercommit.consumer.fenced_slices import WorkerParts
 from aftercommit.consumer.lease import CONSUMER_CHANGED, HeldLease, Lease
 from aftercommit.consumer.letter_retries import LetterRetries
-from aftercommit.consumer.log_slices import handle_page
 from aftercommit.consumer.names import register, require_mine
 from aftercommit.consumer.pages import Pages
 from aftercommit.consumer.runner import Runner
 from aftercommit.consumer.slices import prepare, require_handlers
 from aftercommit.consumer.suspects import Suspects
 from aftercommit.consumer.waiting import CheckpointWait, VersionWaits
+from aftercommit.consumer.worker_slices import WorkerParts, handle_page
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, LeaseLost
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer

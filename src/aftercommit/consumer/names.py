@@ -105,11 +105,7 @@ async def forget(connection: AsyncConnection, shape: Shape, name: str, *, max_wa
 
 
 async def _change(
-    connection: AsyncConnection,
-    shape: Shape,
-    statement: str,
-    names: dict[str, str],
-    max_wait_seconds: float,
+    connection: AsyncConnection, shape: Shape, statement: str, names: dict[str, str], max_wait_seconds: float
 ) -> psycopg.AsyncCursor[Any]:
     """Run the statement between two steps of replays, so that it also changes what a replay has just fed."""
     statements = Statements(shape)

@@ -93,11 +93,12 @@ def require_handlers(consumer: Consumer) -> None:
 def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list[SliceItem]:
     """Read records as typed events and find the handlers for each; an event that no handler takes is left out."""
     items: list[SliceItem] = []
-    handlers_of: dict[str, Handlers] = {}
+    handlers_of: dict[str, _Handlers] = {}
     for record in records:
         handlers = handlers_of.get(record.event_type)
         if handlers is None:
-            handlers = handlers_of[record.event_type] = Handlers.of(consumer, record.event_type)
+            taking_type = [each for each in consumer.handlers if each.types is None or record.event_type in each.types]
+            handlers = handlers_of[record.event_type] = _Handlers.made(taking_type)
         if not handlers.all:
             continue
         try:
@@ -112,7 +113,7 @@ def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class Handlers:
+class _Handlers:
     """The handlers of a consumer that may take an event type, found once per page and not once per event."""
 
     all: Sequence[Handler]
@@ -120,19 +121,13 @@ class Handlers:
     act_outside: bool
 
     @classmethod
-    def of(cls, consumer: Consumer, event_type: str) -> "Handlers":
-        """The handlers declared for this type or for any."""
-        return cls.made([each for each in consumer.handlers if each.types is None or event_type in each.types])
-
-    @classmethod
-    def made(cls, handlers: Sequence[Handler]) -> "Handlers":
-        """Of these handlers."""
+    def made(cls, handlers: Sequence[Handler]) -> "_Handlers":
         conditional = any(handler.condition is not None for handler in handlers)
         act_outside = any(not handler.takes_transaction and not handler.batch for handler in handlers)
         return cls(handlers, conditional, act_outside)
 
-    def taking(self, event: Event[Any]) -> "Handlers":
-        """Those whose condition holds for this event."""
+    def taking(self, event: Event[Any]) -> "_Handlers":
+        """The handlers whose condition holds for this event."""
         return self.made([handler for handler in self.all if handler.can_handle(event)])
 
 

@@ -44,7 +44,7 @@ class Suspects:
         self.left = max(0, self.left - max(1, events))
 
     async def admit(self, connection: AsyncConnection, record: Record) -> Failed | None:
-        """Count a start of this event; a failure when it has been begun too often: it must not kill for ever."""
+        """Count a start of this event; a failure after too many, because it must not kill workers for ever."""
         starts = await self._lease.count_start(connection, record.position or 0)
         await self._reach("consumer.suspect", starts=starts, position=record.position)
         if starts <= self._retry_count + 1:

@@ -20,10 +20,7 @@ SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 
 
 class Walk:
-    """The events still to be handled, in order, and how many of them the next slice takes.
-
-    `alone`: every event goes in a slice of its own.
-    """
+    """The events still to be handled, in order, and how many the next slice takes. `alone`: one each."""
 
     def __init__(self, items: Sequence[SliceItem], *, alone: bool = False, slice_size: int = FIRST) -> None:
         self.waiting = deque(items)
@@ -89,7 +86,7 @@ class Walk:
         self._losses = 0
         if len(segment) == 1:
             self.blame(segment[0], problem.failure)
-        elif problem.index is None or _is_shared_matter(problem.failure.error):
+        elif problem.index is None or str(getattr(problem.failure.error, "sqlstate", "")).startswith(SHARED_MATTERS):
             self._singly = len(segment)
         else:
             self.blame(segment[problem.index], problem.failure)
@@ -124,8 +121,3 @@ def by_aggregate(items: Sequence[SliceItem], groups: int) -> list[list[SliceItem
             group_of[aggregate] = min(result, key=len)
         group_of[aggregate].append(item)
     return [group for group in result if group]
-
-
-def _is_shared_matter(error: BaseException) -> bool:
-    sqlstate = getattr(error, "sqlstate", None)
-    return isinstance(sqlstate, str) and sqlstate.startswith(SHARED_MATTERS)

@@ -153,8 +153,11 @@ class Carrier:
         """Write the outcome, fenced. An event that neither was delivered nor failed stays in the outbox untouched."""
         done: set[UUID] = set()
         if outcome.delivered:
-            await self._append(connection, outcome.delivered)
-            done.update(event.event_id for event in outcome.delivered)
+            ids = [event.event_id for event in outcome.delivered]
+            lanes = {event.lane for event in outcome.delivered}
+            retried = [event.event_id for event in outcome.delivered if event.again]
+            await self._tell_appended(await self._settlement.append(connection, ids, lanes, retried))
+            done.update(ids)
         if outcome.failures:
             await self._record_failures(connection, batch, outcome.failures)
             done.update(failure.event_id for failure in outcome.failures)
@@ -184,12 +187,6 @@ class Carrier:
                 failed = {failure.event_id for failure in outcome.failures}
                 blocked.update(record.aggregate for record in going if record.event_id in failed)
         return _joined(outcomes)
-
-    async def _append(self, connection: AsyncConnection, events: Sequence[Due | Record]) -> None:
-        lanes = {event.lane for event in events}
-        retried = [event.event_id for event in events if event.again]
-        ids = [event.event_id for event in events]
-        await self._tell_appended(await self._settlement.append(connection, ids, lanes, retried))
 
     async def _tell_appended(self, appended: Appended) -> None:
         await self._reach("relay.appended", count=appended.count, position=appended.position)

@@ -32,10 +32,7 @@ GATHER_SECONDS = 0.01
 
 
 class Doorbell:
-    """The bell of one carrier, number `number` of `of`. It also rings when the lanes of the relay change.
-
-    The carrier hears rings for its own lanes, and rings for all.
-    """
+    """The bell of one carrier. It rings for events of the carrier's lanes, and when the lanes of the relay change."""
 
     def __init__(self, shape: Shape, lanes: Lanes, listener: Listener | None, number: int = 0, of: int = 1) -> None:
         self._statements = Statements(shape)

@@ -23,10 +23,7 @@ EXPIRY_MARGIN = 0.01
 
 
 class Lanes:
-    """The lanes that one relay holds; `tick` renews them.
-
-    With a listener, it takes lanes at once when another relay gives them away.
-    """
+    """The lanes that one relay holds; `tick` renews them. A listener tells it at once when others give lanes away."""
 
     def __init__(self, shape: Shape, name: str, lease_seconds: float, listener: Listener | None = None) -> None:
         self._statements = Statements(shape)

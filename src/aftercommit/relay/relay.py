@@ -5,6 +5,8 @@ import logging
 import math
 import os
 import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -19,7 +21,6 @@ from aftercommit.postgres.resilience import DatabaseService, close_quietly, firs
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.carrier import Carrier
 from aftercommit.relay.doorbell import POLL, Doorbell
-from aftercommit.relay.gauge import measure
 from aftercommit.relay.lanes import Lanes
 from aftercommit.relay.plan import Marks
 from aftercommit.relay.settle import Settlement
@@ -145,7 +146,7 @@ class Relay(DatabaseService):
             carriers = [group.create_task(self._carrier_loop(number)) for number in range(self.settings.carriers)]
             background = [
                 group.create_task(self._control_loop(control)),
-                group.create_task(measure(self.outbox, self._database, self.lanes, self._carriers, look, self.reach)),
+                group.create_task(_measure(self.outbox, self._database, self.lanes, self._carriers, look, self.reach)),
                 group.create_task(sweeper.keep(self.stopping)),
             ]
             await self._until_drained(carriers)
@@ -265,3 +266,33 @@ class Relay(DatabaseService):
             fields = {"transport": self._transport.name, "attempts": self._outages}
             log_event(logger, logging.INFO, "transport_is_back", **fields)
         self._outages = 0
+
+
+async def _measure(
+    outbox: Outbox,
+    database: Database,
+    lanes: Lanes,
+    carriers: Sequence[Carrier],
+    gauge_seconds: float,
+    reach: Callable[[str], Awaitable[None]],
+) -> None:
+    """Measure the backlog every `gauge_seconds`, and find events that a watermark has passed, until cancelled."""
+    statements = Statements(outbox.shape)
+    connection = await database.connect()
+    try:
+        while True:
+            started = time.monotonic()
+            row = await (await connection.execute(statements["backlog"])).fetchone()
+            if row is not None:
+                outbox.meter.on_backlog(*row)
+            # An operator may have put an event back by hand, with its old seq: no watermark may hide it.
+            parameters = {"watermark": 0, "lanes": sorted(lanes.held)}
+            row = await (await connection.execute(statements["lowest_fresh"], parameters)).fetchone()
+            if row is not None and row[0] is not None:
+                for carrier in carriers:
+                    carrier.reader.watermark.look_back_to(row[0])
+            await reach("relay.measured")
+            # Counting a large backlog takes time: spend at most about a twentieth of the time on it.
+            await asyncio.sleep(max(gauge_seconds, 20 * (time.monotonic() - started)))
+    finally:
+        await close_quietly(connection)

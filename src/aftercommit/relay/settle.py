@@ -67,11 +67,7 @@ class Settlement:
         ).encode()
 
     async def append(
-        self,
-        connection: AsyncConnection,
-        ids: Sequence[UUID],
-        lanes: Collection[int],
-        retried: Sequence[UUID] = (),
+        self, connection: AsyncConnection, ids: Sequence[UUID], lanes: Collection[int], retried: Sequence[UUID] = ()
     ) -> Appended:
         """Move delivered events into the log, and resolve the dead letters of those that had failed before."""
 
@@ -126,11 +122,7 @@ class Settlement:
             return await write()
 
     async def _append(
-        self,
-        connection: AsyncConnection,
-        statement: bytes,
-        lanes: Collection[int],
-        which: dict[str, Any],
+        self, connection: AsyncConnection, statement: bytes, lanes: Collection[int], which: dict[str, Any]
     ) -> Appended:
         parameters = {
             **self._fence(lanes),

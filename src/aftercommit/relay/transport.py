@@ -54,7 +54,7 @@ class Transport(Protocol):
         """Close connections."""
 
     async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Deliver a batch in its order; returns the events that were not accepted, and all others were.
+        """Deliver a batch in its order; returns the events that were not accepted.
 
         Raises TransportUnavailable when the destination as a whole is down: that spends no attempt.
         """

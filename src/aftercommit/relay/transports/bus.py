@@ -7,17 +7,12 @@ from aftercommit.event.envelope import Record
 from aftercommit.relay.transport import Capabilities, Failure
 
 
-class Dispatch(Protocol):
-    """Runs the handlers for the bus."""
+class _Dispatch(Protocol):
+    """Runs the handlers for the bus; returns which consumer failed at which event."""
 
-    async def open(self) -> None:
-        """Get ready."""
-
-    async def close(self) -> None:
-        """Close connections."""
-
-    async def dispatch(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Run the handlers; returns which consumer failed at which event."""
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    async def dispatch(self, records: Sequence[Record]) -> Sequence[Failure]: ...
 
 
 class BusTransport:
@@ -26,7 +21,7 @@ class BusTransport:
     name = "bus"
     capabilities = Capabilities(carries=True, ordered=True, deduplicates=True, durable=True)
 
-    def __init__(self, dispatcher: Dispatch) -> None:
+    def __init__(self, dispatcher: _Dispatch) -> None:
         self._dispatcher = dispatcher
 
     async def open(self) -> None:

@@ -1,14 +1,61 @@
-"""Handles a page of the log in slices, one after the other or side by side, and moves the checkpoint."""
+"""Slices of a worker that holds the lease of its consumer, and how it handles a page of the log in them."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
-from aftercommit.consumer.fenced_slices import FencedSlices, WorkerParts
+from aftercommit.consumer.dead_letters import DeadLetters
+from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed
+from aftercommit.consumer.runner import Runner, SlicePolicy
 from aftercommit.consumer.slices import Query, SliceItem
+from aftercommit.consumer.suspects import Suspects
 from aftercommit.consumer.walk import by_aggregate
+from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.service import finish_all
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What the parts of one worker share. `proceeds`: whether it is neither stopping nor paused."""
+
+    consumer: Consumer
+    lease: Lease
+    lease_seconds: float
+    runner: Runner
+    letters: DeadLetters
+    suspects: Suspects
+    proceeds: Callable[[], bool]
+    reach: Callable[..., Awaitable[None]]
+
+    @property
+    def strict(self) -> bool:
+        """Whether an event waits behind a failed one of its aggregate."""
+        return self.consumer.ordering == "strict"
+
+    @property
+    def idle_timeout_ms(self) -> str:
+        """How long the server waits for a silent handler."""
+        return self.runner.idle_timeout_ms(self.lease_seconds)
+
+
+class FencedSlices(SlicePolicy):
+    """Goes on while the worker proceeds; suspects go alone, and each start is counted."""
+
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection) -> None:
+        self.strict = parts.strict
+        self.alone = parts.suspects.left > 0
+        self._parts = parts
+        self._connection = connection
+
+    async def admit(self, item: SliceItem) -> Failed | None:
+        """Count the start of a suspect before it is handled."""
+        return await self._parts.suspects.admit(self._connection, item.record)
+
+    def stops(self, *, may_rest: bool) -> bool:
+        """Stop as soon as the worker does."""
+        return not self._parts.proceeds()
 
 
 async def handle_page(
@@ -54,7 +101,7 @@ class _LogSlices(FencedSlices):
         return Query("renew_slice", self._parts.lease.parameters) if is_late else None
 
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
-        # At once, before the checkpoint gets there: an event that is overtaken has a letter, whoever dies meanwhile.
+        # Written at once: an overtaken event has a letter before the checkpoint passes it, even if the worker dies.
         position = (item.record.position or 0) if self._shared_from is None else self._shared_from
         letters = self._parts.letters.letters(item, failure, behind)
         await self._parts.letters.record(self._connection, letters, position)
