@@ -1,6 +1,6 @@
 """Builds, checks and tests what is in `web/`, with the Node of the machine or, where it has none, of a wheel.
 
-python -m tools.web build    the pages, into build/web/site; nothing to do when nothing changed
+python -m tools.web build    the pages into build/web/site, and `/docs` into the package; only when something changed
 python -m tools.web check    types, strictly
 python -m tools.web test     the tests that run in Node, conformance cases among them
 """
@@ -24,6 +24,8 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 WEB: Final = REPOSITORY / "web"
 # Read by the pages, and part of the package.
 TOKENS: Final = REPOSITORY / "src" / "aftercommit" / "feed" / "app" / "pages" / "tokens.css"
+# `/docs` is part of the package too, but Swagger UI is not part of the repository: git ignores this, wheels have it.
+DOCS: Final = TOKENS.parent / "built"
 OUT: Final = REPOSITORY / "build" / "web"
 SITE: Final = OUT / "site"
 TESTS: Final = OUT / "tests"
@@ -40,7 +42,7 @@ class WebTrouble(Exception):
 def build() -> bool:
     """Make the pages. False when they were up to date."""
     with _alone():
-        return _made(SITE)
+        return any([_made(SITE), _made(DOCS, "--docs")])
 
 
 def check() -> None:
@@ -70,7 +72,7 @@ def test() -> None:
 
 def _made(place: Path, *arguments: str) -> bool:
     """Build into this folder. False when nothing has changed since: others may be running what is there."""
-    stamp, state = place.with_suffix(".stamp"), _state()
+    stamp, state = OUT / f"{place.name}.stamp", _state()
     if place.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == state:
         return False
     _install()

@@ -2,6 +2,7 @@
  * Builds what a browser gets, or with --tests what Node runs as tests. `tools/web.py` calls it.
  *
  *   node build.mjs OUT          pages and their assets; the assets' names carry a hash, so they may be cached for ever
+ *   node build.mjs --docs OUT   the page at `/docs`, which is part of the Python package
  *   node build.mjs --tests OUT  one file per test
  */
 
@@ -69,16 +70,40 @@ async function buildPages(out) {
   }
 }
 
+/** `/docs` has fixed addresses, with a hash behind the question mark. Swagger UI's licences go with its code. */
+async function buildDocs(out) {
+  rmSync(out, { recursive: true, force: true });
+  mkdirSync(out, { recursive: true });
+  const parts = {
+    theme: ["docs-theme.js", common.theme],
+    style: ["docs.css", "pages/docs/style.css"],
+    script: ["docs.js", "pages/docs/main.ts"],
+  };
+  let page = readFileSync(join(here, "pages/docs/docs.html"), "utf-8");
+  for (const [place, [name, source]] of Object.entries(parts)) {
+    const content = await bundled(source);
+    writeFileSync(join(out, name), content);
+    page = page.replaceAll(`{{${place}}}`, hashOf(content));
+  }
+  writeFileSync(join(out, "docs.html"), page);
+  const licences = ["LICENSE", "NOTICE", "swagger-ui-es-bundle.js.LICENSE.txt"];
+  const texts = licences.map((name) => readFileSync(join(here, "node_modules/swagger-ui-dist", name), "utf-8"));
+  writeFileSync(join(out, "LICENSES.txt"), `docs.js and docs.css contain Swagger UI.\n\n${texts.join("\n\n")}`);
+}
+
 /** Bundle one part and give it a name made of its content. */
 async function asset(source, folder) {
   const extension = /\.ts$/.test(source) ? "js" : source.split(".").at(-1);
   const content = extension === "svg" ? readFileSync(join(here, source)) : await bundled(source);
-  const hash = createHash("sha256").update(content).digest("hex").slice(0, 10);
   const stem =
     basename(dirname(source)) === "src" ? basename(source).replace(/\.\w+$/, "") : `${basename(dirname(source))}`;
-  const name = `${stem}-${hash}.${extension}`;
+  const name = `${stem}-${hashOf(content)}.${extension}`;
   writeFileSync(join(folder, name), content);
   return name;
+}
+
+function hashOf(content) {
+  return createHash("sha256").update(content).digest("hex").slice(0, 10);
 }
 
 async function bundled(source) {
@@ -88,7 +113,8 @@ async function bundled(source) {
     write: false,
     minify: true,
     target: ["es2022", "chrome116", "firefox124", "safari17.4"],
-    format: source.includes("theme-first") ? "iife" : "esm",
+    // Scripts that are no modules: one runs before the page is painted, one is given with `defer`.
+    format: /theme-first|pages\/docs/.test(source) ? "iife" : "esm",
   });
   return result.outputFiles[0].contents;
 }
@@ -116,8 +142,9 @@ async function buildTests(out) {
 
 const [first, second] = process.argv.slice(2);
 if (first === "--tests" && second) await buildTests(resolve(second));
+else if (first === "--docs" && second) await buildDocs(resolve(second));
 else if (first && !first.startsWith("-")) await buildPages(resolve(first));
 else {
-  console.error("usage: node build.mjs [--tests] OUT");
+  console.error("usage: node build.mjs [--docs | --tests] OUT");
   process.exit(2);
 }

@@ -47,7 +47,7 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
         try:
             text = (WEB / name).read_bytes()
         except FileNotFoundError:
-            raise unavailable("The pages are not built: run `make web`, then load this again. /docs works") from None
+            raise unavailable("The pages are not built: run `make web`, then load this again") from None
         return _answer(request, text, "no-cache", "text/html")
 
     return show

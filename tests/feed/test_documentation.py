@@ -1,6 +1,7 @@
-"""OpenAPI from the declarations, and a page that draws it without anything from elsewhere."""
+"""OpenAPI from the declarations, and the page that shows it."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -8,11 +9,13 @@ import pytest
 
 from aftercommit.errors import DeclarationError
 from aftercommit.feed import Feed
+from aftercommit.feed.app import pages
 from aftercommit.feed.app.openapi import document
 from aftercommit.feed.app.service import service
 from systems.investigations.feeds import logs
 from systems.tasks.feeds import events as task_events
 from tests.feed.journal import PATH, Journal, numbered
+from tools import web
 
 
 async def test_every_parameter_and_answer_of_a_feed_is_described(journal: Journal):
@@ -55,20 +58,41 @@ async def test_answers_are_as_they_are_described(journal: Journal):
         jsonschema.validate(refused.json(), described["components"]["schemas"]["Error"])
 
 
-async def test_the_page_needs_nothing_from_elsewhere(journal: Journal):
+async def test_the_page_and_its_parts_are_served_from_here(journal: Journal):
+    web.build()
     app = journal.app()
     for outer in (None, service(journal.app())):
         async with journal.served(app if outer is None else journal.app(), outer) as reading:
             reading.client.headers.pop("Authorization")
             page = await reading.client.get("/docs")
             assert page.headers["content-type"].startswith("text/html")
-            assert "default-src 'none'" in page.headers["content-security-policy"]
+            policy = page.headers["content-security-policy"]
+            assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+            assert "unsafe" not in policy
             parts = re.findall(r'(?:src|href)="([^"]+)"', page.text)
-            assert sorted(parts) == ["docs.css", "docs.js", "favicon.ico", "openapi.json"]
+            assert {part.partition("?")[0] for part in parts} == {
+                "docs-theme.js",
+                "docs.css",
+                "docs.js",
+                "favicon.ico",
+                "openapi.json",
+            }
             for part in parts:
                 answer = await reading.client.get(f"/{part}")
                 assert answer.status_code == 200
-                assert "//" not in re.sub(r"//.*$", "", answer.text, flags=re.MULTILINE) or part == "openapi.json"
+                assert ("immutable" in answer.headers["cache-control"]) == ("?" in part)
+
+
+async def test_a_page_that_is_not_built_says_what_to_do(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pages, "files", lambda package: tmp_path)
+    async with journal.served() as reading:
+        page = await reading.client.get("/docs")
+        assert (page.status_code, page.headers["content-type"]) == (503, "text/html; charset=utf-8")
+        assert "run <code>make web</code>" in page.text
+        assert "<a href=openapi.json>" in page.text
+        assert (await reading.client.get("/openapi.json")).status_code == 200
 
 
 def test_other_paths_stand_beside_the_feeds(journal_dsn: str):

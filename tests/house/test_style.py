@@ -12,8 +12,8 @@ FOLDERS = (REPOSITORY / "src", REPOSITORY / "web" / "ui", REPOSITORY / "web" / "
 
 
 def sheets() -> list[Path]:
-    """Every style sheet, those of the package first."""
-    return [path for folder in FOLDERS for path in sorted(folder.rglob("*.css"))]
+    """Every style sheet that is written by hand, those of the package first."""
+    return [path for folder in FOLDERS for path in sorted(folder.rglob("*.css")) if path.parent.name != "built"]
 
 
 def said_in(sheet: Path) -> set[str]:

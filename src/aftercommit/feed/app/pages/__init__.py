@@ -1,9 +1,10 @@
-"""`/docs`: a page of our own that draws the OpenAPI description. It needs nothing from elsewhere, and works offline.
+"""`/docs`: Swagger UI on `/openapi.json`, served from this package; it asks no other host.
 
-Where the description has `externalDocs`, the page shows them as the way back: to an index page, or to a handbook. Where
-its scheme `bearer` has `x-sample-users`, an address that hands out tokens in development, the page offers those.
+`make web` builds it from `web/pages/docs` into `built/`. The page links to the description's `externalDocs`. If its
+scheme `bearer` has `x-sample-users`, an address that hands out tokens in development, the page offers those users.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any, Final
@@ -25,29 +26,32 @@ from aftercommit.http.asgi import (
 from aftercommit.http.compression import compressed
 from aftercommit.http.errors import method_not_allowed
 
+# Swagger UI's style sheet has its icons as data.
 _POLICY: Final = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_PAGE_HEADERS: Final[list[Header]] = [
+_NO_CACHE: Final = (b"cache-control", b"no-cache")
+# The page asks for its parts with a hash of their content.
+_IMMUTABLE: Final = (b"cache-control", b"public, max-age=31536000, immutable")
+_GUARDS: Final[list[Header]] = [
     (b"content-security-policy", _POLICY),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-cache"),
 ]
-_TYPES: Final = {
-    "html": b"text/html; charset=utf-8",
-    "js": b"text/javascript; charset=utf-8",
-    "css": b"text/css",
-    "svg": b"image/svg+xml",
-}
+_HTML: Final = (b"content-type", b"text/html; charset=utf-8")
+_SCRIPT: Final = (b"content-type", b"text/javascript; charset=utf-8")
+_NOT_BUILT: Final = (
+    b"<!doctype html><title>API</title><p>This page is not built: run <code>make web</code> in a checkout of "
+    b"aftercommit, then load it again. The API is described in <a href=openapi.json>openapi.json</a>."
+)
 
 
 class StaticPage:
     """An address with one content, made when it is first asked for."""
 
-    def __init__(self, make: Callable[[], bytes], headers: list[Header]) -> None:
-        """`make` is called once."""
+    def __init__(self, make: Callable[[], bytes], *headers: Header) -> None:
+        """`make` is called until it has made something; with FileNotFoundError it says that nothing is built yet."""
         self._make = make
         self._headers = headers
         self._content: bytes | None = None
@@ -59,8 +63,13 @@ class StaticPage:
             await answer_problem(send, method_not_allowed(method, "GET, HEAD"), method)
             return
         if self._content is None:
-            self._content = self._make()
-        content, about = compressed(self._content, header_of(scope, b"accept-encoding") or "")
+            try:
+                self._content = self._make()
+            except FileNotFoundError:
+                await answer(send, 503, [_HTML, _NO_CACHE, *_GUARDS], b"" if method == "HEAD" else _NOT_BUILT)
+                return
+        # In a thread: a megabyte takes long enough to compress that streams would wait for it.
+        content, about = await asyncio.to_thread(compressed, self._content, header_of(scope, b"accept-encoding") or "")
         length = (b"content-length", b"%d" % len(content))
         await answer(send, 200, [length, *encoded(about), *self._headers], b"" if method == "HEAD" else content)
 
@@ -68,20 +77,15 @@ class StaticPage:
 def docs_pages(openapi: Callable[[], Mapping[str, Any]]) -> dict[str, Asgi]:
     """`/docs`, what it consists of, and the `/openapi.json` that it draws; by path."""
     return {
-        "/docs": _file("docs.html"),
-        "/docs.js": _file("docs.js"),
+        "/docs": _file("built/docs.html", _HTML, _NO_CACHE),
+        "/docs.js": _file("built/docs.js", _SCRIPT, _IMMUTABLE),
+        "/docs-theme.js": _file("built/docs-theme.js", _SCRIPT, _IMMUTABLE),
+        "/docs.css": _file("built/docs.css", (b"content-type", b"text/css; charset=utf-8"), _IMMUTABLE),
         # Browsers ask for it by themselves, also beside figures and JSON.
-        "/favicon.ico": _file("icon.svg"),
-        "/docs.css": _file("tokens.css", "docs.css"),
-        "/openapi.json": StaticPage(lambda: msgspec.json.encode(openapi()), [JSON, (b"cache-control", b"no-cache")]),
+        "/favicon.ico": _file("icon.svg", (b"content-type", b"image/svg+xml"), _NO_CACHE),
+        "/openapi.json": StaticPage(lambda: msgspec.json.encode(openapi()), JSON, _NO_CACHE),
     }
 
 
-def _file(*names: str) -> StaticPage:
-    """Files of one kind, one after the other."""
-    kind = _TYPES[names[0].rpartition(".")[2]]
-    folder = files(__package__)
-    return StaticPage(
-        lambda: b"".join(folder.joinpath(name).read_bytes() for name in names),
-        [(b"content-type", kind), *_PAGE_HEADERS],
-    )
+def _file(name: str, *headers: Header) -> StaticPage:
+    return StaticPage(files(__package__).joinpath(name).read_bytes, *headers, *_GUARDS)
