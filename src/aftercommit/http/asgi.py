@@ -4,6 +4,7 @@ No request or response objects stand on the way of a poll that is answered 304: 
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from inspect import getclosurevars, isfunction
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Protocol
 from urllib.parse import unquote_plus
@@ -33,7 +34,7 @@ ALLOWED = "aftercommit.allowed"
 LONGEST_QUERY = 4096
 # What is open when a server stops has so long to end, where nothing else is said: streams and the process around them.
 DRAIN_SECONDS = 5.0
-# Whose wrappers of `send` look at the head of an answer and at nothing else.
+# Modules whose wrappers of `send` look at the head of an answer and pass bodies on.
 _PASS_ON = frozenset({__name__, f"{__package__}.cors", "starlette.middleware.errors", "starlette._exception_handler"})
 
 
@@ -137,16 +138,15 @@ def _visible(value: str) -> Iterable[str]:
 
 
 def innermost(send: Send) -> Send:
-    """What stands behind wrappers that are known to pass every body on as it is.
+    """The `send` behind wrappers that are known to pass every body on as it is; decision 0022 has the reason.
 
-    Any other may count pieces, compress them or take something out: nothing is to pass by it unseen.
+    Any other wrapper may count pieces, compress them or change them, and has to see each: the search ends there.
     """
-    while getattr(send, "__module__", None) in _PASS_ON:
-        code, cells = getattr(send, "__code__", None), getattr(send, "__closure__", None) or ()
-        inner = dict(zip(code.co_freevars, cells, strict=True)).get("send") if code is not None else None
+    while isfunction(send) and send.__module__ in _PASS_ON:
+        inner = getclosurevars(send).nonlocals.get("send")
         if inner is None:
             break
-        send = inner.cell_contents
+        send = inner
     return send
 
 
