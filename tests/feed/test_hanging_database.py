@@ -220,7 +220,7 @@ async def test_who_waits_when_the_server_ends_is_answered(server: PostgresServer
             await reading.server.stop()
             read, changed = await asyncio.gather(*asking)
     assert [read.status_code, changed.status_code] == [503, 503]
-    assert read.json()["message"] == "The server ends and cannot wait any longer: try again"
+    assert read.json()["message"] == "The server is shutting down: try again"
     assert "details" not in read.json()
     assert changed.json()["details"] == {"outcome": "unknown"}
 

@@ -1,7 +1,4 @@
-"""Addresses of people and machines: mailboxes, IP and MAC addresses, and who logs in by a URL. Pure.
-
-Like all rules of redaction, each takes time that grows with the text and no faster, and begins with what is rare.
-"""
+"""Rules for addresses: mailboxes, IP and MAC addresses, and passwords in URLs. Pure, and linear in the text."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -18,7 +15,7 @@ _ORACLE = re.compile(r"(?:oracle:[a-z0-9]{2,8}:|sqlplus[ \t]{1,2})([^\s/@:\"']{1
 
 
 def url_passwords(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """`user:password` before the @ of a URL, also where the password holds what it should not."""
+    """`user:password` before the @ of a URL, even if the password has characters that must be escaped in a URL."""
     for match in _AUTHORITY.finditer(text):
         begin, authority = match.start(1), match[1]
         if not authority:
@@ -42,7 +39,7 @@ def url_passwords(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
             yield *match.span(1), "password"
 
 
-# Plain, or as URLs, HTML and JSON may write it.
+# Plain, or escaped as in URLs, HTML and JSON.
 _WRITTEN_AT = r"@|%(?:25)?40|&#(?:64|[xX]40);|&commat;|\\{1,2}(?:u0040|x40)"
 _DOMAIN = r"(?:([\w-]++(?:\.[\w-]++)+)|\[[0-9A-Fa-f:.]++\]|(?:[Ll]ocalhost|LOCALHOST)(?![\w.-]))"
 _MAIL = re.compile(rf"(?<![\w.+!#$*^~-])[\w.+!#$*^~-]++({_WRITTEN_AT}){_DOMAIN}")
@@ -50,7 +47,7 @@ _QUOTED_MAIL = re.compile(rf"\"[^\"\r\n@]{{1,64}}+\"@{_DOMAIN}")
 _AT = re.compile(_WRITTEN_AT)
 _USERINFO = re.compile(r"://[^\s/?#\"'<>]*+\Z")
 _VERSION = re.compile(r"\d++\.\d++(?:\.|\Z)")
-# At `localhost` these are programs, and no people.
+# At `localhost` these are programs.
 _SERVICES = frozenset(
     "root postgres mysql mariadb redis rabbit rabbitmq celery beam node git nobody daemon admin user app www-data "
     "nginx apache ubuntu debian vagrant docker jenkins airflow kafka elastic".split()
@@ -63,7 +60,7 @@ _FILES = frozenset("png jpg jpeg gif svg webp ico css js mjs map ts json html".s
 
 
 def emails(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """Addresses of mailboxes, in any script. `react@18.2.0` and `logo@2x.png` are none."""
+    """E-mail addresses, in any script, but not `react@18.2.0` and `logo@2x.png`."""
     if '"@' in text:
         for quoted in _QUOTED_MAIL.finditer(text):
             looks.spend()
@@ -71,7 +68,7 @@ def emails(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
                 yield *quoted.span(), "email"
     place = 0
     while at := _AT.search(text, place):
-        # What stands before it begins behind the last space: the words before that need not be gone through.
+        # The address begins behind the last space: the words before that need no search.
         match = _MAIL.search(text, max(place, text.rfind(" ", place, at.start()) + 1))
         if match is None:
             return
@@ -82,7 +79,7 @@ def emails(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
 
 
 def spelled_emails(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """`ann at example dot com`. In brackets, `at` and `dot` are a sign by now."""
+    """`ann at example dot com`. Folding has already replaced `(at)` and `[dot]`."""
     for match in _SPELLED.finditer(lowered):
         looks.spend()
         begin = beginning_of_word(lowered, match.start())
@@ -91,7 +88,7 @@ def spelled_emails(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]
 
 
 def _is_persons(match: re.Match[str]) -> bool:
-    """Whether it is a mailbox. At `localhost` there are programs, too."""
+    """Whether it is a mailbox, and not a program at `localhost`."""
     if match[0][-1] in "tT" and match[2] is None:
         return match[0][: match.start(1) - match.start()].lower() not in _SERVICES
     return _is_mailbox(match[2])
@@ -99,22 +96,22 @@ def _is_persons(match: re.Match[str]) -> bool:
 
 def _is_mailbox(domain: str | None) -> bool:
     if domain is None:
-        # An address in brackets.
+        # An IP address in brackets.
         return True
     last = domain.rpartition(".")[2]
     return not (len(last) < 2 or last.isdigit() or last.lower() in _FILES or _VERSION.match(domain))
 
 
 _V4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
-# From the first dot on, which is rarer than digits; and then what stands before it.
+# From the first dot on, which is rarer than digits; then the digits before it.
 _V4_DOTS = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d{1,3}(?!\w|\.\d)")
 _V4_FIRST = re.compile(r"(?<![\d.])\d{1,3}\Z")
 _V6 = re.compile(r"(?<![\w:.])[0-9a-f]{0,4}+:[0-9a-f:.]{1,41}+(?![\w:.])")
 _V6_GROUP = re.compile(r"[0-9a-f]{1,4}")
-# Hosts are often called after their address; what a network card is called has six pairs.
+# Hosts are often named after their address. A MAC address has six pairs.
 _V4_HOST = re.compile(r"(?:ip|ec2|host)-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})(?![\w-])")
 _MAC = re.compile(r"([:-])(?<=[0-9a-f]{2}[:-])[0-9a-f]{2}(?:\1[0-9a-f]{2}){4}(?![\w:-])")
-# Where a number touches a letter it is a version, unless it is greater than those are.
+# Next to a letter, a smaller first number means a version.
 _LEAST_TOUCHING = 100
 _PRERELEASE = re.compile(
     r"[-+](?:alpha|beta|rc|dev|snapshot|release|final|preview|pre|post|ga|build|hotfix|patch|nightly|stable)"
@@ -123,7 +120,7 @@ _SOFTWARE = re.compile(r"(?:version|ver\.?|release|chrome|edg|opr|firefox|safari
 
 
 def ip_addresses(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """Addresses of machines, but not this machine's own (127.0.0.1, ::1), and not versions of software."""
+    """IP addresses, but not loopback (127.0.0.1, ::1) and not versions of software."""
     for match in _V4_DOTS.finditer(text):
         looks.spend()
         first = _V4_FIRST.search(text, max(0, match.start() - 3), match.start())
@@ -166,7 +163,7 @@ def _of_six(lowered: str, looks: LookBudget) -> Iterator[Span]:
 
 
 def mac_addresses(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """Addresses of network cards, which tell devices apart for good. Digits alone are a time."""
+    """Addresses of network cards. Pairs of digits alone are a time."""
     for match in _MAC.finditer(lowered):
         looks.spend()
         begin = match.start() - 2
@@ -178,7 +175,7 @@ def mac_addresses(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
 def _is_v6(written: str) -> bool:
     head, dots, tail = written.rpartition(":")
     if "." in tail:
-        # The last two groups written as an address of four.
+        # The last two groups, written as an IPv4 address.
         if not _V4.fullmatch(tail):
             return False
         written = f"{head}{dots}0:1"

@@ -1,7 +1,7 @@
-"""The copy of a text that redaction searches: what is hidden from rules and not from people is put straight. Pure.
+"""The normalised copy of a text that redaction searches, so that a disguise hides nothing. Pure.
 
-Digits, letters and spaces of other scripts and widths become the plain ones. What nobody sees is left out. Letters that
-only look Latin become Latin in words that have Latin letters too. `[.]`, `(at)` and the like become the sign they mean.
+Digits, letters and spaces of other scripts and widths become plain ones. Invisible characters are left out. Letters
+that look Latin become Latin in words that mix alphabets. `[.]`, `(at)` and the like become the sign they mean.
 """
 
 import re
@@ -13,25 +13,25 @@ from typing import Final
 
 from aftercommit.redaction.patterns import LookBudget
 
-# Nobody sees these, or only above and below a letter, so they may stand anywhere within what is looked for.
+# Invisible, or marks above and below a letter: they may stand anywhere within a secret.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u0300-\u036f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef]"
 )
 _LAST_FOLDED = 0x1FFFF
 LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-# Letters of Cyrillic and Greek, and the Latin ones that they are taken for.
+# Cyrillic and Greek letters, each followed by the Latin letter that it looks like.
 _LIKE = "аaеeоoрpсcуyхxіiѕsјjԁdһhԛqԝwкkмmтtАAВBЕEКKМMНHОOРPСCТTХXІIЅSЈJУYαaοoρpνvτtκkιiυuΑAΒBΕEΗHΙIΚKΜMΝNΟOΡPΤTΧXΥYΖZ"
 _LATIN: Final = dict(zip(map(ord, _LIKE[::2]), _LIKE[1::2], strict=True))
 _MIXED = re.compile(f"[A-Za-z][{_LIKE[::2]}]|[{_LIKE[::2]}][A-Za-z]")
 _WORD = re.compile(r"\w++")
-# Signs in brackets, as people write them who do not want a link or an address to work.
+# Signs in brackets, which people write so that an address is not made a link.
 _DEFANGED = re.compile(r"[\[({] ?(\.|[Dd]ot|DOT|@|[Aa]t|AT|:) ?[\])}]")
 _SIGNS: Final = {".": ".", "dot": ".", "@": "@", "at": "@", ":": ":"}
 
 
 def folded(text: str, looks: LookBudget) -> tuple[str, list[int] | None]:
-    """The text as it is searched, and where its characters come from if some were left out."""
+    """The normalised text, and the places of its characters in the original if some were left out."""
     places = None
     plain = text.isascii()
     if not (plain and text.isprintable()):
@@ -56,7 +56,7 @@ def _as_latin(looks: LookBudget, word: re.Match[str]) -> str:
 
 
 def _with_signs(text: str, places: list[int] | None, looks: LookBudget) -> tuple[str, list[int]]:
-    """A sign instead of what stands for it, with the space on either side of it."""
+    """Replace `(at)` and the like by their sign, with one space on either side except around dots and colons."""
     parts: list[str] = []
     kept: list[int] = []
     done = 0
@@ -77,7 +77,7 @@ def _with_signs(text: str, places: list[int] | None, looks: LookBudget) -> tuple
 
 @cache
 def _plain_characters() -> dict[int, str]:
-    """Characters that stand for a plain one: other widths, styles and scripts of digits, spaces, lines."""
+    """Digits, letters, spaces and line breaks of other widths, styles and scripts, with their plain form."""
     found: dict[int, str] = {}
     for code in range(0x80, _LAST_FOLDED):
         character = chr(code)
@@ -93,10 +93,8 @@ def _plain_characters() -> dict[int, str]:
             found[code] = "\n"
         elif len(plain) == 1 and plain.isascii():
             found[code] = plain
-        elif (letter := _without_accents(character)).isascii() and len(letter) == 1:
-            found[code] = letter
+        else:
+            letters = [each for each in unicodedata.normalize("NFKD", character) if not unicodedata.combining(each)]
+            if len(letters) == 1 and letters[0].isascii():
+                found[code] = letters[0]
     return found
-
-
-def _without_accents(character: str) -> str:
-    return "".join(each for each in unicodedata.normalize("NFKD", character) if not unicodedata.combining(each))

@@ -1,7 +1,7 @@
-"""Values of names like `password`: in `key=value`, JSON, YAML, headers, forms, XML and flags. Pure.
+"""Rules for values of names like `password`: in `key=value`, JSON, YAML, headers, forms, XML and flags. Pure.
 
-What a name says is told by `secret_names`; here is where its value begins and ends. One that is not closed goes on to
-the end of the text, and what was taken is not looked at again.
+`secret_names` says what a name means; this module finds where its value begins and ends. A value without an end goes
+on to the end of the text. A value that was found is not searched again.
 """
 
 import re
@@ -25,10 +25,10 @@ from aftercommit.redaction.secret_names import (
     looks_secret,
 )
 
-# The part of a name that gives it away, the rest of the name, what may close it (quotes of JSON, brackets of forms),
-# and what separates it from its value.
-# Of a value behind a name like `phone`, so much is looked at to see whether it is a number.
+# So many characters of a value behind a name like `phone` are looked at to see whether it is a number.
 LONGEST_PERSONAL = 100
+# The telling part of a name, the rest of it, what may close it (quotes of JSON, brackets of forms), and what separates
+# it from its value.
 _CLOSING = r"(?:%22|%5[bd]|[\"'`\\\[\])]){0,4}"
 _NAMED = re.compile(
     rf"((?:{by_first_letter((*PHRASES, *HINTS))})[\w.-]{{0,{LONGEST_NAME}}}+)"
@@ -36,7 +36,7 @@ _NAMED = re.compile(
     r"(?:[!~]?[:=]{1,3}>?|->|(?<=-)>|%3[ad])[ \t]{0,3}((?:\r?\n[ \t]{0,16}){0,2}(?:(?<=[\n ])-[ \t])?)"
 )
 _FLAG = re.compile(r"--([a-z][\w-]{0,64}+)(?:[\"'],[ \t]?|[ \t]{1,2})(?=[^\s-])")
-# A name and a value that are told apart by what they are called: JSON, YAML; then two in brackets.
+# `name: …, value: …` in JSON and YAML; then a pair in brackets.
 _QUOTE = r"(?:\\{0,3}[\"'])?"
 _PAIR = re.compile(
     rf"(?:name|key|field|header|param|parameter|property|attribute|variable|setting)"
@@ -44,11 +44,11 @@ _PAIR = re.compile(
     rf"{_QUOTE}(?:(?:new|old)_?)?val(?:ue)?{_QUOTE}[ \t]{{0,3}}[:=][ \t]{{0,3}}"
 )
 _IN_BRACKETS = re.compile(r"(?:\(|\[(?<=[\[,]\[)|\[(?<=, \[))b?[\"']([\w.-]{5,64}+)[\"'],[ \t]?(?=b?[\"'])")
-# Elements of XML and HTML, their attributes, and which of these hold a setting.
+# Elements of XML and HTML, their attributes, and elements whose attributes name a setting.
 _ELEMENT = re.compile(r"<([a-z_][\w:.-]{0,64}+)((?:\s[^<>]{0,1000}+)?)>")
 _ATTRIBUTE = re.compile(r"(?<![\w:.-])([\w:.-]{1,64}+)[ \t]{0,3}=[ \t]{0,3}(?:\"([^\"]*+)\"|'([^']*+)'|([^\s\"'<>]++))")
 _SETTINGS = frozenset("property entry item string add setting param variable env field".split())
-# Where the next line begins so, the name before had no value.
+# If the next line begins like this, the name before it has no value.
 _ANOTHER = re.compile(r"[\w.\"'-]{1,64}+[ \t]{0,3}[:=]")
 _BLOCK = re.compile(r"[|>][-+\d]{0,2}+[ \t]*+\r?\n[ \t]++([^\n]++(?:\n[\r\n]*+[ \t]++[^\n]++)*)")
 _OPENING = re.compile(r"(?:[bBrRuU]{1,2}(?=[\"']))?(\\{0,7}[\"'`]|%22)")
@@ -71,7 +71,7 @@ _STATUS = re.compile(r"\d{1,3}")
 
 
 def named_values(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """The values of names like `password`, in `key=value`, JSON, YAML, headers, forms, XML and on command lines."""
+    """Values of names like `password`."""
     place = 0
     while match := _NAMED.search(lowered, place):
         looks.spend()
@@ -97,13 +97,13 @@ def named_values(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
 
 
 def _value(text: str, place: int, kind: str, name: str | None) -> Span | None:
-    """The value of this kind that begins here, if there is one. Without a name it is what an element holds."""
+    """The value of this kind that begins here, if there is one. Without a name it is the content of an element."""
     if kind == JAR:
         if not holds_several(text[place : place + LONGEST_PERSONAL]):
             return None
         kind = SECRET
     if kind not in (SECRET, MAYBE, LIKELY) and not looks_personal(text[place : place + LONGEST_PERSONAL]):
-        # Before its end is looked for: that may be far away, and nothing would be gained by having been there.
+        # Before the search for its end, which may be far away.
         return None
     if kind in (MAYBE, LIKELY):
         begin, end = _key_at(text, place, kind)
@@ -133,7 +133,7 @@ def _flags(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
 
 
 def _matched(pattern: re.Pattern[str], text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """A name that the pattern finds, and the value behind it."""
+    """Names that the pattern finds, with the values behind them."""
     place = 0
     while match := pattern.search(lowered, place):
         looks.spend()
@@ -145,7 +145,7 @@ def _matched(pattern: re.Pattern[str], text: str, lowered: str, looks: LookBudge
 
 
 def _elements(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """What `<password>` holds, and the value of `<input name="password">`."""
+    """The content of `<password>`, and the value of `<input name="password">`."""
     place = 0
     while match := _ELEMENT.search(lowered, place):
         place = match.end()
@@ -165,7 +165,7 @@ def _elements(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
 
 
 def _attributes(written: str) -> tuple[str | None, tuple[int, int] | None]:
-    """What the name of an element says about its value, and where that is."""
+    """What the attributes of an element say about its value, and where that is."""
     kind, value = None, None
     for match in _ATTRIBUTE.finditer(written):
         name, place = match[1].lower(), match.lastindex or 0
@@ -177,13 +177,13 @@ def _attributes(written: str) -> tuple[str | None, tuple[int, int] | None]:
 
 
 def _key_at(text: str, place: int, kind: str) -> tuple[int, int]:
-    """A value that looks like a key, or nothing."""
+    """Where a value lies that looks like a key; an empty span if it does not."""
     found, looks_so = _KEYISH.match(text, place), looks_secret if kind == MAYBE else looks_opaque
     return found.span(1) if found is not None and looks_so(found[1]) else (place, place)
 
 
 def _value_of(text: str, place: int, kind: str, name: str) -> tuple[int, int]:
-    """Where the value begins and ends; one that is not closed goes on to the end of the text."""
+    """Where the value begins and ends."""
     opening = _OPENING.match(text, place)
     if opening is not None:
         return opening.end(), _closed(text, opening.end(), opening[1])
@@ -201,7 +201,7 @@ def _closed(text: str, begin: int, opening: str) -> int:
     plain = _QUOTE_OR_ESCAPE.get(opening)
     if plain is not None:
         return next((found.start() for found in plain.finditer(text, begin) if found[0] == opening), len(text))
-    # A quote inside a string inside a string is written with more backslashes than the one that closes it.
+    # A quote of an inner string has more backslashes than the one that closes the outer string.
     end = text.find(opening, begin)
     while end > 0 and text[end - 1] == "\\":
         end = text.find(opening, end + 1)
@@ -231,7 +231,7 @@ def _bare_end(text: str, place: int, kind: str, name: str) -> int:
         if number is not None:
             return number.end()
     end = _end_of(_BARE, text, place)
-    # What closes a sentence or a list belongs to it, not to the value.
+    # Punctuation at the end belongs to the sentence or list around the value.
     while end > place and text[end - 1] in ",.)]}\\":
         end -= 1
     return end

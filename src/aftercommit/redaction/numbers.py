@@ -1,7 +1,7 @@
-"""Numbers that belong to people: payment cards, national ids, telephones. Found by shape, judged by check digit. Pure.
+"""Payment cards, national ids, bank accounts and telephones: found by shape, confirmed by check digit. Pure.
 
-All shapes are tried at once, at places where a number can begin; each has a bounded length. What fails its check is
-passed by, and the next group of digits is a place to begin again.
+All shapes are tried at once where a number can begin, and each has a bounded length. Where a number fails its check,
+the search goes on one character further.
 """
 
 import re
@@ -13,11 +13,11 @@ from aftercommit.redaction.patterns import LookBudget, either
 Span = tuple[int, int, str]
 Judge = Callable[[str], str | None]
 
-# No digits without anything between them are less than this, and no card.
+# The shortest run of digits that is checked, and the shortest card.
 LEAST_RUN = min(BY_LENGTH)
 LEAST_CARD = 13
-# No number that is looked for has less than this: eight digits, or two behind a large letter. All begin with a digit,
-# which a matcher finds quickly.
+# The least that any number has: eight digits, or two behind a capital letter. The patterns begin with a digit, which
+# `re` finds quickly.
 _EIGHT = r"(?=[\d .\-+()/_\t\r\n]{7})(?:[ .\-+()/_\t\r\n]{0,2}+\d){7}"
 _BEHIND_LETTER = r"(?:(?<=[A-Z]\d)|(?<=[A-Z] \d))\d"
 _ANY_NUMBER = re.compile(rf"\d{_EIGHT}")
@@ -30,7 +30,7 @@ _ANY_OF_BOTH = re.compile(rf"\d(?:{_BEHIND_LETTER}|{_EIGHT})")
 _BEFORE_NUMBER = 1
 _BEFORE_LETTERED = 9
 _ANY_PROTECTED = re.compile("[-./]")
-# What is full of digits and is neither: UUIDs and points in time.
+# UUIDs and times: full of digits, and never searched.
 _PROTECTED = re.compile(
     r"[0-9a-fA-F](?<![0-9A-Za-z][0-9a-fA-F])(?:"
     r"[0-9a-fA-F]{7}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
@@ -48,7 +48,7 @@ _ISSUERS = re.compile(
 _DECIMAL = re.compile(r"\+\d+\.\d+")
 _DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}")
 _YEARS = re.compile(r"\(\d\d\) ?(?:19|20)\d\d-(?:19|20)\d\d")
-# With nothing between: mobiles of China, which much of North America looks like with its 1, and what begins with 00.
+# Phones written as digits alone: mobiles of China (and much of North America with its 1), and what begins with 00.
 _BARE = r"(?:1[3-9]\d{9}|00[1-9]\d{9,12})"
 _BARE_PHONE = re.compile(_BARE)
 _MEBIBYTE = 2**20
@@ -70,27 +70,24 @@ def _card(written: str) -> str | None:
 
 
 def kind_of_digits(digits: str) -> str | None:
-    """What digits are that have nothing around them: a card, a national id, or neither."""
+    """What a run of digits is: a card, a national id, or neither."""
     if len(digits) >= LEAST_CARD and is_card(digits):
         return "card"
     for check in BY_LENGTH.get(len(digits), ()):
-        # Sizes of memory and disks are whole mebibytes, and hardly any id is.
+        # Sizes of memory and disks are whole mebibytes; hardly any id is.
         if check(digits) and int(digits) % _MEBIBYTE:
             return "national-id"
     return None
 
 
 def kind_of_text_of_digits(digits: str) -> str | None:
-    """The same of a text, which may be a phone as well: a number that is no text is mostly a size or a row."""
-    if kind := kind_of_digits(digits):
-        return kind
-    if _BARE_PHONE.fullmatch(digits) and int(digits) % _MEBIBYTE:
-        return "phone"
-    return None
+    """The same of a text, which may also be a phone. A JSON number of that length is mostly a size or a row id."""
+    phone = _BARE_PHONE.fullmatch(digits) and int(digits) % _MEBIBYTE
+    return kind_of_digits(digits) or ("phone" if phone else None)
 
 
 def _spaced_phone(written: str) -> str | None:
-    # A dump of bytes has pairs alone.
+    # Pairs alone are a dump of bytes.
     return None if _PAIRS.fullmatch(written) else _phone(written)
 
 
@@ -112,9 +109,9 @@ def _lettered(check: Callable[[str], bool]) -> Judge:
 _END = r"(?!\w|[.-]\d)"
 _AMERICA = r"(?<![-/])(?:1[ .-])?(?:\([2-9]\d{2}\)[ .-]?|[2-9]\d{2}[ .-])[2-9]\d{2}[ .-]\d{4}"
 _RUSSIA = r"(?:8[ -]?)?(?:\([3489]\d{2}\) ?|(?<=8[ -])[3489]\d{2}[ -])\d{3}[ -]\d{2}[ -]\d{2}"
-# By how they begin; then the shape, and who judges what has it.
+# How it begins, its shape, and the function that says what a match is.
 _NUMBERS: Sequence[tuple[str, str, Judge]] = (
-    # Neither a value of something nor a part of a path, and no size.
+    # Not behind `=`, `:` or `/`, and not a size.
     (
         r"\d{11}",
         rf"(?<![=:/#-])(?<!\": ){_BARE}(?!\w|[.-]\d| (?:bytes|B|KB|ns|us|µs|ms)(?!\w))",
@@ -132,8 +129,8 @@ _NUMBERS: Sequence[tuple[str, str, Judge]] = (
     (r"\(?0", r"(?<![-/])\(?0[1-9]\d{0,3}\)?[ /.-]\d{2,8}(?:[ .-]\d{2,4}){0,4}" + _END, _phone),
     (r"[2-9(]|1[ .-]", _AMERICA + _END, _phone),
 )
-# Cards stand out enough to be looked for within words, too: in the usual groups, with the same between them where that
-# is not usual; and as digits that touch a letter, but not within what may be a hash, or that are written as a decimal.
+# Cards are distinct enough to be searched for within words, too: in the usual groups; with an unusual separator, if it
+# is the same throughout; as digits next to a letter, but not within a hash; or written as a decimal.
 _UNUSUAL = r"(?P<cut>[\t\n/+_]|  |\r\n)"
 _CARDS: Sequence[tuple[str, str, Judge]] = (
     (r"\d{4}[ .-]", r"[2-6]\d{3}(?:[ .-]\d{4}){3}(?:[ .-]\d{1,3})?(?!\d|\.\d)", _card),
@@ -150,14 +147,14 @@ _BRANCHES = {r"\+": "[+(0]", "00": "[+(0]", "00[ .-]": "[+(0]", r"\(?0": "[+(0]"
 
 
 def _branch_of(head: str) -> str:
-    """What several beginnings have in common: where it is missing, none of them has to be tried."""
+    """What several beginnings have in common: where that is missing, none of them is tried."""
     if _LONG.match(head):
         return r"\d{3}"
     return r"\d\d?[ .]" if head.startswith(r"\d") else _BRANCHES.get(head, head)
 
 
 class _Shapes:
-    """Several shapes as one pattern; which of them matched says who judges."""
+    """Several shapes as one pattern. The group that matched tells which function judges the match."""
 
     def __init__(self, beginning: str, shapes: Sequence[tuple[str, str, Judge]]) -> None:
         branches: dict[str, dict[str, str]] = {}
@@ -171,31 +168,31 @@ class _Shapes:
         self._pattern = re.compile(f"{beginning}(?:{whole})")
 
     def find(self, text: str, place: int, looks: LookBudget) -> Iterator[Span]:
-        """All from this place on that are judged to be something, from left to right."""
+        """What is judged to be something, from this place on, from left to right."""
         while match := self._pattern.search(text, place):
             looks.spend()
             kind = self._judges[match.lastgroup or ""](match[0])
             if kind is None:
-                # Another number may begin within this one, at its next group.
+                # Another number may begin at the next group of this one.
                 place = match.start() + 1
             else:
                 place = match.end()
                 yield match.start(), place, kind
 
 
-# What must not stand before, and what every shape has: so most places are left after a look or two.
+# Each begins with what all of its shapes have, so most places are ruled out at once.
 _IN_DIGITS = _Shapes(r"(?<![\w.+])(?=[\d+(][\d .\-()/]{5})", _NUMBERS)
 _IN_WORDS = _Shapes(r"(?<![\d.])(?=[2-6])", _CARDS)
 _WITH_LETTERS = _Shapes(r"(?<![\w.-])(?=[A-Z]{1,2} ?\d|[A-Z]{6}\d|\d{6})(?=[A-Z0-9+ -]{8})", _LETTERS)
 
 
-def may_be_number(text: str) -> bool:
-    """Whether there can be any, told quickly; there need not be."""
+def may_be_number(text: str, lowered: str) -> bool:
+    """The prefilter of `find_numbers`: enough digits together, or some behind a capital letter."""
     return _ANY_OF_BOTH.search(text) is not None
 
 
-def find_numbers(text: str, looks: LookBudget) -> Iterator[Span]:
-    """Cards, national ids, accounts and telephones; not points in time, UUIDs, decimals or parts of words."""
+def find_numbers(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
+    """Cards, national ids, accounts and telephones; not times, UUIDs, decimals or parts of words."""
     if not _ANY_DIGITS.search(text):
         return
     plain = _PROTECTED.sub(_blot, text) if _ANY_PROTECTED.search(text) else text

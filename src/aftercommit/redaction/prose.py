@@ -1,7 +1,7 @@
-"""Secrets that stand behind their name with nothing but a space between: in sentences, and on command lines. Pure.
+"""Rules for secrets behind their name and a space: in sentences and on command lines. Pure.
 
-Words follow words everywhere, so what follows has to look like what its name says: `password hunter2`, `cvv 123`,
-`tel. 0301234567`, and not `password reset`, `pin 13`, `mobile 17.4`.
+The word behind the name has to look like a secret: `password hunter2`, `cvv 123`, `tel. 0301234567`, but not
+`password reset`, `pin 13`, `mobile 17.4`.
 """
 
 import re
@@ -24,7 +24,7 @@ _SHORT_CODE = re.compile(r"(?P<number>\d{3,4})(?!\w|[.-]\d)")
 _CODE = re.compile(r"(?P<number>\d{4,8})(?!\w|[.:-]\d)")
 _PHONE = re.compile(r"(?P<number>\+?\(?\d(?:[ ().\-/]{0,2}\d){6,14})(?!\w)")
 _NATIONAL = re.compile(r"(?P<number>\d(?:[ .-]?\d){7,8})(?!\w)")
-# By their names: what their values look like, and what they are.
+# By name: the shape of the value, and its kind.
 _VALUES: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
     **{name: (re.compile(f"{_QUOTED}|{_BARE}" if len(name) >= _LONG_ENOUGH else _BARE), SECRET) for name in _PASSWORDS},
     **dict.fromkeys("cvv cvv2 cvc cvc2 csc".split(), (_SHORT_CODE, SECRET)),
@@ -35,7 +35,7 @@ _VALUES: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
 _SPOKEN = re.compile(
     rf"({by_first_letter(sorted(_VALUES, reverse=True))})(?:[ \t](?:is|was|to|number|no|nr|code))?[.#]?[ \t]{{1,2}}"
 )
-# What stands behind the word where somebody writes about passwords: algorithms, numbers of tickets, times, settings.
+# What follows the word in sentences about passwords: algorithms, ticket numbers, times, settings.
 _NO_PASSWORD = re.compile(
     r"(?:sha|md|utf|base|oauth|bcrypt|argon|scrypt|pbkdf)-?\d.*|[a-z]{1,10}-\d+[.:!?)]*|\d[\d.:tz+-]*"
 )
@@ -43,7 +43,7 @@ _DATE = re.compile(r"(?:19|20)\d\d-\d\d-\d\d")
 
 
 def may_be_spoken(text: str, lowered: str) -> bool:
-    """One of the names, and a space."""
+    """A space, and one of the names."""
     return (" " in text or "\t" in text) and _SPOKEN.search(lowered) is not None
 
 
@@ -63,7 +63,7 @@ def spoken_values(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
 
 
 def _is_said(value: re.Match[str]) -> bool:
-    """Whether it looks like what its name says."""
+    """Whether the value looks like what its name says."""
     if value.lastgroup == "number":
         return not _DATE.match(value["number"])
     if value.lastgroup == "quoted":
@@ -78,7 +78,7 @@ def _is_said(value: re.Match[str]) -> bool:
 
 _USER = re.compile(r"-(?<![^ \t\n]-)(?:u|-(?:proxy-)?user)[ \t=]{1,2}[\"']?([^\s:\"'@/]{0,64}+):(?![/\s])([^\s\"']++)")
 _LETTER = re.compile(r"-(?<![^ \t\n]-)([apwP])([ \t]{0,2}+)[\"']?([^\s\"'-][^\s\"']*+)")
-# Which programs take a password by which letter: right behind it, or after a space.
+# Which programs take a password by which letter: directly behind it (False), or after a space (True).
 _PROGRAMS: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("p", False): ("mysql", "mariadb", "sshpass"),
     ("p", True): ("sshpass", "docker login", "podman login", "registry login", "mongo", "oc login"),
@@ -86,7 +86,7 @@ _PROGRAMS: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("w", True): ("ldapsearch", "ldapadd", "ldapmodify", "ldapwhoami"),
     ("P", True): ("sqlcmd", "zip", "bcp "),
 }
-# So far back the name of the program is looked for.
+# How far back the name of the program is searched for.
 _LONGEST_COMMAND = 300
 _ENDS_OF_COMMANDS = ("\n", "|", ";", "&&")
 

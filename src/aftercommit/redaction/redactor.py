@@ -1,8 +1,7 @@
-"""Takes secrets and personal data out of what is about to leave. Linear in time, and closed when in doubt.
+"""Removes secrets and personal data from values before they leave. Linear in time.
 
-Whatever goes wrong here, the text is withheld and not shown. Detection works on a folded copy of the text: digits and
-letters of other scripts and widths count as the plain ones, and characters that nobody sees do not count, so that
-neither hides anything. The text itself is left as it was, but for what is replaced.
+If anything goes wrong the text is withheld. Rules search a normalised copy (`folding`); the text itself stays as it
+was, except for what is replaced.
 """
 
 import hashlib
@@ -42,26 +41,26 @@ def _spelled(names: str) -> tuple[str, ...]:
 
 
 WITHHELD: Final = "[withheld]"
-"""Stands in place of a value that could not be checked."""
+"""The replacement for a value that could not be checked."""
 DEEPEST = 64
 _LEAST_NUMBER = 10 ** (LEAST_RUN - 1)
 _HARMLESS = (datetime, date, time_of_day, timedelta, UUID)
 _DECIMALS = (float, Decimal)
 _ORDERED = (list, tuple)
 _LISTS = (*_ORDERED, set, frozenset)
-# The first is a Mapping, too, and told more quickly.
+# A dict is a Mapping, too, and recognised more quickly.
 _MAPPINGS = (dict, Mapping)
 _SEVERAL = (*_LISTS, *_MAPPINGS)
-# Whether a value is what its name says; of the others it is a number of a person.
+# Whether a value is what its name says. For kinds that are not listed: `looks_personal`.
 _LOOKS_SO: Final[Mapping[str, Callable[[str], bool]]] = {
     MAYBE: looks_secret,
     LIKELY: looks_opaque,
     JAR: holds_several,
 }
-# What fields are called that hold the name of another, and its value; in small letters, capitals, or with one first.
+# Fields that hold the name of a setting, and fields that hold its value; in lower case, upper case and capitalised.
 _NAMES: Final = _spelled("name key field header param parameter property attribute variable setting")
 _VALUES: Final = frozenset(_spelled("value val old new oldValue newValue old_value new_value stringValue"))
-# Of the names of fields, so many are remembered, of this length at most.
+# How many names of fields are remembered, and up to which length.
 _MOST_KNOWN = 4096
 _LONGEST_KNOWN = 64
 
@@ -69,9 +68,8 @@ _LONGEST_KNOWN = 64
 class Redactor:
     """Replaces secrets and personal data with their kind, like `[redacted:email]`.
 
-    `keep` names kinds to leave alone, `names` further fields whose values are never shown, `patterns` further things
-    to find, by kind. A pattern of yours should take no longer on hostile text than ours do. `version` changes
-    whenever the outcome may change.
+    `keep` names kinds to leave in place, `names` further fields whose values are replaced, and `patterns` further
+    regular expressions by kind, which have to be linear on hostile text. `version` changes whenever the result may.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class Redactor:
         names: Collection[str] = (),
         patterns: Mapping[str, str] | None = None,
     ) -> None:
-        """The standard rules, and what is added to them."""
+        """The standard rules and yours."""
         known = {kind for rule in RULES for kind in rule.kinds}
         if unknown := set(keep) - known:
             raise DeclarationError(f"keep={sorted(unknown)} are no kinds of redaction: there are {sorted(known)}")
@@ -95,20 +93,20 @@ class Redactor:
         self.version = hashlib.sha256(_source() + told.encode()).hexdigest()[:16]
 
     def text(self, value: str) -> str:
-        """The text without secrets and personal data; `[withheld]` if that cannot be made sure."""
+        """The text without secrets and personal data; `[withheld]` if it cannot be checked."""
         return self._text(value, LookBudget(0))
 
     def value(self, value: Any) -> Any:
-        """The same of all text in a JSON-like value. What a field called `password` holds is replaced as a whole."""
+        """The same for all text in a JSON-like value. The value of a field like `password` is replaced as a whole."""
         try:
             return self._walk(value, DEEPEST, None, LookBudget(0))
-        except Exception:  # noqa: BLE001 - whatever it is, the value must not leave
+        except Exception:  # noqa: BLE001 - a value that was not checked must not leave
             return WITHHELD
 
     def _text(self, value: str, looks: LookBudget) -> str:
         try:
             return self._redacted(value, looks)
-        except Exception:  # noqa: BLE001 - whatever it is, the text must not leave
+        except Exception:  # noqa: BLE001 - a text that was not checked must not leave
             return WITHHELD
 
     def _redacted(self, value: str, looks: LookBudget) -> str:
@@ -128,7 +126,7 @@ class Redactor:
     def _found(self, rules: Iterable[RedactionRule], text: str, looks: LookBudget) -> list[Span]:
         lowered = text.lower()
         if len(lowered) != len(text):
-            # Places have to be the same in both.
+            # Both need the same places.
             lowered = text.translate(LOWER)
         return [
             span
@@ -139,7 +137,7 @@ class Redactor:
         ]
 
     def _walk(self, value: Any, depth: int, kind: str | None, looks: LookBudget) -> Any:
-        """A value without what must not leave. `kind` is what the name of its field says about it."""
+        """A value without secrets. `kind` is what the name of its field says about it."""
         if value is None or isinstance(value, bool):
             return value
         if kind == SECRET:
@@ -157,7 +155,7 @@ class Redactor:
         return value if isinstance(value, _HARMLESS) else WITHHELD
 
     def _parts(self, value: Iterable[Any], depth: int, above: str | None, looks: LookBudget) -> list[Any]:
-        """The parts of a list. A flag says what follows it, and the first of two what the second is."""
+        """The items of a list. A flag names the item behind it, and the first item of a pair names the second."""
         shown: list[Any] = []
         kind = above
         for each in value:
@@ -174,20 +172,20 @@ class Redactor:
         return shown
 
     def _kind_of_second(self, pair: Sequence[Any], looks: LookBudget) -> str | None:
-        """What the first of two says about the second: headers are often recorded in that form."""
+        """What the first of a pair says about the second: headers are often recorded as pairs."""
         if len(pair) != 2 or not isinstance(pair[0], str):
             return None
         return (self._known.get(pair[0]) or self._named(pair[0], looks))[0]
 
     def _decimal(self, value: float | Decimal, kind: str | None, looks: LookBudget) -> float | Decimal | str:
-        """A number that some encoder wrote with a point is the same number."""
+        """A whole number that some encoder wrote with a decimal point."""
         if not isfinite(value) or value != int(value):
             return value
         shown = self._number(int(value), kind, looks)
         return shown if isinstance(shown, str) else value
 
     def _mark_for(self, written: str, kind: str) -> str | None:
-        """What stands for a value that is what its name says; None where it is not."""
+        """The replacement for a value that is what its name says; None if it is not."""
         is_so = _LOOKS_SO.get(kind, looks_personal)(written)
         return _mark(SECRET if kind == JAR else kind) if is_so else None
 
@@ -204,13 +202,13 @@ class Redactor:
         return value
 
     def _mark_of(self, kind: str | None) -> str | None:
-        """What stands for digits that have nothing around them; of all rules one alone finds something in them."""
+        """The replacement for a run of digits, in which no other rule can find anything."""
         return None if kind is None or kind in self._keep else _mark(kind)
 
     def _fields(self, value: Mapping[Any, Any], depth: int, above: str | None, looks: LookBudget) -> dict[str, Any]:
         shown: dict[str, Any] = {}
         alike: dict[str, int] = {}
-        # The form in which headers, cookies and changes are often recorded.
+        # Headers, cookies and changes are often recorded as {"name": …, "value": …}.
         pair = None if _VALUES.isdisjoint(value) else self._kind_of_pair(value)
         for name, held in value.items():
             key = name if isinstance(name, str) else str(name)
@@ -225,15 +223,12 @@ class Redactor:
         return shown
 
     def _kind_of_pair(self, value: Mapping[Any, Any]) -> str | None:
-        """What the first of the names beside a value says about it."""
+        """What the name beside a value says about it."""
         names = (value[each] for each in _NAMES if isinstance(value.get(each), str))
         return next(filter(None, map(self._kind_of, names)), None)
 
     def _named(self, name: str, looks: LookBudget) -> tuple[str | None, str]:
-        """What a name says about its value, and the name as it is shown; remembered, since most come again and again.
-
-        Not where something was found in it: nothing that must not leave is kept in memory.
-        """
+        """What a name says about its value, and the redacted name. Remembered, unless something was redacted."""
         plain = not self._own and is_plain(name)
         if plain and not self._names and says_nothing(name):
             kind, shown = None, name
@@ -253,7 +248,7 @@ class Redactor:
 
 
 def _apart(name: str, shown: Collection[str], alike: dict[str, int]) -> str:
-    """Names that were different have become the same: another that is not there yet."""
+    """A free name, when different names have become the same by redaction."""
     free = name
     while free in shown:
         alike[name] = alike.get(name, 1) + 1
@@ -262,11 +257,11 @@ def _apart(name: str, shown: Collection[str], alike: dict[str, int]) -> str:
 
 
 def _replaced(text: str, spans: Iterable[Span], places: Sequence[int] | None) -> str:
-    """The text with the kinds of what was found. `places` say where the characters were that were searched."""
+    """The text with each span replaced by its kind. `places` maps characters of the searched copy to the text."""
     parts, done = [], 0
     for begin, end, kind in _merged(spans):
         if places is not None:
-            # Up to the last character that counts: what is unseen behind it stays, and says nothing.
+            # Invisible characters behind the last one stay.
             begin, end = places[begin], places[end - 1] + 1
         parts += [text[done:begin], _mark(kind)]
         done = end
@@ -278,7 +273,7 @@ def _mark(kind: str) -> str:
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """In order and apart: what overlaps is one, of the kind that begins first."""
+    """Sorted; overlapping spans become one, of the kind that begins first."""
     merged: list[Span] = []
     for begin, end, kind in sorted(spans, key=lambda span: (span[0], -span[1])):
         if merged and begin < merged[-1][1]:
@@ -295,14 +290,12 @@ def _own_rule(kind: str, pattern: str) -> RedactionRule:
     except re.error as problem:
         raise DeclarationError(f"pattern {pattern!r:.100} for {kind!r} cannot be read: {problem}") from problem
     return RedactionRule(
-        (kind,), lambda text, lowered, looks: ((m.start(), m.end(), kind) for m in compiled.finditer(text))
+        (kind,), lambda text, *_: ((*match.span(), kind) for match in compiled.finditer(text)), lambda *_: True
     )
 
 
 @cache
 def _source() -> bytes:
-    """The rules themselves: when they change, so does the version."""
-    rooms = sorted(
-        (each for each in files(__package__).iterdir() if each.name.endswith(".py")), key=lambda each: each.name
-    )
-    return b"".join(each.read_bytes() for each in rooms)
+    """The source of the rules: when they change, so does the version."""
+    modules = {each.name: each for each in files(__package__).iterdir() if each.name.endswith(".py")}
+    return b"".join(modules[name].read_bytes() for name in sorted(modules))

@@ -1,9 +1,9 @@
-"""What must not leave: the rules that find secrets and personal data in a text, as spans of it.
+"""The rules that find secrets and personal data in a text, as spans of it. Pure.
 
-Pure. Every rule takes time that grows with the text and no faster, on whatever text: a pattern either takes a run of
-its characters whole and goes on behind it (possessive quantifiers give nothing back), or gives up after a number of
-characters that is fixed here. A pattern begins with what is rare, and looks back from there. Possessive quantifiers
-stand behind single characters and classes only: behind a group, `re` before Python 3.11.5 is wrong about them.
+Every rule is linear in the length of the text: a pattern either takes a run of characters whole (possessive
+quantifiers give nothing back), or gives up after a fixed number of characters. It begins with what is rare, and looks
+back from there. Possessive quantifiers follow single characters and classes only: behind a group, `re` before Python
+3.11.5 is wrong about them.
 """
 
 import re
@@ -19,7 +19,7 @@ from aftercommit.redaction.addresses import (
     url_passwords,
 )
 from aftercommit.redaction.key_value import named_values
-from aftercommit.redaction.numbers import Span, find_numbers
+from aftercommit.redaction.numbers import Span, find_numbers, may_be_number
 from aftercommit.redaction.patterns import LookBudget, beginning_of_word, by_first_letter
 from aftercommit.redaction.prefilter import May
 from aftercommit.redaction.prose import command_lines, may_be_spoken, spoken_values
@@ -29,16 +29,14 @@ Find = Callable[[str, str, LookBudget], Iterator[Span]]
 
 
 class RedactionRule(NamedTuple):
-    """One way to find things: in a text, which is given as it is and in lower case. `kinds` are what it finds.
+    """A search in a text, which is given as it is and in lower case. `kinds` are what it can find.
 
-    For each thing that it has to look at by itself it spends a look; when there are none left the text is withheld.
-    `may` is a quick test for what all that it finds has in it. Where it says no the rule is not asked, so it may say
-    yes too often, and never no where there is something.
+    `find` spends a look for each match that it checks; when none are left the text is withheld. `may` is its prefilter.
     """
 
     kinds: tuple[str, ...]
     find: Find
-    may: May = prefilter.always
+    may: May
 
 
 # -- private keys ----------------------------------------------------------------------------------------------------
@@ -47,7 +45,7 @@ _BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 
 def private_keys(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """From BEGIN to END, or to the end of the text when there is no END: half a key is a key."""
+    """From BEGIN to END, or to the end of the text: half a key is a secret, too."""
     place = 0
     while begin := _BEGIN.search(text, place):
         looks.spend()
@@ -57,10 +55,10 @@ def private_keys(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
         yield begin.start(), place, "private-key"
 
 
-# -- tokens and keys that say what they are --------------------------------------------------------------------------
+# -- tokens and keys with a known beginning ---------------------------------------------------------------------------
 
 _KNOWN_PREFIXES = (
-    # JWTs and whatever else is JSON in base64; parts behind dots belong to it.
+    # JWTs and any other JSON in base64, with the parts behind dots.
     ("eyJ", r"[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+){0,4}"),
     ("act_", r"[A-Za-z0-9]{6,}+_[A-Za-z0-9]{16,}+"),
     *((prefix, "[A-Z0-9]{16}") for prefix in ("AKIA", "ASIA", "ABIA", "ACCA", "AGPA", "AIDA", "AROA")),
@@ -94,21 +92,21 @@ _KNOWN_PREFIXES = (
     ("pplx-", "[A-Za-z0-9]{20,}+"),
     ("nvapi-", "[A-Za-z0-9_-]{20,}+"),
     ("glsa_", "[A-Za-z0-9_]{20,}+"),
-    # Whoever knows these addresses may write there.
+    # Whoever knows one of these addresses can post there.
     (r"hooks\.slack\.com/services/", "[A-Za-z0-9/]{10,}+"),
     (r"discord\.com/api/webhooks/", "[A-Za-z0-9/_-]{10,}+"),
 )
 _KNOWN = re.compile(by_first_letter(rf"{prefix}(?<![A-Za-z0-9]{prefix}){rest}" for prefix, rest in _KNOWN_PREFIXES))
-# Of a Telegram bot, behind its number.
+# The token of a Telegram bot, behind its number.
 _BOT = re.compile(r":AA[A-Za-z0-9_-]{32,}+")
-# Of passwords, as crypt writes them: those that are weak are guessed from these.
+# Hashes of passwords, as crypt writes them: weak passwords can be guessed from them.
 _HASHED = re.compile(
     r"\$(?:2[abxy]\$\d\d\$[./A-Za-z0-9]{20,}+|argon2(?:id|i|d)\$[\w$=,+/.-]{20,}+|[156y]\$[\w$./]{20,}+)"
 )
 
 
 def known_tokens(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """Tokens whose first characters say whose they are."""
+    """Tokens with a known beginning."""
     for match in _KNOWN.finditer(text):
         looks.spend()
         yield match.start(), match.end(), "jwt" if match[0].startswith("eyJ") else "key"
@@ -123,7 +121,7 @@ def known_tokens(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
 _SCHEME = re.compile(
     r"(bearer|basic|digest|token|apikey|negotiate|hawk)(?:[ \t:=+]|%20){1,3}[\"']?([a-z0-9._~+/=-]{6,}+)"
 )
-# What follows the word where somebody writes about tokens.
+# What follows the word in sentences about tokens.
 _PROSE = frozenset(
     "token tokens authentication authorization authorisation header headers scheme schemes realm error missing invalid "
     "expired required format credential credentials challenge rejected accepted failed prefix string".split()
@@ -131,7 +129,7 @@ _PROSE = frozenset(
 
 
 def bearer_tokens(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """What follows Bearer and its like."""
+    """What follows `Bearer` and the like."""
     for match in _SCHEME.finditer(lowered):
         looks.spend()
         scheme, value = match[1], text[match.start(2) : match.end(2)]
@@ -141,12 +139,7 @@ def bearer_tokens(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
             yield match.start(2), match.end(2), "token"
 
 
-# -- all of them -----------------------------------------------------------------------------------------------------
-
-
-def numbers(text: str, lowered: str, looks: LookBudget) -> Iterator[Span]:
-    """Payment cards, national ids, accounts and telephones."""
-    return find_numbers(text, looks)
+# -- all rules --------------------------------------------------------------------------------------------------------
 
 
 RULES: Final = (
@@ -163,5 +156,5 @@ RULES: Final = (
     RedactionRule(("email",), spelled_emails, prefilter.spelled_emails),
     RedactionRule(("ip",), ip_addresses, prefilter.ip_addresses),
     RedactionRule(("mac",), mac_addresses, prefilter.mac_addresses),
-    RedactionRule(("phone", "national-id", "card", "account"), numbers, prefilter.numbers),
+    RedactionRule(("phone", "national-id", "card", "account"), find_numbers, may_be_number),
 )

@@ -6,13 +6,13 @@ from typing import Final
 from aftercommit.redaction.patterns import by_first_letter
 
 SECRET: Final = "secret"
-# Only where the value looks like one, too: like a long key, or like any text that a machine made.
+# Only where the value also looks like a long key (MAYBE), or like any generated text (LIKELY).
 MAYBE: Final = "key"
 LIKELY: Final = "token"
-# Only where it holds several: `cookies: 3` says nothing.
+# Only where the value holds several: `cookies: 3` is harmless.
 JAR: Final = "cookies"
 
-# Anywhere in a name, whatever stands around it. Compared without case and punctuation: DB_PASSWORD is dbpassword.
+# Anywhere in a name. Compared without case and punctuation: DB_PASSWORD is dbpassword.
 _SECRETS = (
     "password passwd passphrase passcode passwort kennwort motdepasse contrasena senha wachtwoord losenord passord "
     "salasana pwd secret token apikey accesskey privatekey privkey secretkey signingkey encryptionkey authkey "
@@ -23,7 +23,7 @@ _SECRETS = (
     "adgangskode kodeord jelszo matkhau slaptazodis lozinka "
     "пароль 密码 密碼 口令 パスワード 暗証番号 비밀번호 סיסמה סיסמא पासवर्ड รหัสผ่าน κωδικόςπρόσβασης κωδικοςπροσβασης"
 ).split()
-# As a whole name or as its last word: `pass`, `db.pass`, `userPass`.
+# As the whole name or its last word: `pass`, `db.pass`, `userPass`.
 _SECRET_WORDS = frozenset(
     "pass pw auth pin pincode cvv cvc cvv2 cvc2 csc otp totp sas hasło haslo heslo sifre parola".split()
 )
@@ -32,13 +32,13 @@ _LAST_WORDS = (*_SECRET_WORDS, "key")
 _BEFORE_PASS = "db sql pg postgres user root admin smtp mail ftp ldap redis login key store proxy my wifi".split()
 _BEFORE_AUTH = "redis db http proxy basic smtp".split()
 _GLUED = (*(f"{before}pass" for before in _BEFORE_PASS), *(f"{before}auth" for before in _BEFORE_AUTH))
-# Before such a word these make another thing of it: a render pass, a pin of a board, whether there is to be a login.
+# Before such a word these give it another meaning: a render pass, a GPIO pin, whether a login is required.
 _ORDINARY = frozenset(
     "first second third last next previous single one two multi render shader shadow depth color post pre final each "
     "per test low high band by gpio led data input output analog digital io require requires required need needs no "
     "has is use uses supports skip without".split()
 )
-# In the environment `STRIPE_KEY` is a secret, but not what tells rows, messages and the like apart.
+# `STRIPE_KEY` is a secret, but a key that identifies rows, messages and the like is not.
 _ORDINARY_KEYS = frozenset(
     "primary foreign sort cache partition routing public idempotency row lookup group grouping dedup deduplication "
     "shard unique index message record object bucket order config error translation map dict json default event stream "
@@ -55,7 +55,7 @@ _PERSONAL = {
     "account": "iban accountnumber routingnumber".split(),
 }
 _KINDS = {name: kind for kind, names in _PERSONAL.items() for name in names} | dict.fromkeys(_SECRET_WORDS, SECRET)
-# A name that ends so speaks about the secret and does not hold it.
+# A name that ends like this is about a secret, and its value is harmless.
 _HARMLESS = (
     "tokens secretary count type length len size limit budget usage policy strength expiry expires expired "
     "used remaining left second minute expiresin expiresat expiration ttl age enabled required valid version name "
@@ -66,7 +66,7 @@ _TOLD_BY = 3
 
 
 def _endings() -> dict[str, list[tuple[str, str | None]]]:
-    """What the end of a name says, by its last letters. Personal ones that are long mean `homephone`, too."""
+    """What the end of a name says, by its last letters. Long personal names count as endings: `homephone`."""
     found: dict[str, list[tuple[str, str | None]]] = {}
     personal = [(name, kind) for kind, names in _PERSONAL.items() for name in names if len(name) > 4]
     for ending, kind in (*personal, (JAR, JAR), *((ending, None) for ending in _HARMLESS)):
@@ -77,12 +77,12 @@ def _endings() -> dict[str, list[tuple[str, str | None]]]:
 _ENDINGS = _endings()
 _LIKELY = ("sig", "signature", "hmac")
 _WEAK = tuple("key hash nonce seed salt digest code".split())
-# In the query of a URL these are worth something whatever they look like.
+# In the query of a URL these are secrets whatever their value looks like.
 _IN_QUERIES = ("sig", "signature", "hmac", "authcode")
-# Letters of other scripts stay: of a word that is spelled with some that look Latin, the rest must not be a name.
+# Letters of other scripts stay, or what is left of a word in another alphabet could be a name.
 _PUNCTUATION = re.compile(r"[\W_]+")
 _WORD = re.compile(r"[A-Z]++(?![a-z])|[A-Z]?[a-z]++|\d++")
-# Every name that is meant above has one of these in it; looking for them is quick.
+# Every name above contains one of these, which are quick to search for.
 HINTS: Final = (
     "pass pwd pw secret token key auth cred sess cookie conn bearer csrf xsrf jwt code pin cvv cvc csc otp sas phone "
     "tel mobile cell msisdn fax whatsapp wachtw ssn senha social salas national nino tax aadhaar bsn burger license "
@@ -90,9 +90,9 @@ HINTS: Final = (
     "digest hasło haslo heslo sifre parola adgangskode kodeord jelszo mat_khau mat-khau matkhau slaptaz lozinka "
     "пароль 密码 密碼 口令 パスワード 暗証番号 비밀번호 סיסמה סיסמא पासवर्ड รหัสผ่าน κωδικ"
 ).split()
-# Names of several words, for those who look for names in sentences.
+# Names of several words, for `key_value`.
 PHRASES: Final = ("mot de passe", "mat khau", "κωδικός πρόσβασης", "κωδικος προσβασης")
-# Of a longer name the end.
+# Of a longer name only the end is looked at.
 LONGEST_NAME: Final = 200
 _HINT = re.compile(by_first_letter(HINTS))
 _IS_SECRET = re.compile(by_first_letter(_SECRETS))
@@ -108,7 +108,7 @@ _LEAST_DIFFERENT = 10
 
 
 def kind_of(name: str) -> str | None:
-    """What a field of this name holds: a secret, a phone number, …, maybe a key, or nothing that has to be hidden."""
+    """What a field of this name holds: a secret, a phone number, …, maybe a key, or nothing to hide."""
     plain = _plain(name)
     if not _HINT.search(plain):
         return None
@@ -128,12 +128,12 @@ def kind_of(name: str) -> str | None:
 
 
 def says_nothing(name: str) -> bool:
-    """Whether it has to be looked at no further, as most names do not."""
+    """Whether the name is harmless by a quick test, as most are."""
     return _HINT.search(_plain(name)) is None
 
 
 def kind_in_query(name: str) -> str | None:
-    """The same of a parameter of a URL, where a short code or signature opens a door, too."""
+    """The same for a parameter of a URL, where a short code or signature is a secret, too."""
     plain = _plain(name)
     return SECRET if plain == "code" or plain.endswith(_IN_QUERIES) else kind_of(name)
 
@@ -144,7 +144,7 @@ def _plain(name: str) -> str:
 
 
 def _ends_secretly(name: str, plain: str) -> bool:
-    """Whether the last of several words says that it is one."""
+    """Whether the last of several words makes the name a secret."""
     if plain.endswith(_GLUED):
         return True
     *before, last = _WORD.findall(name) or [""]
@@ -157,24 +157,24 @@ def _ends_secretly(name: str, plain: str) -> bool:
 
 
 def looks_personal(value: str) -> bool:
-    """Whether a value can be the number of a person: some digits have to be in it. A `microphone` may be muted."""
+    """Whether a value has enough digits for a phone or an id: `microphone: muted` does not."""
     return _SOME_DIGITS.match(value, 0, 100) is not None
 
 
 def looks_secret(value: str) -> bool:
-    """Whether a value looks like a key that a machine made: long, of letters and digits, and of many different ones."""
+    """Whether a value looks like a generated key: long, with many different letters and digits."""
     if not _OPAQUE.fullmatch(value) or len(set(value[:100])) < _LEAST_DIFFERENT:
         return False
     return _is_no_word(value)
 
 
 def looks_opaque(value: str) -> bool:
-    """Whether a value is no word and no small number, however short: enough behind a name like `signature`."""
+    """Whether a value is neither a word nor a small number; enough behind a name like `signature`."""
     return _SHORT_OPAQUE.fullmatch(value) is not None and _is_no_word(value)
 
 
 def holds_several(value: str) -> bool:
-    """Whether a text is a header of cookies, or JSON of them."""
+    """Whether a text is a Cookie header, or cookies as JSON."""
     return _SEVERAL.match(value) is not None
 
 

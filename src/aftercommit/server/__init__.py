@@ -1,7 +1,7 @@
-"""The process around an application: uvicorn with limits, alone or several under a supervisor, ended within a bound.
+"""Serves an ASGI application: uvicorn with limits, in one process or in several under a supervisor.
 
-Which application it is, it does not know: of the other rooms it needs `http` alone. What one may tell the process that
-serves it (`failure`, `shared_figures`) needs no extra; serving needs `aftercommit[serve]`.
+It knows nothing of feeds. Serving needs `aftercommit[serve]`; `failure` and `shared_figures`, by which an application
+talks to the process that serves it, need no extra.
 """
 
 from typing import TYPE_CHECKING

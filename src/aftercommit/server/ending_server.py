@@ -1,4 +1,4 @@
-"""A uvicorn that ends with an error when its application has failed for good, instead of answering 503 for ever."""
+"""A uvicorn server that ends with an error when its application has failed for good."""
 
 import socket
 
@@ -12,7 +12,7 @@ except ModuleNotFoundError as problem:
 
 
 class ServerFailed(AftercommitError):
-    """What is served cannot go on in this process; a new one may."""
+    """The application cannot go on in this process; a new process may succeed."""
 
 
 class EndingServer(uvicorn.Server):
@@ -24,14 +24,14 @@ class EndingServer(uvicorn.Server):
         self._failure: str | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Until the end; ServerFailed when it was the application's."""
+        """Serve until stopped. ServerFailed when the application has failed for good."""
         with heard_by(self._fail):
             await super().serve(sockets)
         if self._failure is not None:
             raise ServerFailed(f"the server has ended because it could not go on: {self._failure}")
 
     def _fail(self, what: str) -> None:
-        # When it is being stopped anyway, that is the reason.
+        # A server that is being stopped already ends for that reason.
         if not self.should_exit:
             self._failure = what
             self.should_exit = True

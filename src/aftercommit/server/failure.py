@@ -1,20 +1,20 @@
-"""How an application tells the server around it that it cannot go on, and that only a new process could.
+"""How an application tells its server that it cannot go on, and that only a new process could.
 
-Our own servers end then, with an error, and whoever supervises them begins anew. Under a server that does not listen
-the process stays; its `/healthz` tells.
+Our own servers then end with an error, and their supervisor starts a new process. Under any other server the process
+stays, and `/healthz` reports the failure.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Applications are made without their server, and stand behind others: what runs for a server inherits its context.
+# A context variable, because applications are made before their server and may stand behind other applications.
 _server: ContextVar[Callable[[str], object] | None] = ContextVar("aftercommit.server", default=None)
 
 
 @contextmanager
 def heard_by(server: Callable[[str], object]) -> Iterator[None]:
-    """Whatever is started in the block tells this server."""
+    """Everything that is started in the block reports to this server."""
     token = _server.set(server)
     try:
         yield
@@ -23,9 +23,8 @@ def heard_by(server: Callable[[str], object]) -> Iterator[None]:
 
 
 def tell(what: str) -> bool:
-    """Say what has failed for good; False when there is nobody who would hear it."""
+    """Report what has failed for good; False when no server listens."""
     hear = _server.get()
-    if hear is None:
-        return False
-    hear(what)
-    return True
+    if hear is not None:
+        hear(what)
+    return hear is not None

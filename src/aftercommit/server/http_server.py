@@ -1,7 +1,6 @@
-"""Runs an application under uvicorn with limits on what a client may cost: in this process, or in several of them.
+"""Runs an application under uvicorn with limits on what a client may cost, in one process or in several.
 
-A stop is bounded although streams are open: they are told goodbye, new connections go elsewhere, and what has not ended
-by then is dropped.
+A stop takes a bounded time although streams are open: they get a goodbye, and what has not ended by then is dropped.
 """
 
 import asyncio
@@ -33,36 +32,30 @@ except ModuleNotFoundError as problem:
 logger = logging.getLogger("aftercommit.server")
 
 PROTOCOL = "aftercommit.server.protocol:GuardedProtocol"
-# For what is not a stream: answers that are being written, and the sockets that close after them.
+# After the streams have ended: for answers that are being written, and the sockets that close after them.
 MARGIN_SECONDS = 3.0
-# Addresses that mean all of a machine's; from the machine itself it is found here.
+# Addresses that mean every address of a machine, and where the machine itself finds them.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def stop_seconds(drain_seconds: float) -> float:
-    """How long a server process takes to end at most; then it hangs, and whoever waits for it may kill it."""
+    """How long a server process takes to end at most. After that it hangs and may be killed."""
     return drain_seconds + 2 * MARGIN_SECONDS
 
 
 class AddressTaken(AftercommitError):
-    """Nothing can be served at this address: another program does, or it is not ours."""
+    """The address cannot be used: another program listens there, or this machine does not have it."""
 
 
 class Configuration(uvicorn.Config):
-    """uvicorn's settings with our guards; goes to worker processes as it is."""
+    """uvicorn's settings with our guards. Worker processes get a copy."""
 
-    def __init__(
-        self,
-        app: Asgi | str,
-        guards: Guards,
-        drain_seconds: float,
-        options: Mapping[str, Any],
-        *,
-        owns_process: bool = False,
-    ) -> None:
-        """`options` are uvicorn's own and have the last word. `owns_process`: nothing but this runs in it."""
+    # Whether nothing else runs in the process that serves.
+    owns_process = False
+
+    def __init__(self, app: Asgi | str, guards: Guards, drain_seconds: float, options: Mapping[str, Any]) -> None:
+        """`options` are uvicorn's and override ours."""
         self.guards = guards
-        self.owns_process = owns_process
         chosen: dict[str, Any] = {
             "http": PROTOCOL,
             "ws": "none",
@@ -70,7 +63,7 @@ class Configuration(uvicorn.Config):
             "log_config": None,
             "access_log": False,
             "server_header": False,
-            # Whoever connects can write these headers; behind a proxy its address is given as an option.
+            # Any client can send these headers. Behind a proxy, pass its address as an option.
             "proxy_headers": False,
             "timeout_keep_alive": 65,
             "timeout_graceful_shutdown": math.ceil(drain_seconds + MARGIN_SECONDS),
@@ -79,12 +72,12 @@ class Configuration(uvicorn.Config):
         super().__init__(app, **chosen)
 
     def load(self) -> None:
-        """What is done in the process that serves, before it does."""
+        """Prepare the process that serves."""
         super().load()
         if self.workers > 1:
             end_with_parent()
         if self.owns_process:
-            # What was imported stays to the end: a collector that walks it costs each request an eighth of its time.
+            # What was imported stays to the end, and walking it cost each request an eighth of its time.
             gc.collect()
             gc.freeze()
 
@@ -92,10 +85,10 @@ class Configuration(uvicorn.Config):
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes a free one."""
     if not host:
-        # To the operating system that is every address of this machine: nobody should get there by an empty variable.
+        # The operating system would take it for every address, and an empty variable must not mean that.
         raise DeclarationError("the host to listen on is empty: write 127.0.0.1, or 0.0.0.0 for every address there is")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # By its protocol asyncio knows a socket on which small answers must not wait for each other; uvloop knows anyway.
+    # asyncio sets TCP_NODELAY only on sockets with this protocol number; uvloop always does.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -113,16 +106,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket) -> str:
-    """What a socket listens on, as the log tells it."""
+    """What a socket listens on, for the log."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def url_of(bound: socket.socket) -> str:
-    """Where a browser finds what is served on this socket."""
-    host, port = bound.getsockname()[:2]
-    host = _EVERYWHERE.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    """Where a browser on this machine finds what is served on this socket."""
+    host = bound.getsockname()[0]
+    return address_of(bound).replace(host, _EVERYWHERE.get(host, host))
 
 
 def serve(
@@ -137,17 +129,16 @@ def serve(
     options: Mapping[str, Any] | None = None,
     on_listening: Callable[[str], object] | None = None,
 ) -> None:
-    """Serve `module:attribute` until a signal ends it, on a socket that is bound already if one is given.
+    """Serve `module:attribute` until a signal ends it; on the socket `bound`, if one is given.
 
-    An application that fails for good ends its process with an error (`ServerFailed`). Several workers share the
-    address; one that dies is replaced. SIGTERM and SIGINT drain; SIGHUP replaces the workers
-    one after the other. `drain_seconds` is that of the application's `StreamTimes`: what has not ended by then is
-    dropped.
+    SIGTERM and SIGINT stop it. With several workers, one that dies is replaced, and SIGHUP replaces them one after the
+    other. An application that fails for good ends its process (`ServerFailed`). `drain_seconds` is that of the
+    application's `StreamTimes`: connections that are still open after that long are dropped.
     """
     if workers < 1:
-        raise DeclarationError(f"workers={workers} would serve nobody: give at least 1")
-    chosen = {**(options or {}), "workers": workers}
-    configuration = Configuration(app, guards or Guards(), drain_seconds, chosen, owns_process=True)
+        raise DeclarationError(f"workers={workers} is too few: give at least 1")
+    configuration = Configuration(app, guards or Guards(), drain_seconds, {**(options or {}), "workers": workers})
+    configuration.owns_process = True
     with bound or listen(host, port) as bound:
         alone = _Alone(configuration)
         supervisor = (
@@ -166,9 +157,10 @@ def serve(
 
 @contextmanager
 def _signals_end_quietly(hear: Callable[[int], None]) -> Iterator[None]:
-    """Pass on signals that come before the server listens for them itself: they are to end it too.
+    """Pass on signals that come before the server handles them itself.
 
-    uvicorn raises the signal that ended it once more when it is done; an orderly end is not a death by signal.
+    uvicorn raises the signal that ended it again when it is done. Here it is swallowed: an orderly end is not a death
+    by signal.
     """
     endings = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda number, frame: hear(number)) for number in endings}
@@ -180,14 +172,14 @@ def _signals_end_quietly(hear: Callable[[int], None]) -> Iterator[None]:
 
 
 class _Alone(EndingServer):
-    """A uvicorn that is no supervisor's."""
+    """A uvicorn without a supervisor."""
 
     def hear(self, number: int) -> None:
-        """Told to end before it has begun: it starts, and ends in order at once."""
+        """A signal before it has begun: it starts, and ends at once in order."""
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin; an application that cannot is an error, and not the end of the whole program."""
+        """Begin. If the application cannot start, raise an error instead of ending the whole program."""
         try:
             await super().startup(sockets)
         except SystemExit:
@@ -195,7 +187,7 @@ class _Alone(EndingServer):
 
 
 class _Embedded(_Alone):
-    """A uvicorn that leaves signals to the program that it is a part of."""
+    """A uvicorn that leaves signals to the program around it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -204,7 +196,7 @@ class _Embedded(_Alone):
 
 
 class HttpServer(Service):
-    """An application served by this process, next to whatever else runs in it."""
+    """Serves an application from this process, beside whatever else runs in it."""
 
     name = "http"
 
@@ -220,7 +212,7 @@ class HttpServer(Service):
         options: Mapping[str, Any] | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """Listens from here on; answers when it is started. `on_stop` is `FeedApp.drain`, when there is one."""
+        """Listens at once, and answers when it is started. For an application with feeds `on_stop` is its `drain`."""
         super().__init__(probe)
         self._socket = listen(host, port)
         self._on_stop = on_stop
@@ -228,14 +220,14 @@ class HttpServer(Service):
         self.url = url_of(self._socket)
 
     async def run(self) -> None:
-        """Serve until stopped, then let answers and streams end. An application that fails for good is an error."""
+        """Serve until stopped, then let answers and streams end. ServerFailed if the application fails for good."""
         serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         stopping = asyncio.create_task(self.stopping.wait())
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             try:
-                # Also when this is cancelled: what serves has connections and services that would go on without us.
+                # Also when this is cancelled: the server's connections and services would otherwise go on.
                 await self._ended(serving)
             finally:
                 stopping.cancel()
@@ -250,7 +242,7 @@ class HttpServer(Service):
         await serving
 
     async def answers(self) -> None:
-        """Until requests are answered."""
+        """Wait until requests are answered."""
         while not self._server.started:
             if self._task is not None and self._task.done():
                 await self._task

@@ -1,4 +1,4 @@
-"""Which process listens on a port, where the system tells it (Linux, and processes that we may look at)."""
+"""Which process listens on a port: on Linux, for processes that we may look at."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +11,12 @@ _LOCAL, _STATE, _INODE = 1, 3, 9
 
 
 def holder_of(port: int) -> str | None:
-    """Name and number of the process; None where nobody tells."""
+    """Name and id of the process; None if it cannot be found out."""
     sockets = {f"socket:[{inode}]" for table in _TABLES for inode in _listening(Path(table), port)}
     if not sockets:
         return None
     for process in Path("/proc").glob("[0-9]*"):
-        # Of others' processes nothing is told, and some end while we look.
+        # Other users' processes are closed to us, and some end while we look.
         with suppress(OSError):
             if any(str(each.readlink()) in sockets for each in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (process {process.name})"
@@ -24,7 +24,7 @@ def holder_of(port: int) -> str | None:
 
 
 def _listening(table: Path, port: int) -> list[str]:
-    """The inodes of sockets that listen there, on whatever address."""
+    """The inodes of sockets that listen on this port, at any address."""
     try:
         rows = [line.split() for line in table.read_text().splitlines()[1:]]
     except OSError:

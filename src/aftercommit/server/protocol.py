@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with limits that it does not have: on the time and size of headers, the time of a body, and
-the number of connections. It also lets the feed see that a reader is gone, and drop one that does not read.
+"""uvicorn's HTTP protocol with limits on the time and size of headers, the time of a body, and connections.
 
-For a uvicorn of your own: `uvicorn app:app --http aftercommit.server:GuardedProtocol`.
+Through it a feed also learns that a reader has left, and drops a reader that does not read. For a uvicorn of your own:
+`uvicorn app:app --http aftercommit.server:GuardedProtocol`.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "uvicorn") from problem
 
 Phase = Literal["headers", "body"] | None
-# Whoever has just connected when the server is to end has so long to say what it wants.
+# A client that has just connected when the server ends has so long to send its request.
 GOODBYE_SECONDS = 0.5
 
 
 class Guards(msgspec.Struct, frozen=True):
-    """What one process puts up with. `connections` counts all that are open, streams among them."""
+    """Limits of one server process. `connections` counts all open connections, streams included."""
 
     header_seconds: float = 10.0
     header_bytes: int = 32_768
@@ -37,7 +37,7 @@ class Guards(msgspec.Struct, frozen=True):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection, which has to get on with its request."""
+    """One connection, with limits on how slow and how large a request may be."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class GuardedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`config.guards`, where there are any, say how much; a plain uvicorn gets the defaults."""
+        """The limits are `config.guards`; a plain uvicorn, which has none, gets the defaults."""
         super().__init__(config, server_state, app_state, _loop)
         self._guards: Guards = getattr(config, "guards", None) or Guards()
         self._phase: Phase = None
@@ -78,9 +78,9 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody connected, and has a while to say what it wants."""
+        """A client has connected, and has `header_seconds` for its request."""
         super().connection_made(transport)
-        # Those a little above the limit are told to come back; a flood is not talked to.
+        # Clients a little above the limit get an answer; a flood gets none.
         if len(self.connections) > self._guards.connections + max(100, self._guards.connections // 10):
             transport.abort()
             return
@@ -88,14 +88,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._keep_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gone, whoever ended it."""
+        """The connection has ended."""
         self._phase = None
         self._keep_time()
         super().connection_lost(exc)
         self._tell_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Parse; what stays unfinished is timed, and headers must not grow without end."""
+        """Parse. What stays unfinished is timed, and headers have a largest size."""
         self._unparsed += len(data)
         super().data_received(data)
         if self._phase == "headers" and self._unparsed > self._guards.header_bytes:
@@ -104,18 +104,18 @@ class GuardedProtocol(HttpToolsProtocol):
             self._keep_time()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is not HTTP. A request that came whole before it is answered, and then the connection ends."""
+        """What came is not HTTP. A whole request before it is still answered; then the connection ends."""
         if self._phase != "body" and not self._may_answer() and not self.cycle.response_started:
             self.cycle.keep_alive = False
             self._phase = None
             self._keep_time()
             return
-        self._refuse(bad_request("This is no HTTP request that can be read: see its first line, headers and length"))
+        self._refuse(bad_request("This is not a valid HTTP request: check its first line, headers and length"))
 
     def shutdown(self) -> None:
-        """The server is to end. A request that is on its way, over a connection that is new, is answered still."""
+        """The server ends. A request that is on its way over a new connection is still answered."""
         if self.cycle is None and not self._is_leaving and not self.transport.is_closing():
-            # Nobody sends again what went down with a connection that had answered nothing yet.
+            # Clients do not repeat a request when a connection ends that has answered nothing yet.
             self._is_leaving = True
             self.loop.call_later(GOODBYE_SECONDS, self.shutdown)
         else:
@@ -128,36 +128,36 @@ class GuardedProtocol(HttpToolsProtocol):
         self._phase = "headers"
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Blanks around a value are no part of it (RFC 9110, 5.5), and the parser leaves those behind it."""
+        """A header, without the blanks around its value (RFC 9110, 5.5): the parser leaves those behind it."""
         super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
-        """A request has its headers: hand it over, or to an application that refuses it."""
-        app: Asgi = self._refusal() or self.config.loaded_app
-        self.app = _LastWord(_UntilTheEnd(app) if self.parser.get_http_version() == "1.0" else app)
+        """The headers are complete: hand the request to the application, or to one that refuses it."""
+        problem = self._problem()
+        app: Asgi = self.config.loaded_app if problem is None else _refusing(problem)
+        self.app = _answering_at_the_end(_without_chunks(app) if self.parser.get_http_version() == "1.0" else app)
         self._unparsed = 0
         super().on_headers_complete()
-        # Not before: an address that cannot be read is refused as its headers are.
+        # Not before: an unreadable address is refused in the phase of headers.
         self._phase = "body"
         if self._is_leaving and self.cycle is not None:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
-        """A request is there as a whole."""
+        """The request is complete."""
         self._phase = None
         self._unparsed = 0
         super().on_message_complete()
 
-    def _refusal(self) -> "_Refusal | None":
+    def _problem(self) -> Problem | None:
         if len(self.connections) > self._guards.connections:
-            return _Refusal(unavailable("The server has as many connections as it may have: try again later", 5))
-        # Only what came in one large piece can have grown past the limit unseen.
+            return unavailable("The server has too many connections: try again later", 5)
+        # Only headers that came in one large piece can be above the limit here.
         if self._unparsed > self._guards.header_bytes:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > self._guards.header_bytes:
-                return _Refusal(_headers_too_large(self._guards.header_bytes))
-        problem = problem_of_head(self.parser.get_http_version(), self.headers)
-        return _Refusal(problem) if problem is not None else None
+                return _headers_too_large(self._guards.header_bytes)
+        return problem_of_head(self.parser.get_http_version(), self.headers)
 
     def _keep_time(self) -> None:
         if self._timer is not None:
@@ -177,16 +177,16 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._unparsed:
             self._refuse(Problem(408, f"The headers did not come within {self._guards.header_seconds:g} seconds"))
         else:
-            # Said nothing at all.
+            # The client has sent nothing at all.
             self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
-        # The parser stands in the middle of a request, so no application can be asked to answer it.
+        # The parser is in the middle of a request, so no application can answer it.
         if not self._may_answer():
             self.transport.abort()
             return
         if self._phase == "body":
-            # Whoever reads the body is told of its end by the loss of the client, and answers nobody.
+            # For an application that reads the body, the client is gone.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = problem.body()
@@ -200,7 +200,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _may_answer(self) -> bool:
-        """Whether nothing of another answer, or of one to this request, would be broken by ours."""
+        """Whether an answer of ours would break no other answer."""
         if self._phase == "body":
             return not self.cycle.response_started and not self.pipeline
         return self.cycle is None or self.cycle.response_complete
@@ -212,7 +212,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def problem_of_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
-    """What HTTP has us refuse, by version and headers, that the parser lets pass (RFC 9110 and 9112)."""
+    """What the parser accepts by version and headers and HTTP forbids (RFC 9110 and 9112)."""
     if version not in ("1.0", "1.1"):
         return Problem(505, f"HTTP/{version} is not supported: use HTTP/1.1")
     hosts = 0
@@ -231,40 +231,33 @@ def problem_of_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Pro
     return None
 
 
-class _Refusal:
-    """An application that answers everything with one problem, and ends the connection."""
+def _refusing(problem: Problem) -> Asgi:
+    """An application that answers with this problem and ends the connection."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer_problem(send, problem, scope["method"], [(b"connection", b"close")])
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_problem(send, self._problem, scope["method"], [(b"connection", b"close")])
+    return refuse
 
 
-class _LastWord:
-    """An application that answers also those whom an ending server cannot wait for any longer."""
+def _answering_at_the_end(app: Asgi) -> Asgi:
+    """The application, which answers 503 when an ending server cancels it before it has answered."""
 
-    def __init__(self, app: Asgi) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         except asyncio.CancelledError:
             if _cycle_of(send).response_started:
                 raise
-            await answer_problem(send, _ending(scope["method"]), scope["method"], [(b"connection", b"close")])
+            await _refusing(_ending(scope["method"]))(scope, receive, send)
+
+    return run
 
 
-class _UntilTheEnd:
-    """An application for those who speak HTTP/1.0, which has no chunks (RFC 9112, 6.1): an answer whose length is not
-    told ends with the connection, as uvicorn ends each of theirs.
-    """
+def _without_chunks(app: Asgi) -> Asgi:
+    """The application for HTTP/1.0, which has no chunks (RFC 9112, 6.1): the connection's end ends an answer."""
 
-    def __init__(self, app: Asgi) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
         cycle = _cycle_of(send)
         is_open = False
 
@@ -273,24 +266,26 @@ class _UntilTheEnd:
             if message["type"] == "http.response.start":
                 is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
             if is_open:
-                # Each piece is as long as it is.
+                # uvicorn compares each piece with this length.
                 cycle.chunked_encoding = False
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
-        await self._app(scope, receive, sending)
+        await app(scope, receive, sending)
+
+    return run
 
 
 def _cycle_of(send: Send) -> RequestResponseCycle:
-    """What writes an answer, for applications between which and the server nobody stands."""
+    """What writes the answer. `send` has to be the server's own."""
     cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
     return cycle
 
 
 def _ending(method: str) -> Problem:
-    # Whoever was to change something may have done so.
+    # A request that changes something may have done so.
     outcome = {"outcome": "unknown"} if method not in ("GET", "HEAD", "OPTIONS") else None
-    return Problem(503, "The server ends and cannot wait any longer: try again", details=outcome, retry_after=1)
+    return Problem(503, "The server is shutting down: try again", details=outcome, retry_after=1)
 
 
 def _headers_too_large(most: int) -> Problem:

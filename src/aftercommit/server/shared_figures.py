@@ -1,8 +1,8 @@
-"""The figures of all server processes behind one address, as one page for Prometheus.
+"""The metrics of all server processes behind one address, as one page for Prometheus.
 
-Each process answers on a socket of its own in a folder that they share. Whichever of them is asked for `/metrics` asks
-the others, and a label `worker` says whose each figure is. Nothing is written down, so nothing shown is old. A process
-that takes a dead one's place takes its number, and Prometheus sees a counter that began anew.
+Each process answers on a socket in a folder that they share. The process that is asked for `/metrics` asks the others,
+and the label `worker` says which process a sample is from. A process that replaces another takes over its number, so
+Prometheus sees a counter that was reset.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _SAMPLE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (.*)")
 
 @contextmanager
 def shared_folder() -> Iterator[None]:
-    """A folder in which this process and those that it starts meet; the one that is given, if one is."""
+    """A folder for the sockets of this process and those that it starts. One that is set already is used."""
     if FOLDER in os.environ:
         yield
         return
@@ -44,11 +44,11 @@ def shared_folder() -> Iterator[None]:
 
 
 def remove_shared_folder() -> None:
-    """If there is one: nobody meets there any more. What is not ours stays where it is, and the folder with it."""
+    """Remove the folder, if there is one. A file that is not a socket stays, and the folder with it."""
     if FOLDER not in os.environ:
         return
     folder = Path(os.environ.pop(FOLDER))
-    # Several of us may come here at the same moment.
+    # Several processes may do this at once.
     with suppress(OSError):
         for each in folder.iterdir():
             if each.is_socket():
@@ -57,12 +57,12 @@ def remove_shared_folder() -> None:
 
 
 class SharedFigures(Service):
-    """Tells the others this process's figures while it runs. Without a folder it is alone, and has no others."""
+    """Gives the other processes the metrics of this one. Without a shared folder there are no others."""
 
     name = "figures"
 
     def __init__(self, own: Callable[[], str], worker: str | None = None, probe: Probe | None = None) -> None:
-        """`own` writes down the figures of this process. Its name is `worker`, or what the supervisor calls it."""
+        """`own` returns the metrics of this process. Its name is `worker`, or the number from the supervisor."""
         super().__init__(probe)
         self._own = own
         self._worker = worker or os.environ.get(WORKER, "0")
@@ -75,21 +75,21 @@ class SharedFigures(Service):
             return
         address = self._folder / self._worker
         try:
-            # Left by one that was killed, or held by the one whose place we take, which is about to end.
+            # Left by a process that was killed, or used by one that this process replaces.
             address.unlink(missing_ok=True)
             server = await asyncio.start_unix_server(self._tell, address)
         except OSError as problem:
-            # Readers are served all the same.
+            # Readers are served anyway.
             log_event(logger, logging.WARNING, "figures_not_shared", folder=str(self._folder), error=str(problem))
             self._folder = None
             await self.stopping.wait()
             return
-        # The address is left as it is: it may be another's by then.
+        # The socket stays: it may be another process's by then.
         async with server:
             await self.stopping.wait()
 
     async def page(self) -> str:
-        """The figures of all processes; those of this one alone, and without a label, when it has no others."""
+        """The metrics of all processes. Without others, those of this one without a label."""
         if self._folder is None or not self._folder.is_dir():
             return self._own()
         others = sorted(each.name for each in self._folder.iterdir() if each.name != self._worker)
@@ -103,7 +103,7 @@ class SharedFigures(Service):
             writer.write(self._own().encode())
             await writer.drain()
         except ConnectionError:
-            # Whoever asked has lost patience.
+            # The process that asked has given up.
             pass
         finally:
             writer.close()
@@ -124,7 +124,7 @@ async def _asked(address: Path) -> str | None:
 
 
 def merged(pages: Mapping[str, str]) -> str:
-    """Several pages of Prometheus' text format as one: each metric once, each sample with its worker."""
+    """Several pages in Prometheus' text format as one: each metric once, each sample with its worker."""
     about: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for worker, page in pages.items():

@@ -1,7 +1,7 @@
-"""Several server processes on one address: started, replaced when they die, ended within a bound.
+"""Several server processes on one address: started, replaced when they die, ended in a bounded time.
 
-uvicorn's own supervisor asks its workers how they are and waits for each answer, deaf to signals meanwhile; at the end
-it waits for them for ever. This one sleeps until a signal comes or a worker dies, and whoever does not end is killed.
+uvicorn's own supervisor does not handle signals while it waits for a worker's answer, and waits without a limit for
+workers to end (decision 0022). This one sleeps until a signal comes or a worker dies, and kills those that do not end.
 """
 
 import logging
@@ -34,17 +34,17 @@ logger = logging.getLogger("aftercommit.server")
 
 _ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT))
 _HEARD: Final = _ENDING | {signal.SIGHUP}
-# How long a worker may take to begin when it is to take another one's place, and how often it is asked.
+# How long a worker that replaces another may take to begin, and how often it is asked.
 _BEGIN_SECONDS: Final = 60.0
 _ASK_SECONDS: Final = 0.2
-# A worker that dies after so long has met something new: the next one begins at once.
+# After a worker that lived this long the next one begins at once; otherwise after a growing pause.
 _SETTLED_SECONDS: Final = 30.0
 _PAUSE: Final = Exponential(base=0.5, maximum=30.0)
 _DIED: Final = AftercommitError("a worker has died")
 
 
 class _Worker(Process):
-    """A server process; whose application fails for good ends with an error, which its log has told."""
+    """A server process. When its application fails for good it logs the reason and exits with status 1."""
 
     @property
     def server(self) -> EndingServer:
@@ -60,16 +60,16 @@ class _Worker(Process):
 
 
 class Supervisor:
-    """Keeps so many workers running until a signal ends it, or until the application turns out not to start."""
+    """Keeps workers running until a signal ends it, or until the application cannot start."""
 
     def __init__(self, config: Config, bound: socket.socket, *, grace_seconds: float) -> None:
-        """They share the socket. After a stop they have `grace_seconds` to end by themselves."""
+        """Workers share the socket. When stopped they have `grace_seconds` before they are killed."""
         self._config = config
         self._socket = bound
         self._grace_seconds = grace_seconds
-        # By number: whoever takes another's place takes its number too, and with it its series at `/metrics`.
+        # By number. A replacement takes over the number, and with it the series at `/metrics`.
         self._workers: dict[int, Process] = {}
-        # Those whose place was taken, and who are still saying goodbye.
+        # Replaced, and still ending.
         self._leaving: list[Process] = []
         self._signals: set[int] = set()
         self._deaths = 0
@@ -98,7 +98,7 @@ class Supervisor:
         return not self._signals.isdisjoint(_ENDING)
 
     def _sleep(self, seconds: float | None, *processes: Process) -> None:
-        """Until a signal comes, one of these has ended, also if that was before, or the time is up."""
+        """Until a signal comes, one of these processes has ended, or the time is up."""
         if self._ear in wait([self._ear, *(each.process.sentinel for each in processes)], seconds):
             self._signals.update(self._ear.recv(4096))
 
@@ -119,8 +119,8 @@ class Supervisor:
         return max(0.0, self._begin_at - time.monotonic()) if self._missing() else None
 
     def _begun(self, number: int) -> Process | None:
-        """A new worker; None when the machine has no room for one, or somebody killed it before it heard what to do."""
-        # A process takes what it has to know beyond its configuration from the environment, as at its start.
+        """A new worker; None when it could not be started."""
+        # A worker finds its number in the environment.
         os.environ[WORKER] = str(number)
         process = _Worker(self._config, [self._socket])
         try:
@@ -136,21 +136,21 @@ class Supervisor:
             if process.exitcode is None:
                 continue
             del self._workers[number]
-            # Of the first ones that is their application's fault; later on, the others still serve.
+            # Before any worker has died, the application is at fault. Later, the others still serve.
             if process.exitcode == STARTUP_FAILURE and self._died_at == -math.inf:
                 raise AftercommitError("the application could not start; what it said is in the log")
             self._has_died(number, pid=process.pid, status=process.exitcode)
 
     def _has_died(self, number: int, **fields: object) -> None:
         now = time.monotonic()
-        # Counted from when it may have begun: pauses that have grown long must not pass for a life.
+        # Counted from when it could begin, so that a long pause does not count as life.
         self._deaths = self._deaths + 1 if now - self._begin_at < _SETTLED_SECONDS else 0
         pause = (_PAUSE(self._deaths, _DIED) or 0.0) if self._deaths else 0.0
         self._died_at, self._begin_at = now, now + pause
         log_event(logger, logging.WARNING, "server_process_died", worker=number, **fields, replaced_in=round(pause, 1))
 
     def _replace_all(self) -> None:
-        """One after the other, each when its successor answers; a signal to end goes first."""
+        """Replace workers one after the other, each when its successor answers. A signal to end goes first."""
         for number, process in tuple(self._workers.items()):
             successor = self._begun(number)
             if successor is None or not self._answers(successor):
@@ -173,7 +173,7 @@ class Supervisor:
         return False
 
     def _retire(self, process: Process) -> None:
-        """Let it end while its successor serves."""
+        """End a worker while its successor serves."""
         self._leaving.append(process)
         process.terminate()
         until = time.monotonic() + self._grace_seconds
@@ -184,7 +184,7 @@ class Supervisor:
             self._kill(process)
 
     def _end(self, *processes: Process) -> None:
-        """Ask them to, and do not wait for ever."""
+        """Ask workers to end, and kill those that have not after the grace time."""
         for process in processes:
             with suppress(ProcessLookupError):
                 process.terminate()
@@ -195,7 +195,7 @@ class Supervisor:
             self._kill(process)
 
     def _kill(self, process: Process) -> None:
-        """If it is still there."""
+        """Kill a worker if it still runs."""
         if process.exitcode is None:
             log_event(logger, logging.WARNING, "server_process_killed", pid=process.pid, seconds=self._grace_seconds)
             process.process.kill()
@@ -204,12 +204,13 @@ class Supervisor:
 
 @contextmanager
 def _ear() -> Iterator[socket.socket]:
-    """Where the numbers of signals can be read as they come."""
+    """A socket from which the numbers of signals can be read as they come."""
     ear, mouth = socket.socketpair()
     mouth.setblocking(False)
     # The wakeup first: a signal between the two would be lost.
     before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
-    handlers = {number: signal.signal(number, _only_heard) for number in _HEARD}
+    # The handlers do nothing: signals are read from the socket.
+    handlers = {number: signal.signal(number, lambda *_: None) for number in _HEARD}
     try:
         yield ear
     finally:
@@ -220,19 +221,15 @@ def _ear() -> Iterator[socket.socket]:
         mouth.close()
 
 
-def _only_heard(number: int, frame: object) -> None:
-    """Nothing: that it came is read elsewhere."""
-
-
 def end_with_parent() -> None:
-    """In a worker: end when the supervisor is gone, however it ended. Otherwise the address would stay taken."""
+    """In a worker: end when the supervisor has ended, even if it was killed. Otherwise the address would stay taken."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
 
     def watch() -> None:
         wait([parent.sentinel])
-        # What a supervisor removes that ends by itself.
+        # A supervisor that was killed has not removed it.
         remove_shared_folder()
         os.kill(os.getpid(), signal.SIGTERM)
 
