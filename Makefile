@@ -103,7 +103,7 @@ lock: ## write requirements/*.lock again from pyproject.toml
 
 clean: ## remove caches and build output; the environment and the data stay
 	@echo "removing build dist web/node_modules .coverage .*_cache .hypothesis and every __pycache__"
-	@rm -rf web/node_modules web/client/dist
+	@rm -rf web/node_modules web/client/dist src/aftercommit/feed/app/pages/built
 	@rm -rf build dist .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	@echo "kept: $(VENV), and the data in .aftercommit (make reset-data removes that)"
