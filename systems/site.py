@@ -1,4 +1,4 @@
-"""The systems of this repository behind one address: what `make up` runs. Add a system of yours to the list."""
+"""The systems of this repository at one address, as `make up` runs them. Add your system to the list."""
 
 from collections.abc import Sequence
 from typing import Final

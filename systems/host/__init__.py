@@ -1,4 +1,4 @@
-"""What all systems share: the site that puts them behind one address, and what their routes have in common.
+"""Code that all systems share: the site that serves them at one address, and the base of their routes.
 
-It imports no system. `systems/site.py` lists those that run together.
+It imports no system. `systems/site.py` lists the systems that run together.
 """

@@ -1,5 +1,6 @@
-"""What people with a browser get: the page that they mean where an address is a program's, and a page that leads home
-instead of 401 and 404. Programs get the same answers as without this module.
+"""Pages for browsers: redirects from API addresses to pages, and HTML pages instead of 401 and 404 in JSON.
+
+API clients get the same answers as without this module.
 """
 
 import re
@@ -13,23 +14,22 @@ from starlette.routing import compile_path
 from aftercommit.http import NO_STORE, Asgi, Message, Receive, Scope, Send, answer, encoded, header_of, prefers_page
 from systems.host.pages import GUARDS, WEB
 
-# In the place of what a browser could not show its reader, by status.
+# HTML pages by status.
 PAGES: Final[Mapping[int, str]] = {401: "programs.html", 404: "missing.html"}
-# The way to the site's root is not the same at every address: the page has this in its place.
+# Placeholder for the path to the site's root, which depends on the address.
 _ROOT: Final = b"{root}"
 
 
 class PagesForPeople:
-    """Wraps an application: sends browsers to pages, and answers them 401 and 404 with pages.
+    """Wraps an application: redirects browsers to pages, and answers their 401 and 404 with pages.
 
-    `browser_redirects` maps addresses, as routes write them, to the page that a browser is sent to. A name in braces
-    stands for one part of an address.
+    `browser_redirects` maps route paths to pages. A name in braces stands for one segment of a path.
     """
 
     def __init__(self, app: Asgi, browser_redirects: Mapping[str, str] | None = None) -> None:
-        """All else is the application's."""
+        """Everything else goes to the application."""
         self._app = app
-        # By the number of their parts: most polls are done with after a look at that.
+        # Grouped by number of segments, so that most polls need no pattern match.
         self._redirects: defaultdict[int, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
         for path, page in (browser_redirects or {}).items():
             self._redirects[path.count("/")].append((compile_path(path)[0], page))
@@ -42,7 +42,7 @@ class PagesForPeople:
         is_person = prefers_page(header_of(scope, b"accept") or "")
         page = self._page_behind(scope)
         if page is not None and is_person:
-            # Told without a host: whose it is, the Host header cannot say.
+            # Relative to the host: the Host header cannot be trusted.
             location = _root_of(scope).removesuffix("/") + page
             headers = {"Location": location, "Vary": "Accept", "Content-Length": "0"}
             await answer(send, 303, [NO_STORE, *encoded(headers)])
@@ -53,7 +53,7 @@ class PagesForPeople:
 
     def _page_behind(self, scope: Scope) -> str | None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        # People add a slash to an address by hand.
+        # People add a slash by hand.
         path = path.removesuffix("/") or path
         for pattern, page in self._redirects.get(path.count("/"), ()):
             if found := pattern.match(path):
@@ -62,7 +62,7 @@ class PagesForPeople:
 
 
 def _varying(send: Send) -> Send:
-    """Sends on, and says that others may be answered otherwise here."""
+    """Adds `Vary: Accept` to the response."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -76,7 +76,7 @@ def _varying(send: Send) -> Send:
 
 
 def _with_pages(scope: Scope, send: Send) -> Send:
-    """Sends a page in the place of an error that has one, and everything else as it is."""
+    """Replaces the body of an error that has a page."""
     is_replaced = False
 
     async def sending(message: Message) -> None:
@@ -95,7 +95,7 @@ def _with_pages(scope: Scope, send: Send) -> Send:
 
 
 def _page_for(message: Message, scope: Scope) -> bytes | None:
-    """The page in the place of what begins here, if there is one."""
+    """The page for the response that starts here, if there is one."""
     if message["type"] != "http.response.start" or message["status"] not in PAGES:
         return None
     try:

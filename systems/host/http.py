@@ -1,4 +1,4 @@
-"""What the routes of all systems share: database connections, transactions, JSON that is read strictly, answers."""
+"""What the routes of all systems share: database connections, transactions, strict JSON, responses."""
 
 import asyncio
 import json
@@ -38,22 +38,22 @@ Connection = psycopg.AsyncConnection[Any]
 Pool = AsyncConnectionPool[BoundedConnection]
 Asks = Callable[[str | None, Mapping[str, str], str | None], Awaitable[Reader]]
 _encode: Final = msgspec.json.Encoder().encode
-# What a reader of JSON complains of quotes what it has read, and that may be megabytes.
+# JSON errors quote the input, which may be megabytes.
 LONGEST_COMPLAINT: Final = 300
-# Two escapes that make one character, and what is left of them where a text was cut between the two.
+# Two escapes that form one character, and one of them alone, where a text was cut between the two.
 _PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def pool_of(database: Database, name: str) -> Pool:
-    """Connections for the routes of one system; none is open yet."""
-    # It would say at each request what the services beside it say once: that the database is away.
+    """A pool for the routes of one system; nothing is connected yet."""
+    # It would log for each request that the database is away; the services beside it log that once.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     patience = {"connect_timeout": connect_timeout(database.answer_timeout)}
 
     async def configure(connection: BoundedConnection) -> None:
         connection.answer_timeout = database.answer_timeout
-        # Times in other forms, which a database may be set to, cannot be read.
+        # psycopg cannot read times in the other formats that a database may use.
         if not speaks_iso(connection):
             await connection.execute(SPEAK_ISO)
             await connection.commit()
@@ -71,14 +71,14 @@ def pool_of(database: Database, name: str) -> Pool:
 
 
 class RequestPool:
-    """The database connections of one system's routes, one for each request. None is open before the lifespan begins.
+    """The database connections of one system's routes, one for each request.
 
-    A request is answered 503 when the database does not answer in time. `again` tells the client how to repeat a change
-    without harm, because nobody knows whether the first one was committed.
+    If the database does not answer in time, the request gets 503. `again` tells the client how to repeat a change
+    safely, because it may have been committed.
     """
 
     def __init__(self, database: Database, name: str, again: str) -> None:
-        """Nothing is connected."""
+        """Nothing is connected before the lifespan begins."""
         self._pool = pool_of(database, name)
         self._within = database.answer_timeout
         self._again = again
@@ -86,12 +86,12 @@ class RequestPool:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Connections are open."""
+        """Keeps the pool open."""
         await self._pool.open()
         try:
             yield
         finally:
-            # What is being connected to a server that hangs is not waited for.
+            # Do not wait for connection attempts to a server that hangs.
             await self._pool.close(CLOSE_SECONDS)
 
     @asynccontextmanager
@@ -102,7 +102,7 @@ class RequestPool:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[Connection]:
-        """A connection for a request that changes something, and may have done so although it is answered 503."""
+        """A connection for a request that changes something. After 503, the change may have been committed."""
         async with self._lent(self._again, "unknown") as connection:
             yield connection
 
@@ -117,9 +117,9 @@ class RequestPool:
         except psycopg.errors.LockNotAvailable as problem:
             raise unavailable("Another request holds a lock on the same data. Try again in a moment") from problem
         except PoolTimeout as problem:
-            raise unavailable("The database is busy, or cannot be reached: nothing was done; try again") from problem
+            raise unavailable("The database is busy or cannot be reached. Nothing was changed; try again") from problem
         except (DatabaseSilent, Unanswered) as problem:
-            # What hangs is the server, or the way to it: nobody else is to wait on a connection of the same.
+            # The server or the network hangs: keep other requests from waiting on these connections.
             await self._pool.drain()
             raise silent(self._within, remedy, outcome) from problem
         except (psycopg.OperationalError, psycopg.InterfaceError) as problem:
@@ -127,22 +127,22 @@ class RequestPool:
             raise _lost(remedy, outcome) from problem
 
     async def _look_over(self) -> None:
-        """A server that was started again has left more than one behind; whoever comes next gets none of them."""
+        """After a server restart several connections are broken; remove all of them before the next request."""
         check = asyncio.create_task(self._pool.check())
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
-        # Not cancelled when it takes long: it holds connections that have to come back.
+        # Not cancelled if it takes long: the connections it holds must return to the pool.
         await asyncio.wait({check}, timeout=self._within)
 
 
 def _lost(remedy: str, outcome: str | None) -> Problem:
     details = {"outcome": outcome} if outcome is not None else None
-    return Problem(503, f"The database cannot be reached: {remedy}", details=details, retry_after=1)
+    return Problem(503, f"Lost the connection to the database: {remedy}", details=details, retry_after=1)
 
 
 @asynccontextmanager
 async def changing(connection: Connection) -> AsyncIterator[None]:
-    """A transaction that changes something. It waits for locks, but not so long that all connections come to wait."""
+    """A transaction that changes something. It waits for locks only briefly, so that the pool does not run dry."""
     async with committed_async(connection):
         await connection.execute(_BRIEFLY)
         yield
@@ -150,14 +150,14 @@ async def changing(connection: Connection) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def at_one_moment(connection: Connection) -> AsyncIterator[None]:
-    """A transaction that reads: who may see something and what there is to see are of one and the same moment."""
+    """A read-only transaction: permissions and data come from one snapshot."""
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read, read only")
         yield
 
 
 def refuse_repeated_names(body: bytes) -> None:
-    """400 where an object of this JSON has two fields of one name: readers do not agree on which of them counts."""
+    """400 if an object has two fields of one name: parsers disagree on which of them counts."""
     json.loads(body, object_pairs_hook=_names_once, parse_int=len, parse_float=len)
 
 
@@ -169,22 +169,22 @@ def _names_once(pairs: list[tuple[str, Any]]) -> None:
 
 
 def no_json(body: bytes, problem: Exception) -> Problem:
-    """What a body is answered that is no JSON."""
+    """The refusal of a body that is not JSON."""
     half = _HALF.search(_PAIR.sub(b"", body.replace(rb"\\", b"")))
     if half is None:
-        return bad_request(f"The body cannot be read as JSON: {shortened(str(problem))}")
-    # Readers of JSON call this a truncated input. Browsers write it when a text is cut by length.
-    said = f"{half[0].decode()} is half of a character: cut texts between characters, and not within one"
-    return bad_request(f"The body cannot be read as JSON: {said}")
+        return bad_request(f"The body is not valid JSON: {shortened(str(problem))}")
+    # msgspec calls this a truncated input. Browsers write it when a script cuts a text by length.
+    said = f"{half[0].decode()} is half of a character: cut texts between characters"
+    return bad_request(f"The body is not valid JSON: {said}")
 
 
 def shortened(text: str, most: int = LONGEST_COMPLAINT) -> str:
-    """A text of which so much may be told, and that there was more."""
+    """The text, cut to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON, which nobody keeps."""
+    """A JSON response that caches must not store."""
     return Response(
         _encode(body), status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json"
     )

@@ -1,4 +1,4 @@
-"""The Telegram bot of a system beside the site, without Telegram: a local Bot API server with sample chats.
+"""A system's Telegram bot beside the site, with a local Bot API server and sample chats instead of Telegram.
 
 Only `aftercommit up` runs it.
 """
@@ -23,10 +23,10 @@ from systems.host.system import SampleBot, System
 logger = logging.getLogger("aftercommit.up")
 
 CHATS: Final = "chats"
-# Telegram lets a few through that come close together, and so does this one. A test's own server does not.
+# Telegram allows short bursts. Servers in tests do not.
 LIMITS: Final = BotApiLimits(burst=5)
 JOURNAL: Final = "chats.jsonl"
-# The site is on the same machine, and somebody is watching.
+# Quick polls: the site is on the same machine.
 PACE: Final = Pace(poll=0.5, idle_longest=1.0)
 _LARGEST_PORT: Final = 65_535
 _LOOK_AGAIN: Final = 0.2
@@ -34,7 +34,7 @@ _TRY_AGAIN: Final = 3.0
 
 
 def bot_beside(systems: Sequence[System], database: Database, port: int) -> Companions:
-    """The Bot API server on the next port, or on a free one; and the bot, as soon as the site answers.
+    """Start the Bot API server on the next port or a free one, and the bot as soon as the site answers.
 
     One bot runs: that of the first system that has one.
     """
@@ -46,24 +46,24 @@ def bot_beside(systems: Sequence[System], database: Database, port: int) -> Comp
             telegram.open_chat(chat.name, chat_id=chat.chat_id, language=chat.language)
 
     def services(url: str) -> list[Service]:
-        # Only now it is known where the site is: the chats lead back there.
+        # The site's address, for the links back from the chats, is known only now.
         telegram.lead_back({"aftercommit": f"{url}/", system.title: f"{url}{bot.home}"})
         return [telegram, LocalBot(bot, database, url, telegram)]
 
     return Companions(
         addresses={CHATS: telegram.url},
         about={
-            f"board of the {system.title.lower()}": f"{{url}}{bot.home}",
-            "figures": "{url}/metrics",
-            "chats of the bot": f"{telegram.url} (a local Telegram: nothing leaves this machine)",
+            f"{system.name} page": f"{{url}}{bot.home}",
+            "metrics": "{url}/metrics",
+            "bot chats": f"{telegram.url} (a local Telegram: nothing leaves this machine)",
         },
-        commands={"look at the bot": f"bot status --state '{database.safe_dsn}'"},
+        commands={"show the bot's state": f"bot status --state '{database.safe_dsn}'"},
         services=services,
     )
 
 
 def _reach_this_machine_directly() -> None:
-    """Where the environment names a proxy, site and Bot API would be looked for behind it."""
+    """Keep requests to this machine away from a proxy that the environment may name."""
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     os.environ["no_proxy"] = ",".join(filter(None, (given, "127.0.0.1,localhost,::1")))
 
@@ -77,16 +77,16 @@ def _listening(port: int, name: str) -> BotApiServer:
 
 
 class LocalBot(Service):
-    """The bot of one system. It asks the site once when it starts, so it waits until the site answers."""
+    """The bot of one system. It checks the site once when it starts, so this waits until the site answers."""
 
     name = "bot"
 
     def __init__(self, bot: SampleBot, database: Database, url: str, telegram: BotApiServer) -> None:
-        """Not started; its state is in the same database."""
+        """Not started. Its state is in the same database."""
         super().__init__()
         self._chats = bot.chats
         self._url = url
-        # What the environment says counts: a credential, when the site asks for one.
+        # The environment may add a credential, if the site needs one.
         given: dict[str, str | None] = {
             "token": telegram.token,
             "api": telegram.url,
@@ -98,7 +98,7 @@ class LocalBot(Service):
         self.settings = bot_settings(given).told(pace=PACE)
 
     async def run(self) -> None:
-        """Until stopped."""
+        """Run until stopped."""
         await self._until_served()
         if self.stopping.is_set():
             return
@@ -107,7 +107,7 @@ class LocalBot(Service):
             try:
                 await self._run_bot()
             except (StateTaken, StateUnavailable) as problem:
-                # One that was killed holds its state until the database notices; another `up` may hold it for long.
+                # A killed bot holds its state until the database notices; another `up` may hold it longer.
                 if str(problem) != said:
                     said = str(problem)
                     log_event(logger, logging.WARNING, "bot_waits", error=said, retry_in=_TRY_AGAIN)
@@ -132,10 +132,10 @@ class LocalBot(Service):
                 await self.pause(_LOOK_AGAIN)
 
     def _link_sample_chats(self) -> None:
-        """Once, before anybody has talked to this bot: whoever is unlinked later stays so."""
+        """Only before the bot's first use, so that a chat that was unlinked later stays unlinked."""
         store = open_store(self.settings.state)
         try:
-            # Locked first: another `up` of older code may be at work on these tables.
+            # Lock first: another `up` with older code may be using these tables.
             store.lock()
             store.prepare()
             if store.links() or store.offset():

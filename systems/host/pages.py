@@ -1,4 +1,4 @@
-"""The pages of the site, and who there is to try them as. The files come from the web build (`make web`)."""
+"""The pages of the site, and the sample users to try them as. The files come from the web build (`make web`)."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,10 +29,10 @@ GUARDS: Final = {
 
 
 def page_routes(systems: Sequence[System], keys: TokenKeys | None, chats: str | None = None) -> list[BaseRoute]:
-    """The index page, the systems' pages and what they are made of.
+    """Routes of the home page, the systems' pages and their assets.
 
-    With `keys`, sample users are handed tokens; `chats` is where the chats of a local Bot API are shown. This machine
-    alone is told of both.
+    With `keys`, `/sample.json` has tokens for the sample users; `chats` is the address of the local bot's chats. Only
+    clients on this machine get either.
     """
     pages = {"/": "index.html"} | {path: name for system in systems for path, name in system.pages.items()}
     return [
@@ -47,14 +47,14 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
         try:
             text = (WEB / name).read_bytes()
         except FileNotFoundError:
-            raise unavailable("The pages are not built: run `make web`, then load this again") from None
+            raise unavailable("The pages are not built. Run `make web`, then reload") from None
         return _answer(request, text, "no-cache", "text/html")
 
     return show
 
 
 async def _asset(request: Request) -> Response:
-    """A part of a page. Its name changes with its content, so that it may be kept for ever."""
+    """An asset. Its name contains a hash of its content, so caches may keep it forever."""
     found = _ASSET.fullmatch(request.path_params["name"])
     if found is None or not (WEB / "assets" / found[0]).is_file():
         raise not_found()
@@ -63,7 +63,7 @@ async def _asset(request: Request) -> Response:
 
 
 def _answer(request: Request, content: bytes, cache: str, media_type: str) -> Response:
-    """A file, compressed for those who can read that."""
+    """A file, compressed if the client accepts that."""
     body, encoding = compressed(content, request.headers.get("accept-encoding", ""))
     return Response(body, headers={**GUARDS, **encoding, "Cache-Control": cache}, media_type=media_type)
 
@@ -84,12 +84,12 @@ def _sample(
 
 
 def is_local(request: Request) -> bool:
-    """Whether the request comes from this machine and is meant for it: nobody else is handed tokens."""
+    """Whether the request comes from this machine and is meant for it. Only such requests get tokens."""
     return is_local_client(headers_of(request.scope), peer_of(request.scope))
 
 
 def sample_users(systems: Sequence[System]) -> list[SampleUser]:
-    """Everybody there is to try things as; who appears in several systems has the permissions of all."""
+    """All sample users. A user of several systems gets the permissions of all of them."""
     found: dict[str, SampleUser] = {}
     for user in (user for system in systems for user in system.users):
         known = found.get(user.user)

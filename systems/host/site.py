@@ -24,7 +24,7 @@ from systems.host.system import System
 ORIGINS: Final = "AFTERCOMMIT_CORS_ORIGINS"
 ANSWERS_WITHIN: Final = "AFTERCOMMIT_ANSWERS_WITHIN"
 TITLE: Final = "aftercommit"
-ABOUT: Final = "Systems that run on aftercommit: what was committed is what everyone hears about."
+ABOUT: Final = "The systems of this site. Each writes its events in the transaction that changes its data."
 
 
 class Site:
@@ -37,7 +37,7 @@ class Site:
         self._development = serving.development
         listener = Listener(database)
         verifier = TokenVerifier(keys)
-        # Whoever signs is the site's; service tokens and revocations are a system's own, beside its outbox.
+        # All systems share the signing keys; each has its own service tokens and revocations, beside its outbox.
         bearers = {
             system.name: BearerAccess(verifier, database, system.outbox, listener=listener) for system in systems
         }
@@ -81,67 +81,69 @@ class Site:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """While requests are answered: the systems' connections, and what follows their logs."""
+        """Open the systems' connections and start the feeds."""
         async with AsyncExitStack() as stack:
             for part in self._parts.values():
-                await stack.enter_async_context(part.lifespan())
+                await stack.enter_async_context(part.pool.lifespan())
             await stack.enter_async_context(self._feeds.lifespan())
             yield
 
     def drain(self) -> None:
-        """The process is about to end: whoever reads a stream goes elsewhere."""
+        """The process is about to end: send the readers of streams to another one."""
         self._feeds.drain()
 
     def openapi(self) -> dict[str, Any]:
-        """Every route of every system."""
-        more = {path: operations for system in self._systems for path, operations in system.paths().items()}
-        told = self._feeds.openapi(more=more, description=ABOUT)
-        # The page that draws this shows it as the way back.
-        told["externalDocs"] = {"url": "./", "description": TITLE}
+        """The routes of all systems."""
+        parts = [system.openapi() for system in self._systems]
+        more = {path: operations for part in parts for path, operations in part["paths"].items()}
+        document = self._feeds.openapi(more=more, description=ABOUT)
+        # The page /docs shows this as the link back.
+        document["externalDocs"] = {"url": "./", "description": TITLE}
+        components = document["components"]
         if self._development:
-            # It offers them where a token is wanted.
-            schemes = told["components"]["securitySchemes"]
+            # The page offers these users' tokens.
+            schemes = components["securitySchemes"]
             offering = {**schemes["bearer"], "x-sample-users": "./sample.json"}
-            told["components"]["securitySchemes"] = {**schemes, "bearer": offering}
-        for system in self._systems:
-            told["components"]["schemas"] |= system.schemas()
-        return told
+            components["securitySchemes"] = {**schemes, "bearer": offering}
+        for part in parts:
+            components["schemas"] |= part["schemas"]
+        return document
 
     async def _exists(self, feed: Feed, key: str) -> bool:
         return await self._homes[feed].exists(feed, key)
 
 
 def _keys(serving: Serving) -> TokenKeys:
-    """The keys that are configured; in development one of this machine's own, if there are none."""
+    """The configured keys; without any, in development, a key of this machine's own."""
     keys = TokenKeys.from_environment()
     if keys is None and serving.development:
         return TokenKeys.for_development(default_folder())
     if keys is None:
         raise DeclarationError(
-            f"there are no keys to check tokens with: set {KEYS_FILE} (path of a JWK set) or {KEYS} (the set itself)"
+            f"no keys to check tokens with: set {KEYS_FILE} (path of a JWK set) or {KEYS} (the set itself)"
         )
     return keys
 
 
 def _patient(database: Database, environment: Mapping[str, str]) -> Database:
-    """The database, with the limit on its answers that is configured."""
+    """The database with the configured limit on its answers."""
     said = environment.get(ANSWERS_WITHIN, "").strip()
     if not said:
         return database
     try:
         return database.answering_within(float(said))
     except (ValueError, DeclarationError):
-        raise DeclarationError(f"{ANSWERS_WITHIN}={said!r:.40} is no limit: give seconds above 0, 10 for one") from None
+        raise DeclarationError(f"{ANSWERS_WITHIN}={said!r:.40} is not a number of seconds above 0") from None
 
 
 def _cors(environment: Mapping[str, str]) -> Cors | None:
-    """Web pages of these origins may write and read logs; without any, the site's own alone."""
+    """Pages of these origins may call the API; by default only the site's own pages."""
     origins = [origin.strip() for origin in environment.get(ORIGINS, "").split(",") if origin.strip()]
     return Cors(origins) if origins else None
 
 
 def site_of(systems: Sequence[System]) -> Application:
-    """The application that `aftercommit up` and `serve` run: these systems behind one address."""
+    """The application for `aftercommit up` and `serve`: these systems behind one address."""
 
     def create_tables(connection: psycopg.Connection[Any]) -> None:
         for system in systems:
@@ -151,7 +153,7 @@ def site_of(systems: Sequence[System]) -> Application:
         return [system.traffic(database, rate) for system in systems]
 
     def companions(database: Database, port: int) -> Companions:
-        # A server process needs none of it.
+        # Imported late: server processes do not need it.
         from systems.host.local_bot import bot_beside
 
         return bot_beside(systems, database, port)

@@ -1,10 +1,9 @@
-"""What every system declares about itself, so that the site can run all of them side by side."""
+"""The declaration of a system, from which the site runs several systems side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from fastapi import APIRouter
@@ -13,24 +12,25 @@ from aftercommit import Database, Outbox, Service
 from aftercommit.access import Access, BearerAccess
 from aftercommit.feed import Feed
 from aftercommit.postgres import committed
+from systems.host.http import RequestPool
 
 
-class Part(Protocol):
-    """A system in one server process: what its routes need while they are served. They find it in `request.state`."""
+class Part:
+    """A system in one server process: what its routes need. They find it in `request.state`.
 
-    @property
-    def access(self) -> Access:
-        """How those who read its feeds are known."""
+    `access` authenticates callers, and `services` run beside the routes.
+    """
 
-    @property
-    def services(self) -> Sequence[Service]:
-        """What runs beside its routes."""
+    services: Sequence[Service] = ()
+
+    def __init__(self, pool: RequestPool, access: Access) -> None:
+        """Nothing is connected before the pool's lifespan begins."""
+        self.pool = pool
+        self.access = access
 
     async def exists(self, feed: Feed, key: str) -> bool:
-        """Whether there is such a thing to read about."""
-
-    def lifespan(self) -> AbstractAsyncContextManager[object]:
-        """While requests are answered."""
+        """Whether a feed's key names something that exists; by default every key does."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SampleUser:
-    """Somebody to try things as. `name` is what people call them, where that is not the user itself."""
+    """A user to try things as. `name` is the display name, if it differs from the user."""
 
     user: str
     about: str
@@ -53,7 +53,7 @@ class SampleUser:
 
 @dataclass(frozen=True, slots=True)
 class SampleChat:
-    """A chat of a local Telegram that is linked to a user from the start."""
+    """A chat in the local Telegram, linked to a user from the start."""
 
     user: str
     name: str
@@ -65,8 +65,8 @@ class SampleChat:
 class SampleBot:
     """The Telegram bot of a system, as `aftercommit up` runs it beside the site.
 
-    `feed` and `redeem` are the paths that the bot asks. `home` is the system's page; `page` is that of one event, with
-    fields of the event in braces.
+    The bot requests the paths `feed` and `redeem`. `home` is the system's page; `page` is the page of one event, with
+    the event's fields in braces.
     """
 
     name: str
@@ -79,13 +79,13 @@ class SampleBot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One system: what it is, its outbox and tables, how it is read and written over HTTP, and what there is to see.
+    """One system: its outbox, tables, feeds, routes, pages and sample users.
 
-    `tables` is the file that creates the system's own tables; `add_sample_data` fills them where it is run for a trial.
-    `feeds` are read at these paths; `router` has the other routes, which `paths` and `schemas` describe for OpenAPI.
-    `pages` maps paths to files of the web build. `browser_redirects` maps paths, most of them routes of programs, to
-    the page that a browser is sent to instead. `part` also gets whether programs on this machine may name their user by
-    a header alone; `users_by_header` says that this system's users are named by a header at all.
+    `tables` is the SQL file that creates the system's own tables; `add_sample_data` fills them. `feeds` maps paths to
+    feeds; `router` has the other routes, and `openapi` returns their `paths` and `schemas`. `pages` maps paths to files
+    of the web build. `browser_redirects` maps paths to the page that a browser is sent to instead. `part` makes the
+    system's `Part`; its last argument says whether programs on this machine may name their user by a header alone.
+    `users_by_header` is true if a header can name the user at all.
     """
 
     name: str
@@ -97,8 +97,7 @@ class System:
     feeds: Mapping[str, Feed]
     part: Callable[[Database, BearerAccess, bool], Part]
     router: APIRouter
-    paths: Callable[[], dict[str, Any]]
-    schemas: Callable[[], dict[str, Any]]
+    openapi: Callable[[], dict[str, Any]]
     pages: Mapping[str, str]
     browser_redirects: Mapping[str, str]
     traffic: Callable[[Database, float], Service]
@@ -108,7 +107,7 @@ class System:
     bot: SampleBot | None = None
 
     def create_tables(self, connection: psycopg.Connection[Any]) -> None:
-        """Create what is missing, and the sample data; harmless to repeat, also by several processes at once."""
+        """Create missing tables and sample data. Safe to repeat, also by several processes at once."""
         with committed(connection):
             connection.execute(self.tables.read_bytes())
         if self.add_sample_data is not None:

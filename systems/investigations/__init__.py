@@ -1,6 +1,6 @@
-"""Investigation logs: frontends and backends write log lines into an investigation, people watch them arrive.
+"""Investigation logs: frontends and backends write log lines into an investigation, and people watch them live.
 
-`outbox` is what relays and migrations are pointed at: with the feed, which says by what the log is indexed.
+Point relays and migrations at `outbox`. The feed is exported as well, because it declares the log's indexes.
 """
 
 from systems.investigations.events import outbox

@@ -1,8 +1,8 @@
-"""What happens in an investigation, as typed events.
+"""The events of an investigation.
 
-A log line is an event of the aggregate `investigation`, which is numbered: the relay gives each line the next number
-of its investigation when it appends it. Nothing else may be published on that aggregate, or the numbers that readers
-of the logs see would have holes; what happens to an investigation as a whole is about its `case`.
+A log line is an event of the numbered aggregate `investigation`: the relay gives each line the next number of its
+investigation. Publish nothing else on that aggregate, or readers of the logs would see gaps in the numbers. Events
+about an investigation as a whole belong to the aggregate `case`.
 """
 
 from typing import Any, Literal
@@ -27,8 +27,8 @@ outbox = Outbox("investigation_events", numbered=["investigation"], max_payload_
 class LogRecorded(msgspec.Struct, frozen=True, omit_defaults=True):
     """A frontend or a backend wrote a line.
 
-    `event_id` is the producer's name for the line, by which it is stored once. It is unique in its investigation only,
-    so the envelope has an id of its own: nobody can keep a line out of one investigation by writing it to another.
+    `event_id` is the producer's id of the line, and the line is stored once per id. It is unique within its
+    investigation only, so the envelope has its own id: a line in one investigation cannot block one in another.
     """
 
     investigation_id: str
@@ -42,7 +42,7 @@ class LogRecorded(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @outbox.event("investigation.opened", aggregate="case", key="investigation_id")
 class InvestigationOpened(msgspec.Struct, frozen=True):
-    """From now on logs are taken."""
+    """An investigation was opened."""
 
     investigation_id: str
     title: str
@@ -51,7 +51,7 @@ class InvestigationOpened(msgspec.Struct, frozen=True):
 
 @outbox.event("investigation.closed", aggregate="case", key="investigation_id")
 class InvestigationClosed(msgspec.Struct, frozen=True):
-    """No more logs are taken; those that are there can still be read."""
+    """An investigation was closed. Its logs can still be read."""
 
     investigation_id: str
     by: str

@@ -1,4 +1,4 @@
-"""How the logs of an investigation are read over HTTP: one declaration, served as pages, long-polls and a stream."""
+"""The logs of an investigation over HTTP: pages, long-polls and a stream, from one declaration."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,7 +20,7 @@ from aftercommit.feed import (
 from aftercommit.redaction import Redactor
 from systems.investigations.events import LEVELS, SOURCES, LogRecorded, outbox
 
-# What leaves of an investigation, its title too, is cleaned by the same rules.
+# Lines and titles are redacted by the same rules.
 redactor: Final = Redactor()
 LOGS_PATH: Final = "/api/v1/investigations/{investigation_id}/logs"
 
@@ -28,25 +28,25 @@ UNIFIED_LOG: Final[Mapping[str, Any]] = {
     "title": "UnifiedLog",
     "type": "object",
     "properties": {
-        "event_id": {"type": "string", "format": "uuid", "description": "The producer's name for the line."},
-        "ts": {"type": "string", "format": "date-time", "description": "The server's time; never runs backwards."},
-        "seq": {"type": "integer", "minimum": 1, "description": "The number of the line in its investigation."},
+        "event_id": {"type": "string", "format": "uuid", "description": "The producer's id of the line."},
+        "ts": {"type": "string", "format": "date-time", "description": "The server's time; it never goes backwards."},
+        "seq": {"type": "integer", "minimum": 1, "description": "Number of the line in its investigation."},
         "source": {"type": "string", "enum": list(SOURCES)},
         "service": {"type": "string"},
         "level": {"type": "string", "enum": list(LEVELS)},
         "message": {"type": "string", "description": "Redacted."},
         "investigation_id": {"type": "string"},
-        "correlation_id": {"type": "string", "description": "Joins the lines of one story; without one, the event_id."},
-        "context": {"type": "object", "description": "Redacted. `client_ts` is the producer's clock."},
+        "correlation_id": {"type": "string", "description": "Groups related lines; by default the event_id."},
+        "context": {"type": "object", "description": "Redacted. `client_ts` is the time by the producer's clock."},
         "schema_version": {"type": "integer", "const": 1},
-        "withheld": {"type": "string", "description": "Why nothing is shown of a line that is there."},
+        "withheld": {"type": "string", "description": "Why the server hides this line; most fields are then missing."},
     },
     "required": ["event_id"],
 }
 
 
 def unified_log(event: LogEvent[LogRecorded]) -> Mapping[str, Any]:
-    """A line as readers get it. `ts` and `seq` are given at the append; the producer's clock is in `context`."""
+    """A line as readers get it. The relay assigns `ts` and `seq`; the producer's time is in `context`."""
     line = event.payload
     return {
         "event_id": str(line.event_id),

@@ -1,4 +1,4 @@
--- The system's own tables. Harmless to repeat: `aftercommit up` does it at every start.
+-- The system's own tables. Safe to repeat: `aftercommit up` runs this at every start.
 select pg_advisory_xact_lock(hashtext('investigations'));
 
 create schema if not exists investigations;
@@ -20,9 +20,9 @@ create table if not exists investigations.investigation (
     )
 );
 
--- Which lines have been stored, by the names that their producers gave them. Written in the transaction that publishes
--- the line: a repeated name waits for the first one to commit, and is then known. There is no foreign key: the statement
--- that writes here holds the investigation's row, which is never deleted, and a check per line would cost a batch dearly.
+-- The ids of stored lines. Written in the transaction that publishes the line: a repeated id waits for the first one to
+-- commit, and is then a duplicate. There is no foreign key: the statement that inserts here locks the investigation's row,
+-- nothing deletes investigations, and a check for each line would be expensive.
 create table if not exists investigations.stored_log (
     investigation_id varchar(100) not null,
     event_id uuid not null,

@@ -1,6 +1,6 @@
-"""Tasks: people create, assign, report on, approve and reject them, and everybody around a task hears of it.
+"""A task tracker: people create, assign, report on, approve and reject tasks, and everyone involved sees the events.
 
-`outbox` is what relays and migrations are pointed at: with the feed, which says how it is read.
+Point relays and migrations at `outbox`. The feed is exported as well, because it declares the log's indexes.
 """
 
 from systems.tasks.events import outbox

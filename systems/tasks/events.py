@@ -1,7 +1,7 @@
-"""What happens to a task, as typed events. Each says who did it and how the task stands afterwards.
+"""The events of a task. Each has the actor and the task as it is after the event.
 
-All are events of the aggregate `task`, in the order in which they happened to it. Whoever hears of one may read all of
-its payload, so it holds nothing that is not meant for everybody around the task.
+All belong to the aggregate `task`, so their order is kept. Every recipient can read the whole payload, so it holds
+nothing that is not meant for all of them.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ outbox: Final = Outbox("tasks_events", audience=True)
 
 
 class TaskEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What all of them carry. `note` is what the actor wrote: the report, the reason, the comment."""
+    """The fields of all events. `note` is the actor's report, reason or comment."""
 
     task_id: int
     actor_user_id: int
@@ -33,42 +33,42 @@ class TaskEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @outbox.event("task_created", aggregate="task", key="task_id")
 class TaskCreated(TaskEvent, frozen=True):
-    """Somebody wants something done; when somebody else was named at once, it is theirs."""
+    """A task was created, with or without an assignee."""
 
 
 @outbox.event("task_assigned", aggregate="task", key="task_id")
 class TaskAssigned(TaskEvent, frozen=True):
-    """It is somebody's now."""
+    """A new task got an assignee."""
 
 
 @outbox.event("task_reassigned", aggregate="task", key="task_id")
 class TaskReassigned(TaskEvent, frozen=True):
-    """It was one's and is another's now."""
+    """The task went to another assignee."""
 
 
 @outbox.event("report_submitted", aggregate="task", key="task_id")
 class ReportSubmitted(TaskEvent, frozen=True):
-    """Who works on it says that it is done, and how."""
+    """The assignee reported on the task."""
 
 
 @outbox.event("report_approved", aggregate="task", key="task_id")
 class ReportApproved(TaskEvent, frozen=True):
-    """It is done."""
+    """The report was approved; the task is done."""
 
 
 @outbox.event("report_rejected", aggregate="task", key="task_id")
 class ReportRejected(TaskEvent, frozen=True):
-    """It is not, and the note says why."""
+    """The report was rejected; the note says why."""
 
 
 @outbox.event("task_reopened", aggregate="task", key="task_id")
 class TaskReopened(TaskEvent, frozen=True):
-    """What was approved or cancelled is to be done after all."""
+    """An approved or cancelled task was reopened."""
 
 
 @outbox.event("task_cancelled", aggregate="task", key="task_id")
 class TaskCancelled(TaskEvent, frozen=True):
-    """It need not be done any more."""
+    """The task was cancelled."""
 
 
 EVENTS: Final[dict[str, type[TaskEvent]]] = {

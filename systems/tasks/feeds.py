@@ -1,4 +1,4 @@
-"""What a user hears of, over HTTP: `GET /tasks/me/events`, the same as a long-poll and as a stream. One declaration."""
+"""A user's events over HTTP: `GET /tasks/me/events` as pages, long-polls and a stream, from one declaration."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,15 +15,19 @@ EVENT_SCHEMA: Final[Mapping[str, Any]] = {
     "title": "TaskEvent",
     "type": "object",
     "properties": {
-        "event_id": {"type": "integer", "minimum": 1, "description": "Its place: hand the last one to `after_id`."},
+        "event_id": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "Position in the log; the cursor for `after_id`.",
+        },
         "task_id": {"type": "integer", "minimum": 1},
         "event_type": {"type": "string", "enum": list(EVENTS)},
-        "actor_user_id": {**_USER, "description": "Who did it."},
-        "actor_role_id": {**_USER_OR_NOBODY, "description": "In which role; null for somebody who has none."},
+        "actor_user_id": {**_USER, "description": "The user who did it."},
+        "actor_role_id": {**_USER_OR_NOBODY, "description": "The role in which they did it; null if they have none."},
         "created_at": {"type": "string", "format": "date-time"},
         "payload": {
             "type": "object",
-            "description": "How the task stands afterwards; `note` is what the actor wrote.",
+            "description": "The task after the event; `note` is the actor's report, reason or comment.",
             "properties": {
                 "title": {"type": "string"},
                 "state": {"type": "string"},
@@ -37,14 +41,14 @@ EVENT_SCHEMA: Final[Mapping[str, Any]] = {
                 "note": {"type": ["string", "null"]},
             },
         },
-        "withheld": {"type": "string", "description": "Why nothing is shown of an event that is there."},
+        "withheld": {"type": "string", "description": "Why the server hides this event; other fields are missing."},
     },
     "required": ["event_id"],
 }
 
 
 def task_event(event: LogEvent[TaskEvent]) -> Mapping[str, Any]:
-    """An event as its readers get it. Its id is its position in the log, which only grows; so it is the cursor too."""
+    """An event as readers get it. Its id is its position in the log, so it is the cursor, too."""
     said = event.payload
     return {
         "event_id": event.position,

@@ -1,9 +1,9 @@
-"""The system as the site runs it."""
+"""The declaration of the tasks system."""
 
 from pathlib import Path
 from typing import Any, Final
 
-from systems.host.routes import paths_of, schemas_of
+from systems.host.routes import described
 from systems.host.system import Link, SampleBot, System
 from systems.tasks.api.part import TasksPart
 from systems.tasks.api.routes import REDEEM, ROOT, router
@@ -14,26 +14,27 @@ from systems.tasks.sample.traffic import CHATS, USERS, Traffic, add_sample_peopl
 BOARD: Final = f"{ROOT}/board"
 
 
-def _paths() -> dict[str, Any]:
-    """Those of the routes. The feed describes itself, but for the header that names the user."""
-    told = paths_of(router)
-    header = next(each for each in told[ROOT]["get"]["parameters"] if each["name"] == "X-User-Id")
-    return told | {path: {"parameters": [header]} for path in (EVENTS_PATH, f"{EVENTS_PATH}/stream")}
+def _openapi() -> dict[str, Any]:
+    """The routes. The feed describes itself, apart from the header that names the user."""
+    document = described(router)
+    paths = document["paths"]
+    header = next(each for each in paths[ROOT]["get"]["parameters"] if each["name"] == "X-User-Id")
+    paths |= {path: {"parameters": [header]} for path in (EVENTS_PATH, f"{EVENTS_PATH}/stream")}
+    return document
 
 
 tasks: Final = System(
     name="tasks",
     title="Tasks",
-    about="People create, assign, report on and approve tasks; everybody around a task hears of it.",
-    links=[Link(BOARD, "Tasks of the sample users")],
+    about="Create, assign, report on and approve tasks. Everyone involved in a task sees its events.",
+    links=[Link(BOARD, "Task board")],
     outbox=outbox,
     tables=Path(__file__).with_name("tables.sql"),
     add_sample_data=add_sample_people,
     feeds={EVENTS_PATH: events},
-    part=lambda database, bearer, local_users: TasksPart(database, bearer, local_users=local_users),
+    part=TasksPart,
     router=router,
-    paths=_paths,
-    schemas=lambda: schemas_of(router),
+    openapi=_openapi,
     pages={BOARD: "tasks.html", f"{BOARD}/{{task_id}}": "task.html"},
     browser_redirects={ROOT: BOARD, f"{ROOT}/{{task_id:number}}": f"{BOARD}/{{task_id}}"},
     traffic=lambda database, rate: Traffic(database, rate=rate),

@@ -1,4 +1,4 @@
--- The system's own tables. Harmless to repeat: `aftercommit up` does it at every start.
+-- The system's own tables. Safe to repeat: `aftercommit up` runs this at every start.
 select pg_advisory_xact_lock(hashtext('tasks'));
 
 create schema if not exists tasks;
@@ -17,11 +17,11 @@ create table if not exists tasks.roles (
     constraint roles_id_is_positive check (role_id > 0)
 );
 
--- Who has role 1 says who has which role.
+-- Members of role 1 are administrators: they assign roles.
 insert into tasks.roles (role_id, name) values (1, 'administrator') on conflict do nothing;
 
--- A transaction that publishes locks the rows it has read here (for share), so that one who is taken out of a role waits
--- for it, and whoever publishes afterwards waits for that.
+-- A transaction that publishes locks the rows it has read here (for share), so that removing a member waits for it, and
+-- later publishers wait for the removal.
 create table if not exists tasks.members (
     role_id bigint not null,
     user_id bigint not null,
@@ -42,7 +42,7 @@ create table if not exists tasks.tasks (
     created_at timestamptz not null default clock_timestamp(),
     updated_at timestamptz not null default clock_timestamp(),
     version integer not null default 1,
-    -- What the creator called the request, and what the request was, so that one sent twice makes one task.
+    -- The request's Idempotency-Key and a digest of its body, so that a repeated request creates one task.
     creation_key varchar(200),
     creation_digest bytea,
     constraint tasks_pkey primary key (task_id),
@@ -73,7 +73,7 @@ create table if not exists tasks.supervisors (
 );
 create index if not exists supervisors_by_role on tasks.supervisors (role_id, task_id);
 
--- What was done with a task: one row for each of its versions, and for each event that was published about it.
+-- The history of a task: one row for each version, which is also one row for each event.
 create table if not exists tasks.history (
     task_id bigint not null,
     version integer not null,
@@ -92,10 +92,10 @@ create table if not exists tasks.history (
     constraint history_actor_fkey foreign key (actor_user_id) references tasks.users
 );
 
--- For tables that were made before this was written down.
+-- For databases that were created before this column existed.
 alter table tasks.history add column if not exists assignee_user_id bigint;
 
--- Codes by which a chat becomes a user's: one for each user, gone with its use. Only a hash of it is kept.
+-- Codes that link a chat to a user: one for each user, deleted when used. Only a hash is stored.
 create table if not exists tasks.link_codes (
     user_id bigint not null,
     code_hash bytea not null,

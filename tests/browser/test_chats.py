@@ -46,7 +46,7 @@ def up(postgres_server: PostgresServerForTests, site: None, tmp_path_factory: py
         told = {"DATABASE_URL": dsn, "AFTERCOMMIT_HOME": str(tmp_path_factory.mktemp("home"))}
         options = ("--app", "systems.site:application", "--port", "0", "--rate", "0")
         with running("up", *options, folder=REPOSITORY, **told) as program:
-            found = Up(after(program, "open in a browser:"), after(program, "chats of the bot:"))
+            found = Up(after(program, "open in a browser:"), after(program, "bot chats:"))
             eventually(lambda: answers(found.url), timeout=STARTING)
             yield found
 
@@ -76,7 +76,7 @@ def test_a_newcomer_connects_a_chat_and_gets_a_message_that_leads_to_the_task(bo
     board.page.goto(up.url)
     card = board.page.locator("#systems .card", has_text="Tasks")
     card.get_by_role("link", name="Telegram chats of the bot").wait_for()
-    card.get_by_role("link", name="Tasks of the sample users").click()
+    card.get_by_role("link", name="Task board").click()
     board.page.get_by_role("dialog", name="Who are you?").get_by_role("button", name="Barbara").click()
     expect(board.page.locator("#reader-name")).to_have_text("Barbara")
     board.connection("streaming")

@@ -343,7 +343,7 @@ def test_who_is_not_known_is_told_and_may_be_somebody_else(board: BoardPage, tas
     board.page.get_by_role("button", name="Choose who you are").click()
     board.page.get_by_label("Token").fill(signed(STRANGER))
     board.page.get_by_role("button", name="Begin").click()
-    board.alert(f"User {STRANGER} is not known here")
+    board.alert(f"User {STRANGER} does not exist")
     board.page.get_by_role("button", name="Choose who you are").click()
     board.page.get_by_label("Token").fill("not-a-token")
     board.page.get_by_role("button", name="Begin").click()
@@ -454,6 +454,6 @@ def test_an_address_that_leads_nowhere_leads_home(board: BoardPage, tasks: Servi
         assert answer.status == 404
         board.page.get_by_role("link", name="Everything that runs here").click()
         board.page.get_by_role("heading", name="Running here").wait_for()
-        board.page.get_by_role("link", name="Tasks of the sample users").wait_for()
+        board.page.get_by_role("link", name="Task board").wait_for()
     told = tasks.as_user(ADA).get("/no/such/page")
     assert (told.status_code, told.json()["error"]) == (404, "not_found")

@@ -22,7 +22,7 @@ from tests.support.tasks import ADA, ENGINEERS, GRACE, Service, prepared, signed
 INVESTIGATIONS = "/api/v1/investigations"
 EVERYTHING = ("investigation:create", "investigation:*:read", "investigation:*:write")
 SILENT = f"The database did not answer within {LIMIT:g} seconds"
-NOTHING_DONE = "The database is busy, or cannot be reached: nothing was done; try again"
+NOTHING_DONE = "The database is busy or cannot be reached. Nothing was changed; try again"
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_every_route_is_answered_and_a_change_is_made_once(hanging: PostgresServ
 @pytest.mark.parametrize("limit", ["soon", "0", "-3", "nan"])
 def test_a_limit_that_is_none_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(ANSWERS_WITHIN, limit)
-    with pytest.raises(DeclarationError, match=f"{ANSWERS_WITHIN}='{limit}' is no limit: give seconds above 0"):
+    with pytest.raises(DeclarationError, match=f"{ANSWERS_WITHIN}='{limit}' is not a number of seconds above 0"):
         Site(SYSTEMS, Serving(Database("postgresql://localhost/nowhere"), development=True))
 
 

@@ -228,8 +228,8 @@ def test_what_cannot_be_served_is_said_in_a_line(database: str, tmp_path: Path) 
         (("serve", "--app", "os:getcwd", *FREE), "the application could not start"),
         (("serve", "--app", "os:getcwd", "--workers", "2", *FREE), "the application could not start"),
         (("up", "--app", APP, "--host", ""), "the host to listen on is empty"),
-        (("serve", "--app", APP, *FREE), "there are no keys to check tokens with"),
-        (("serve", "--app", APP, "--workers", "2", *FREE), "there are no keys to check tokens with"),
+        (("serve", "--app", APP, *FREE), "no keys to check tokens with"),
+        (("serve", "--app", APP, "--workers", "2", *FREE), "no keys to check tokens with"),
         (("serve", "--app", APP, "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:8090"),
         (("up", "--app", APP, "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:8090"),
     ):

@@ -78,7 +78,7 @@ async def test_a_closing_waits_for_the_batch_under_way_and_the_next_batch_for_th
         await waits_for_a_lock(dsn)
         assert not closing.done()
     assert (await closing).status == "closed"
-    with pytest.raises(Closed, match="takes no more logs"):
+    with pytest.raises(Closed, match="accepts no more logs"):
         await ingest.store(connection, case.investigation_id, [log()])
     assert await counts(connection) == (1, 1)
 
@@ -90,7 +90,7 @@ async def test_a_request_whose_answer_was_lost_can_be_sent_again_after_the_closi
     again = await ingest.store(connection, case.investigation_id, [*lines, lines[0]])
     assert ([each.status for each in again.results], again.stored, again.duplicates) == (["duplicate"] * 4, 0, 4)
     for late in ([log(event_id=uuid4())], [log()], [*lines, log(event_id=uuid4())]):
-        with pytest.raises(Closed, match="takes no more logs"):
+        with pytest.raises(Closed, match="accepts no more logs"):
             await ingest.store(connection, case.investigation_id, late)
     elsewhere = await open_case(connection, "another", "ada")
     await close_case(connection, elsewhere.investigation_id, "ada")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.contract("T6")
 
 ALONE, MATE, SOLE, LEAD, OTHER_LEAD = range(360, 365)
 OF_ONE, OF_TWO, EMPTY = 360, 361, 362
-REMEDY = "name another assignee, or a supervising role that somebody else has"
+REMEDY = "Choose another assignee, or a supervising role that someone else has"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +75,7 @@ def test_neither_assigning_nor_reassigning_leads_there(tasks: Service):
     tasks.act(ALONE, new, "assign", assignee_user_id=MATE)
     tasks.act(MATE, new, "submit-report", report="done")
     assert refused(tasks.try_to(ALONE, new, "reassign", assignee_user_id=ALONE)).endswith(
-        "choose somebody else, or have an administrator give one of its supervising roles to somebody else"
+        "Choose another assignee, or have an administrator give one of the supervising roles to someone else"
     )
     assert tasks.act(ALONE, new, "approve")["state"] == "approved"
 

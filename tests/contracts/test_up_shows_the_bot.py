@@ -58,7 +58,7 @@ def up(database: str, home: Path, *more: str) -> Iterator[Up]:
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(home), "HTTP_PROXY": "http://127.0.0.1:9"}
     with running("up", "--app", APP, "--rate", "0", *more, folder=REPOSITORY, **told) as program:
         url = after(program, "open in a browser:")
-        chats = after(program, "chats of the bot:")
+        chats = after(program, "bot chats:")
         eventually(lambda: answers(url), timeout=STARTING)
         yield Up(program, url, chats)
 
@@ -85,8 +85,8 @@ def test_a_task_becomes_a_message_and_a_kill_loses_and_doubles_nothing(database:
     home = tmp_path / "home"
     with up(database, home, "--port", str(port), "--workers", "2") as first:
         assert port_of(first.chats) == port + 1
-        assert after(first.program, "board of the tasks:") == f"{first.url}/tasks/board"
-        assert after(first.program, "figures:") == f"{first.url}/metrics"
+        assert after(first.program, "tasks page:") == f"{first.url}/tasks/board"
+        assert after(first.program, "metrics:") == f"{first.url}/metrics"
         for outbox in ("investigation_events", "tasks_events"):
             first.program.line(f"status --schema {outbox} --watch", first.program.stderr)
         assert httpx.get(f"{first.url}/sample.json", timeout=PATIENCE, verify=TLS).json()["chats"] == first.chats

@@ -1,1 +1,1 @@
-"""The system's own routes over HTTP. Reading logs is the feed's work."""
+"""The system's own HTTP routes. The feed serves the logs."""

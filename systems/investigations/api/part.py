@@ -1,39 +1,32 @@
-"""The investigations in one server process: connections, and how callers are recognised."""
+"""The investigations in one server process: connections and authentication."""
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from aftercommit import Database, Service
-from aftercommit.access import Access
+from aftercommit import Database
+from aftercommit.access import BearerAccess
 from aftercommit.feed import Feed
 from systems.host.http import RequestPool
+from systems.host.system import Part
 from systems.investigations.service.cases import INVESTIGATION_ID, find_case
 from systems.investigations.service.errors import NotThere
 
-AGAIN: Final = "it may have been done; send it again, what has an event_id or an investigation_id is stored once"
+AGAIN: Final = "the change may have been committed; send it again, it is stored once per event_id or investigation_id"
 
 
-class InvestigationsPart:
-    """What the routes need while they are served."""
+class InvestigationsPart(Part):
+    """What the routes need in one server process."""
 
-    def __init__(self, database: Database, access: Access) -> None:
-        """Nothing is connected before the lifespan begins."""
-        self.access = access
-        self.services: Sequence[Service] = ()
-        self.pool = RequestPool(database, "investigations", AGAIN)
+    def __init__(self, database: Database, bearer: BearerAccess, local_users: bool = False) -> None:
+        """Users of this system always have a token, whatever `local_users` says."""
+        super().__init__(RequestPool(database, "investigations", AGAIN), bearer)
 
-    def lifespan(self) -> AbstractAsyncContextManager[object]:
-        """Connections are open."""
-        return self.pool.lifespan()
-
-    async def exists(self, feed: Feed, investigation_id: str) -> bool:
+    async def exists(self, feed: Feed, key: str) -> bool:
         """Whether there is such an investigation."""
-        if INVESTIGATION_ID.fullmatch(investigation_id) is None:
+        if INVESTIGATION_ID.fullmatch(key) is None:
             return False
         async with self.pool.reading() as connection:
             try:
-                await find_case(connection, investigation_id)
+                await find_case(connection, key)
             except NotThere:
                 return False
         return True

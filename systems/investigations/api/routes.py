@@ -7,13 +7,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from aftercommit import text_problem
 from aftercommit.access import Reader
 from aftercommit.http import forbidden
 from systems.host.http import answer
-from systems.host.routes import DIGITS, Before, Body, RawRoute, SystemRoute, refusals
+from systems.host.routes import DIGITS, STORABLE, Before, Body, Caller, RawRoute, SystemRoute, refusals
 from systems.investigations.api.part import InvestigationsPart
 from systems.investigations.feeds import redactor
 from systems.investigations.service.cases import INVESTIGATION_ID, Case, close_case, find_case, list_cases, open_case
@@ -29,27 +28,16 @@ _ID_PATTERN: Final = f"^{INVESTIGATION_ID.pattern}$"
 _REF: Final = "#/components/schemas/{name}"
 
 
-def _storable(text: str) -> str:
-    problem = text_problem(text)
-    if problem is not None:
-        raise ValueError(problem)
-    return text
-
-
 class NewInvestigation(Body):
-    """A new investigation; without an id it gets the next free one."""
+    """A new investigation. Without an id, it gets the next free one."""
 
-    title: Annotated[
-        str,
-        Field(min_length=1, max_length=200, json_schema_extra={"pattern": r"^[^\u0000]+$"}),
-        AfterValidator(_storable),
-    ]
+    title: Annotated[str, Field(min_length=1, max_length=200, json_schema_extra={"pattern": r"^[^\u0000]+$"}), STORABLE]
     investigation_id: Annotated[str, Field(pattern=_ID_PATTERN)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Investigations:
-    """Those that the caller may read, newest first. `next_before` goes on; null: there are no more."""
+    """Investigations, newest first. `next_before` continues the list; null: there are no more."""
 
     investigations: list[Case]
     next_before: int | None
@@ -60,24 +48,18 @@ async def _part(request: Request) -> InvestigationsPart:
     return part
 
 
-async def _reader(request: Request) -> Reader:
-    reader: Reader = request.state.reader
-    return reader
-
-
 async def _investigation_id(
     investigation_id: Annotated[str, Path(json_schema_extra={"pattern": _ID_PATTERN}, examples=["INV-123"])],
 ) -> str:
-    """The investigation in the address; 404 for a name that none can have."""
+    """The investigation's id in the path; 404 if no investigation can have it."""
     if INVESTIGATION_ID.fullmatch(investigation_id) is None:
         raise NotThere(investigation_id)
     return investigation_id
 
 
 Api = Annotated[InvestigationsPart, Depends(_part)]
-Caller = Annotated[Reader, Depends(_reader)]
 InvestigationId = Annotated[str, Depends(_investigation_id)]
-Limit = Annotated[int, Field(ge=1, le=MOST_LISTED), DIGITS, Query(description="How many at most.")]
+Limit = Annotated[int, Field(ge=1, le=MOST_LISTED), DIGITS, Query(description="Maximum number of items.")]
 
 
 async def _readable(reader: Caller, investigation_id: InvestigationId) -> str:
@@ -96,7 +78,7 @@ async def _creator(reader: Caller) -> Reader:
 
 
 def permission(investigation_id: str, verb: str) -> str:
-    """What a token must allow to read or write an investigation."""
+    """The permission to read or write an investigation."""
     return f"investigation:{investigation_id}:{verb}"
 
 
@@ -106,7 +88,7 @@ def _require(reader: Reader, needed: str) -> None:
 
 
 def _shown(case: Case) -> Case:
-    """An investigation as it leaves: people write into titles what they should not."""
+    """An investigation with its title redacted."""
     return replace(case, title=redactor.text(case.title))
 
 
@@ -114,9 +96,9 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return refusals(
         *statuses,
         meanings={
-            403: "The token does not have the permission that is needed.",
-            404: "There is no such investigation.",
-            409: "The investigation is closed; or, when you open one, its id is taken.",
+            403: "The token lacks the permission.",
+            404: "The investigation does not exist.",
+            409: "The investigation is closed, or the id of a new one is taken.",
         },
     )
 
@@ -130,11 +112,11 @@ _TAGS: Final[list[str | Enum]] = ["investigations"]
     "",
     operation_id="listInvestigations",
     tags=_TAGS,
-    summary="Investigations that the caller may read, newest first",
+    summary="List the investigations that the caller may read, newest first",
     responses=_refusals(400, 401, 503),
 )
 async def list_readable(api: Api, reader: Caller, before: Before = None, limit: Limit = LISTED) -> Investigations:
-    """Page by page."""
+    """Returns one page."""
     async with api.pool.reading() as connection:
         found = await list_cases(
             connection, lambda case: reader.may(permission(case, "read")), before=before, limit=limit
@@ -149,13 +131,13 @@ async def list_readable(api: Api, reader: Caller, before: Before = None, limit: 
     summary="Open an investigation",
     description=f"Needs the permission `{CREATE}`.",
     status_code=201,
-    response_description="It is open.",
+    response_description="The new investigation.",
     responses=_refusals(400, 401, 403, 409, 413, 503),
 )
 async def create(
     api: Api, reader: Annotated[Reader, Depends(_creator)], new: NewInvestigation, response: Response
 ) -> Case:
-    """Under a name of the caller's choice, or the next free one."""
+    """With the caller's id, or the next free one."""
     async with api.pool.changing() as connection:
         case = await open_case(connection, new.title, reader.user, new.investigation_id)
     response.headers["Location"] = f"{ROOT}/{case.investigation_id}"
@@ -166,7 +148,7 @@ async def create(
     _ONE,
     operation_id="showInvestigation",
     tags=_TAGS,
-    summary="One investigation",
+    summary="Show an investigation",
     responses=_refusals(400, 401, 403, 404, 503),
 )
 async def show(api: Api, investigation_id: Annotated[str, Depends(_readable)]) -> Case:
@@ -179,12 +161,12 @@ async def show(api: Api, investigation_id: Annotated[str, Depends(_readable)]) -
     f"{_ONE}/close",
     operation_id="closeInvestigation",
     tags=_TAGS,
-    summary="Close an investigation: it takes no more logs",
-    response_description="It is closed.",
+    summary="Close an investigation, so that it accepts no more logs",
+    response_description="The closed investigation.",
     responses=_refusals(400, 401, 403, 404, 503),
 )
 async def close(api: Api, reader: Caller, investigation_id: Annotated[str, Depends(_writable)]) -> Case:
-    """Needs `investigation:{investigation_id}:write`. Closing a closed investigation changes nothing."""
+    """Needs the permission `investigation:{investigation_id}:write`. Safe to repeat."""
     async with api.pool.changing() as connection:
         return _shown(await close_case(connection, investigation_id, reader.user))
 
@@ -206,9 +188,9 @@ _STORED: Final = {"application/json": {"schema": {"$ref": _REF.format(name="Stor
 
 
 async def ingest(request: Request) -> Response:
-    """Needs `investigation:{investigation_id}:write`. If one log is wrong, none of them is stored.
+    """Needs the permission `investigation:{investigation_id}:write`. If one log is invalid, none is stored.
 
-    A log whose `event_id` is already stored is answered `duplicate`, so you can send a request again.
+    A log whose `event_id` is already stored gets the status `duplicate`, so a request can be repeated.
     """
     api: InvestigationsPart = request.state.part
     investigation_id = await _investigation_id(request.path_params["investigation_id"])
@@ -219,8 +201,8 @@ async def ingest(request: Request) -> Response:
     return answer(201 if stored.stored else 200, stored)
 
 
-# Producers write thousands of lines a second: neither FastAPI nor pydantic is in their way. msgspec reads the lines and
-# names a bad one by its index, so what the route takes is described here and not by a type.
+# Producers write thousands of lines a second, so this route bypasses FastAPI and pydantic. msgspec reads the lines and
+# names an invalid one by its index; the description below replaces the types.
 router.add_api_route(
     f"{_ONE}/logs",
     ingest,
@@ -228,13 +210,13 @@ router.add_api_route(
     route_class_override=RawRoute,
     operation_id="recordLogs",
     tags=["logs"],
-    summary="Store one log or a batch, answered when it is committed",
+    summary="Store one log or a batch",
     status_code=201,
     response_class=Response,
-    response_description="Committed.",
+    response_description="The logs are committed.",
     openapi_extra={"parameters": [_ID_PARAMETER], "requestBody": _LOGS_BODY},
     responses={
-        200: {"description": "All of it was stored before.", "content": _STORED},
+        200: {"description": "All logs were already stored.", "content": _STORED},
         201: {"content": _STORED},
         **_refusals(400, 401, 403, 404, 409, 413, 503),
     },
@@ -242,7 +224,7 @@ router.add_api_route(
 
 
 def log_schemas() -> dict[str, Any]:
-    """What logs and the answer to them look like, by name."""
+    """OpenAPI schemas of a log and of the response."""
     _, found = msgspec.json.schema_components([ProducedLog, Stored], ref_template=_REF)
     for schema in found.values():
         if "description" in schema:

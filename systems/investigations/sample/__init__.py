@@ -1,1 +1,1 @@
-"""Sample users and investigations, and log lines that arrive while `make up` runs."""
+"""Sample users and investigations, and the log lines written while `make up` runs."""

@@ -1,7 +1,7 @@
-"""What the sample investigations are about: requests as they go through a small shop, told in log lines. Pure.
+"""The sample log lines: requests on their way through a small shop. Pure, apart from the clock.
 
-Some lines hold what must not leave the server (an e-mail address, a card number, a token), so that one can see that it
-does not.
+Some lines contain data that must not leave the server (an e-mail address, a card number, a token), to show that it is
+redacted.
 """
 
 import random
@@ -17,7 +17,7 @@ from systems.investigations.service.produced_logs import ProducedLog
 
 @dataclass(frozen=True, slots=True)
 class SampleCase:
-    """An investigation that is there from the start."""
+    """A sample investigation."""
 
     investigation_id: str
     title: str
@@ -36,14 +36,14 @@ _ADDRESSES: Final = ("203.0.113.7", "198.51.100.23", "192.0.2.146", "2001:db8::7
 
 
 class Story:
-    """Tells one request after another; the same seed tells the same ones, under the same event ids."""
+    """Makes the lines of one request after another; the same seed gives the same lines and event ids."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
         self._request = 0
 
     def case(self) -> SampleCase:
-        """Which investigation the next request belongs to."""
+        """The investigation of the next request."""
         return self._random.choices(CASES, weights=(3, 1))[0]
 
     def request(self) -> list[ProducedLog]:
@@ -65,7 +65,7 @@ class Story:
         ]
 
     def _client_ts(self, source: Source) -> str:
-        # Browsers' clocks are what they are: the order that readers see does not come from them.
+        # Browsers' clocks are often wrong; the order that readers see does not depend on them.
         skew = self._random.uniform(-90, 90) if source == "frontend" else self._random.uniform(-0.05, 0.05)
         moment = datetime.now(UTC) + timedelta(seconds=skew)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

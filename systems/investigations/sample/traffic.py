@@ -1,4 +1,4 @@
-"""Something to see in `aftercommit up`: two investigations with a past, users who may see more or less, traffic."""
+"""Sample data for `aftercommit up`: two investigations, users with different permissions, and traffic."""
 
 from typing import Any, Final
 
@@ -18,31 +18,31 @@ PAST_REQUESTS: Final = 60
 USERS: Final = (
     SampleUser(
         "ada",
-        "leads investigations: opens them, reads and writes all of them",
+        "Lead: opens investigations, reads and writes all of them",
         ("investigation:create", "investigation:*:read", "investigation:*:write"),
     ),
-    SampleUser("grace", "is on call for the checkout: reads INV-123 and nothing else", ("investigation:INV-123:read",)),
-    SampleUser("web-shop", "is a program: writes to INV-123 and reads nothing", ("investigation:INV-123:write",)),
-    SampleUser("mallory", "may do nothing at all", ()),
+    SampleUser("grace", "On call for the checkout: reads only INV-123", ("investigation:INV-123:read",)),
+    SampleUser("web-shop", "Program: writes to INV-123, reads nothing", ("investigation:INV-123:write",)),
+    SampleUser("mallory", "No permissions", ()),
 )
 
 
 class Traffic(DatabaseService):
-    """The shop at work: about `rate` log lines a second, a request at a time, until it is stopped."""
+    """Writes about `rate` log lines per second, one request at a time, until stopped."""
 
     name = "traffic"
 
     def __init__(
         self, database: Database, *, rate: float = 6.0, seed: int | None = None, probe: Probe | None = None
     ) -> None:
-        """Not started. With a rate of 0 the investigations get their past and no present."""
+        """Not started. With a rate of 0 the investigations get only their first lines."""
         super().__init__(probe)
         self._database = database
         self._rate = rate
         self._story = Story(seed)
 
     async def session(self) -> None:
-        """One life of the connection."""
+        """Write until the connection is lost or the service is stopped."""
         connection = await self._database.connect(autocommit=False)
         try:
             self.session_is_up()
@@ -60,7 +60,7 @@ class Traffic(DatabaseService):
             await close_quietly(connection)
 
     async def begin(self, connection: psycopg.AsyncConnection[Any], case: SampleCase) -> None:
-        """Open a sample investigation, if it is not there, with something to read in it."""
+        """Open a sample investigation with some lines, if it does not exist."""
         try:
             await open_case(connection, case.title, "ada", case.investigation_id)
         except AlreadyThere:
@@ -69,11 +69,11 @@ class Traffic(DatabaseService):
         await store(connection, case.investigation_id, past)
 
     async def step(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """One request, in one transaction; how many lines it was."""
+        """Write one request in one transaction; returns its number of lines."""
         case, lines = self._story.case(), self._story.request()
         try:
             await store(connection, case.investigation_id, lines)
         except Closed:
-            # Somebody has tried out what closing does.
+            # Someone closed the sample investigation.
             await self.reach("traffic.closed", investigation_id=case.investigation_id)
         return len(lines)

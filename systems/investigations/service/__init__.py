@@ -1,1 +1,1 @@
-"""What can be done with investigations and their logs: each change and its event in one transaction."""
+"""Changes to investigations and their logs. Each change and its event are one transaction."""

@@ -1,4 +1,4 @@
-"""An investigation as a whole: opened, found, listed, closed. Each change and its event are one transaction."""
+"""Opens, finds, lists and closes investigations. Each change and its event are one transaction."""
 
 import re
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from systems.host.http import Connection, changing
 from systems.investigations.events import InvestigationClosed, InvestigationOpened, outbox
 from systems.investigations.service.errors import AlreadyThere, NotThere
 
-# What stands in a URL, in a permission and in a cursor's neighbourhood without being taken for a part of them.
+# Characters that need no escaping in URLs and permissions.
 INVESTIGATION_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
-# A reader who may see few of many investigations gets a short page and a cursor rather than a long wait.
+# A user who may read few of many investigations gets a short page and a cursor instead of a long wait.
 LOOKED_AT_ONCE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One investigation. `number` is its place in the list of all."""
+    """One investigation. `number` is its position in the list of all."""
 
     investigation_id: str
     number: int
@@ -32,7 +32,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Some of the list, newest first; `next_before` goes on where this page stopped looking."""
+    """Investigations, newest first. `next_before` continues where this page stopped."""
 
     cases: list[Case]
     next_before: int | None
@@ -43,7 +43,7 @@ _OPEN: Final = """
     on conflict (id) do nothing
     returning id, number, title, status, created_at, created_by, closed_at, closed_by
 """
-# The number that the row is about to get names it; where somebody has chosen that name by hand, the next one is tried.
+# The id comes from the row's number. If a caller has already used that id, the next number is tried.
 _OPEN_UNNAMED: Final = """
     with drawn as (select nextval(pg_get_serial_sequence('investigations.investigation', 'number')) as number)
     insert into investigations.investigation (id, number, title, created_by) overriding system value
@@ -67,7 +67,7 @@ _CLOSE: Final = """
 
 
 async def open_case(connection: Connection, title: str, by: str, investigation_id: str | None = None) -> Case:
-    """Begin an investigation, under a name of the caller's choice or the next free `INV-…`."""
+    """Open an investigation with the given id or the next free `INV-…`."""
     async with changing(connection):
         case = await _opened(connection, title, by, investigation_id)
         await outbox.publish(connection, InvestigationOpened(case.investigation_id, case.title, by))
@@ -87,7 +87,7 @@ async def _opened(connection: Connection, title: str, by: str, investigation_id:
 
 
 async def find_case(connection: Connection, investigation_id: str) -> Case:
-    """The investigation of this name."""
+    """The investigation with this id."""
     row = await (await connection.execute(_ONE, (investigation_id,))).fetchone()
     if row is None:
         raise NotThere(investigation_id)
@@ -97,7 +97,7 @@ async def find_case(connection: Connection, investigation_id: str) -> Case:
 async def list_cases(
     connection: Connection, visible: Callable[[str], bool], *, before: int | None, limit: int
 ) -> Cases:
-    """Up to `limit` of those that are visible, newest first."""
+    """Up to `limit` visible investigations, newest first."""
     start = before if before is not None else 2**63 - 1
     rows = await (await connection.execute(_SOME, (start, LOOKED_AT_ONCE))).fetchall()
     found: list[Case] = []
@@ -111,7 +111,7 @@ async def list_cases(
 
 
 async def close_case(connection: Connection, investigation_id: str, by: str) -> Case:
-    """Take no more logs. Waits for batches that are being stored; to close what is closed changes nothing."""
+    """Accept no more logs. Waits for running batches. Does nothing if the investigation is closed."""
     async with changing(connection):
         row = await (await connection.execute(_CLOSE, (by, investigation_id))).fetchone()
         if row is None:

@@ -1,39 +1,39 @@
-"""What can be wrong with a request to this system; each is answered with the error body that all systems share."""
+"""The errors of this system. Each becomes a response with the common error body."""
 
 from aftercommit.http import Problem
 
 
 class NotThere(Problem):
-    """There is no such investigation."""
+    """The investigation does not exist."""
 
     def __init__(self, investigation_id: str) -> None:
         super().__init__(404, f"Investigation {investigation_id:.100} not found")
 
 
 class AlreadyThere(Problem):
-    """The name of a new investigation is taken."""
+    """The id of a new investigation is taken."""
 
     def __init__(self, investigation_id: str) -> None:
         super().__init__(
             409,
-            f"Investigation {investigation_id} exists already: choose another investigation_id, or leave it out",
+            f"Investigation {investigation_id} already exists: choose another investigation_id, or leave it out",
             details={"investigation_id": investigation_id},
         )
 
 
 class Closed(Problem):
-    """Logs came for an investigation that is closed."""
+    """The investigation is closed and accepts no new logs."""
 
     def __init__(self, investigation_id: str) -> None:
         super().__init__(
             409,
-            f"Investigation {investigation_id} is closed and takes no more logs: open a new one",
+            f"Investigation {investigation_id} is closed and accepts no more logs: open a new one",
             details={"investigation_id": investigation_id},
         )
 
 
 class BadLog(Problem):
-    """One line of a request is wrong, and nothing of the request was stored."""
+    """One line of a request is invalid, so none of its lines was stored."""
 
     def __init__(self, index: int, field: str | None, reason: str) -> None:
         place = f"log {index}" if field is None else f"log {index}, {field}"

@@ -1,4 +1,4 @@
-"""Stores what producers send. One transaction: which lines are new, and their events; answered when it is committed."""
+"""Stores log lines: in one transaction, finds the new lines and publishes their events."""
 
 from collections.abc import Sequence
 from typing import Final, Literal
@@ -16,22 +16,22 @@ from systems.investigations.service.produced_logs import ProducedLog, drafts, fi
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one line: `stored` now, or a `duplicate` of one that is stored already."""
+    """The result for one line: `stored` now, or a `duplicate` of a stored line."""
 
     event_id: UUID
     status: Literal["stored", "duplicate"]
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What became of a request, line by line in its order."""
+    """The result of a request, line by line."""
 
     results: list[Outcome]
     stored: int
     duplicates: int
 
 
-# The row lock lets batches in side by side and makes a closing wait for them, and them for it. Names are written in one
-# order by everybody: two batches with the same lines wait for each other, and never in a circle.
+# The shared row lock lets batches run in parallel, and makes closing wait for them and them for closing. Ids are
+# inserted in a fixed order, so that two batches with the same lines cannot deadlock.
 _ADMIT: Final = """
     with investigation as (
         select status from investigations.investigation where id = %(id)s for share
@@ -47,8 +47,8 @@ _ADMIT: Final = """
     )
     select (select status from investigation), array(select event_id from fresh)
 """
-# Asked only when the investigation is closed, and in a statement of its own: the one that waited for the closing would
-# not see lines that were stored while it waited.
+# Runs only if the investigation is closed. It must be a separate statement: one that waited for the closing would not
+# see lines stored meanwhile.
 _KNOWN: Final = """
     select count(*) from investigations.stored_log
     where investigation_id = %(id)s and event_id = any(%(event_ids)s::uuid[])
@@ -56,9 +56,9 @@ _KNOWN: Final = """
 
 
 async def store(connection: Connection, investigation_id: str, logs: Sequence[ProducedLog]) -> Stored:
-    """Store the lines that are new. Refused as a whole when one of them cannot be stored.
+    """Store the new lines, or none of them if one cannot be stored.
 
-    A closed investigation takes nothing new; but whoever has lost the answer to a request may still ask for it again.
+    A closed investigation accepts no new lines, but a repeated request for stored lines still gets its answer.
     """
     events = drafts(logs, investigation_id)
     try:
@@ -76,7 +76,7 @@ async def store(connection: Connection, investigation_id: str, logs: Sequence[Pr
 
 
 async def _admit(connection: Connection, investigation_id: str, event_ids: Sequence[UUID]) -> set[UUID]:
-    """Those names that nobody has used in this investigation; from now on they are used."""
+    """Record these ids, and return those that are new in this investigation."""
     parameters = {"id": investigation_id, "event_ids": uuid_array(event_ids)}
     row = await (await connection.execute(_ADMIT, parameters)).fetchone()
     assert row is not None
@@ -91,7 +91,7 @@ async def _admit(connection: Connection, investigation_id: str, event_ids: Seque
 
 
 def _outcomes(events: Sequence[Draft], fresh: set[UUID]) -> list[Outcome]:
-    """Of lines with one name in one batch, the first is stored."""
+    """One result per line. Of lines with the same id in one batch, the first is stored."""
     outcomes = []
     for event in events:
         event_id = event.payload.event_id

@@ -1,5 +1,6 @@
-"""What producers send: one line or a batch, read from JSON with every mistake named by index and field. Pure."""
+"""Reads the lines that producers send, one or a batch, and names errors by index and field. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -13,7 +14,6 @@ from aftercommit.errors import ContractViolation, InvalidPayload
 from aftercommit.http import Problem, bad_request
 from systems.host.http import no_json, refuse_repeated_names, shortened
 from systems.investigations.events import LEVELS, MAX_LOG_BYTES, SOURCES, Level, LogRecorded, Source, outbox
-from systems.investigations.service.complaints import NAMED, PLACE, predicate
 from systems.investigations.service.errors import BadLog
 
 MOST_LOGS: Final = 1000
@@ -22,13 +22,18 @@ CLIENT_TS: Final = "client_ts"
 _RECORDED: Final = outbox.registry.resolve(LogRecorded)
 _VALUES: Final[Mapping[str, Sequence[str]]] = {"source": SOURCES, "level": LEVELS}
 LONGEST_FIELD: Final = 100
+# "Expected `str`, got `int` - at `$[3].level`": the place is a path; missing and unknown fields are named before it.
+_PLACE: Final = re.compile(
+    r"(?P<reason>.*?)(?: - at `(?:key in )?\$(?:\[(?P<index>\d+)\])?\.?(?P<path>[^`]*)`)?", re.DOTALL
+)
+_NAMED: Final = re.compile(r"(?:missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 
 
 class ProducedLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line as its producer writes it.
+    """One log line from a producer.
 
-    `ts` is the producer's clock and is kept as `context.client_ts`, unless the context has one already: the `ts` that
-    readers see is the server's. A line without an `event_id` is stored as often as it is sent.
+    `ts` is the producer's time and is stored as `context.client_ts`, unless the context has that field; readers see the
+    server's time as `ts`. A line without an `event_id` is stored as often as it is sent.
     """
 
     source: Source
@@ -49,9 +54,9 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read_logs(body: bytes, investigation_id: str) -> list[ProducedLog]:
-    """The lines of a request: a JSON object is one line, an array, alone or as the object's `logs`, is a batch."""
+    """The lines of a request: a JSON object is one line; an array, alone or as `{"logs": […]}`, is a batch."""
     if not body:
-        raise bad_request("There is no body: send a log as a JSON object, or an array of them")
+        raise bad_request("The body is missing: send a log as a JSON object, or an array of logs")
     try:
         logs = _decoded(body)
         refuse_repeated_names(body)
@@ -84,21 +89,21 @@ def _decoded(body: bytes) -> list[ProducedLog]:
 
 
 def _misread(problem: str) -> BadLog:
-    found = PLACE.fullmatch(problem)
+    found = _PLACE.fullmatch(problem)
     assert found is not None
-    named = NAMED.search(found["reason"])
+    named = _NAMED.search(found["reason"])
     field = ".".join(part for part in (found["path"], named["name"] if named else None) if part)
     remedy = f": use one of {', '.join(_VALUES[field])}" if field in _VALUES else ""
-    reason = shortened(predicate(found["reason"])) + remedy
+    reason = shortened(found["reason"]) + remedy
     return BadLog(int(found["index"] or 0), shortened(field, LONGEST_FIELD) or None, reason)
 
 
 def _check(index: int, log: ProducedLog, investigation_id: str) -> None:
-    """What a type cannot say."""
+    """Checks beyond the types."""
     if log.investigation_id is not UNSET and log.investigation_id != investigation_id:
         raise BadLog(index, "investigation_id", f"{log.investigation_id!r:.120} is not the one in the URL")
     if log.ts is not UNSET and not _is_moment(log.ts):
-        raise BadLog(index, "ts", f"{log.ts!r} is no time with a zone: write 2025-11-12T10:30:05.123Z, or leave it out")
+        raise BadLog(index, "ts", f"{log.ts!r} is not a time with a zone, such as 2025-11-12T10:30:05.123Z")
 
 
 def _is_moment(text: str) -> bool:
@@ -109,20 +114,20 @@ def _is_moment(text: str) -> bool:
 
 
 def drafts(logs: Sequence[ProducedLog], investigation_id: str) -> list[Draft]:
-    """The events of some lines, each with its `event_id`."""
+    """The events for these lines, each with an `event_id`."""
     return [_draft(log, investigation_id) for log in logs]
 
 
 def _draft(log: ProducedLog, investigation_id: str) -> Draft:
     event_id = uuid7() if log.event_id is UNSET else log.event_id
-    # What the producer has put into its context stays as it is.
+    # A `client_ts` of the producer's own wins.
     context = log.context if log.ts is UNSET else {CLIENT_TS: log.ts, **log.context}
     recorded = LogRecorded(investigation_id, event_id, log.source, log.service, log.level, log.message, context)
     return Draft(type_name=_RECORDED.name, payload=recorded, correlation_id=log.correlation_id or str(event_id))
 
 
 def first_refused(events: Sequence[Draft]) -> Problem | None:
-    """Which of these lines cannot be stored, and why. Asked only when the outbox has refused them as a whole."""
+    """The first line that cannot be stored, and why. Called only after the outbox has refused the batch."""
     for index, event in enumerate(events):
         try:
             size = len(_RECORDED.encode(event.payload))
@@ -134,7 +139,7 @@ def first_refused(events: Sequence[Draft]) -> Problem | None:
         if size > MAX_LOG_BYTES:
             return Problem(
                 413,
-                f"Log {index} has {size} bytes: at most {MAX_LOG_BYTES} are stored, shorten its message or context",
+                f"Log {index} has {size} bytes, and the limit is {MAX_LOG_BYTES}: shorten its message or context",
                 details={"index": index, "bytes": size, "most": MAX_LOG_BYTES},
             )
     return None

@@ -1,4 +1,4 @@
-"""What requests carry: bodies as types, and the parameters and headers that several routes share."""
+"""Request bodies as types, and the parameters and headers that several routes share."""
 
 from typing import Annotated, Final
 
@@ -6,10 +6,9 @@ from fastapi import Header, Path, Request
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from aftercommit import text_problem
 from aftercommit.http import bad_request
 from systems.host.http import LARGEST
-from systems.host.routes import Body
+from systems.host.routes import STORABLE, Body
 from systems.tasks.service.errors import NoSuchPlace, NotThere
 
 LONGEST_TITLE: Final = 200
@@ -19,37 +18,25 @@ MOST_SUPERVISORS: Final = 20
 LONGEST_KEY: Final = 200
 
 
-def _storable(text: str) -> str:
-    problem = text_problem(text)
-    if problem is not None:
-        raise ValueError(problem)
-    return text
-
-
 def _written(text: str) -> str:
-    if not _storable(text).strip():
-        raise ValueError("is blank: write something")
+    if not text.strip():
+        raise ValueError("must not be blank")
     return text
 
 
 Number = Annotated[int, Field(ge=1, le=LARGEST)]
-# PostgreSQL's text holds no NUL. The patterns are for readers of the description; the checks say it in words.
+# PostgreSQL's text type has no NUL. The patterns document what the validators check with better messages.
 _ANY: Final = {"pattern": r"^[^\u0000]*$"}
-_NOT_BLANK: Final = {"pattern": r"^[^\u0000]*[^\s\u0000][^\u0000]*$"}
-Title = Annotated[
-    str, Field(min_length=1, max_length=LONGEST_TITLE, json_schema_extra=_NOT_BLANK), AfterValidator(_written)
-]
-Description = Annotated[str, Field(max_length=LONGEST_TEXT, json_schema_extra=_ANY), AfterValidator(_storable)]
-Text = Annotated[
-    str, Field(min_length=1, max_length=LONGEST_TEXT, json_schema_extra=_NOT_BLANK), AfterValidator(_written)
-]
-ShortText = Annotated[
-    str, Field(min_length=1, max_length=LONGEST_REASON, json_schema_extra=_NOT_BLANK), AfterValidator(_written)
-]
+_WORDS: Final = {"pattern": r"^[^\u0000]*[^\s\u0000][^\u0000]*$"}
+WRITTEN: Final = AfterValidator(_written)
+Title = Annotated[str, Field(min_length=1, max_length=LONGEST_TITLE, json_schema_extra=_WORDS), STORABLE, WRITTEN]
+Description = Annotated[str, Field(max_length=LONGEST_TEXT, json_schema_extra=_ANY), STORABLE]
+Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT, json_schema_extra=_WORDS), STORABLE, WRITTEN]
+ShortText = Annotated[str, Field(min_length=1, max_length=LONGEST_REASON, json_schema_extra=_WORDS), STORABLE, WRITTEN]
 
 
 class TaskWanted(Body):
-    """A new task. With an assignee it is assigned at once."""
+    """A new task; with an assignee, it is assigned at once."""
 
     title: Title
     description: Description = ""
@@ -58,13 +45,13 @@ class TaskWanted(Body):
 
 
 class Assignment(Body):
-    """Who works on a task from now on."""
+    """The new assignee of a task."""
 
     assignee_user_id: Number
 
 
 class Report(Body):
-    """What was done."""
+    """The report of the assignee."""
 
     report: Text
 
@@ -76,13 +63,13 @@ class Approval(Body):
 
 
 class Reasoned(Body):
-    """Why a task is rejected, reopened or cancelled."""
+    """The reason for a rejection, reopening or cancellation."""
 
     reason: ShortText
 
 
 class Redemption(Body):
-    """A code that somebody has shown."""
+    """A link code that a user sent to the bot."""
 
     code: Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -92,19 +79,19 @@ InPath = Annotated[int, Path(json_schema_extra=_IN_PATH, examples=[1])]
 
 
 async def task_number(task_id: InPath) -> int:
-    """The task in the address; 404 for a number that no task can have."""
+    """The task number in the path; 404 if no task can have it."""
     if not 0 < task_id <= LARGEST:
         raise NotThere(task_id)
     return task_id
 
 
 async def role_number(role_id: InPath) -> int:
-    """The role in the address."""
+    """The role number in the path."""
     return _place("role", role_id)
 
 
 async def user_number(user_id: InPath) -> int:
-    """The user in the address."""
+    """The user number in the path."""
     return _place("user", user_id)
 
 
@@ -120,13 +107,14 @@ async def acting_user(
         str | SkipJsonSchema[None],
         Header(
             alias="X-User-Id",
-            description="The user for whom a program asks. It needs a service token with the permission `act-as-user`; "
-            "while there is none, this machine alone may send it in development. Not needed beside a JWT.",
+            description="The user on whose behalf a program asks. Needs a service token with the permission "
+            "`act-as-user`. In development, programs on this machine may send it alone as long as there is no such "
+            "token. Not needed with a JWT.",
             json_schema_extra={"type": "integer", **_IN_PATH, "example": 1},
         ),
     ] = None,
 ) -> int:
-    """The user who asks, or for whom a program does. The route has checked it."""
+    """The user who asks, or on whose behalf a program asks. The route has authenticated them."""
     return int(request.state.reader.user)
 
 
@@ -136,7 +124,7 @@ async def idempotency_key(
         str | SkipJsonSchema[None],
         Header(
             alias="Idempotency-Key",
-            description="The caller's own name for this request. Sent again, it returns the task that it created.",
+            description="A unique key of your choice. A repeated request with the same key returns the same task.",
             json_schema_extra={"minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"},
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""The routes: tasks and what is done with them, people, link codes."""
+"""The routes: tasks and their actions, users and roles, link codes."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Final
@@ -8,10 +8,10 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.convertors import Convertor, register_url_convertor
 
-from aftercommit.access import Reader, is_program
+from aftercommit.access import is_program
 from aftercommit.http import Problem
 from systems.host.http import Asks, at_one_moment
-from systems.host.routes import DIGITS, After, Before, SystemRoute, refusals
+from systems.host.routes import DIGITS, After, Before, Caller, SystemRoute, refusals
 from systems.host.system import Part
 from systems.tasks.api.bodies import (
     Approval,
@@ -44,7 +44,7 @@ _LINK_MINUTES: Final = int(link_codes.LIFETIME.total_seconds() // 60)
 
 
 class _Number(Convertor[int]):
-    """A part of an address that is a number; others may stand in the same place."""
+    """A path segment that is a number, so that other routes can have words in its place."""
 
     regex = "[0-9]{1,40}"
 
@@ -59,10 +59,10 @@ register_url_convertor("number", _Number())
 
 
 class ProgramRoute(SystemRoute):
-    """A route for programs: the caller itself, and not the user for whom it asks."""
+    """A route for programs: authenticates the program, not the user on whose behalf it asks."""
 
     def asks(self, part: Part) -> Asks:
-        """How the caller of this route is recognised."""
+        """How this route authenticates its caller."""
         assert isinstance(part, TasksPart)
         return part.access.caller
 
@@ -72,18 +72,13 @@ async def _part(request: Request) -> TasksPart:
     return part
 
 
-async def _caller(request: Request) -> Reader:
-    reader: Reader = request.state.reader
-    return reader
-
-
 Api = Annotated[TasksPart, Depends(_part)]
 User = Annotated[int, Depends(acting_user)]
 TaskId = Annotated[int, Depends(task_number)]
 RoleId = Annotated[int, Depends(role_number)]
 Member = Annotated[int, Depends(user_number)]
-Limit = Annotated[int, Field(ge=1, le=MOST_LISTED), DIGITS, Query(description="How many at most.")]
-PeopleLimit = Annotated[int, Field(ge=1, le=MOST_PEOPLE_LISTED), DIGITS, Query(description="How many at most.")]
+Limit = Annotated[int, Field(ge=1, le=MOST_LISTED), DIGITS, Query(description="Maximum number of items.")]
+PeopleLimit = Annotated[int, Field(ge=1, le=MOST_PEOPLE_LISTED), DIGITS, Query(description="Maximum number of items.")]
 
 router = APIRouter(prefix=ROOT, tags=["tasks"], route_class=SystemRoute)
 
@@ -91,7 +86,7 @@ router = APIRouter(prefix=ROOT, tags=["tasks"], route_class=SystemRoute)
 @router.get(
     "",
     operation_id="listTasks",
-    summary="Tasks that the caller created, works on or supervises, newest first",
+    summary="List the tasks that the caller created, works on or supervises, newest first",
     responses=refusals(400, 401, 403, 503),
 )
 async def list_mine(
@@ -101,7 +96,7 @@ async def list_mine(
     before: Before = None,
     limit: Limit = LISTED,
 ) -> Tasks:
-    """Nothing about tasks of others."""
+    """Other tasks are not listed."""
     async with api.pool.reading() as connection, at_one_moment(connection):
         person = await people.find_person(connection, user)
         return await list_tasks(connection, person.user_id, state=state, before=before, limit=limit)
@@ -114,7 +109,7 @@ async def list_mine(
     status_code=201,
     response_description="The task was created.",
     responses={
-        200: {"description": "The same request has created it before.", "model": Task},
+        200: {"description": "An earlier request with the same key created this task.", "model": Task},
         **refusals(400, 401, 403, 409, 413, 503),
     },
 )
@@ -125,7 +120,7 @@ async def create(
     wanted: TaskWanted,
     response: Response,
 ) -> Task:
-    """With an `Idempotency-Key` one task is created, however often the request is sent."""
+    """With an `Idempotency-Key`, repeated requests create one task."""
     roles = frozenset(wanted.supervisor_role_ids)
     new = NewTask(wanted.title, wanted.description, wanted.assignee_user_id, roles)
     async with api.pool.changing() as connection:
@@ -135,9 +130,9 @@ async def create(
     return task
 
 
-@router.get("/me", operation_id="whoAmI", summary="Who the caller is", responses=refusals(400, 401, 403, 503))
+@router.get("/me", operation_id="whoAmI", summary="Show the caller", responses=refusals(400, 401, 403, 503))
 async def me(api: Api, user: User) -> people.Person:
-    """The caller's number, name and roles."""
+    """Number, name and roles."""
     async with api.pool.reading() as connection:
         return await people.find_person(connection, user)
 
@@ -145,22 +140,22 @@ async def me(api: Api, user: User) -> people.Person:
 @router.post(
     "/me/link-codes",
     operation_id="makeLinkCode",
-    summary="A code by which a bot learns whose chat it is in",
-    description=f"Good once, and for {_LINK_MINUTES} minutes. A new code ends the one before.",
+    summary="Create a code that links a Telegram chat to the caller",
+    description=f"It works once and expires after {_LINK_MINUTES} minutes. A new code replaces the previous one.",
     status_code=201,
     response_description="The code, shown once.",
     responses=refusals(400, 401, 403, 503),
 )
 async def link(api: Api, user: User) -> link_codes.LinkCode:
-    """Only its hash is stored."""
+    """The database stores a hash of it."""
     async with api.pool.changing() as connection:
         return await link_codes.make_code(connection, user)
 
 
-async def redeem(api: Api, caller: Annotated[Reader, Depends(_caller)], shown: Redemption) -> link_codes.Linked:
-    """Whose code it is, to a program alone."""
+async def redeem(api: Api, caller: Caller, shown: Redemption) -> link_codes.Linked:
+    """Returns the code's user; for programs only."""
     if not is_program(caller):
-        raise Problem(403, "Codes are redeemed by programs: show a service token with the permission act-as-user")
+        raise Problem(403, "Only programs can redeem codes: send a service token with the permission act-as-user")
     await api.allow_redemption(caller)
     async with api.pool.changing() as connection:
         return await link_codes.redeem(connection, shown.code)
@@ -172,25 +167,28 @@ router.add_api_route(
     methods=["POST"],
     route_class_override=ProgramRoute,
     operation_id="redeemLinkCode",
-    summary="Whose code this is",
-    description="For programs. Needs a service token with the permission `act-as-user`; while there is none, this "
-    f"machine may ask. {REDEMPTIONS.requests} requests a minute.",
-    response_description="The user. The code cannot be used again.",
+    summary="Redeem a link code",
+    description="For programs: needs a service token with the permission `act-as-user`. In development, programs on "
+    "this machine may call it as long as there is no such token. "
+    f"Limit: {REDEMPTIONS.requests} requests per minute.",
+    response_description="The code's user. The code cannot be used again.",
     responses=refusals(400, 401, 403, 404, 413, 429, 503),
 )
 
 
-@router.get("/users", operation_id="listUsers", summary="All users", responses=refusals(400, 401, 403, 503))
+@router.get("/users", operation_id="listUsers", summary="List users", responses=refusals(400, 401, 403, 503))
 async def users(api: Api, user: User, after: After = 0, limit: PeopleLimit = PEOPLE_LISTED) -> people.People:
-    """By number."""
+    """Ordered by number."""
     async with api.pool.reading() as connection:
         await people.find_person(connection, user)
         return await people.list_people(connection, after=after, limit=limit)
 
 
-@router.get("/roles", operation_id="listRoles", summary="Who has which role", responses=refusals(400, 401, 403, 503))
+@router.get(
+    "/roles", operation_id="listRoles", summary="List roles and members", responses=refusals(400, 401, 403, 503)
+)
 async def roles(api: Api, user: User) -> people.Roles:
-    """All roles, by number."""
+    """Ordered by number."""
     async with api.pool.reading() as connection:
         await people.find_person(connection, user)
         return await people.list_roles(connection)
@@ -200,11 +198,11 @@ async def roles(api: Api, user: User) -> people.Roles:
     _MEMBER,
     operation_id="addMember",
     summary="Give a user a role",
-    response_description="The user as it is now.",
+    response_description="The user with the current roles.",
     responses=refusals(400, 401, 403, 404, 503),
 )
 async def add_member(api: Api, user: User, role_id: RoleId, user_id: Member) -> people.Person:
-    """By an administrator (role 1)."""
+    """For administrators (role 1)."""
     async with api.pool.changing() as connection:
         return await people.add_member(connection, user, role_id, user_id)
 
@@ -213,11 +211,11 @@ async def add_member(api: Api, user: User, role_id: RoleId, user_id: Member) -> 
     _MEMBER,
     operation_id="removeMember",
     summary="Take a role from a user",
-    response_description="The user as it is now.",
+    response_description="The user with the current roles.",
     responses=refusals(400, 401, 403, 404, 409, 503),
 )
 async def remove_member(api: Api, user: User, role_id: RoleId, user_id: Member) -> people.Person:
-    """By an administrator (role 1). Once this is answered, no further event reaches the user through this role."""
+    """For administrators (role 1). After this request, the user gets no new events through this role."""
     async with api.pool.changing() as connection:
         return await people.remove_member(connection, user, role_id, user_id)
 
@@ -225,17 +223,17 @@ async def remove_member(api: Api, user: User, role_id: RoleId, user_id: Member) 
 @router.get(
     "/machine",
     operation_id="showMachine",
-    summary="Which action leads where, who may do it, and who hears of it",
+    summary="Show the workflow: actions, who may take them, and who is notified",
     responses=refusals(400, 401, 503),
 )
 async def machine(user: User) -> description.Machine:
-    """The state machine and the routing policy."""
+    """The state machine and the routing of events."""
     return description.machine()
 
 
-@router.get(_ONE, operation_id="showTask", summary="One task", responses=refusals(400, 401, 403, 404, 503))
+@router.get(_ONE, operation_id="showTask", summary="Show a task", responses=refusals(400, 401, 403, 404, 503))
 async def show(api: Api, user: User, task_id: TaskId) -> Task:
-    """With what the caller can do with it now."""
+    """`actions` lists what the caller can do now."""
     async with api.pool.reading() as connection, at_one_moment(connection):
         person = await people.find_person(connection, user)
         return await find_seen(connection, task_id, person.user_id)
@@ -244,25 +242,25 @@ async def show(api: Api, user: User, task_id: TaskId) -> Task:
 @router.get(
     f"{_ONE}/history",
     operation_id="showHistory",
-    summary="What was done with a task, in order",
+    summary="Show the history of a task, oldest first",
     responses=refusals(400, 401, 403, 404, 503),
 )
 async def history(api: Api, user: User, task_id: TaskId, after: After = 0, limit: Limit = LISTED) -> TaskHistory:
-    """One entry for each version of the task."""
+    """One entry per version of the task."""
     async with api.pool.reading() as connection, at_one_moment(connection):
         person = await people.find_person(connection, user)
         await find_seen(connection, task_id, person.user_id)
         return await history_of(connection, task_id, after=after, limit=limit)
 
 
-# The last part of an address, and what it does.
+# Actions by the last segment of their path.
 STEPS: Final = {action.replace("_", "-"): action for action in Action if action is not Action.CREATE}
 
 _Step = Callable[..., Any]
 
 
 def _step(action: Action) -> Callable[[_Step], _Step]:
-    """A route that takes a step; its description comes from the rule."""
+    """A route that takes a step. Its description comes from the rule."""
     rule = RULE_OF[action]
     never = f", but not the {' or '.join(rule.never)}" if rule.never else ""
     words = action.replace("_", " ")
@@ -271,28 +269,28 @@ def _step(action: Action) -> Callable[[_Step], _Step]:
         f"{_ONE}/{action.replace('_', '-')}",
         operation_id=first + "".join(word.capitalize() for word in rest),
         summary=words.capitalize() + ("" if action is Action.SUBMIT_REPORT else " a task"),
-        description=f"By the {' or '.join(rule.by)}{never}, when the task is {' or '.join(rule.states)}. "
+        description=f"For the {' or '.join(rule.by)}{never}, when the task is {' or '.join(rule.states)}. "
         f"Publishes `{rule.event}`.",
-        response_description="The task as it is now.",
+        response_description="The changed task.",
         responses=refusals(400, 401, 403, 404, 409, 413, 503),
     )
 
 
 @_step(Action.ASSIGN)
 async def assign(api: Api, user: User, task_id: TaskId, said: Assignment) -> Task:
-    """Give a task to somebody."""
+    """Assign a new task."""
     return await api.take_step(user, task_id, Step(Action.ASSIGN, said.assignee_user_id))
 
 
 @_step(Action.REASSIGN)
 async def reassign(api: Api, user: User, task_id: TaskId, said: Assignment) -> Task:
-    """Give it to somebody else."""
+    """Assign the task to another user."""
     return await api.take_step(user, task_id, Step(Action.REASSIGN, said.assignee_user_id))
 
 
 @_step(Action.SUBMIT_REPORT)
 async def submit_report(api: Api, user: User, task_id: TaskId, said: Report) -> Task:
-    """Say what was done."""
+    """Report on the task."""
     return await api.take_step(user, task_id, Step(Action.SUBMIT_REPORT, note=said.report))
 
 
@@ -301,23 +299,23 @@ NO_COMMENT: Final = Approval()
 
 @_step(Action.APPROVE)
 async def approve(api: Api, user: User, task_id: TaskId, said: Approval = NO_COMMENT) -> Task:
-    """Accept the report."""
+    """Approve the report."""
     return await api.take_step(user, task_id, Step(Action.APPROVE, note=said.comment))
 
 
 @_step(Action.REJECT)
 async def reject(api: Api, user: User, task_id: TaskId, said: Reasoned) -> Task:
-    """Send the report back."""
+    """Reject the report."""
     return await api.take_step(user, task_id, Step(Action.REJECT, note=said.reason))
 
 
 @_step(Action.REOPEN)
 async def reopen(api: Api, user: User, task_id: TaskId, said: Reasoned) -> Task:
-    """Begin again."""
+    """Reopen an approved or cancelled task."""
     return await api.take_step(user, task_id, Step(Action.REOPEN, note=said.reason))
 
 
 @_step(Action.CANCEL)
 async def cancel(api: Api, user: User, task_id: TaskId, said: Reasoned) -> Task:
-    """Give the task up."""
+    """Cancel the task."""
     return await api.take_step(user, task_id, Step(Action.CANCEL, note=said.reason))

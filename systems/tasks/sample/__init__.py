@@ -1,1 +1,1 @@
-"""Sample people, and what they do while `make up` runs."""
+"""Sample users, and the work they do while `make up` runs."""

@@ -1,4 +1,4 @@
-"""What the sample people are up to: small work in a small office, one step after the other. Pure but for chance."""
+"""Chooses what the sample users do next. Pure, apart from the random numbers."""
 
 import random
 from typing import Final
@@ -29,7 +29,7 @@ _COMMENTS: Final = ("Thank you!", "Well done.", None)
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What somebody does next, with a task or to make one."""
+    """One user's next step on a task, or a new task."""
 
     user_id: int
     task_id: int | None
@@ -37,13 +37,13 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Story:
-    """Chooses what happens next among what can; the same seed chooses alike."""
+    """Chooses the next turn at random; the same seed gives the same choices."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
     def next(self, tasks: list[Task]) -> Turn:
-        """The next turn, given the tasks that are open: now and then, and when there is none, a new one."""
+        """The next turn, given the open tasks: sometimes, and if there are none, a new task."""
         if not tasks or (len(tasks) < MOST_OPEN and self._random.random() < 0.3):
             return self._wish()
         task = self._random.choice(tasks)

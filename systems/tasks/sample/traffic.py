@@ -1,4 +1,4 @@
-"""Something to see in `aftercommit up`: five people with roles, and tasks that go through their lives."""
+"""Sample data for `aftercommit up`: five users with roles, and tasks that move through the workflow."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,7 +14,7 @@ from systems.tasks.service.people import add_people
 from systems.tasks.service.task import Task, list_tasks
 from systems.tasks.service.work import NewTask, create_task, take_step
 
-# Of this many events a second in the whole example one is a task's: people read them.
+# One of this many events per second is a task's, because people read them.
 GENTLE: Final = 30.0
 OPEN: Final = ("new", "assigned", "reported", "rejected")
 
@@ -27,15 +27,15 @@ PEOPLE: Final[Mapping[int, tuple[str, tuple[int, ...]]]] = {
     MALLORY: ("Mallory", ()),
 }
 _ABOUT: Final = {
-    ADA: "is the administrator: says who has which role, creates tasks",
-    GRACE: "is a lead: supervises tasks, approves and rejects",
-    EDSGER: "is an engineer: works on tasks and reports",
-    BARBARA: "is an engineer, too",
-    MALLORY: "has no role: sees what is theirs and nothing else",
+    ADA: "Administrator: assigns roles and creates tasks",
+    GRACE: "Lead: supervises tasks, approves and rejects reports",
+    EDSGER: "Engineer: works on tasks and reports on them",
+    BARBARA: "Engineer: works on tasks and reports on them",
+    MALLORY: "No role: sees only their own tasks",
 }
 USERS: Final = tuple(SampleUser(str(user), about, (), PEOPLE[user][0]) for user, about in _ABOUT.items())
 
-# Chat by user; each person has set their Telegram to a language of their own.
+# Chat by user. Each user has set a language in Telegram.
 LINKED: Final[Mapping[int, int]] = {ADA: 700_000_001, GRACE: 700_000_002, EDSGER: 700_000_003}
 _LANGUAGES: Final = {ADA: "en", GRACE: "en", EDSGER: "de"}
 CHATS: Final = tuple(
@@ -44,26 +44,26 @@ CHATS: Final = tuple(
 
 
 def add_sample_people(connection: psycopg.Connection[Any]) -> None:
-    """Add the sample people and their roles; harmless to repeat."""
+    """Add the sample users and their roles. Safe to repeat."""
     add_people(connection, ROLES, PEOPLE)
 
 
 class Traffic(DatabaseService):
-    """People at work: a step now and then, each in a transaction of its own, until it is stopped."""
+    """Lets the sample users work: one step at a time, each in its own transaction, until stopped."""
 
     name = "task traffic"
 
     def __init__(
         self, database: Database, *, rate: float = 6.0, seed: int | None = None, probe: Probe | None = None
     ) -> None:
-        """Not started. With a rate of 0 nobody does anything."""
+        """Not started. With a rate of 0 nothing happens."""
         super().__init__(probe)
         self._database = database
         self._rate = rate / GENTLE
         self._story = Story(seed)
 
     async def session(self) -> None:
-        """One life of the connection."""
+        """Work until the connection is lost or the service is stopped."""
         connection = await self._database.connect(autocommit=False)
         try:
             self.session_is_up()
@@ -78,7 +78,7 @@ class Traffic(DatabaseService):
             await close_quietly(connection)
 
     async def step(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """One turn. Somebody else may have been quicker, or have taken a role away: then nothing happens."""
+        """Take one turn. It is skipped if the task or a role has changed meanwhile."""
         turn = self._story.next(await self._open_tasks(connection))
         try:
             await _do(connection, turn)
@@ -88,7 +88,7 @@ class Traffic(DatabaseService):
     async def _open_tasks(self, connection: psycopg.AsyncConnection[Any]) -> list[Task]:
         async with committed_async(connection):
             found = await list_tasks(connection, GRACE, state=None, before=None, limit=50)
-        # What somebody makes to try things out is left to them.
+        # Leave other tasks to the people who try the site.
         return [task for task in found.tasks if task.state in OPEN and task.title in TITLES]
 
 

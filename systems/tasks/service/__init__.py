@@ -1,1 +1,1 @@
-"""What can be done with tasks, people and link codes: each change and its event in one transaction."""
+"""Changes to tasks, users and link codes. Each change and its event are one transaction."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a request to this system; each is answered with the error body that all systems share."""
+"""The errors of this system. Each becomes a response with the common error body."""
 
 from collections.abc import Collection
 
@@ -7,108 +7,108 @@ from systems.tasks.service.machine import RULE_OF, Action, State
 
 
 class NotThere(Problem):
-    """There is no such task."""
+    """The task does not exist."""
 
     def __init__(self, task_id: int) -> None:
         super().__init__(404, f"Task {task_id} not found", details={"task_id": task_id})
 
 
 class Stranger(Problem):
-    """Whoever asks is nobody that this system knows, or has nothing to do with the task."""
+    """The user is unknown, or has no access to the task."""
 
     @classmethod
     def to_all(cls, user_id: int) -> "Stranger":
-        """To the whole system."""
-        return cls(403, f"User {user_id} is not known here: ask an administrator", details={"user_id": user_id})
+        """The user is unknown."""
+        return cls(403, f"User {user_id} does not exist: ask an administrator", details={"user_id": user_id})
 
     @classmethod
     def to_task(cls, user_id: int, task_id: int) -> "Stranger":
-        """To one task."""
+        """The user has no access to the task."""
         return cls(
             403,
-            f"Task {task_id} is not for user {user_id}: it is for those who created it, work on it or supervise it",
+            f"User {user_id} cannot see task {task_id}: only its creator, assignee and supervisors can",
             details={"user_id": user_id, "task_id": task_id},
         )
 
 
 class NotAllowed(Problem):
-    """An action that is not this user's to do, in whatever state the task is."""
+    """The user may not take this action, whatever the task's state."""
 
     def __init__(self, action: Action, user_id: int, task_id: int) -> None:
         rule = RULE_OF[action]
-        never = f", and never for its {_one_of(rule.never)}" if rule.never else ""
+        never = f", but not its {_one_of(rule.never)}" if rule.never else ""
         super().__init__(
             403,
-            f"User {user_id} may not {_verb(action)} task {task_id}: that is for its {_one_of(rule.by)}{never}",
+            f"User {user_id} may not {_verb(action)} task {task_id}: only its {_one_of(rule.by)} may{never}",
             details={"action": action, "task_id": task_id, "by": rule.by, "never": rule.never},
         )
 
 
 class WrongState(Problem):
-    """An action that is this user's to do, at another time."""
+    """The user may take this action, but not in the task's current state."""
 
     def __init__(self, action: Action, state: State, task_id: int) -> None:
         states = RULE_OF[action].states
         super().__init__(
             409,
-            f"Task {task_id} is {state}: one can {_verb(action)} it when it is {_one_of(states)}",
+            f"Task {task_id} is {state}: you can {_verb(action)} it only when it is {_one_of(states)}",
             details={"action": action, "task_id": task_id, "state": state, "allowed_states": states},
         )
 
 
 class NobodyDecides(Problem):
-    """Nobody but the assignee could decide on the report, and the assignee may not."""
+    """Nobody could decide on the report: the assignee may not, and there is no one else."""
 
     def __init__(self, assignee: int, remedy: str) -> None:
         super().__init__(
             400,
-            f"Nobody could approve the report of user {assignee}: the assignee cannot, and there is no other creator "
-            f"or supervisor; {remedy}",
+            f"Nobody could approve the report of user {assignee}: an assignee cannot approve their own report, and "
+            f"there is no other creator or supervisor. {remedy}",
             details={"field": "assignee_user_id", "assignee_user_id": assignee},
         )
 
 
 class KeyIsTaken(Problem):
-    """An Idempotency-Key came again, with another request."""
+    """The Idempotency-Key was used for a different request."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
             409,
-            f"The Idempotency-Key {key!r:.60} was used for another task: use a new one for each task",
+            f"The Idempotency-Key {key!r:.60} was used for another task: use a new key for each task",
             details={"Idempotency-Key": key},
         )
 
 
 class NotAdministrator(Problem):
-    """Who has which role is for administrators to say."""
+    """Only administrators may change roles."""
 
     def __init__(self, user_id: int) -> None:
-        super().__init__(403, f"User {user_id} is no administrator (role 1)", details={"user_id": user_id})
+        super().__init__(403, f"User {user_id} is not an administrator (role 1)", details={"user_id": user_id})
 
 
 class LastAdministrator(Problem):
-    """Nobody could say any more who has which role."""
+    """The last administrator must keep the role, or nobody could change roles any more."""
 
     def __init__(self, user_id: int) -> None:
         super().__init__(
             409,
-            f"User {user_id} is the only administrator: make somebody else one first",
+            f"User {user_id} is the only administrator: make another user an administrator first",
             details={"user_id": user_id, "role_id": 1},
         )
 
 
 class NoSuchPlace(Problem):
-    """A role or a user that membership is asked of does not exist."""
+    """The role or user in the path does not exist."""
 
     def __init__(self, what: str, number: int) -> None:
         super().__init__(404, f"{what.capitalize()} {number} not found", details={f"{what}_id": number})
 
 
 class NoSuchCode(Problem):
-    """A link code that is wrong, used or too old. Which of these is not told: it would help those who guess."""
+    """The link code is wrong, used or expired. The message does not say which: that would help guessing."""
 
     def __init__(self) -> None:
-        super().__init__(404, "This code is wrong, was used before or is too old: ask for a new one")
+        super().__init__(404, "This code is wrong, already used or expired: get a new one")
 
 
 def _verb(action: Action) -> str:

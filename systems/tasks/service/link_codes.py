@@ -1,7 +1,7 @@
-"""Codes by which somebody shows a bot who they are: handed to the user, shown to the bot, good once and not for long.
+"""Link codes: a user gets a code and sends it to the bot, which learns who they are. A code works once and expires.
 
-Only a hash is stored. A new code ends the one before; whoever asks for one that is wrong, used or too old hears the
-same.
+The database stores a hash. A new code replaces the previous one. A wrong, a used and an expired code all get the same
+answer.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from systems.tasks.service.errors import NoSuchCode
 from systems.tasks.service.people import find_person
 
 LIFETIME: Final = timedelta(minutes=10)
-# Without letters and digits that are taken for each other. Twelve of 32 are 60 bits, and the hash is worth as much as
-# the code for ten minutes at most.
+# No characters that look alike. Twelve of 32 are 60 bits. Anyone who reads the hash could use it only until the code
+# expires.
 ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 GROUPS: Final = 3
 LETTERS: Final = 4
@@ -25,7 +25,7 @@ LONGEST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class LinkCode:
-    """A code, shown once. `start` is what to send to the bot."""
+    """A code, shown once. `start` is the message to send to the bot."""
 
     code: str
     expires_at: datetime
@@ -34,7 +34,7 @@ class LinkCode:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """Whose code it was."""
+    """The user of a redeemed code."""
 
     user_id: int
     name: str
@@ -46,7 +46,7 @@ _MAKE: Final = """
     on conflict (user_id) do update set code_hash = excluded.code_hash, expires_at = excluded.expires_at
     returning expires_at
 """
-# Whoever comes second waits for the first to commit, and then finds nothing.
+# A concurrent second redemption waits for the first to commit, then finds nothing.
 _REDEEM: Final = """
     with used as (delete from tasks.link_codes where code_hash = %s returning user_id, expires_at)
     select used.user_id, person.name from used join tasks.users person using (user_id)
@@ -55,7 +55,7 @@ _REDEEM: Final = """
 
 
 async def make_code(connection: Connection, user_id: int) -> LinkCode:
-    """A new code for a user, who has to be known."""
+    """Make a new code for an existing user."""
     code = "-".join("".join(secrets.choice(ALPHABET) for _ in range(LETTERS)) for _ in range(GROUPS))
     async with changing(connection):
         await find_person(connection, user_id)
@@ -66,7 +66,7 @@ async def make_code(connection: Connection, user_id: int) -> LinkCode:
 
 
 async def redeem(connection: Connection, code: str) -> Linked:
-    """Whose code it is; from now on it is nobody's."""
+    """Use up a code and return its user."""
     async with changing(connection):
         row = await (await connection.execute(_REDEEM, (_hash(code),))).fetchone()
     if row is None:
@@ -75,6 +75,6 @@ async def redeem(connection: Connection, code: str) -> Linked:
 
 
 def _hash(code: str) -> bytes:
-    """People write small letters, leave hyphens out, and take O for 0."""
+    """Accepts lower case, missing hyphens, and O, I or L for 0 and 1."""
     plain = code.upper().replace("-", "").replace(" ", "").replace("O", "0").replace("I", "1").replace("L", "1")
     return hashlib.sha256(plain.encode("utf-8", "replace")).digest()

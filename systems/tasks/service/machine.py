@@ -1,7 +1,7 @@
-"""The life of a task, written down once: which action leads from which states to which, and who may do it. Pure.
+"""The state machine of a task: which action leads from which states to which, and who may take it. Pure.
 
-What is forbidden (403), what comes at the wrong time (409), what a page offers, the table in the README, what
-`GET /tasks/machine` tells and the tests all come from `RULES`.
+`RULES` decides what is forbidden (403) or comes in the wrong state (409), and which actions a page offers. The tables
+in the README, `GET /tasks/machine` and the tests come from it, too.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ import msgspec
 
 
 class State(StrEnum):
-    """Where a task is in its life."""
+    """The state of a task."""
 
     NEW = "new"
     ASSIGNED = "assigned"
@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 class Action(StrEnum):
-    """What can be done with a task."""
+    """An action on a task."""
 
     CREATE = "create"
     ASSIGN = "assign"
@@ -36,7 +36,7 @@ class Action(StrEnum):
 
 
 class Relation(StrEnum):
-    """How a user stands to a task. A supervisor has one of the roles that supervise it."""
+    """A user's relation to a task. A supervisor has one of its supervising roles."""
 
     CREATOR = "creator"
     ASSIGNEE = "assignee"
@@ -44,10 +44,10 @@ class Relation(StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One action: from which states, by whom, never by whom, where it leads, and the event that tells of it.
+    """One action: its start states, who may and may not take it, its end state, and its event.
 
-    `states` and `by` are empty for what begins a task: anybody does it, before there is a state. A task that nobody is
-    assigned to goes to `unassigned` instead of `to`, where that is another.
+    `states` and `by` are empty for the creation: everyone may create a task. A task without an assignee goes to
+    `unassigned` instead of `to`, if that is set.
     """
 
     action: Action
@@ -59,13 +59,13 @@ class Rule(msgspec.Struct, frozen=True):
     never: tuple[Relation, ...] = ()
 
     def allows(self, relations: Collection[Relation]) -> bool:
-        """Whether somebody who stands so to the task may do this, whatever state it is in."""
+        """Whether a user with these relations may take the action, whatever the state."""
         if not self.by:
             return True
         return any(each in self.by for each in relations) and not any(each in self.never for each in relations)
 
     def leads_to(self, *, assigned: bool) -> State:
-        """The state afterwards."""
+        """The state after the action."""
         return self.to if assigned or self.unassigned is None else self.unassigned
 
 
@@ -117,7 +117,7 @@ Verdict = Literal["allowed", "forbidden", "wrong state"]
 
 
 def judge(action: Action, state: State, relations: Collection[Relation]) -> Verdict:
-    """Whether it can be done. Who may not is told so whatever the state: a state is nobody else's business."""
+    """Whether the action is possible. "forbidden" comes first, so that it does not reveal the state."""
     rule = RULE_OF[action]
     if not rule.allows(relations):
         return "forbidden"
@@ -125,5 +125,5 @@ def judge(action: Action, state: State, relations: Collection[Relation]) -> Verd
 
 
 def possible(state: State, relations: Collection[Relation]) -> list[Action]:
-    """What somebody who stands so to a task can do with it now."""
+    """The actions that a user with these relations can take now."""
     return [rule.action for rule in RULES if rule.states and judge(rule.action, state, relations) == "allowed"]

@@ -1,7 +1,7 @@
-"""Users and roles: who there is, who has which role, and who may change that.
+"""Users and roles, and who may change them.
 
-Changes are made one at a time, under the lock of the administrators' role. Who is taken out of a role hears of nothing
-that is committed afterwards: the change waits for transactions that have read the membership, and they for it.
+Changes run one at a time, under a lock on the administrators' role. A user who loses a role gets no event through it
+that commits afterwards: the change waits for transactions that have read the membership, and later ones wait for it.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ ADMINISTRATORS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role as its members see it."""
+    """A role."""
 
     role_id: int
     name: str
@@ -27,7 +27,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A user with their roles, the lowest number first."""
+    """A user with their roles, ordered by number."""
 
     user_id: int
     name: str
@@ -36,7 +36,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """Users by number. `next_after` goes on; null: there are no more."""
+    """Users by number. `next_after` continues the list; null: there are no more."""
 
     users: list[Person]
     next_after: int | None
@@ -44,7 +44,7 @@ class People:
 
 @dataclass(frozen=True, slots=True)
 class RoleMembers:
-    """A role and who has it."""
+    """A role and its members."""
 
     role_id: int
     name: str
@@ -75,18 +75,18 @@ _ROLES: Final = """
 _NAMES: Final = "select user_id, name from tasks.users where user_id = any(%s)"
 _ADD_USER: Final = "insert into tasks.users (user_id, name) values (%s, %s) on conflict do nothing"
 _ADD_ROLE: Final = "insert into tasks.roles (role_id, name) values (%s, %s) on conflict do nothing"
-# Tasks that are made meanwhile refer to the role, which this lock lets them do.
+# This lock mode still lets new tasks refer to the role.
 _ONE_AT_A_TIME: Final = "select role_id from tasks.roles where role_id = 1 for no key update"
 _ADMINISTRATORS: Final = "select user_id from tasks.members where role_id = 1"
 _ADD_MEMBER: Final = "insert into tasks.members (role_id, user_id) values (%s, %s) on conflict do nothing"
-# Waits behind those who have read memberships, and before those who come to: locks of rows would let them all go first.
+# Queues behind current readers of memberships and before later ones; with row locks, later readers would go first.
 _ALONE: Final = "lock table tasks.members in exclusive mode"
 _REMOVE_MEMBER: Final = "delete from tasks.members where role_id = %s and user_id = %s"
 _ROLE: Final = "select role_id from tasks.roles where role_id = %s"
 
 
 async def find_person(connection: Connection, user_id: int) -> Person:
-    """The user of this number; Stranger when there is none."""
+    """The user with this number; raises Stranger if there is none."""
     found = await list_people(connection, after=user_id - 1, limit=1)
     if not found.users or found.users[0].user_id != user_id:
         raise Stranger.to_all(user_id)
@@ -94,26 +94,26 @@ async def find_person(connection: Connection, user_id: int) -> Person:
 
 
 async def list_people(connection: Connection, *, after: int, limit: int) -> People:
-    """Up to `limit` users behind a number."""
+    """Up to `limit` users after a number."""
     rows = await (await connection.execute(_SOME, {"after": after, "limit": limit})).fetchall()
     users = [Person(user_id, name, [Role(**role) for role in roles]) for user_id, name, roles in rows]
     return People(users, users[-1].user_id if len(users) == limit else None)
 
 
 async def list_roles(connection: Connection) -> Roles:
-    """All roles and who has them."""
+    """All roles with their members."""
     rows = await (await connection.execute(_ROLES)).fetchall()
     return Roles([RoleMembers(*row) for row in rows])
 
 
 async def names_of(connection: Connection, user_ids: Collection[int]) -> dict[int, str]:
-    """The names of those among these users that exist."""
+    """Names of the users that exist, by number."""
     rows = await (await connection.execute(_NAMES, (list(user_ids),))).fetchall()
     return dict(rows)
 
 
 async def add_member(connection: Connection, administrator: int, role_id: int, user_id: int) -> Person:
-    """Give a user a role; who has it already keeps it."""
+    """Give a user a role. Does nothing if they have it."""
     async with changing(connection):
         await _begin(connection, administrator, role_id, user_id)
         await connection.execute(_ADD_MEMBER, (role_id, user_id))
@@ -121,7 +121,7 @@ async def add_member(connection: Connection, administrator: int, role_id: int, u
 
 
 async def remove_member(connection: Connection, administrator: int, role_id: int, user_id: int) -> Person:
-    """Take a role from a user; who does not have it stays without. Waits for whoever publishes to this member."""
+    """Take a role from a user. Does nothing if they do not have it. Waits for transactions that read it."""
     async with changing(connection):
         administrators = await _begin(connection, administrator, role_id, user_id)
         if role_id == ADMINISTRATORS and administrators == {user_id}:
@@ -132,7 +132,7 @@ async def remove_member(connection: Connection, administrator: int, role_id: int
 
 
 async def _begin(connection: Connection, administrator: int, role_id: int, user_id: int) -> set[int]:
-    """Nobody else changes memberships until the end of the transaction. Returns who is an administrator."""
+    """Lock memberships until the end of the transaction, and return the administrators."""
     await connection.execute(_ONE_AT_A_TIME)
     rows = await (await connection.execute(_ADMINISTRATORS)).fetchall()
     administrators = {user for (user,) in rows}
@@ -150,7 +150,7 @@ def add_people(
     roles: Mapping[int, str],
     users: Mapping[int, tuple[str, Collection[int]]],
 ) -> None:
-    """Roles by number, and users with their roles; who and what is there already stays as it is."""
+    """Add roles, and users with their roles. Existing ones stay as they are."""
     with committed(connection):
         for role_id, role_name in roles.items():
             connection.execute(_ADD_ROLE, (role_id, role_name))

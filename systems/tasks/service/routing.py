@@ -1,7 +1,7 @@
-"""Who hears of what: for each event the people around a task to whom it goes. A declaration, and its one reading. Pure.
+"""The routing of events: who is notified of which event. Pure.
 
-By default everybody who created a task, works on it or supervises it hears of everything that happens to it, whoever
-did it; and who has lost a task to another hears of that.
+The creator, the assignee and the supervisors of a task get all of its events, their own included. A previous assignee
+gets the reassignment.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ READER: Final = "user:{key}"
 
 
 class Hearer(StrEnum):
-    """Somebody around a task."""
+    """A group of people to notify."""
 
     CREATOR = "creator"
     ASSIGNEE = "assignee"
@@ -37,7 +37,7 @@ HEARS: Final[Mapping[str, tuple[Hearer, ...]]] = {
 
 
 class People(msgspec.Struct, frozen=True):
-    """Who is around a task as an event happens: those of after it, and who worked on it before."""
+    """The people of a task after an event, and the previous assignee."""
 
     creator: int
     assignee: int | None
@@ -45,7 +45,7 @@ class People(msgspec.Struct, frozen=True):
     supervisors: frozenset[int]
 
     def who(self, hearer: Hearer) -> frozenset[int]:
-        """The users that are meant."""
+        """The users in this group."""
         if hearer is Hearer.SUPERVISORS:
             return self.supervisors
         user: int | None = getattr(self, hearer.value)
@@ -53,6 +53,6 @@ class People(msgspec.Struct, frozen=True):
 
 
 def audience(event_type: str, people: People) -> list[str]:
-    """The readers of an event, as the log names them; each once."""
+    """The readers of an event, as the log names them, without duplicates."""
     users = frozenset[int]().union(*(people.who(hearer) for hearer in HEARS[event_type]))
     return [READER.format(key=user) for user in sorted(users)]

@@ -1,4 +1,4 @@
-"""A task as callers see it, and how it is found and listed. Nothing is changed here."""
+"""Reads tasks: one task, lists and history, as the caller may see them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from systems.tasks.service.machine import Action, Relation, State, possible
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task. `actions` are what the caller can do with it now; `version` counts what was done with it."""
+    """One task. `actions` are those that the caller can take now; `version` grows with each step."""
 
     task_id: int
     title: str
@@ -29,7 +29,7 @@ class Task:
     actions: list[Action] = field(default_factory=list)
 
     def relations(self, user_id: int, role_ids: Collection[int]) -> frozenset[Relation]:
-        """How a user with these roles stands to it."""
+        """The relations of a user with these roles to the task."""
         found = {
             Relation.CREATOR: user_id == self.creator_user_id,
             Relation.ASSIGNEE: user_id == self.assignee_user_id,
@@ -38,7 +38,7 @@ class Task:
         return frozenset(relation for relation, holds in found.items() if holds)
 
     def seen_by(self, user_id: int, role_ids: Collection[int]) -> "Task":
-        """The task as this user sees it; Stranger when it is none of their business."""
+        """The task as this user sees it; raises Stranger if they may not."""
         relations = self.relations(user_id, role_ids)
         if not relations:
             raise Stranger.to_task(user_id, self.task_id)
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Some tasks, newest first. `next_before` goes on; null: there are no more."""
+    """Tasks, newest first. `next_before` continues the list; null: there are no more."""
 
     tasks: list[Task]
     next_before: int | None
@@ -55,7 +55,7 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What was done once, and who was to work on it from then on. `event_id` is that of the event that told of it."""
+    """One step of a task, with the assignee after it and the id of its event."""
 
     version: int
     action: Action
@@ -71,7 +71,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """What was done with a task, in order. `next_after` goes on; null: that was all."""
+    """The steps of a task, oldest first. `next_after` continues the list; null: there are no more."""
 
     entries: list[Entry]
     next_after: int | None
@@ -85,7 +85,7 @@ _ONE: Final = """
 """
 _LOCKED: Final = f"{_ONE} for update"
 _ROLES: Final = "select role_id from tasks.members where user_id = %s order by role_id"
-# Each way to be related to a task has an index by which it is walked from the newest on, as far as a page needs.
+# Each relation has its own index and is read from the newest task on, only as far as a page needs.
 _MINE: Final = """
     with mine as (
         (select task_id from tasks.tasks
@@ -116,7 +116,7 @@ _HISTORY: Final = """
 
 
 async def find_task(connection: Connection, task_id: int, *, lock: bool = False) -> Task:
-    """The task of this number; with `lock` nobody else changes it until the end of the transaction."""
+    """The task with this number; `lock` keeps others from changing it until the transaction ends."""
     statement = _LOCKED if lock else _ONE
     row = await (await connection.execute(statement, {"task_id": task_id})).fetchone()
     if row is None:
@@ -125,7 +125,7 @@ async def find_task(connection: Connection, task_id: int, *, lock: bool = False)
 
 
 async def find_seen(connection: Connection, task_id: int, user_id: int) -> Task:
-    """The task as a user sees it; Stranger when it is none of their business."""
+    """The task as a user sees it; raises Stranger if they may not."""
     task = await find_task(connection, task_id)
     return task.seen_by(user_id, await roles_of(connection, user_id))
 
@@ -133,7 +133,7 @@ async def find_seen(connection: Connection, task_id: int, user_id: int) -> Task:
 async def list_tasks(
     connection: Connection, user_id: int, *, state: State | None, before: int | None, limit: int
 ) -> Tasks:
-    """Those that a user created, works on or supervises, newest first."""
+    """The tasks that a user created, works on or supervises, newest first."""
     roles = await roles_of(connection, user_id)
     parameters = {
         "user": user_id,
@@ -148,13 +148,13 @@ async def list_tasks(
 
 
 async def history_of(connection: Connection, task_id: int, *, after: int, limit: int) -> TaskHistory:
-    """What was done with it after a version."""
+    """The steps after a version."""
     rows = await (await connection.execute(_HISTORY, (task_id, after, limit))).fetchall()
     return TaskHistory([_entry(row) for row in rows], rows[-1][0] if len(rows) == limit else None)
 
 
 async def roles_of(connection: Connection, user_id: int) -> list[int]:
-    """The roles of a user, the lowest number first."""
+    """The roles of a user, ordered by number."""
     rows = await (await connection.execute(_ROLES, (user_id,))).fetchall()
     return [role_id for (role_id,) in rows]
 

@@ -1,7 +1,7 @@
-"""What is done with tasks. Each is one transaction: the task's row, locked first, then its history and its event.
+"""Creates tasks and takes steps. Each is one transaction: the task's row, locked first, then its history and event.
 
-Who hears is read in it as well, under locks that make a change of membership wait (and wait for it), so that nobody
-hears of what is committed after they have lost the role by which they would have heard.
+The same transaction reads who is notified, under locks that make changes of membership wait, and that wait for them.
+So nobody gets an event that commits after they lost the role for it.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from systems.tasks.service.task import Task, find_task, roles_of
 
 
 class NewTask(msgspec.Struct, frozen=True):
-    """What is wanted. Without an assignee the task is new, with one it is assigned."""
+    """A task to create. With an assignee its state is `assigned`, otherwise `new`."""
 
     title: str
     description: str = ""
@@ -31,7 +31,7 @@ class NewTask(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What somebody does with a task: to whom it goes, or what they write."""
+    """An action on a task, with its new assignee or its text."""
 
     action: Action
     assignee_user_id: int | None = None
@@ -39,7 +39,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class _Actor(msgspec.Struct, frozen=True):
-    """Who does it, the names of those concerned, and who has which of the actor's and the task's roles."""
+    """The acting user, the names of the users involved, and the members of the actor's and the task's roles."""
 
     user_id: int
     names: dict[int, str]
@@ -56,20 +56,20 @@ class _Actor(msgspec.Struct, frozen=True):
         return frozenset(user for role, user in self.members if role in task.supervisor_role_ids)
 
     def has_decider(self, task: Task) -> bool:
-        """Whether somebody can approve the report of whoever works on the task, as long as nobody loses a role."""
+        """Whether anyone can approve the assignee's report, with the roles as they are now."""
         roles = {user: [role for role, each in self.members if each == user] for _, user in self.members}
         people = {task.creator_user_id, *self.supervisors(task)}
         may = RULE_OF[Action.APPROVE].allows
         return task.assignee_user_id is None or any(may(task.relations(user, roles.get(user, []))) for user in people)
 
     def acting_role(self, rule: Rule, task: Task) -> int | None:
-        """The supervising role in which it is done, otherwise the actor's first."""
+        """The supervising role in which the actor acts, or else the actor's first role."""
         supervises = Relation.SUPERVISOR in rule.by
         acting = [role for role in self.role_ids if supervises and role in task.supervisor_role_ids]
         return next(iter([*acting, *self.role_ids]), None)
 
 
-# A key that came before is waited for: whoever is making that task may still fail to.
+# A concurrent request with the same key is waited for: it may still fail.
 _INSERT: Final = """
     insert into tasks.tasks
         (title, description, state, creator_user_id, assignee_user_id, creation_key, creation_digest)
@@ -89,7 +89,7 @@ _UPDATE: Final = """
     where task_id = %(task_id)s
     returning updated_at, version
 """
-# In one order, for share: those who publish do not wait for each other, and who is being taken out is waited for.
+# For share and in a fixed order: publishers do not wait for each other, but wait for a member's removal.
 _MEMBERS: Final = """
     select role_id, user_id from tasks.members
     where role_id = any(%(roles)s) or user_id = %(user)s
@@ -105,7 +105,7 @@ _RECORD: Final = """
 
 
 async def create_task(connection: Connection, user_id: int, new: NewTask, key: str | None = None) -> tuple[Task, bool]:
-    """A new task, and whether it is one: under a key that was used for the same request, it is the one of then."""
+    """Create a task. If the key was used for the same request, return that task and False."""
     async with changing(connection):
         names = await _names(connection, user_id, new.assignee_user_id)
         _require_assignee(names, new.assignee_user_id)
@@ -115,13 +115,13 @@ async def create_task(connection: Connection, user_id: int, new: NewTask, key: s
             found = await _made_before(connection, user_id, new, key or "")
             return found.seen_by(user_id, await roles_of(connection, user_id)), False
         actor = _Actor(user_id, names, await _members(connection, user_id, task.supervisor_role_ids))
-        _require_decider(actor, task, "name another assignee, or a supervising role that somebody else has")
+        _require_decider(actor, task, "Choose another assignee, or a supervising role that someone else has")
         await _tell(connection, actor, Step(Action.CREATE), None, task)
     return task.seen_by(user_id, actor.role_ids), True
 
 
 async def take_step(connection: Connection, user_id: int, task_id: int, step: Step) -> Task:
-    """Do it, if it is this user's to do (otherwise 403) and the task is in a state for it (otherwise 409)."""
+    """Take a step; 403 if the user may not, 409 if the task is in the wrong state."""
     async with changing(connection):
         before = await find_task(connection, task_id, lock=True)
         names = await _names(connection, user_id, before.assignee_user_id, step.assignee_user_id)
@@ -135,14 +135,14 @@ async def take_step(connection: Connection, user_id: int, task_id: int, step: St
         _require_assignee(names, step.assignee_user_id)
         after = await _changed(connection, before, step)
         if step.assignee_user_id is not None:
-            remedy = "have an administrator give one of its supervising roles to somebody else"
-            _require_decider(actor, after, f"choose somebody else, or {remedy}")
+            remedy = "have an administrator give one of the supervising roles to someone else"
+            _require_decider(actor, after, f"Choose another assignee, or {remedy}")
         await _tell(connection, actor, step, before, after)
     return after.seen_by(user_id, actor.role_ids)
 
 
 async def _names(connection: Connection, user_id: int, *others: int | None) -> dict[int, str]:
-    """The names of those among them that exist. The one who asks has to."""
+    """Names of those users that exist; raises Stranger if the caller does not."""
     names = await names_of(connection, {user_id, *(other for other in others if other is not None)})
     if user_id not in names:
         raise Stranger.to_all(user_id)
@@ -152,7 +152,7 @@ async def _names(connection: Connection, user_id: int, *others: int | None) -> d
 def _require_assignee(names: Mapping[int, str], assignee: int | None) -> None:
     if assignee is not None and assignee not in names:
         raise bad_request(
-            f"assignee_user_id: there is no user {assignee}; GET /tasks/users lists them", field="assignee_user_id"
+            f"assignee_user_id: user {assignee} does not exist. GET /tasks/users lists them", field="assignee_user_id"
         )
 
 
@@ -167,7 +167,7 @@ async def _require_roles(connection: Connection, role_ids: Collection[int]) -> N
     missing = sorted(set(role_ids) - {role_id for (role_id,) in rows})
     if missing:
         raise bad_request(
-            f"supervisor_role_ids: there is no role {missing[0]}; GET /tasks/roles lists them",
+            f"supervisor_role_ids: role {missing[0]} does not exist. GET /tasks/roles lists them",
             field="supervisor_role_ids",
         )
 
@@ -205,7 +205,7 @@ async def _made_before(connection: Connection, user_id: int, new: NewTask, key: 
 
 
 async def _members(connection: Connection, user_id: int, role_ids: Collection[int]) -> list[tuple[int, int]]:
-    """Who has one of these roles, and the roles of the user: (role, user). They stay so until we have committed."""
+    """Members of these roles and the user's roles, as (role, user), locked until the transaction ends."""
     rows = await (await connection.execute(_MEMBERS, {"roles": list(role_ids), "user": user_id})).fetchall()
     return [(role, user) for role, user in rows]
 
@@ -224,14 +224,14 @@ async def _changed(connection: Connection, before: Task, step: Step) -> Task:
 
 
 def _report(before: Task, step: Step, state: State) -> str | None:
-    """The report that stands: who begins anew has not written one."""
+    """The valid report: a task that is new or assigned again has none."""
     if step.action is Action.SUBMIT_REPORT:
         return step.note
     return None if state in (State.NEW, State.ASSIGNED) else before.report
 
 
 async def _tell(connection: Connection, actor: _Actor, step: Step, before: Task | None, after: Task) -> None:
-    """The event, to those around the task, and the row of its history."""
+    """Publish the event and write the row of the history."""
     rule = RULE_OF[step.action]
     role = actor.acting_role(rule, after)
     left = before.assignee_user_id if before is not None else None
