@@ -1,7 +1,7 @@
 /**
- * Builds what a browser gets, or with --tests what Node runs as tests. `tools/web.py` calls it.
+ * Builds the pages, or with --tests the tests for Node. `tools/web.py` calls it.
  *
- *   node build.mjs OUT          pages and their assets; the assets' names carry a hash, so they may be cached for ever
+ *   node build.mjs OUT          pages and their assets; asset names contain a hash, so they can be cached forever
  *   node build.mjs --docs OUT   the page at `/docs`, which is part of the Python package
  *   node build.mjs --tests OUT  one file per test
  */
@@ -30,16 +30,15 @@ const shared = {
 const common = { theme: "ui/src/theme-first.ts", icon: "ui/icon.svg" };
 const board = { ...common, script: "pages/tasks/main.ts", style: "pages/tasks/style.css" };
 
-/** A page: its source, the file made of it, the way from its address to the site's root, and what stands for the names
- * in braces in it. A page with addresses of different depths is several files. */
+/** A page: its source, its output file, the relative path to the site's root, and the files for its placeholders. A page
+ * with addresses of different depths is built once for each. */
 const pages = [
   {
     html: "pages/index/index.html",
     root: "",
     parts: { ...common, script: "pages/index/main.ts", style: "pages/index/style.css" },
   },
-  // Shown at whatever address leads nowhere, or is for programs alone: the server, which knows how deep that is, says
-  // where the root is.
+  // Shown at any address that is unknown or for API clients only, so the server fills in the path to the root.
   ...["missing", "programs"].map((name) => ({
     html: `pages/index/${name}.html`,
     root: "{root}",
@@ -65,7 +64,7 @@ async function buildPages(out) {
       text = text.replaceAll(`{{${place}}}`, named.get(source));
     }
     const left = /\{\{\w+\}\}/.exec(text);
-    if (left) throw new Error(`${html} names ${left[0]}, which is none of its parts.`);
+    if (left) throw new Error(`${html} has an unknown placeholder: ${left[0]}.`);
     writeFileSync(join(out, file ?? basename(html)), text);
   }
 }
@@ -91,7 +90,7 @@ async function buildDocs(out) {
   writeFileSync(join(out, "LICENSES.txt"), `docs.js and docs.css contain Swagger UI.\n\n${texts.join("\n\n")}`);
 }
 
-/** Bundle one part and give it a name made of its content. */
+/** Bundle one file; its name contains a hash of its content. */
 async function asset(source, folder) {
   const extension = /\.ts$/.test(source) ? "js" : source.split(".").at(-1);
   const content = extension === "svg" ? readFileSync(join(here, source)) : await bundled(source);

@@ -122,7 +122,7 @@ class LogPage:
     def paste(self, token: str) -> None:
         """Answer the question for a token."""
         self.page.get_by_label("Token").fill(token)
-        self.page.get_by_role("button", name="Read", exact=True).click()
+        self.page.get_by_role("button", name="Continue", exact=True).click()
 
     # --- what is shown
 

@@ -75,7 +75,7 @@ def bubble(page: Page, text: str) -> None:
 def test_a_newcomer_connects_a_chat_and_gets_a_message_that_leads_to_the_task(board: BoardPage, up: Up):
     board.page.goto(up.url)
     card = board.page.locator("#systems .card", has_text="Tasks")
-    card.get_by_role("link", name="Telegram chats of the bot").wait_for()
+    card.get_by_role("link", name="Bot chats (local Telegram)").wait_for()
     card.get_by_role("link", name="Task board").click()
     board.page.get_by_role("dialog", name="Who are you?").get_by_role("button", name="Barbara").click()
     expect(board.page.locator("#reader-name")).to_have_text("Barbara")
@@ -88,8 +88,8 @@ def test_a_newcomer_connects_a_chat_and_gets_a_message_that_leads_to_the_task(bo
         board.page.get_by_role("link", name="your local chat").click()
     chats = opened.value
     expect(chats.get_by_label("First name")).to_have_value("Barbara")
-    chats.get_by_role("button", name="Begin").click()
-    expect(chats.get_by_label("Message as the person")).to_have_value(start)
+    chats.get_by_role("button", name="Start chat").click()
+    expect(chats.get_by_label("Message to the bot")).to_have_value(start)
     chats.get_by_role("button", name="Send").click()
     bubble(chats, "Barbara")
 
@@ -97,7 +97,7 @@ def test_a_newcomer_connects_a_chat_and_gets_a_message_that_leads_to_the_task(bo
     up.ask(ADA, "/tasks", title=title, assignee_user_id=BARBARA)
     bubble(chats, title)
     board.press("Escape")
-    board.hears(title, "Ada created it and gave it to you")
+    board.hears(title, "Ada created it and assigned it to you")
     with chats.context.expect_page() as led:
         chats.locator(".bubble.bot", has_text=title).get_by_role("link").click()
     # A new tab belongs to nobody yet.
@@ -117,10 +117,10 @@ def test_the_sample_user_is_remembered_for_the_tab_and_can_be_changed(board: Boa
     dialog = board.page.get_by_role("dialog", name="Who are you?")
     expect(dialog.get_by_role("button", name="Grace")).to_have_attribute("aria-pressed", "true")
     dialog.get_by_role("button", name="Edsger").click()
-    expect(board.page.locator("#events-title")).to_have_text("What Edsger hears of")
+    expect(board.page.locator("#events-title")).to_have_text("Activity for Edsger")
     # The log viewer has people of its own.
     board.page.goto(f"{up.url}/investigations/INV-123")
-    readers = board.page.get_by_role("dialog", name="Who is reading?")
+    readers = board.page.get_by_role("dialog", name="Who are you?")
     expect(readers.locator("strong")).to_have_text(["ada", "grace", "web-shop", "mallory"])
 
 
@@ -129,8 +129,8 @@ def test_a_person_writes_to_the_bot_and_blocks_it_and_the_others_still_hear(chro
         page = shown.page
         page.goto(up.chats)
         chat_of(page, ADA).click()
-        page.get_by_label("Message as the person").fill("/status")
-        page.get_by_label("Message as the person").press("Enter")
+        page.get_by_label("Message to the bot").fill("/status")
+        page.get_by_label("Message to the bot").press("Enter")
         bubble(page, "Ada")
         page.get_by_role("button", name="Block the bot").click()
         page.get_by_text("The bot is blocked").wait_for()
@@ -149,14 +149,14 @@ def test_the_chats_lead_back_to_the_board_and_to_the_first_page(chromium: Browse
     with tab(chromium, up.chats) as shown:
         page = shown.page
         page.goto(up.chats)
-        ways = page.get_by_role("navigation", name="What the bot belongs to").get_by_role("link")
+        ways = page.get_by_role("navigation", name="Back to the site").get_by_role("link")
         expect(ways).to_have_text(["aftercommit", "Tasks"])
         ways.nth(1).click()
         expect(page).to_have_url(f"{up.url}/tasks/board")
         page.go_back()
         ways.nth(0).click()
         expect(page).to_have_url(f"{up.url}/")
-        page.get_by_role("link", name="Telegram chats of the bot").click()
+        page.get_by_role("link", name="Bot chats (local Telegram)").click()
         expect(page.get_by_role("heading", name="Tasks bot")).to_be_visible()
         # An address that names a chat opens it, in a page that is open, too.
         page.evaluate(f"location.hash = '#{LINKED[GRACE]}'")
@@ -177,7 +177,7 @@ def test_a_page_that_stayed_open_over_a_restart_leads_to_where_the_site_is_now(c
         with Leading.in_thread(ways={"Tasks": first}, port=port) as telegram:
             page = open_page.enter_context(tab(chromium, telegram.url)).page
             page.goto(telegram.url)
-            way = page.get_by_role("navigation", name="What the bot belongs to").get_by_role("link")
+            way = page.get_by_role("navigation", name="Back to the site").get_by_role("link")
             expect(way).to_have_attribute("href", first)
         with Leading.in_thread(ways={"Tasks": then}, port=port):
             expect(way).to_have_attribute("href", then, timeout=PATIENCE)
@@ -190,9 +190,9 @@ def test_what_is_written_quickly_is_sent_once_and_in_order(chromium: Browser):
         with held(page, "**/control/chats"):
             page.get_by_role("button", name="New chat").click()
             page.get_by_label("First name").fill("Ada")
-            page.get_by_role("button", name="Begin").click()
+            page.get_by_role("button", name="Start chat").click()
             page.get_by_label("First name").press("Enter")
-        text = page.get_by_label("Message as the person")
+        text = page.get_by_label("Message to the bot")
         expect(text).to_be_focused()
         with held(page, "**/messages"):
             for message in ("one", "two", "three"):
@@ -237,8 +237,8 @@ def test_who_types_an_address_of_programs_gets_to_a_page(board: BoardPage, up: U
         page.goto(f"{up.url}{typed}")
         expect(page).to_have_url(f"{up.url}{shown}")
     page.goto(f"{up.url}/tasks/me/events")
-    expect(page.get_by_role("heading", name="This address is for programs")).to_be_visible()
-    page.get_by_role("link", name="Everything that runs here").click()
+    expect(page.get_by_role("heading", name="This address is for API clients")).to_be_visible()
+    page.get_by_role("link", name="Home page").click()
     expect(page).to_have_url(f"{up.url}/")
     told = httpx.get(f"{up.url}/tasks", timeout=60, verify=TLS)
     assert (told.status_code, told.json()["error"]) == (401, "unauthorized")
@@ -267,9 +267,9 @@ def test_who_mistypes_an_address_of_the_chats_gets_a_page_that_leads_to_them(chr
             answer = page.goto(f"{up.chats.rstrip('/')}/{typed}")
             assert answer is not None
             assert answer.status == 404
-            expect(page.get_by_role("heading", name="There is nothing at this address")).to_be_visible()
+            expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
             holds(page, FITS)
-        page.get_by_role("link", name="The chats of the bot").click()
+        page.get_by_role("link", name="Chats").click()
         expect(page.get_by_role("heading", name="Tasks bot")).to_be_visible()
 
 
@@ -277,7 +277,7 @@ def test_a_telephone_shows_the_whole_title_of_the_logs_while_nobody_is_chosen(ch
     with tab(chromium, up.url, NARROW) as shown:
         page = shown.page
         page.goto(f"{up.url}/investigations/INV-123")
-        page.get_by_role("dialog", name="Who is reading?").wait_for()
+        page.get_by_role("dialog", name="Who are you?").wait_for()
         holds(page, WHOLE.format("#title"))
         holds(page, FITS)
 
@@ -287,7 +287,7 @@ def test_the_chats_fit_on_a_telephone(chromium: Browser, up: Up):
         page = shown.page
         page.goto(up.chats)
         chat_of(page, GRACE).click()
-        page.get_by_label("Message as the person").wait_for()
+        page.get_by_label("Message to the bot").wait_for()
         holds(page, FITS)
         expect(page.locator("#commands").get_by_text("/help")).to_be_in_viewport()
         holds(page, WHOLE.format("#commands"))

@@ -83,7 +83,7 @@ def test_who_hands_a_task_over_does_not_ask_for_it_any_more(witness: Witness, ta
     expect(page.locator("#connection")).to_have_attribute("data-state", "streaming")
     tasks.act(ADA, task, "reassign", assignee_user_id=BARBARA)
     expect(page.locator("a.task", has_text="Handed to somebody else")).to_have_count(0)
-    expect(page.locator("#detail-body")).to_contain_text("handed over to somebody else")
+    expect(page.locator("#detail-body")).to_contain_text("reassigned to someone else")
     assert witness.complaints == []
 
 

@@ -53,7 +53,7 @@ def test_it_leads_back_to_the_site_and_keeps_the_colours_that_were_chosen_there(
     ground = docs.page.locator("body")
     expect(ground).to_have_css("background-color", DARK)
     docs.page.get_by_role("link", name="aftercommit").click()
-    docs.page.get_by_role("heading", name="Running here").wait_for()
+    docs.page.get_by_role("heading", name="Systems").wait_for()
     expect(ground).to_have_css("background-color", DARK)
     docs.page.get_by_role("link", name="API").click()
     docs.page.get_by_role("button", name="Colours: Dark").wait_for()

@@ -96,7 +96,7 @@ def test_a_browser_without_a_network_says_so_at_once(chromium: Browser, tasks: S
         with offline(board.page.context):
             assert not_live(board.page) < WITHIN / 3
             create(board, "never made")
-            board.alert("Not created.")
+            board.alert("Could not create the task.")
             # Whatever an emulated network lets through.
             board.went("polling")
             assert board.evaluate("document.documentElement.dataset.ways").split().count("streaming") == 1
@@ -108,7 +108,7 @@ def test_a_request_that_fails_is_doubt_at_once_and_a_heartbeat_ends_it(board: Bo
     board.connection("streaming")
     board.page.route("**/tasks", lambda route: route.abort() if route.request.method == "POST" else route.continue_())
     create(board, "never made either")
-    board.alert("Not created.")
+    board.alert("Could not create the task.")
     board.connection("checking")
     expect(board.page.locator("#connection")).to_contain_text(LAST_UPDATE)
     board.connection("streaming")
@@ -116,7 +116,7 @@ def test_a_request_that_fails_is_doubt_at_once_and_a_heartbeat_ends_it(board: Bo
 
 def create(board: BoardPage, title: str) -> None:
     board.page.get_by_role("button", name="New task").click()
-    board.page.get_by_label("What is to be done").fill(title)
+    board.page.get_by_label("Title").fill(title)
     board.page.get_by_role("button", name="Create task").click()
 
 

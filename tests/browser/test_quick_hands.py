@@ -32,7 +32,7 @@ def test_keys_act_on_the_line_that_a_move_under_way_brings_in_the_order_they_wer
         newest.press("g", "j", "j", "s", "Enter", "PageDown")
     assert shared(newest) == 3
     newest.says("range", "Lines 1 to 500 of 2,000")
-    panel = newest.page.get_by_role("complementary", name="The chosen line")
+    panel = newest.page.get_by_role("complementary", name="Line details")
     # The panel goes with the line.
     expect(panel.get_by_role("heading")).not_to_have_text("Line 3")
     expect(newest.page.locator(".row.active")).not_to_have_attribute("data-seq", "3")
@@ -124,13 +124,13 @@ def test_where_there_is_nothing_to_act_on_the_page_says_so(scripted_page: LogPag
     scripted_page.open("INV-123", TOKEN)
     scripted_page.page.get_by_text("No lines yet").wait_for()
     scripted_page.press("s")
-    scripted_page.said("There is no line here")
+    scripted_page.said("There are no lines")
     scripted_page.press("n")
-    scripted_page.said("Nothing is being searched for")
+    scripted_page.said("Enter a search text first")
     scripted_page.press("/")
     scripted_page.page.keyboard.type("needle")
     scripted_page.press("Enter", "Enter")
-    scripted_page.said("No loaded line matches the search")
+    scripted_page.said("No loaded line matches")
 
 
 def test_a_link_that_has_the_focus_is_followed_by_enter(newest: LogPage):

@@ -39,7 +39,7 @@ def test_a_time_is_looked_up(scripted_page: LogPage, scripted: Scripted):
     scripted_page.go_to_time("2020-01-01T00:00:00")
     scripted_page.says("range", "Lines 1 to 500 of 2,000")
     scripted_page.is_active(1)
-    scripted_page.page.get_by_role("button", name="To the newest lines").click()
+    scripted_page.page.get_by_role("button", name="Newest lines ↓").click()
     scripted_page.shows("(2000)")
 
 
@@ -63,7 +63,7 @@ def test_a_server_that_is_away_at_first_is_tried_again(scripted_page: LogPage, s
     scripted_page.page.clock.install()
     scripted.control(page=503)
     scripted_page.open("INV-123", TOKEN)
-    scripted_page.page.get_by_text("could not be loaded").wait_for()
+    scripted_page.page.get_by_text("Could not load the log").wait_for()
     scripted_page.went("waiting")
     scripted.control(page=0)
     scripted_page.page.clock.fast_forward(5_000)
@@ -97,7 +97,7 @@ def test_a_wide_page_and_a_narrow_one_both_hold_their_lines(scripted_page: LogPa
     scripted_page.shows("(2000)")
     holds(scripted_page.page, "document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     scripted_page.page.locator(".row[data-seq='2000']").click()
-    scripted_page.page.get_by_role("complementary", name="The chosen line").wait_for()
+    scripted_page.page.get_by_role("complementary", name="Line details").wait_for()
     expect(scripted_page.page.locator(".row.active")).to_be_in_viewport()
 
 

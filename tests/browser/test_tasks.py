@@ -29,21 +29,21 @@ def test_two_people_hand_a_task_to_and_fro_and_each_sees_the_others_steps_arrive
         each.connection("streaming")
 
     board.page.get_by_role("button", name="New task").click()
-    board.page.get_by_label("What is to be done").fill(title)
+    board.page.get_by_label("Title").fill(title)
     board.page.get_by_label("Description").fill("All rooms.\nThe cellar too.")
     board.page.get_by_label("Assign to").select_option(str(EDSGER))
     board.page.get_by_role("button", name="Create task").click()
     board.stands("Assigned")
     board.shows("Waiting for Edsger")
 
-    other.hears(title, "Ada created it and gave it to you")
-    other.lists(title, "Assigned", "Your move")
+    other.hears(title, "Ada created it and assigned it to you")
+    other.lists(title, "Assigned", "Waiting for you")
     other.row(title).click()
     other.shows("The cellar too.")
     other.offers("Submit report")
     other.act("Submit report", "There are eleven.")
     other.stands("Reported")
-    other.shows("There is nothing for you to do here now.")
+    other.shows("You have nothing to do here right now.")
 
     board.hears(title, "Edsger submitted a report")
     board.stands("Reported")
@@ -76,7 +76,7 @@ def test_a_task_is_assigned_and_handed_over_by_name(board: BoardPage, tasks: Ser
     board.shows("Waiting for Edsger")
     board.give_to("Reassign", "Barbara")
     board.shows("Waiting for Barbara")
-    board.hears(title, "You handed it over to Barbara")
+    board.hears(title, "You reassigned it to Barbara")
 
 
 def test_with_the_stream_blocked_events_come_by_polling_and_the_stream_comes_back(board: BoardPage, tasks: Service):
@@ -90,7 +90,7 @@ def test_with_the_stream_blocked_events_come_by_polling_and_the_stream_comes_bac
     tasks.hears(GRACE, "task_created", task_id=made["task_id"])
     board.page.clock.fast_forward(10_000)
     board.hears(first, "Ada created it")
-    board.lists(first, "New", "Your move")
+    board.lists(first, "New", "Waiting for you")
 
     board.page.unroute(STREAM)
     board.page.clock.fast_forward(61_000)
@@ -111,7 +111,7 @@ def test_who_comes_second_is_told_so_and_sees_the_task_as_it_is(board: BoardPage
     board.page.locator(".action-form").get_by_role("button", name="Approve").click()
     board.stands("Approved")
     other.page.locator(".action-form").get_by_role("button", name="Approve").click()
-    other.alert(f"Not done. Task {task['task_id']} is approved")
+    other.alert(f"The action failed. Task {task['task_id']} is approved")
     other.stands("Approved")
     other.offers("Reopen")
 
@@ -129,7 +129,7 @@ def test_what_is_being_written_stays_when_others_are_faster(board: BoardPage, ta
     board.alert("“Submit report” is no longer possible: the task is cancelled now.")
     expect(board.page.locator(".action-form textarea")).to_have_value("half of a long report")
     board.page.get_by_role("button", name="Close").click()
-    board.shows("There is nothing for you to do here now.")
+    board.shows("You have nothing to do here right now.")
 
 
 def test_who_loses_a_role_is_told_no_and_loses_the_task(board: BoardPage, tasks: Service):
@@ -142,7 +142,7 @@ def test_who_loses_a_role_is_told_no_and_loses_the_task(board: BoardPage, tasks:
     assert answer.status_code == 200, answer.text
     board.page.locator(".action-form select").select_option(str(EDSGER))
     board.page.locator(".action-form").get_by_role("button", name="Assign").click()
-    board.page.get_by_role("heading", name="Not yours to see").wait_for()
+    board.page.get_by_role("heading", name="You cannot see this task").wait_for()
     board.lists_not("Kept for a while")
 
 
@@ -175,13 +175,13 @@ def test_a_code_for_telegram_is_shown_copied_and_runs_out(board: BoardPage, task
     board.page.get_by_role("button", name="Copy").click()
     board.said("Copied")
     assert board.evaluate("navigator.clipboard.readText()") == start
-    expect(board.page.get_by_role("timer")).to_contain_text("for another")
+    expect(board.page.get_by_role("timer")).to_contain_text("expires in")
 
     board.page.clock.fast_forward(11 * 60 * 1000)
     board.page.get_by_text("The code has expired").wait_for()
     board.page.get_by_role("button", name="Get a new code").click()
     # The browser is ahead of the server by now, and takes its word for how long the new one works.
-    expect(board.page.get_by_role("timer")).to_contain_text("for another")
+    expect(board.page.get_by_role("timer")).to_contain_text("expires in")
     expect(board.page.locator("#start")).not_to_have_text(start)
     with tasks.client(Authorization=f"Bearer {tasks.credential()}") as client:
         assert client.post("/tasks/link-codes/redeem", json={"code": start.removeprefix("/start ")}).status_code == 404
@@ -195,9 +195,9 @@ def test_everything_can_be_done_with_the_keyboard_alone(board: BoardPage, tasks:
     # The first link skips to the tasks.
     board.focuses("list")
     assert board.evaluate("location.hash") == "#move=mine"
-    board.page.get_by_label("Whose move").select_option("")
+    board.page.get_by_label("Waiting for").select_option("")
     board.press("n")
-    expect(board.page.get_by_label("What is to be done")).to_be_focused()
+    expect(board.page.get_by_label("Title")).to_be_focused()
     board.page.keyboard.type(title)
     board.press("Tab")
     board.page.keyboard.type("a description")
@@ -220,7 +220,7 @@ def test_everything_can_be_done_with_the_keyboard_alone(board: BoardPage, tasks:
     board.is_at("/tasks/board")
     expect(board.row(title)).to_be_focused()
     board.press("m")
-    moves, keys = (board.page.get_by_role("dialog", name=name) for name in ("How tasks move", "Keys"))
+    moves, keys = (board.page.get_by_role("dialog", name=name) for name in ("Workflow", "Keyboard shortcuts"))
     moves.wait_for()
     board.press("Escape")
     expect(moves).to_be_hidden()
@@ -246,7 +246,7 @@ def test_a_field_that_needs_words_says_so_and_nothing_is_sent(board: BoardPage, 
 
     board.page.get_by_role("button", name="New task").click()
     board.page.get_by_role("button", name="Create task").click()
-    board.page.get_by_text("Give it a title.").wait_for()
+    board.page.get_by_text("Enter a title.").wait_for()
 
 
 def test_a_task_whose_answer_got_lost_is_made_once(board: BoardPage, tasks: Service):
@@ -263,9 +263,9 @@ def test_a_task_whose_answer_got_lost_is_made_once(board: BoardPage, tasks: Serv
     board.page.route("**/tasks", lose)
     board.open(ADA)
     board.page.get_by_role("button", name="New task").click()
-    board.page.get_by_label("What is to be done").fill(title)
+    board.page.get_by_label("Title").fill(title)
     board.page.get_by_role("button", name="Create task").click()
-    board.alert("Not created. The server could not be reached")
+    board.alert("Could not create the task. Cannot reach the server")
     assert lost == [201]
     board.page.get_by_role("button", name="Create task").click()
     board.stands("New")
@@ -284,26 +284,26 @@ def test_the_list_is_narrowed_by_state_and_by_whose_move_it_is_and_the_address_k
     board.open(330)
     for title in (mine, theirs, done):
         board.lists(title)
-    board.page.get_by_label("Whose move").select_option("mine")
+    board.page.get_by_label("Waiting for").select_option("mine")
     board.lists_not(theirs)
-    board.lists(mine, "Your move")
+    board.lists(mine, "Waiting for you")
     board.page.reload()
     board.lists(mine)
     board.lists_not(done)
     board.row(mine).click()
     board.stands("Assigned")
-    board.page.get_by_label("Whose move").select_option("")
+    board.page.get_by_label("Waiting for").select_option("")
     board.lists(theirs)
     board.page.go_back()
-    board.page.get_by_role("heading", name="No task is open").wait_for()
+    board.page.get_by_role("heading", name="No task selected").wait_for()
     board.lists_not(theirs)
-    expect(board.page.get_by_label("Whose move")).to_have_value("mine")
-    board.page.get_by_label("Whose move").select_option("")
+    expect(board.page.get_by_label("Waiting for")).to_have_value("mine")
+    board.page.get_by_label("Waiting for").select_option("")
     board.page.get_by_label("State", exact=True).select_option("cancelled")
     board.lists_not(mine)
     board.lists(done, "Cancelled", "Done")
     board.page.get_by_label("State", exact=True).select_option("rejected")
-    board.page.get_by_text("No task is like this.").wait_for()
+    board.page.get_by_text("No tasks match these filters.").wait_for()
 
 
 def test_older_tasks_and_earlier_events_are_asked_for(board: BoardPage, tasks: Service):
@@ -315,11 +315,11 @@ def test_older_tasks_and_earlier_events_are_asked_for(board: BoardPage, tasks: S
     board.hears("Piece 059 of many", "You created it")
     expect(board.page.locator("a.task")).to_have_count(50)
     expect(board.page.locator(".event")).to_have_count(40)
-    board.page.get_by_role("button", name="Older tasks").click()
+    board.page.get_by_role("button", name="Show older tasks").click()
     board.lists("Piece 000 of many")
-    board.page.get_by_role("button", name="Earlier events").click()
+    board.page.get_by_role("button", name="Show earlier events").click()
     board.hears("Piece 000 of many", "You created it")
-    expect(board.page.get_by_role("button", name="Earlier events")).to_be_hidden()
+    expect(board.page.get_by_role("button", name="Show earlier events")).to_be_hidden()
     expect(board.page.locator(".event")).to_have_count(60)
 
 
@@ -328,28 +328,28 @@ def test_what_is_not_ones_own_is_neither_listed_nor_opened(board: BoardPage, tas
     secret = titled("Secret of Ada")
     task = tasks.create(ADA, secret, assignee_user_id=EDSGER, supervisor_role_ids=[LEADS])
     board.open(MALLORY, task["task_id"])
-    board.page.get_by_role("heading", name="Not yours to see").wait_for()
+    board.page.get_by_role("heading", name="You cannot see this task").wait_for()
     board.connection("streaming")
     assert secret not in board.page.content()
     board.page.goto(f"{board.url}/tasks/board/999999999")
-    board.page.get_by_role("heading", name="There is no such task").wait_for()
+    board.page.get_by_role("heading", name="Task not found").wait_for()
 
 
 def test_who_is_not_known_is_told_and_may_be_somebody_else(board: BoardPage, tasks: Service):
     board.open(None)
     board.page.get_by_role("dialog", name="Who are you?").wait_for()
     board.press("Escape")
-    board.alert("Who works here has to be known first.")
-    board.page.get_by_role("button", name="Choose who you are").click()
+    board.alert("Choose a user to see their tasks.")
+    board.page.get_by_role("button", name="Choose a user").click()
     board.page.get_by_label("Token").fill(signed(STRANGER))
-    board.page.get_by_role("button", name="Begin").click()
+    board.page.get_by_role("button", name="Continue").click()
     board.alert(f"User {STRANGER} does not exist")
-    board.page.get_by_role("button", name="Choose who you are").click()
+    board.page.get_by_role("button", name="Choose a user").click()
     board.page.get_by_label("Token").fill("not-a-token")
-    board.page.get_by_role("button", name="Begin").click()
+    board.page.get_by_role("button", name="Continue").click()
     board.page.get_by_text("Missing or invalid authentication token").first.wait_for()
     board.page.get_by_label("Token").fill(signed(GRACE))
-    board.page.get_by_role("button", name="Begin").click()
+    board.page.get_by_role("button", name="Continue").click()
     expect(board.page.locator("#reader-name")).to_have_text("Grace")
 
 
@@ -361,7 +361,7 @@ def test_a_server_that_is_away_for_a_while_is_asked_again(board: BoardPage, task
     for part in ("**/tasks/me", "**/tasks?limit*"):
         board.page.route(part, lambda route: route.fulfill(status=503, json=closed))
     board.open(ADA)
-    board.page.get_by_text("Closed for lunch The page tries again by itself.").wait_for()
+    board.page.get_by_text("Closed for lunch Retrying automatically.").wait_for()
     board.page.unroute("**/tasks/me")
     board.page.clock.fast_forward(2_000)
     board.connection("streaming")
@@ -374,13 +374,13 @@ def test_a_server_that_is_away_for_a_while_is_asked_again(board: BoardPage, task
 def test_how_tasks_move_is_told_as_the_server_has_it(board: BoardPage, tasks: Service):
     rules = tasks.as_user(ADA).get("/tasks/machine").json()["actions"]
     board.open(ADA)
-    board.page.get_by_role("button", name="How tasks move").click()
-    table = board.page.get_by_role("dialog", name="How tasks move").locator("tbody")
+    board.page.get_by_role("button", name="Workflow").click()
+    table = board.page.get_by_role("dialog", name="Workflow").locator("tbody")
     expect(table.locator("tr")).to_have_count(len(rules))
     said = [re.compile(f"^{rule['action'].replace('_', ' ')}$", re.IGNORECASE) for rule in rules]
     expect(table.locator("th")).to_have_text(said)
     approve = table.locator("tr", has=board.page.get_by_role("rowheader", name="Approve"))
-    expect(approve).to_contain_text("creator or supervisor, never the assignee")
+    expect(approve).to_contain_text("creator or supervisor, but not the assignee")
 
 
 def test_on_a_telephone_one_thing_is_shown_at_a_time_and_all_fits(chromium: Browser, tasks: Service):
@@ -408,7 +408,7 @@ def test_on_a_telephone_one_thing_is_shown_at_a_time_and_all_fits(chromium: Brow
         expect(board.page.locator("#to-events")).to_contain_text("1 new")
         board.page.locator("#to-events").click()
         board.hears(title, "Ada cancelled it")
-        expect(board.page.locator("#to-events")).to_have_text("Events")
+        expect(board.page.locator("#to-events")).to_have_text("Activity")
         holds(board.page, fits)
         board.page.locator("#to-list").click()
         board.page.locator("a.task", has_text=title).click()
@@ -422,12 +422,12 @@ def test_whoever_gives_a_task_to_themselves_is_asked_for_a_supervisor(board: Boa
     title = titled("Mine alone")
     board.open(ADA)
     board.page.get_by_role("button", name="New task").click()
-    board.page.get_by_label("What is to be done").fill(title)
+    board.page.get_by_label("Title").fill(title)
     board.page.get_by_label("Assign to").select_option(str(ADA))
     # A role of which Ada is the only member helps nobody.
     board.page.get_by_label("administrator").check()
     board.page.get_by_role("button", name="Create task").click()
-    board.alert("Nobody could approve your own report.")
+    board.alert("You cannot approve your own report.")
     board.lists_not(title)
     board.page.get_by_label("lead").check()
     board.page.get_by_role("button", name="Create task").click()
@@ -452,8 +452,8 @@ def test_an_address_that_leads_nowhere_leads_home(board: BoardPage, tasks: Servi
         answer = board.page.goto(f"{board.url}{path}")
         assert answer is not None
         assert answer.status == 404
-        board.page.get_by_role("link", name="Everything that runs here").click()
-        board.page.get_by_role("heading", name="Running here").wait_for()
+        board.page.get_by_role("link", name="Home page").click()
+        board.page.get_by_role("heading", name="Systems").wait_for()
         board.page.get_by_role("link", name="Task board").wait_for()
     told = tasks.as_user(ADA).get("/no/such/page")
     assert (told.status_code, told.json()["error"]) == (404, "not_found")

@@ -15,9 +15,9 @@ LIST = "**/tasks?limit*"
 def test_keys_wait_for_the_board(board: BoardPage, tasks: Service):
     with held(board.page, "**/tasks/machine"):
         board.open(ADA)
-        expect(board.page.get_by_label("Whose move")).to_be_disabled()
+        expect(board.page.get_by_label("Waiting for")).to_be_disabled()
         board.press("n")
-    expect(board.page.get_by_label("What is to be done")).to_be_focused()
+    expect(board.page.get_by_label("Title")).to_be_focused()
 
 
 def test_keys_that_cannot_have_the_board_yet_are_answered(board: BoardPage, tasks: Service):
@@ -26,7 +26,7 @@ def test_keys_that_cannot_have_the_board_yet_are_answered(board: BoardPage, task
     board.open(ADA)
     board.page.get_by_text("Closed for lunch").wait_for()
     board.press("n")
-    board.said("The tasks are not there yet")
+    board.said("Tasks are still loading")
     expect(board.page.get_by_role("dialog", name="New task")).to_be_hidden()
 
 
@@ -37,10 +37,10 @@ def test_the_way_into_the_list_waits_for_it_and_nothing_says_that_it_is_empty(bo
         board.open(ADA, task["task_id"])
         board.stands("New")
         board.press("Escape")
-        board.page.get_by_role("heading", name="No task is open").wait_for()
-        board.page.get_by_label("Whose move").select_option("done")
+        board.page.get_by_role("heading", name="No task selected").wait_for()
+        board.page.get_by_label("Waiting for").select_option("done")
         expect(board.page.locator("#empty")).to_have_text("Loading …")
-        board.page.get_by_label("Whose move").select_option("")
+        board.page.get_by_label("Waiting for").select_option("")
         board.lists(title)
     expect(board.row(title)).to_be_focused()
 
@@ -75,15 +75,15 @@ def test_a_task_that_is_made_late_does_not_close_the_dialog_for_the_next(board: 
     first, second = "Sent and left alone", "Written meanwhile"
     board.open(ADA)
     board.press("n")
-    board.page.get_by_label("What is to be done").fill(first)
+    board.page.get_by_label("Title").fill(first)
     with held(board.page, "**/tasks"):
         board.page.get_by_role("button", name="Create task").click()
         board.press("Escape")
         expect(board.page.get_by_role("dialog", name="New task")).to_be_hidden()
         board.press("n")
-        board.page.get_by_label("What is to be done").fill(second)
+        board.page.get_by_label("Title").fill(second)
     board.said(f"“{first}” was created")
-    expect(board.page.get_by_label("What is to be done")).to_have_value(second)
+    expect(board.page.get_by_label("Title")).to_have_value(second)
     board.page.get_by_role("button", name="Create task").click()
     board.focuses(second)
     board.lists(first, "New")
@@ -98,7 +98,7 @@ def test_who_has_left_a_task_is_told_that_something_was_not_done_with_it(board: 
         board.row("Where one went on").click()
         board.stands("New")
         tasks.act(ADA, left["task_id"], "cancel", reason="by another way")
-    board.said("Cancel task: not done.")
+    board.said("Cancel task failed.")
     board.stands("New")
 
 
@@ -111,7 +111,7 @@ def test_an_answer_that_comes_late_leaves_the_form_alone_that_was_opened_since(b
         board.begin("Reject")
         board.page.locator(".action-form textarea").fill("Not like this")
         tasks.act(ADA, task["task_id"], "cancel", reason="by another way")
-    board.said("Approve: not done.")
+    board.said("Approve failed.")
     expect(board.page.locator(".action-form textarea")).to_have_value("Not like this")
 
 
@@ -124,6 +124,6 @@ def test_a_code_that_comes_when_its_dialog_was_left_is_not_shown_for_another(boa
         board.press("Escape")
         expect(dialog).to_be_hidden()
         board.press("t")
-        expect(dialog).to_contain_text("Asking for a code")
+        expect(dialog).to_contain_text("Requesting a code")
     expect(board.page.locator("#start")).to_contain_text("/start ")
     expect(board.page.get_by_role("timer")).to_have_count(1)

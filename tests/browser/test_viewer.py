@@ -55,7 +55,7 @@ def test_with_the_stream_blocked_lines_come_by_polling_and_the_stream_comes_back
     log_page.open(case, read(investigations, case))
     log_page.shows("early 9")
     cut_waits_short(log_page.page, "polling")
-    expect(log_page.page.locator("#connection")).to_have_attribute("title", re.compile("stream does not work"))
+    expect(log_page.page.locator("#connection")).to_have_attribute("title", re.compile("stream is not available"))
 
     investigations.write(case, line("heard by polling"))
     log_page.page.clock.fast_forward(10_000)
@@ -97,7 +97,7 @@ def test_filters_are_the_servers_and_stay_in_the_address(log_page: LogPage, inve
 
     log_page.page.get_by_label("Service").fill("nobody")
     log_page.press("Tab")
-    log_page.page.get_by_text("No line matches these filters").wait_for()
+    log_page.page.get_by_text("No lines match these filters").wait_for()
 
 
 def test_scrolling_up_pauses_and_counts_what_comes(log_page: LogPage, investigations: Service):
@@ -151,7 +151,7 @@ def test_keys_move_open_and_copy(log_page: LogPage, investigations: Service):
     log_page.press("j", "k", "k")
     log_page.page.locator('.row.active[data-seq="99"]').wait_for()
     log_page.press("j", "j", "Enter")
-    panel = log_page.page.get_by_role("complementary", name="The chosen line")
+    panel = log_page.page.get_by_role("complementary", name="Line details")
     expect(panel).to_contain_text('"order": 4711')
     log_page.press("c")
     log_page.said("Line copied")
@@ -257,7 +257,7 @@ def test_a_time_that_is_not_loaded_is_asked_of_the_server(log_page: LogPage, inv
     log_page.stays_at(701)
     log_page.scroll("beginning")
     log_page.shows("early 0")
-    log_page.page.get_by_role("button", name="To the newest lines").click()
+    log_page.page.get_by_role("button", name="Newest lines ↓").click()
     log_page.shows("late 1499")
     log_page.page.get_by_role("button", name="Start", exact=True).click()
     log_page.shows("early 0")
@@ -300,7 +300,7 @@ def test_who_may_not_read_is_told_and_may_choose_another_reader(log_page: LogPag
     log_page.page.get_by_role("heading", name="Not allowed").wait_for()
     assert "secret of the case" not in log_page.page.content()
 
-    log_page.page.get_by_role("button", name="Choose another reader").click()
+    log_page.page.get_by_role("button", name="Switch user").click()
     log_page.paste(read(investigations, case))
     log_page.shows("secret of the case")
 
@@ -322,8 +322,8 @@ def test_an_investigation_that_is_not_there_is_named(log_page: LogPage, investig
     follow = log_page.page.get_by_role("button", name="Not following")
     expect(follow).to_have_attribute("aria-pressed", "false")
     expect(follow).to_be_disabled()
-    log_page.page.get_by_role("link", name="See those that exist").click()
-    log_page.page.get_by_role("heading", name="Running here").wait_for()
+    log_page.page.get_by_role("link", name="All investigations").click()
+    log_page.page.get_by_role("heading", name="Systems").wait_for()
 
 
 def test_the_heading_and_the_tab_say_which_investigation_it_is(log_page: LogPage, investigations: Service):

@@ -1,11 +1,11 @@
 /**
- * A scripted stand-in for the real server, for work on the pages and for tests of what a real one does rarely.
+ * A scripted fake of the server, for work on the pages and for tests of rare failures.
  *
  *   node dev/server.mjs STATIC [--port 8095] [--lines 2000] [--every 800]
  *
- * It keeps one strand in memory and speaks the protocol: pages, tags, streams. `POST /control` with JSON scripts it:
+ * It keeps one strand in memory and serves pages, ETags and streams. `POST /control` with JSON controls it:
  * {"append": 5}  {"lines": 100000}  {"stream": "off" | "on" | "silent"}  {"cut": true}  {"page": 503 | null}
- * {"most": 3} logs in a page at most, as when the server has looked at enough
+ * {"most": 3} limits the logs per page, as when the real server stops searching
  */
 
 import { createServer } from "node:http";
@@ -148,20 +148,20 @@ function file(path, response) {
     });
     response.end(content);
   } catch {
-    answer(response, 404, { error: "not_found", message: `There is nothing at ${path}.` });
+    answer(response, 404, { error: "not_found", message: `Not found: ${path}.` });
   }
 }
 
 const SAMPLE = {
   users: [
     { user: "ines", about: "Reads and writes every investigation.", token: "ines-token" },
-    { user: "otto", about: "May read nothing; good for seeing a refusal.", token: "otto-token" },
+    { user: "otto", about: "May read nothing, to show a refusal.", token: "otto-token" },
   ],
   systems: [
     {
       name: "investigations",
       title: "Investigation logs",
-      about: "Frontend and backend write log lines into one investigation; everyone who may reads them live.",
+      about: "Frontends and backends write log lines into an investigation; authorised users read them live.",
       links: [{ href: "investigations/INV-123", label: "Live log of INV-123" }],
     },
   ],

@@ -1,4 +1,4 @@
-/** What an answer to a poll means. `conformance/answers.yaml` fixes it. */
+/** Reads answers to polls, as `conformance/answers.yaml` defines them. */
 
 import type { Range } from "./trail.js";
 
@@ -10,60 +10,60 @@ export interface Read<Item> {
   readonly id: string;
   /** The number in the strand; undefined where there is none. */
   readonly number: number | undefined;
-  /** The cursor of this very event; null where it is not known. */
+  /** The cursor of this event; null where it is unknown. */
   readonly cursor: string | null;
-  /** Why the server could not show it; null where it did. Of a withheld event `item` has nothing but its place. */
+  /** Why the server withheld the event; null for a normal event. The `item` of a withheld event has only its position. */
   readonly withheld: string | null;
 }
 
 export interface Page<Item> {
   readonly events: readonly Read<Item>[];
-  /** The cursor to go on with; null: keep your own. */
+  /** The cursor to continue with; null: keep your own. */
   readonly next: string | null;
   /**
-   * The cursor to go further back with; null at the beginning, and for a page that was not read back. The newest page
-   * has one where the server did not look at all that there is.
+   * The cursor to read further back; null at the beginning, and for a page that was read forward. The newest page has
+   * one if the server stopped before it had looked at all events.
    */
   readonly previous: string | null;
-  /** There is more, and asking again will bring it. */
+  /** There are more events; ask again to get them. */
   readonly more: boolean;
   readonly etag: string | null;
   /** How many events the strand holds, where the server says so. */
   readonly total: number | null;
-  /** Numbers before its events that belong to no event. */
+  /** Ranges of numbers before these events that no event has. */
   readonly neverGiven: readonly Range[];
 }
 
-/** The server said no, or nothing that can be understood. */
+/** The server refused the request, or its answer could not be read. */
 export class FeedError extends Error {
   override readonly name = "FeedError";
 
   constructor(
-    /** The HTTP status; 0 when there was no answer that could be read. */
+    /** The HTTP status; 0 without a readable answer. */
     readonly status: number,
     /** `bad_request`, `unauthorized`, `forbidden`, `not_found`, `gone`, …; null when the body does not say. */
     readonly code: string | null,
     message: string,
-    /** Seconds to wait, where the server says so. */
+    /** Seconds to wait, if the server says so. */
     readonly retryAfter: number | null = null,
     readonly details: Readonly<Record<string, unknown>> = {},
   ) {
     super(message);
   }
 
-  /** After 410: where reading may begin again; null: at the newest. */
+  /** After 410: the cursor to restart from; null: the newest. */
   get restart(): string | null {
     return textOrNull(this.details["restart"]);
   }
 }
 
-/** Where was asked: after a cursor (null: for the newest), or back from one. */
+/** The request: after a cursor (null: the newest), or back from one. */
 export interface Asked {
   readonly after: string | null;
   readonly back: boolean;
 }
 
-/** A page, null for "nothing new", or a FeedError thrown. */
+/** Returns a page, or null for "nothing new"; throws a FeedError. */
 export function readAnswer<Item>(
   kind: BodyKind,
   { after, back }: Asked,
@@ -75,7 +75,7 @@ export function readAnswer<Item>(
   if (status !== 200) throw refusal(status, headers, text);
   const body = parsed(text);
   const page = kind === "array" ? arrayPage<Item>(body, headers) : pagedPage<Item>(body, headers);
-  // What lies before a place moves nobody who reads on.
+  // Reading back does not move the cursor.
   const next = back ? null : page.next;
   const total = Number(headers.get("x-total-count") ?? NaN);
   return {
@@ -88,9 +88,9 @@ export function readAnswer<Item>(
   };
 }
 
-/** An event of the stream or of a page, with what the client has to know about it. */
+/** An event of the stream or a page, with its id, number and cursor. */
 export function readEvent<Item>(kind: BodyKind, value: unknown): Read<Item> {
-  if (!isObject(value)) throw unreadable("an event is no object");
+  if (!isObject(value)) throw unreadable("an event is not an object");
   const id = value["event_id"];
   if (typeof id !== "string" && typeof id !== "number") throw unreadable("an event has no event_id");
   const { ts, seq } = value;
@@ -101,38 +101,38 @@ export function readEvent<Item>(kind: BodyKind, value: unknown): Read<Item> {
   return { item: value as Item, id: String(id), number, cursor: kind === "array" ? String(id) : paged, withheld };
 }
 
-/** All that a note in place of an event may have. An item with anything else is an event, whatever it calls `withheld`. */
+/** The only fields of a withheld event. An item with other fields is a normal event that may have its own `withheld`. */
 const NOTE: ReadonlySet<string> = new Set(["event_id", "ts", "seq", "position", "withheld"]);
 
 function withheldIn(value: Record<string, unknown>): string | null {
   return Object.keys(value).every((key) => NOTE.has(key)) ? textOrNull(value["withheld"]) || null : null;
 }
 
-/** Only a withheld event tells its cursor so: what others call their position is their own affair. */
+/** Only withheld events carry their cursor as `position`; in other items the name is free. */
 function positionIn({ position }: Record<string, unknown>): string | null {
   return typeof position === "number" ? String(position) : null;
 }
 
 export function refusal(status: number, headers: Headers, text: string): FeedError {
   const body = parsedOrEmpty(text);
-  const message = textOrNull(body["message"]) ?? `The server answered ${status}.`;
+  const message = textOrNull(body["message"]) ?? `The server responded with status ${status}.`;
   const details = isObject(body["details"]) ? body["details"] : {};
   return new FeedError(status, textOrNull(body["error"]), message, secondsToWait(headers, body), details);
 }
 
-/** A reset that says nothing of use still is one. */
+/** The details of a `reset`; empty if it has none that can be read. */
 export function resetDetails(data: string): Readonly<Record<string, unknown>> {
   const body = parsedOrEmpty(data);
   return isObject(body["details"]) ? body["details"] : body;
 }
 
 export function unreadable(reason: string): FeedError {
-  return new FeedError(0, "unreadable", `The answer is not one of this feed (${reason}). Is the address right?`);
+  return new FeedError(0, "unreadable", `This is not an answer of this feed (${reason}). Check the address.`);
 }
 
 export function unreachable(cause: unknown): FeedError {
   const reason = cause instanceof Error ? cause.message : String(cause);
-  return new FeedError(0, "unreachable", `The server could not be reached: ${reason}`);
+  return new FeedError(0, "unreachable", `Cannot reach the server: ${reason}`);
 }
 
 type Bare<Item> = Omit<Page<Item>, "etag" | "total" | "neverGiven">;
@@ -148,7 +148,7 @@ function pagedPage<Item>(body: unknown, headers: Headers): Bare<Item> {
   if (!Array.isArray(list)) throw unreadable("there is no list of events");
   return {
     events: list.map((value) => readEvent<Item>("paged", value)),
-    // At the end of a strand the body has none, and a header says how far filters have looked.
+    // At the end of a strand the body has none, and a header says how far the filters have searched.
     next: textOrNull(pagination["nextCursor"]) ?? headers.get("x-next-cursor"),
     previous: textOrNull(pagination["previousCursor"]),
     more: pagination["hasMore"] === true,
@@ -156,7 +156,7 @@ function pagedPage<Item>(body: unknown, headers: Headers): Bare<Item> {
 }
 
 function arrayPage<Item>(body: unknown, headers: Headers): Bare<Item> {
-  if (!Array.isArray(body)) throw unreadable("a list was expected");
+  if (!Array.isArray(body)) throw unreadable("expected a list");
   const events = body.map((value) => readEvent<Item>("array", value));
   return {
     events,
@@ -166,7 +166,7 @@ function arrayPage<Item>(body: unknown, headers: Headers): Bare<Item> {
   };
 }
 
-export function parsed(text: string, otherwise = "it is no JSON"): unknown {
+export function parsed(text: string, otherwise = "not JSON"): unknown {
   try {
     return JSON.parse(text) as unknown;
   } catch {
@@ -183,7 +183,7 @@ function parsedOrEmpty(text: string): Record<string, unknown> {
   }
 }
 
-/** The header counts before the body. Only seconds are understood: a date would trust two clocks. */
+/** The header wins over the body. Dates are ignored: they would depend on two clocks. */
 function secondsToWait(headers: Headers, body: Record<string, unknown>): number | null {
   const header = headers.get("retry-after");
   if (header !== null && /^\d+$/.test(header.trim())) return Number(header);
@@ -193,8 +193,8 @@ function secondsToWait(headers: Headers, body: Record<string, unknown>): number 
 
 const LONGEST_BEAT = 300;
 
-/** How long a stream may be silent whose server announces such an interval between heartbeats; null: it does not say.
- * One beat may come late, or be lost: twice the interval and a second. */
+/** Seconds of silence before a stream counts as lost: twice the announced heartbeat interval plus one, because one
+ * heartbeat may be late or lost. Null if the server announces none. */
 export function silenceOf(interval: string | null): number | null {
   if (interval === null || !/^[0-9]{1,3}(\.[0-9]{1,3})?$/.test(interval)) return null;
   const seconds = Number(interval);

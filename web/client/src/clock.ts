@@ -1,8 +1,8 @@
-/** Time, as the follower sees it. Tests bring one that runs faster. */
+/** The follower's clock. Tests use one that runs faster. */
 export interface Clock {
-  /** Seconds that only ever go on. */
+  /** Monotonic seconds. */
   readonly now: () => number;
-  /** Call once after so many seconds; the result takes it back. */
+  /** Call once after this many seconds; the result cancels the call. */
   readonly after: (seconds: number, call: () => void) => () => void;
 }
 
@@ -17,11 +17,10 @@ export const REAL_CLOCK: Clock = {
   },
 };
 
-/** Seconds that the wall clock has to be ahead for the machine to have slept. */
+/** If the wall clock gains this many seconds, the machine has slept. */
 const SLEPT = 5;
 
-/** A steady clock that also counts the time in which the machine slept: on most systems a browser's own stands still
- * then. */
+/** A monotonic clock that includes the time in which the machine slept; on most systems `performance.now` does not. */
 export function wakeful(steady: () => number, wall: () => number): () => number {
   let slept = 0;
   let before = { steady: steady(), wall: wall() };
@@ -34,14 +33,14 @@ export function wakeful(steady: () => number, wall: () => number): () => number 
   };
 }
 
-/** Seconds between two looks at the clock. */
+/** Seconds between two checks of the clock. */
 const LOOK = 1;
-/** Whoever looks this much too late was asleep, or held back as pages in the background are. */
+/** A check that is this many seconds late was delayed by sleep or by a background tab. */
 const LATE = 2;
-/** What came meanwhile lies ready, and gets so many seconds to be seen. */
+/** Extra seconds after such a delay, to read what arrived meanwhile. */
 const GRACE = 2;
 
-/** Rings once when it was not set again in time. */
+/** Rings once unless it is set again in time. */
 export class Alarm {
   #cancel = (): void => {};
   #until = 0;

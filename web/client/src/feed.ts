@@ -1,9 +1,9 @@
-/** A feed at an address: ask for a page, open its stream. The token travels in a header and never in an address. */
+/** A feed at an address: requests pages and opens the stream. The token is sent in a header, never in an address. */
 
 import { readAnswer, refusal, silenceOf, unreachable, unreadable, type BodyKind, type Page } from "./answers.js";
 import { pageAddress, streamAddress, type Filters, type Names, type Question } from "./requests.js";
 
-/** A token, or a way to get one. It is asked with true when the last one was refused and another is needed. */
+/** A token, or a function that returns one. It is called with true when the server refused the last token. */
 export type TokenSource = string | ((refused: boolean) => string | Promise<string>);
 
 export interface FeedOptions {
@@ -11,33 +11,33 @@ export interface FeedOptions {
   readonly body?: BodyKind;
   /** Names of the query parameters. */
   readonly names?: Names;
-  /** Name of the events that carry an item; by default every name that is not reserved does. */
+  /** Event name of items on the stream; by default every name that is not reserved. */
   readonly event?: string;
-  /** Where the stream is; by default the feed's address with `/stream` behind it. */
+  /** Address of the stream; by default the feed's address plus `/stream`. */
   readonly stream?: string | URL;
   /** Another `fetch`, for proxies, tests and instrumentation. */
   readonly fetch?: typeof fetch;
 }
 
-/** At most one of `after`, `before` and `fromTime` says where the page lies; without any it is where the feed begins. */
+/** Set at most one of `after`, `before` and `fromTime`. Without any, the page is where the feed begins. */
 export interface PageRequest {
-  /** The page behind this cursor. */
+  /** The page after this cursor. */
   readonly after?: string | null;
-  /** The page right before this cursor; its `previous` goes further back. `"end"`: the newest page. */
+  /** The page right before this cursor; continue with its `previous`. `"end"`: the newest page. */
   readonly before?: string;
   /** The page that begins at this time. */
   readonly fromTime?: Date;
   readonly limit?: number;
-  /** Filters of the feed, and other parameters that it knows. */
+  /** Filters and other parameters of the feed. */
   readonly filters?: Filters;
-  /** The tag of an earlier answer to the same question: null is answered when it still holds. */
+  /** The ETag of an earlier answer to the same request. The result is null if nothing changed. */
   readonly etag?: string | null;
   readonly signal?: AbortSignal;
 }
 
 export interface OpenStream {
   readonly body: ReadableStream<Uint8Array>;
-  /** Seconds that it may be silent; null where its server does not say how often it beats. */
+  /** Seconds of silence before it counts as lost; null if the server announces no heartbeat interval. */
   readonly silence: number | null;
 }
 
@@ -61,17 +61,17 @@ export class Feed<Item> {
     this.#fetch = options.fetch ?? ((input, init) => globalThis.fetch(input, init));
   }
 
-  /** Whether `refresh` can bring another token. */
+  /** Whether `refresh` can get another token. */
   get canRefresh(): boolean {
     return typeof this.#source === "function";
   }
 
-  /** Get another token, because the last one was refused. */
+  /** Get another token after the server refused the last one. */
   async refresh(): Promise<void> {
     if (typeof this.#source === "function") this.#token = await this.#source(true);
   }
 
-  /** One page; null when the tag still holds. Throws a FeedError for every other answer, and for none. */
+  /** One page; null if the ETag still matches. Throws a FeedError for every other answer, and without one. */
   async page(request: PageRequest = {}): Promise<Page<Item> | null> {
     const question: Question = {
       cursor: request.after,
@@ -88,7 +88,7 @@ export class Feed<Item> {
     return readAnswer<Item>(this.kind, asked, statusOf(response), response.headers, text);
   }
 
-  /** The stream after a cursor. Throws a FeedError when the answer is no stream. */
+  /** Open the stream after a cursor. Throws a FeedError if the answer is not a stream. */
   async open(after: string | null, filters: Filters, signal: AbortSignal): Promise<OpenStream> {
     const address = streamAddress(this.#address, this.#stream, this.#names, { filters });
     const headers: Record<string, string> = { accept: "text/event-stream" };
@@ -108,7 +108,7 @@ export class Feed<Item> {
     this.#token ??= typeof this.#source === "function" ? await this.#source(false) : this.#source;
     if (this.#token !== undefined) headers["authorization"] = `Bearer ${this.#token}`;
     try {
-      // A redirection is not followed: the token is meant for this address.
+      // Redirects are not followed: the token is meant for this address only.
       return await this.#fetch(address, { headers, redirect: "manual", ...(signal && { signal }) });
     } catch (error) {
       if (signal?.aborted) throw error;
@@ -126,12 +126,12 @@ export class Feed<Item> {
   }
 }
 
-/** A browser hides the status of a redirection that was not followed. */
+/** Browsers hide the status of a redirect that was not followed. */
 function statusOf(response: Response): number {
   return response.type === "opaqueredirect" ? 302 : response.status;
 }
 
-/** In a browser an address may be relative to the page. */
+/** In a browser, an address may be relative to the page. */
 function absolute(address: string | URL): URL {
   return new URL(address, typeof document === "undefined" ? undefined : document.baseURI);
 }

@@ -1,8 +1,8 @@
 /**
- * Follow a feed: events are handed over in order and once, whichever way they came.
+ * Follows a feed: delivers each event once and in order, over the stream or by polling.
  *
- * The machine decides and the trail remembers; this does what they say. What is handed over may take its time: nothing
- * more is read until it is done, and the cursor moves only then.
+ * The machine decides what to do next, the trail remembers the position, and this module does the work. Nothing more is
+ * read until `onItems` is done, and only then does the cursor move.
  */
 
 import { FeedError, parsed, readEvent, resetDetails, unreachable, type Page, type Read } from "./answers.js";
@@ -15,29 +15,29 @@ import { SseDecoder, type SseSignal } from "./sse.js";
 import { Trail, withheldGap } from "./trail.js";
 import { pageVisibility } from "./visibility.js";
 
-/** Names on the stream that carry no item. */
+/** Event names on the stream that carry no item. */
 const RESERVED = new Set(["bye", "reset", "heartbeat", "hold"]);
 const PATIENCE: Patience = { firstBytes: 10, silence: 45, answer: 30 };
 
-/** Begin to follow. It goes on until `stop`, or until the server refuses for good. */
+/** Start following. It ends with `stop`, or when the server refuses for good. */
 export function follow<Item>(feed: Feed<Item>, options: FollowOptions<Item>): Follower<Item> {
   return new Follower(feed, options);
 }
 
 export class Follower<Item> {
-  /** Resolves when it is over; rejects only when a callback throws. */
+  /** Resolves when following has ended; rejects only when a callback throws. */
   readonly done: Promise<void>;
   readonly #machine: Machine;
   readonly #trail: Trail;
   readonly #patience: Patience;
   readonly #clock: Clock;
   readonly #end = new AbortController();
-  /** Ends the wait that is under way, to do this instead. */
+  /** Ends the current wait and does this instead. */
   #cut: ((instead: Action) => void) | null = null;
   #reached: string | null;
   #told: FollowState | null = null;
   #error: FeedError | null = null;
-  /** Breaks off the request that is under way. */
+  /** Aborts the current request. */
   #breakOff = (): void => {};
   #etag: { readonly cursor: string | null; readonly tag: string | null } = { cursor: null, tag: null };
 
@@ -64,7 +64,7 @@ export class Follower<Item> {
     this.done = this.#run().finally(() => unwatch.forEach((end) => end()));
   }
 
-  /** The cursor up to which all has been handed over and taken. Another follower may go on from here. */
+  /** The cursor up to which all events are delivered and handled. Another follower can continue from here. */
   get cursor(): string | null {
     return this.#reached;
   }
@@ -73,7 +73,7 @@ export class Follower<Item> {
     return this.#end.signal.aborted ? "stopped" : this.#machine.state;
   }
 
-  /** End it. Nothing is handed over any more. */
+  /** Stop following. No more events are delivered. */
   stop(): void {
     this.#end.abort();
     this.#cut?.({ do: "none" });
@@ -99,7 +99,7 @@ export class Follower<Item> {
       case "read":
       case "stop":
       case "none":
-        throw new Error(`"${action.do}" is nothing to begin with`);
+        throw new Error(`cannot start with "${action.do}"`);
     }
   }
 
@@ -122,7 +122,7 @@ export class Follower<Item> {
   // --- waiting
 
   #wait(seconds: number): Promise<Action> {
-    // It may be over before it has begun: the page was seen again meanwhile, or the network came back.
+    // The wait may already be over: the page became visible, or the network came back.
     const now = this.#machine.tell({ input: "interrupted" });
     if (now.do !== "wait") return Promise.resolve(this.#announce(now));
     return new Promise((resolve) => {
@@ -144,7 +144,7 @@ export class Follower<Item> {
     try {
       await this.feed.refresh();
     } catch (error) {
-      this.#error = new FeedError(401, "unauthorized", `No new token could be had: ${String(error)}`);
+      this.#error = new FeedError(401, "unauthorized", `Could not get a new token: ${String(error)}`);
       return { do: "stop" };
     }
     return this.#tell({ input: "refreshed" });
@@ -217,7 +217,7 @@ export class Follower<Item> {
       const { done, value } = await nextPiece(reader, signal);
       if (this.#end.signal.aborted) return { do: "none" };
       if (done) return this.#tell({ input: "ended" });
-      // While the events are handed over nobody reads, and silence is no wonder.
+      // Nothing is read while events are delivered, so silence means nothing then.
       alarm.clear();
       if (!reading.opened) {
         reading.opened = true;
@@ -231,7 +231,7 @@ export class Follower<Item> {
     }
   }
 
-  /** What a chunk said, events in one piece. An action when the stream is over. */
+  /** Handle the signals of one chunk; consecutive events are delivered together. Returns an action at the stream's end. */
   async #heard(signals: readonly SseSignal[], reading: Reading): Promise<Action | null> {
     let events: Read<Item>[] = [];
     const handOver = async (): Promise<void> => {
@@ -275,13 +275,13 @@ export class Follower<Item> {
   }
 
   #eventOf(data: string, id: string): Read<Item> {
-    const read = readEvent<Item>(this.feed.kind, parsed(data, "an event is no JSON"));
+    const read = readEvent<Item>(this.feed.kind, parsed(data, "an event is not JSON"));
     return { ...read, cursor: id === "" ? read.cursor : id };
   }
 
-  // --- what both ways share
+  // --- shared by polling and streaming
 
-  /** A request that is broken off when it takes too long, or when all is over. */
+  /** A request that is aborted when it takes too long, or when following ends. */
   #attempt(seconds: number): Attempt {
     const broken = new AbortController();
     const alarm = new Alarm(this.#clock, () => broken.abort());
@@ -302,7 +302,7 @@ export class Follower<Item> {
         items.push(event.item);
         continue;
       }
-      // What came before it goes first.
+      // Deliver the events before it first.
       const before = items;
       items = [];
       if (!(await this.#handOver(before))) return 0;
@@ -313,7 +313,7 @@ export class Follower<Item> {
     return news;
   }
 
-  /** False when all is over. */
+  /** False when following has ended. */
   async #handOver(items: readonly Item[]): Promise<boolean> {
     if (this.#end.signal.aborted) return false;
     if (items.length > 0) await this.options.onItems(items);
@@ -325,11 +325,11 @@ export class Follower<Item> {
     this.#reached = this.#trail.cursor;
   }
 
-  /** The refusal, or null when there was no answer worth the name. A lost place is replaced here. */
+  /** The refusal, or null without a readable answer. Also replaces a cursor that is gone. */
   #trouble(error: unknown, signal: AbortSignal): FeedError | null {
     if (!(error instanceof FeedError)) {
-      // An alarm or the end breaks off a request with this. Everything else was thrown by a callback, and is not ours:
-      // storage that is full throws a DOMException, too.
+      // An alarm or the end aborts a request with a DOMException. Everything else comes from a callback and is passed
+      // on: full storage throws a DOMException, too.
       if (!(error instanceof DOMException && signal.aborted)) throw error;
       this.#error = new FeedError(0, "unreachable", "The server did not answer in time.");
       return null;
@@ -350,7 +350,7 @@ export class Follower<Item> {
 
 interface Reading {
   opened: boolean;
-  /** Seconds; the last reconnection time that the server named. */
+  /** Seconds; the last `retry` of the server. */
   retry: number | null;
 }
 
@@ -360,7 +360,7 @@ interface Attempt {
   readonly abort: () => void;
 }
 
-/** A connection that breaks is trouble of the feed's, like every other. */
+/** Turn a broken connection into a FeedError. */
 async function nextPiece(
   reader: ReadableStreamDefaultReader<Uint8Array>,
   signal: AbortSignal,

@@ -1,7 +1,7 @@
 /**
  * Follow an aftercommit feed from a browser or from Node.
  *
- * `Feed` asks for pages, `follow` keeps going: server-sent events first, polling when they fail, each event once and
+ * `Feed` requests pages. `follow` keeps reading: server-sent events first, polling when they fail, each event once and
  * in order.
  */
 

@@ -1,4 +1,4 @@
-/** A feed as an async iterator: `for await (const log of items(feed)) …`. Leaving the loop ends the following. */
+/** A feed as an async iterator: `for await (const log of items(feed)) …`. Leaving the loop stops following. */
 
 import { type FeedError } from "./answers.js";
 import { type Feed } from "./feed.js";
@@ -7,7 +7,7 @@ import { type FollowOptions } from "./options.js";
 
 export type ItemsOptions<Item> = Omit<FollowOptions<Item>, "onItems" | "onRefused">;
 
-/** Nothing is read ahead: the next piece comes when the one before is used up. Throws when the server says no. */
+/** Reads nothing ahead: the next events are requested when the last ones are used up. Throws if the server refuses. */
 export async function* items<Item>(feed: Feed<Item>, options: ItemsOptions<Item> = {}): AsyncGenerator<Item, void> {
   let piece: readonly Item[] = [];
   let taken = (): void => {};

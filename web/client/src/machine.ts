@@ -1,12 +1,12 @@
 /**
- * What a client does next. It is told what happened and answers with one thing to do; it does nothing itself.
+ * Decides what a client does next: takes an input and returns one action. It does no IO.
  *
- * The stream comes first. Between attempts it waits 2, then 4 seconds; after three failures in a row it polls, every
- * 5 seconds and slower while nothing comes, and tries the stream again every minute. `conformance/machine.yaml` fixes
- * all of it, for this client and for the others.
+ * The stream comes first. Between attempts it waits 2, then 4 seconds. After three failures in a row it polls every 5
+ * seconds, slower while nothing comes, and tries the stream again every minute. `conformance/machine.yaml` defines this
+ * for all clients.
  */
 
-/** What happened on the wire, or by the clock. */
+/** An input from the network or the clock. */
 type Event =
   | { readonly input: "start" | "opened" | "news" | "reset" | "ended" }
   | { readonly input: "bye"; readonly retry: number | null }
@@ -25,15 +25,15 @@ export type Action =
   | { readonly do: "stream" | "read" | "poll" | "refresh" | "stop" | "none" }
   | { readonly do: "wait"; readonly seconds: number };
 
-/** What a user may be shown. */
+/** The state to show to a user. */
 export type StateName = "connecting" | "streaming" | "polling" | "waiting" | "stopped";
 
 export interface MachineOptions {
-  /** Seconds that only ever go on. */
+  /** Monotonic seconds. */
   readonly now: () => number;
-  /** In [0, 1). Spreads the clients of a server that came back over a while. */
+  /** In [0, 1). Spreads the reconnects after a server restart. */
   readonly random: () => number;
-  /** Whether a new token can be had. */
+  /** Whether the client can get a new token. */
   readonly canRefresh: boolean;
   /** Whether to try streams at all. */
   readonly streams: boolean;
@@ -56,14 +56,14 @@ const READ: Action = { do: "read" };
 const NONE: Action = { do: "none" };
 const STOP: Action = { do: "stop" };
 
-/** No such thing as a stream here; everything else works. */
+/** There is no stream; polling works. */
 const NO_STREAM = new Set([404, 405, 406, 501]);
-/** Errors that may be over by the next time. */
+/** Errors that a retry may solve. */
 const PASSING = new Set([408, 425, 429]);
 
 export class Machine {
   state: StateName = "connecting";
-  /** True since the stream was given up for a while. */
+  /** True while polling has replaced the stream. */
   #fallback = false;
   #failures = 0;
   #interval = INTERVAL;
@@ -71,14 +71,14 @@ export class Machine {
   #trialAt = 0;
   #openedAt: number | null = null;
   #brought = false;
-  /** The free repeat after a lost place, or after a renewed token, is used up. */
+  /** The immediate retry after a lost cursor has been used. */
   #restarted = false;
   #wasReset = false;
   #renewed = false;
   #hidden = false;
   #last: Action = NONE;
   #until = 0;
-  /** A wait that the server named must not be cut short. */
+  /** The server asked for this wait, so it must not be cut short. */
   #named = false;
 
   constructor(readonly options: MachineOptions) {}
@@ -137,7 +137,7 @@ export class Machine {
     return this.#last;
   }
 
-  /** There is a network again: what is waited for without the server's wish is tried now, the stream first. */
+  /** The network is back: end the wait, unless the server asked for it. The stream comes first. */
   #online(): Action {
     if (this.#last.do !== "wait" || this.#named) return NONE;
     this.#trialAt = Math.min(this.#trialAt, this.options.now());
@@ -161,14 +161,14 @@ export class Machine {
     return READ;
   }
 
-  /** The stream works: whatever failed before is forgotten. */
+  /** The stream works: forget earlier failures. */
   #proved(): void {
     this.#failures = 0;
     this.#fallback = false;
     this.#interval = INTERVAL;
   }
 
-  /** The stream is over. True if it had been worth opening. */
+  /** The stream has ended. True if it was useful: it brought events or stayed open long enough. */
   #closed(): boolean {
     const stood = this.#openedAt === null ? 0 : this.options.now() - this.#openedAt;
     const good = this.#openedAt !== null && (this.#brought || stood >= GOOD_AFTER);
@@ -183,7 +183,7 @@ export class Machine {
     return this.#failed(null);
   }
 
-  /** The place was replaced: ask again at once, but only once. */
+  /** The cursor was replaced: retry at once, but only once. */
   #restart(action: Action): Action {
     this.#wasReset = false;
     this.#restarted = true;

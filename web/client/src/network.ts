@@ -1,4 +1,4 @@
-/** Whether the browser believes to have a network. It may be wrong either way, so it is a reason to look and no proof. */
+/** Whether the browser reports a network. It may be wrong, so this only triggers a check. */
 export interface Network {
   /** Call back on every change; the result ends it. */
   watch(changed: (online: boolean) => void): () => void;
@@ -6,7 +6,7 @@ export interface Network {
 
 const NONE: Network = { watch: () => () => {} };
 
-/** The page's own; where there is no page, nothing is ever told. */
+/** The network state of the page; in Node it never changes. */
 export function pageNetwork(): Network {
   if (typeof window === "undefined") return NONE;
   const page = window;

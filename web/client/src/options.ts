@@ -1,4 +1,4 @@
-/** What a follower is told at its start, and what it tells. */
+/** Options and callbacks of a follower. */
 
 import { type FeedError } from "./answers.js";
 import { type Clock } from "./clock.js";
@@ -10,37 +10,37 @@ import { type Visibility } from "./visibility.js";
 
 export interface FollowState {
   readonly name: StateName;
-  /** Seconds until the next attempt or poll; null when nothing is waited for. */
+  /** Seconds until the next attempt or poll; null when not waiting. */
   readonly wait: number | null;
-  /** What went wrong last, until something works again. */
+  /** The last error, until a request succeeds. */
   readonly error: FeedError | null;
 }
 
 export interface FollowOptions<Item> {
-  /** The cursor to begin after; null: with the newest events. */
+  /** The cursor to start after; null: start with the newest events. */
   readonly after?: string | null;
   readonly filters?: Filters;
   /** Page size while polling. */
   readonly limit?: number;
-  /** Numbers have no gaps in what is followed: true for a strand by stream that is read without filters. */
+  /** Whether the numbers have no gaps: true for a feed by stream without filters. Then gaps are reported. */
   readonly sequence?: boolean;
   /** false: only poll. */
   readonly streams?: boolean;
-  /** Called with events in order; what it returns is waited for. */
+  /** Called with events in order; its promise is awaited. */
   readonly onItems: (items: readonly Item[]) => void | Promise<void>;
   readonly onState?: (state: FollowState) => void;
-  /** The server was heard: an event, a heartbeat, an answer to a poll. `within`: seconds after which a stream counts
-   * as lost when nothing more comes; null while polling. */
+  /** The server sent an event, a heartbeat or an answer. `within`: seconds of silence after which the stream counts as
+   * lost; null while polling. */
   readonly onHeard?: (within: number | null) => void;
   readonly onGap?: (gap: Gap) => void;
-  /** It ended: the server said no in a way that waiting does not heal. */
+  /** Following has ended: the server refused, and a retry would not help. */
   readonly onRefused?: (error: FeedError) => void;
-  /** Whether somebody is looking; by default the page's own, and always true in Node. */
+  /** Whether the page is visible; by default the page's own state, always true in Node. */
   readonly visibility?: Visibility;
-  /** What the browser says of its network; by default the page's own. */
+  /** The network state; by default the browser's. */
   readonly network?: Network;
-  /** Seconds for a stream's first bytes, for silence on it where its server does not say how often it beats, and for a
-   * poll's answer. */
+  /** Timeouts in seconds: for a stream's first bytes, for silence if the server announces no heartbeat interval, and for
+   * a poll's answer. */
   readonly patience?: Partial<Patience>;
   readonly clock?: Clock;
   readonly random?: () => number;

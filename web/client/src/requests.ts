@@ -1,17 +1,17 @@
-/** Which address is asked. `conformance/requests.yaml` fixes it. Cursors are encoded: `#` would end an address. */
+/** Builds request addresses, as `conformance/requests.yaml` defines them. Cursors are encoded, because they contain `#`. */
 
 export type Filters = Readonly<Record<string, string | number | undefined>>;
 
 export interface Names {
   readonly cursor: string;
   readonly limit: string;
-  /** By default `beforeCursor`. */
+  /** Default: `beforeCursor`. */
   readonly before?: string;
-  /** By default `fromTime`. */
+  /** Default: `fromTime`. */
   readonly fromTime?: string;
 }
 
-/** At most one of `cursor`, `before` and `fromTime` says where; without any it is the newest. */
+/** Set at most one of `cursor`, `before` and `fromTime`; without any, it is the newest page. */
 export interface Question {
   readonly cursor?: string | null | undefined;
   readonly before?: string | null | undefined;
@@ -20,7 +20,7 @@ export interface Question {
   readonly filters?: Filters | undefined;
 }
 
-/** Where a page is asked for. */
+/** The address of a page. */
 export function pageAddress(address: URL, names: Names, question: Question): URL {
   const { cursor, before, fromTime, limit, filters } = question;
   return extended(address, {
@@ -32,14 +32,14 @@ export function pageAddress(address: URL, names: Names, question: Question): URL
   });
 }
 
-/** Where the stream is: its own address, or the feed's with `/stream`. The cursor travels in `Last-Event-ID`. */
+/** The address of the stream: its own, or the feed's plus `/stream`. The cursor is sent as `Last-Event-ID`. */
 export function streamAddress(address: URL, stream: URL | null, names: Names, { limit, filters }: Question): URL {
   const base = new URL(stream ?? address);
   if (!stream) base.pathname = `${base.pathname.replace(/\/$/, "")}/stream`;
   return extended(base, { [names.limit]: limit ?? undefined, ...filters });
 }
 
-/** What is empty is not sent. Written by hand, because URLSearchParams writes a blank as `+`. */
+/** Leaves out empty values. Not URLSearchParams, which encodes a space as `+`. */
 function extended(address: URL, parameters: Filters): URL {
   const result = new URL(address);
   result.hash = "";

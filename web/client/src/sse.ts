@@ -1,21 +1,21 @@
 /**
- * Bytes of an event stream to what they say, after the WHATWG rules, whatever way the bytes were cut.
+ * Decodes an event stream by the WHATWG rules, however the bytes are split into chunks.
  *
- * No IO and no clock. Besides events it hands out what a browser's own EventSource keeps to itself: an `id:` that comes
- * without data (how far a filtered reader has been looked for) and the `retry:` that the server wishes for.
+ * No IO and no clock. Besides events it returns what a browser's EventSource hides: an `id:` without data (how far the
+ * server has searched for a filtered reader) and the server's `retry:`.
  */
 
 export type SseSignal =
   | { readonly kind: "event"; readonly name: string; readonly data: string; readonly id: string }
   | { readonly kind: "place"; readonly id: string }
   | { readonly kind: "retry"; readonly milliseconds: number }
-  /** A block grew past the bound. This is no feed, or it means harm; nothing more is decoded. */
+  /** A block is larger than the limit: not a feed, or an attack. Decoding stops. */
   | { readonly kind: "too_large" };
 
 const DIGITS = /^[0-9]+$/;
 
 export class SseDecoder {
-  // A byte order mark at the very beginning is dropped by the decoder, and nowhere else.
+  // TextDecoder drops a byte order mark at the beginning only.
   readonly #text = new TextDecoder("utf-8");
   #line = "";
   #lastWasCarriageReturn = false;
@@ -27,10 +27,10 @@ export class SseDecoder {
   #givenUp = false;
   #found: SseSignal[] = [];
 
-  /** `most`: how many characters one block may have. */
+  /** `most`: maximum number of characters per block. */
   constructor(readonly most = 1024 * 1024) {}
 
-  /** What these bytes completed, in order. A block that no empty line ended is never handed out. */
+  /** The signals that these bytes complete, in order. A block counts only once an empty line has ended it. */
   push(bytes: Uint8Array): SseSignal[] {
     this.#found = [];
     let text = this.#text.decode(bytes, { stream: true });
@@ -52,7 +52,7 @@ export class SseDecoder {
       this.#line = "";
       start = breaks.lastIndex;
     }
-    // A lone CR at the cut may be the first half of a CRLF.
+    // A CR at the end of a chunk may be the first half of a CRLF.
     this.#lastWasCarriageReturn = start === text.length && text.endsWith("\r");
     this.#line += text.slice(start);
     this.#tooLarge(this.#line);

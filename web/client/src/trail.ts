@@ -1,11 +1,11 @@
-/** Where a reader is, what it has seen, and what is missing. `conformance/trail.yaml` fixes it. */
+/** A reader's position, the events it has seen, and gaps, as `conformance/trail.yaml` defines them. */
 
 export type Gap =
-  /** Numbers that were promised to follow one another did not. */
+  /** Consecutive numbers were promised, but some are missing. */
   | { readonly kind: "missing"; readonly expected: number; readonly got: number }
-  /** The server could not go on from the reader's place, and named another (null: from the newest). */
+  /** The server could not continue from the reader's cursor and named another (null: the newest). */
   | { readonly kind: "reset"; readonly reason: string; readonly restart: string | null }
-  /** The server could not show an event: this one. */
+  /** The server could not show this event. */
   | {
       readonly kind: "withheld";
       readonly reason: string;
@@ -17,9 +17,9 @@ export type Gap =
 export interface Arrival {
   readonly id: string;
   readonly number: number | undefined;
-  /** null: none is known for this event. */
+  /** null: unknown. */
   readonly cursor: string | null;
-  /** Not null: the server could not show it, so it was not received. */
+  /** Not null: the server could not show the event. */
   readonly withheld?: string | null;
 }
 
@@ -29,10 +29,10 @@ export interface Verdict {
 }
 
 const REPEAT: Verdict = { deliver: false, gap: null };
-/** Positions are below 2^53: every number of 16 digits that a log gives is one that JavaScript can hold. */
+/** Positions are below 2^53, so 16 digits are enough and JavaScript can hold them. */
 const NUMBER = /^(?:.*#)?([0-9]{1,16})$/s;
 
-/** A range of numbers that belong to no event, both ends included. */
+/** A range of numbers that no event has, both ends included. */
 export type Range = readonly [low: number, high: number];
 
 export class Trail {
@@ -43,24 +43,24 @@ export class Trail {
 
   constructor(
     start: string | null,
-    /** Whether numbers are promised to have no gaps. */
+    /** Whether the server promises numbers without gaps. */
     readonly sequence = false,
-    /** How many ids are remembered. */
+    /** Number of ids to remember. */
     readonly window = 10_000,
   ) {
     this.cursor = start;
     this.#number = numberIn(start);
   }
 
-  /** An event came: is it new, and is something missing before it? */
+  /** Record an event: is it new, and is anything missing before it? */
   arrived({ id, number: told, cursor, withheld = null }: Arrival): Verdict {
     const number = told ?? this.#numberOf(cursor);
     if (this.sequence && number !== undefined && this.#number !== null && number <= this.#number) return REPEAT;
     const expected = this.#number === null ? null : this.#after(this.#number);
-    // Also for one that was seen before: after a reset further back, the numbers begin anew with repeats.
+    // Also for a known event: after a reset to an earlier cursor, events repeat.
     if (cursor !== null) this.cursor = cursor;
     if (number !== undefined) this.#number = number;
-    // What is withheld is not remembered: when it comes after all, it is news.
+    // Withheld events are not remembered: if one comes later after all, it is new.
     if (withheld === null ? !this.#remember(id) : this.#seen.has(id)) return REPEAT;
     if (!this.sequence || number === undefined || expected === null || number === expected) {
       return { deliver: true, gap: null };
@@ -68,39 +68,39 @@ export class Trail {
     return { deliver: true, gap: { expected, got: number } };
   }
 
-  /** The server says that these numbers belong to no event: the log was restored between the two beside them. */
+  /** No event has these numbers: the log was restored from a backup there. */
   neverGiven(range: Range): void {
     this.#neverGiven = [...this.#neverGiven.slice(-99), range];
   }
 
-  /** The place moved without an event: all up to it is accounted for. */
+  /** The cursor moved without an event: nothing is missing up to it. */
   place(cursor: string): void {
     this.cursor = cursor === "" ? null : cursor;
     this.#number = numberIn(this.cursor);
   }
 
-  /** The cursor was replaced, forwards or backwards. What was handed out is not handed out again. */
+  /** The cursor was replaced, forwards or backwards. Known events are not delivered again. */
   reset(cursor: string | null): void {
     this.cursor = cursor;
     this.#number = numberIn(cursor);
   }
 
-  /** The number that comes next. */
+  /** The next expected number. */
   #after(number: number): number {
     return this.#neverGiven.reduce((next, [low, high]) => (low <= next && next <= high ? high + 1 : next), number + 1);
   }
 
-  /** An event that the server withholds tells no number: its cursor does, or else it is the next. */
+  /** The number of an event without one: from its cursor, or else the next number. */
   #numberOf(cursor: string | null): number | undefined {
     return numberIn(cursor) ?? (this.#number === null ? undefined : this.#number + 1);
   }
 
-  /** False when it was known; known ids count as new again, and the oldest is forgotten when there are too many. */
+  /** Remember an id; false if it was known. Forgets the oldest id when there are too many. */
   #remember(id: string): boolean {
     const known = this.#seen.delete(id);
     this.#seen.add(id);
     if (this.#seen.size > this.window) {
-      // A Set gives its members in the order in which they came.
+      // A Set iterates in insertion order.
       for (const oldest of this.#seen) {
         this.#seen.delete(oldest);
         break;
@@ -110,7 +110,7 @@ export class Trail {
   }
 }
 
-/** What is told of an event that the server could not show. */
+/** The gap to report for a withheld event. */
 export function withheldGap({ id, number, cursor }: Arrival, reason: string): Gap {
   return { kind: "withheld", reason, id, number: number ?? numberIn(cursor), cursor };
 }

@@ -1,4 +1,4 @@
-/** Whether somebody looks. A page in the background has time. */
+/** Whether the page is visible. A page in the background polls less often. */
 export interface Visibility {
   visible(): boolean;
   /** Call back on every change; the result ends it. */
@@ -7,7 +7,7 @@ export interface Visibility {
 
 const ALWAYS: Visibility = { visible: () => true, watch: () => () => {} };
 
-/** The page's own; where there is no page, always. */
+/** The page's visibility; always visible in Node. */
 export function pageVisibility(): Visibility {
   if (typeof document === "undefined") return ALWAYS;
   const page = document;

@@ -1,4 +1,4 @@
-/** The first page: what runs here, who can read it, and where to go on. */
+/** The home page: the systems, their sample users, and links. */
 
 import { copyText, element, find, toast, wireThemeButton } from "@aftercommit/ui";
 
@@ -27,7 +27,7 @@ function userCard({ user, name, about, token }: SampleUser): HTMLElement {
   const label = `Copy the token of ${name ?? user}`;
   const copy = element("button", { class: "button", type: "button", "aria-label": label }, "Copy token");
   copy.addEventListener("click", () => {
-    void copyText(token).then((done) => toast(done ? "Token copied" : "The browser does not allow copying"));
+    void copyText(token).then((done) => toast(done ? "Token copied" : "Your browser does not allow copying"));
   });
   const number = name === undefined ? [] : [element("span", { class: "soft" }, ` user ${user}`)];
   return element(
@@ -39,7 +39,7 @@ function userCard({ user, name, about, token }: SampleUser): HTMLElement {
   );
 }
 
-/** The users of a system under its title: what they may do is told in its terms. */
+/** The sample users of one system. */
 function usersCard(system: SampleSystem, users: readonly SampleUser[]): HTMLElement {
   return element(
     "article",
@@ -51,10 +51,10 @@ function usersCard(system: SampleSystem, users: readonly SampleUser[]): HTMLElem
 
 function show(sample: Sample | null): void {
   const systems = sample?.systems ?? [];
-  // The bot writes what people hear of their tasks.
-  const chats = sample?.chats ? [{ href: sample.chats, label: "Telegram chats of the bot" }] : [];
+  // The bot sends the activity of the task tracker.
+  const chats = sample?.chats ? [{ href: sample.chats, label: "Bot chats (local Telegram)" }] : [];
   const cardOf = (system: SampleSystem): HTMLElement => systemCard(system, system.name === "tasks" ? chats : []);
-  const none = "This server says nothing about itself. Its API is described below.";
+  const none = "This server lists no systems. See the API reference below.";
   find("systems", HTMLElement).replaceChildren(
     ...(systems.length > 0 ? systems.map(cardOf) : [element("p", { class: "soft" }, none)]),
   );

@@ -1,4 +1,4 @@
-/** The panel with everything that is known about one line. */
+/** The panel with all fields of one line. */
 
 import { copyText, element, toast, type Child } from "@aftercommit/ui";
 
@@ -48,14 +48,14 @@ export class Details {
       { class: "actions" },
       button("Copy line", "button", () => void copied("Line", asText(line))),
       button("Copy JSON", "button", () => void copied("JSON", JSON.stringify(line.log, null, 2))),
-      button("Copy link to here", "button", () => this.events.share(line)),
+      button("Copy link", "button", () => this.events.share(line)),
     );
   }
 }
 
-/** Copy, and say what came of it. */
+/** Copy a text and show whether it worked. */
 export async function copied(what: string, text: string): Promise<void> {
-  toast((await copyText(text)) ? `${what} copied` : `${what} could not be copied: the browser does not allow it`);
+  toast((await copyText(text)) ? `${what} copied` : `${what} not copied: your browser does not allow it`);
 }
 
 function button(label: string, looks: string, act: () => void): HTMLButtonElement {
@@ -73,7 +73,7 @@ function fields(line: Line): HTMLElement {
     list.append(element("dt", { class: looks }, term), element("dd", { class: looks }, value));
   };
   add("Message", element("pre", {}, log.message), true);
-  if (line.gap !== undefined) add("Before it", line.gap);
+  if (line.gap !== undefined) add("Missing before", line.gap);
   add("Level", log.level);
   add("Time", `${new Date(line.time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" })}`);
   add("Server time", element("code", {}, log.ts));

@@ -1,30 +1,30 @@
-/** What the page says instead of lines: that there are none, or why they cannot be read. */
+/** The message in place of lines: there are none, or why they cannot be read. */
 
 import { element, find } from "@aftercommit/ui";
 
 export class Instead {
   readonly #place = find("empty", HTMLElement);
-  /** What is said is a refusal, and stays until there are lines again. */
+  /** The message is an error, and stays until lines can be read again. */
   #refused = false;
 
-  /** `filtered`: there may be lines that filters keep away. */
+  /** Say that there are no lines. `filtered`: filters may hide some. */
   none(isEmpty: boolean, filtered: boolean): void {
     if (this.#refused) return;
     this.#place.hidden = !isEmpty;
     if (!isEmpty) return;
     this.#say(
-      filtered ? "No line matches these filters" : "No lines yet",
-      "New ones appear here by themselves, the moment they are written.",
+      filtered ? "No lines match these filters" : "No lines yet",
+      "New lines appear here as soon as they are written.",
     );
   }
 
-  /** From here on nothing else is said; a text, and what leads on. */
+  /** Show an error, and keep it until `allow`. */
   refuse(said?: { readonly title: string; readonly text: string; readonly more?: Node }): void {
     this.#refused = true;
     if (said) this.#say(said.title, said.text, ...(said.more ? [said.more] : []));
   }
 
-  /** There are lines again, or there may be. */
+  /** Reading works again. */
   allow(): void {
     this.#refused = false;
   }

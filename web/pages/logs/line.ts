@@ -1,4 +1,4 @@
-/** One log as the API gives it, and as a line on the page. */
+/** One log as the API returns it, and as a line on the page. */
 
 export const LEVELS = ["DEBUG", "INFO", "WARN", "ERROR"] as const;
 export type Level = (typeof LEVELS)[number];
@@ -15,7 +15,7 @@ export interface Log {
   readonly correlation_id?: string | null;
   readonly context?: Readonly<Record<string, unknown>> | null;
   readonly schema_version: number;
-  /** Why the server shows nothing of this log but that it is there. */
+  /** Why the server hides the content of this log. */
   readonly withheld?: string;
 }
 
@@ -23,20 +23,20 @@ export interface Line {
   readonly log: Log;
   /** Milliseconds since 1970, by the server's clock. */
   readonly time: number;
-  /** On one row: a message may have many. */
+  /** The message on one row. */
   readonly text: string;
-  /** What search looks at, in lower case; made when first asked for. */
+  /** The searched text in lower case; made on first use. */
   folded?: string;
-  /** What is known to be missing right before this line. */
+  /** What is missing right before this line. */
   gap?: string;
 }
 
 const BREAKS = /[\r\n\u2028\u2029]+\s*/g;
 
-/** Of a log that is withheld nothing is told but its place. */
+/** Defaults for a withheld log: the server sends only its position. */
 const UNTOLD = { source: "backend", service: "", level: "INFO", investigation_id: "", schema_version: 1 } as const;
 
-/** A log of which the follower has heard only that it is withheld. */
+/** A log that the follower reported as withheld. */
 export function withheldLog(id: string, cursor: string, seq: number, withheld: string): Log {
   return { ...UNTOLD, event_id: id, ts: cursor.split("#")[0] as string, seq, message: "", withheld };
 }
@@ -47,12 +47,12 @@ export function toLine(given: Log): Line {
   return { log, time: Date.parse(log.ts), text: log.message.replace(BREAKS, " ⏎ ") };
 }
 
-/** The cursor that names this log: reading after it begins with the next one. */
+/** The cursor of this log: reading after it begins with the next one. */
 export function cursorOf(log: Log): string {
   return `${log.ts}#${String(log.seq).padStart(3, "0")}`;
 }
 
-/** As it is pasted into a ticket. */
+/** The line as text, for pasting into a ticket. */
 export function asText({ log }: Line): string {
   return `${log.ts} ${log.level} ${log.source}/${log.service} ${log.message}`;
 }
@@ -64,7 +64,7 @@ export function foldedText(line: Line): string {
 
 const two = (value: number): string => String(value).padStart(2, "0");
 
-/** 10:30:05.123 in the reader's time zone. Written by hand: it is called for every row that scrolls by. */
+/** 10:30:05.123 in the reader's time zone. Not Intl: this runs for every row that scrolls by. */
 export function clockTime(time: number): string {
   const date = new Date(time);
   const milliseconds = String(date.getMilliseconds()).padStart(3, "0");

@@ -1,15 +1,15 @@
 /**
- * The lines that are loaded: one unbroken piece of the investigation, in order of `seq`, bounded.
+ * The loaded lines: one contiguous, bounded part of the investigation, ordered by `seq`.
  *
- * What comes in at one end pushes out at the other. Nothing here knows of the screen or the network.
+ * Lines added at one end push others out at the other. No screen and no network here.
  */
 
 import { type Line } from "./line.js";
 
 export interface Change {
-  /** How many lines came in. */
+  /** Number of lines added. */
   readonly added: number;
-  /** How many were pushed out at the other end. */
+  /** Number of lines dropped at the other end. */
   readonly dropped: number;
 }
 
@@ -38,7 +38,7 @@ export class Lines {
     return this.#lines[index];
   }
 
-  /** At the newer end. A line that is there already, or belongs before the end, is left out. */
+  /** Add at the newer end. Lines up to the newest `seq` are skipped. */
   append(lines: readonly Line[]): Change {
     const newest = this.last?.log.seq ?? -Infinity;
     const added = lines.filter((line) => line.log.seq > newest);
@@ -48,7 +48,7 @@ export class Lines {
     return { added: added.length, dropped };
   }
 
-  /** At the older end. */
+  /** Add at the older end. */
   prepend(lines: readonly Line[]): Change {
     const oldest = this.first?.log.seq ?? Infinity;
     const added = lines.filter((line) => line.log.seq < oldest);

@@ -1,21 +1,21 @@
 /**
- * The list on the screen: a window of a few dozen rows over any number of lines, all of one height.
+ * The visible list: a few dozen rows of equal height over any number of lines.
  *
- * It draws at most once per frame, and only what can be seen. Whoever changes the lines tells it how many were taken
- * from or put before the beginning, so that what the reader looks at stays where it is.
+ * It draws at most once per frame, and only visible rows. Code that adds or removes lines at the beginning calls
+ * `shifted`, so that the lines in view stay where they are.
  */
 
 import { type Line } from "./line.js";
 import { type Lines } from "./lines.js";
 import { Row, rowId, type Look } from "./row.js";
 
-/** Rows drawn beyond the edges, so that a quick scroll does not show empty ground. */
+/** Extra rows above and below the view, so that quick scrolling shows no empty space. */
 const BEYOND = 12;
 
 export interface ListEvents {
-  /** The reader moved the list. */
+  /** The user scrolled. */
   scrolled(): void;
-  /** The list has another size, and perhaps its rows have. */
+  /** The list's size changed, and perhaps the height of its rows. */
   resized(): void;
   /** A row was clicked. */
   chosen(line: Line): void;
@@ -56,7 +56,7 @@ export class List {
     });
   }
 
-  /** Lines were put before the beginning (positive) or taken from it (negative): keep the view on the same lines. */
+  /** Lines were added (positive) or removed (negative) at the beginning: keep the view on the same lines. */
   shifted(by: number): void {
     if (by === 0) return;
     const top = this.viewport.scrollTop + by * this.#height;
@@ -71,7 +71,7 @@ export class List {
     this.draw();
   }
 
-  /** Bring a line into view: to the middle when it is far, and not at all when it can be seen. */
+  /** Scroll a line into view: to the middle when it is far away, not at all when it is visible. */
   reveal(index: number, where: "nearest" | "middle" = "nearest"): void {
     this.#toEnd = false;
     this.#setHeight();
@@ -89,7 +89,7 @@ export class List {
     this.draw();
   }
 
-  /** The index of the line at the upper edge. */
+  /** Index of the top visible line. */
   get top(): number {
     return Math.min(Math.floor(this.viewport.scrollTop / this.#height), Math.max(0, this.lines.length - 1));
   }
@@ -156,7 +156,7 @@ export class List {
     this.viewport.setAttribute("aria-rowcount", String(this.lines.length + 1));
   }
 
-  /** A row's height is the style's to say: it is higher on a narrow screen. */
+  /** The style sheet sets the row height: rows are higher on narrow screens. */
   #readHeight(): number {
     return Number.parseFloat(getComputedStyle(this.viewport).getPropertyValue("--row")) || 24;
   }
@@ -176,7 +176,7 @@ export class List {
   #clicked(event: Event): void {
     const row = event.target instanceof Element ? event.target.closest<HTMLElement>(".row") : null;
     const line = row ? this.lines.at(this.lines.indexOfSeq(Number(row.dataset["seq"]))) : undefined;
-    // Text that is being selected to be copied is no click on the row.
+    // Selecting text is not a click on the row.
     if (line && getSelection()?.isCollapsed !== false) this.events.chosen(line);
   }
 }

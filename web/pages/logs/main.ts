@@ -1,4 +1,4 @@
-/** The log viewer: reads the address, asks who is reading, and wires the page. */
+/** The log viewer: reads the address, asks for a user, and connects the page's controls. */
 
 import { Feed } from "@aftercommit/client";
 import { find, wireSkipLink, wireThemeButton } from "@aftercommit/ui";
@@ -19,9 +19,9 @@ const session = new Session({
   key: "aftercommit.reading",
   root,
   system: "investigations",
-  question: "Who is reading?",
+  question: "Who are you?",
   needed: "Paste a token that may read this investigation.",
-  begin: "Read",
+  begin: "Continue",
 });
 
 function dressPage(): void {
@@ -32,13 +32,13 @@ function dressPage(): void {
   wireSkipLink();
 }
 
-/** Another reader means another page: nothing of the one before may stay. */
+/** Switching users reloads the page, so that nothing of the previous user's data stays. */
 async function changeReader(why: string, now: Reading | null): Promise<void> {
   const chosen = await session.ask(find("readers", HTMLDialogElement), why, now);
   if (chosen) location.reload();
 }
 
-/** The token of whoever reads; once one was refused, the fresh one. */
+/** The user's token; a new one after a refusal. */
 function tokenOf(first: Reading): (refused: boolean) => Promise<string> {
   let reading = first;
   return async (refused) => {
@@ -47,7 +47,7 @@ function tokenOf(first: Reading): (refused: boolean) => Promise<string> {
   };
 }
 
-/** What the investigation is about, in its heading and on the tab. Without that, its lines can be read all the same. */
+/** Show the investigation's title in the heading and the tab. The log works without it. */
 async function tellTitle(token: string): Promise<void> {
   try {
     const response = await fetch(investigation, { headers: { authorization: `Bearer ${token}` }, cache: "no-store" });
@@ -58,7 +58,7 @@ async function tellTitle(token: string): Promise<void> {
     find("about", HTMLElement).title = title;
     document.title = `${id}: ${title} · log`;
   } catch {
-    // No answer, or none that is JSON.
+    // No answer, or not JSON.
   }
 }
 
@@ -86,20 +86,20 @@ function remember(filters: Filters): void {
 function keysFor(viewer: Viewer, toolbar: Toolbar): readonly Key[] {
   return [
     { keys: ["j", "ArrowDown"], means: "Next line", act: () => viewer.move(1) },
-    { keys: ["k", "ArrowUp"], means: "Line before", act: () => viewer.move(-1) },
-    { keys: ["PageDown"], means: "A screen on", act: () => viewer.turn(1) },
-    { keys: ["PageUp"], means: "A screen back", act: () => viewer.turn(-1) },
-    { keys: ["g", "Home"], means: "The very first line", act: () => viewer.toBeginning() },
-    { keys: ["G", "End"], means: "Follow the newest lines", act: () => viewer.follow() },
-    { keys: ["Enter"], means: "All about the line", act: () => viewer.openDetails() },
+    { keys: ["k", "ArrowUp"], means: "Previous line", act: () => viewer.move(-1) },
+    { keys: ["PageDown"], means: "One screen down", act: () => viewer.turn(1) },
+    { keys: ["PageUp"], means: "One screen up", act: () => viewer.turn(-1) },
+    { keys: ["g", "Home"], means: "First line", act: () => viewer.toBeginning() },
+    { keys: ["G", "End"], means: "Newest lines, and follow", act: () => viewer.follow() },
+    { keys: ["Enter"], means: "Line details", act: () => viewer.openDetails() },
     { keys: ["f"], means: "Follow or pause", act: () => viewer.toggleFollow() },
     { keys: ["/"], means: "Search in the loaded lines", act: () => toolbar.focusSearch() },
     { keys: ["n"], means: "Next match", act: () => viewer.step(1) },
-    { keys: ["N"], means: "Match before", act: () => viewer.step(-1) },
+    { keys: ["N"], means: "Previous match", act: () => viewer.step(-1) },
     { keys: ["t"], means: "Go to a time", act: () => toolbar.askTime() },
     { keys: ["c"], means: "Copy the line", act: () => viewer.copyActive() },
     { keys: ["s"], means: "Copy a link to the line", act: () => viewer.shareActive() },
-    { keys: ["?"], means: "These keys", act: () => find("keys", HTMLDialogElement).showModal() },
+    { keys: ["?"], means: "Show these shortcuts", act: () => find("keys", HTMLDialogElement).showModal() },
   ];
 }
 
@@ -112,7 +112,7 @@ async function main(): Promise<void> {
   else await changeReader("", null);
 }
 
-// A link to another place in the same investigation, pasted into this tab.
+// A link to another line of the same investigation, pasted into this tab.
 addEventListener("hashchange", () => location.reload());
 
 void main();

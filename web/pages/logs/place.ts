@@ -1,8 +1,8 @@
 /**
- * What the address says after its `#`: filters, and a place in the investigation. Never a token.
+ * The address after `#`: filters and a place in the investigation, never a token.
  *
- * A place is the cursor after which the line comes, and the line's own number: `#minLevel=WARN&after=…&line=42`. The
- * fragment stays in the browser, and a link to a place works for everyone who may read the investigation.
+ * A place is the cursor before the line, and the line's number: `#minLevel=WARN&after=…&line=42`. The fragment stays
+ * in the browser, and a link works for everyone who may read the investigation.
  */
 
 import { LEVELS, type Level } from "./line.js";
@@ -16,7 +16,7 @@ export interface Filters {
 export interface Place {
   /** The cursor to read after; null: from the beginning. */
   readonly after: string | null;
-  /** The seq of the line that is meant. */
+  /** The `seq` of the line. */
   readonly line: number;
 }
 
@@ -27,7 +27,7 @@ export interface Address {
 
 export const NO_FILTERS: Filters = { minLevel: "DEBUG", source: "", service: "" };
 
-/** Nonsense in a link is left out rather than shown as an error: the rest of it still helps. */
+/** Ignores invalid parts of a link, so that the valid parts still work. */
 export function parseAddress(fragment: string): Address {
   const said = new URLSearchParams(fragment.replace(/^#/, ""));
   const source = said.get("source");
@@ -50,7 +50,7 @@ export function formatAddress({ filters, place }: Address): string {
   return text === "" ? "" : `#${text}`;
 }
 
-/** The filters as the API takes them: what is not chosen is not sent. */
+/** The filters as query parameters; unset filters are left out. */
 export function queryOf(filters: Filters): Record<string, string> {
   const query: Record<string, string> = {};
   if (filters.minLevel !== "DEBUG") query["minLevel"] = filters.minLevel;

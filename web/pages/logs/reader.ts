@@ -1,10 +1,10 @@
 /**
- * Which piece of the investigation is loaded, and how it grows: older lines before it, newer ones after it, live ones
- * at the end. Knows the feed and the lines, and nothing of the screen.
+ * Loads part of the investigation and extends it: older lines before it, newer ones after it, live ones at the end.
+ * Knows the feed and the lines, not the screen.
  *
- * The piece is *attached* when its last line is the newest there is; then live lines are appended. When the reader
- * looks at old lines and the piece is full, or jumped somewhere else, it is detached: live lines are only counted, and
- * going on reading forwards attaches it again without a hole.
+ * The loaded part is *attached* when its last line is the newest one; then live lines are appended. It is detached
+ * when the user looks at old lines and it is full, or after a jump: then live lines are only counted, and reading
+ * forward attaches it again without a gap.
  */
 
 import {
@@ -23,56 +23,56 @@ import { type Lines } from "./lines.js";
 import { queryOf, type Filters, type Place } from "./place.js";
 
 const FIRST_PAGE = 500;
-/** As many as the server gives at once: a reader who scrolls fast stays below its limit on requests. */
+/** The server's largest page, so that fast scrolling stays below its request limit. */
 const PAGE = 1000;
 const LEAST = 10;
-/** After a page failed, the next is not asked for so many seconds, each time longer; the server may ask for more. */
+/** Seconds before the next request after a failed one; doubles each time, and the server may ask for longer. */
 const REST = 2;
 const LONGEST_REST = 60;
-/** After this comes the first log that is kept. */
+/** The cursor before the first stored log. */
 const BEGINNING = "1970-01-01T00:00:00.000Z#000";
 
-/** Where a page lies; without any of these it is the newest. */
+/** Position of a page; by default the newest. */
 type Where = Pick<PageRequest, "after" | "before" | "fromTime">;
 
 type LogPage = Page<Log> & { readonly logs: readonly Log[] };
 
 export interface ReaderEvents {
-  /** Lines came or went. `shift`: how many more (or fewer) stand before the ones that stay; null: all are others. */
+  /** The lines changed. `shift`: lines added or removed before those that stay; null: all were replaced. */
   changed(shift: number | null): void;
-  /** `attached`, `following`, `fresh`, `busy` or `older` is another. */
+  /** `attached`, `following`, `fresh`, `busy` or `older` changed. */
   stood(): void;
   state(state: FollowState): void;
-  /** The server was heard; seconds in which it should be heard again. */
+  /** The server sent something. `within`: seconds until the next sign of life is due. */
   heard(within: number | null): void;
   /** A request got no answer. */
   unreachable(why: string): void;
-  /** So many lines just came. */
+  /** This many new lines arrived. */
   live(count: number): void;
-  /** Something the reader should know, in a sentence. */
+  /** A message for the user. */
   notice(text: string): void;
-  /** It cannot be read at all: not allowed, or not there. */
+  /** The log cannot be read: not allowed, or not found. */
   refused(error: FeedError): void;
 }
 
 export class Reader {
   attached = false;
   following = true;
-  /** Live lines that came since the reader stopped following. */
+  /** Live lines since the user stopped following. */
   fresh = 0;
   busy: "none" | "first" | "older" | "newer" = "none";
-  /** What there is before the first line: perhaps more, or nothing. */
+  /** Whether there may be lines before the first one. */
   older: "unknown" | "beginning" = "unknown";
   newestSeq = 0;
   #filters: Filters | undefined;
   #follower: Follower<Log> | undefined;
   #turn = new AbortController();
-  /** The time that is being looked up; whoever goes elsewhere wants to hear of it no more. */
+  /** Cancels the running jump to a time when the user goes elsewhere. */
   #lookUp = new AbortController();
   #rest: ReturnType<typeof setTimeout> | undefined;
   #nextRest = REST;
   #loads: Promise<unknown> = Promise.resolve();
-  /** The last page on ended before a line that is known already. */
+  /** The last newer page ended before a line that is already known. */
   #behind = false;
   #previous: string | null = null;
   #next: string | null = null;
@@ -83,7 +83,7 @@ export class Reader {
     readonly events: ReaderEvents,
   ) {}
 
-  /** Begin anew: at the newest lines, or at a place. False when it did not get there: refused, or overtaken. */
+  /** Start over at the newest lines or at a place. False when refused or cancelled by another start. */
   async start(filters: Filters, place: Place | null): Promise<boolean> {
     const turn = this.#begin(filters);
     return this.#guarded(turn, async () => {
@@ -102,7 +102,7 @@ export class Reader {
     this.#rest = undefined;
   }
 
-  /** Stick to the newest line again. */
+  /** Follow the newest lines again. */
   async follow(): Promise<void> {
     this.#lookUp.abort();
     if (this.attached) {
@@ -114,7 +114,7 @@ export class Reader {
     }
   }
 
-  /** The very first line that is kept. False when it is not here: it could not be had, or another beginning overtook. */
+  /** Go to the first stored line. False when it could not be loaded or another start cancelled this one. */
   async toBeginning(): Promise<boolean> {
     this.#lookUp.abort();
     if (this.older !== "beginning" && this.#filters) await this.start(this.#filters, { after: null, line: 1 });
@@ -126,14 +126,14 @@ export class Reader {
     this.events.stood();
   }
 
-  /** Lines from a moment on: they are here already, or were fetched; or none could be had, or another move overtook. */
+  /** Lines from a time on: already loaded, fetched now, or not available (an error, or cancelled). */
   async goTo(time: number): Promise<"here" | "fetched" | "nowhere"> {
     this.#lookUp.abort();
     const first = this.lines.first;
     const last = this.lines.last;
     const begun = first && (first.time <= time || this.older === "beginning");
     if (!this.#filters) return "nowhere";
-    // While other lines are being fetched, those that are still here are no answer.
+    // While a new start is loading, the old lines do not count.
     if (begun && last && time <= last.time && this.busy !== "first") return "here";
     this.#lookUp = new AbortController();
     const page = await this.#pageOf(time, this.#lookUp.signal);
@@ -142,7 +142,7 @@ export class Reader {
     return (await this.#guarded(turn, () => this.#show(turn, page))) ? "fetched" : "nowhere";
   }
 
-  /** Resolves when what is being loaded at either end is there. */
+  /** Resolves when the running load is done. */
   get settled(): Promise<unknown> {
     return this.#loads;
   }
@@ -168,7 +168,7 @@ export class Reader {
     await this.#loading("newer", async (turn) => {
       const page = await this.#page(turn, { after });
       this.#take(page);
-      // A live line may have come while the page was under way: then there is more, whatever the page says.
+      // A live line may have arrived meanwhile: then there is more, whatever the page says.
       this.attached = !page.more && (this.lines.last?.log.seq ?? 0) >= this.newestSeq;
       this.#mindBehind(!page.more && !this.attached);
     });
@@ -193,7 +193,7 @@ export class Reader {
     this.lines.clear();
     this.following = true;
     this.attached = true;
-    // With rare matches the server stops looking at some point, perhaps before it found any, and says where.
+    // With rare matches the server stops searching at some point, perhaps without a match, and says where.
     this.#previous = page.previous;
     if (page.logs[0]?.seq === 1) this.older = "beginning";
     this.lines.append(page.logs.map(toLine));
@@ -206,7 +206,7 @@ export class Reader {
     await this.#show(turn, await this.#page(turn, where, FIRST_PAGE));
   }
 
-  /** The page of a moment; null, and a word to the reader, when it cannot be had. */
+  /** The page at a time; on failure null and a message to the user. */
   async #pageOf(time: number, asked: AbortSignal): Promise<LogPage | null> {
     try {
       const page = await this.#page(asked, { fromTime: new Date(time) }, FIRST_PAGE);
@@ -232,7 +232,7 @@ export class Reader {
     this.#next = page.next;
     this.attached = !page.more;
     this.events.changed(null);
-    // Live lines come from the end, also when the reader looks at another place.
+    // Follow from the end, also when the user looks at another place.
     const end = this.attached ? page : await this.#page(turn, {}, LEAST);
     this.newestSeq = Math.max(this.newestSeq, end.logs.at(-1)?.seq ?? 0);
     this.#followFrom(end.next);
@@ -269,7 +269,7 @@ export class Reader {
     this.events.stood();
   }
 
-  /** Lines at the beginning are gone from here, so there are older ones to load again. */
+  /** Lines at the beginning were dropped, so there are older ones to load again. */
   #forgetOlder(): void {
     this.#previous = null;
     if (this.older === "beginning") this.older = "unknown";
@@ -282,10 +282,10 @@ export class Reader {
     }
     this.events.notice(
       gap.kind === "missing"
-        ? `Lines ${gap.expected} to ${gap.got - 1} did not arrive. Reload the page to look again.`
+        ? `Lines ${gap.expected} to ${gap.got - 1} are missing. Reload the page to try again.`
         : gap.kind === "withheld"
-          ? "The server could not show a line."
-          : "Some lines are no longer kept by the server. What follows is what it still has.",
+          ? "The server cannot show one of the lines."
+          : "The server no longer has some of the lines. Showing those it still has.",
     );
   }
 
@@ -303,7 +303,7 @@ export class Reader {
 
   async #page(turn: AbortSignal, where: Where, limit = PAGE): Promise<LogPage> {
     const filters = queryOf(this.#filters as Filters);
-    // Without a tag in the request there is always a page.
+    // A request without an ETag always returns a page.
     const page = (await this.#asked({ ...where, limit, filters, signal: turn })) as Page<Log>;
     this.#nextRest = REST;
     return { ...page, logs: page.events.map(({ item }) => item) };
@@ -327,7 +327,7 @@ export class Reader {
     await (this.#loads = this.#guarded(turn, () => load(turn)));
   }
 
-  /** Run a load; one that was overtaken by another beginning says nothing any more. False when it came to nothing. */
+  /** Run a load. One that another start has cancelled reports nothing. False when it failed or was cancelled. */
   async #guarded(turn: AbortSignal, load: () => Promise<void>): Promise<boolean> {
     let done = true;
     try {
@@ -345,13 +345,13 @@ export class Reader {
     return done;
   }
 
-  /** Once is a line that overtook the page; twice is a server process that has not heard of it, and gets time to. */
+  /** Once: a live line overtook the page. Twice: this server process lags behind, so give it time. */
   #mindBehind(behind: boolean): void {
     if (behind && this.#behind) this.#restFor(REST, true);
     this.#behind = behind;
   }
 
-  /** Ask for no page in so many seconds; then `again` has whoever still wants one ask. */
+  /** Pause page requests. Afterwards `again` triggers a new attempt. */
   #restFor(seconds: number, again: boolean): void {
     this.#rest = setTimeout(() => {
       this.#rest = undefined;
@@ -362,7 +362,7 @@ export class Reader {
   async #failed(error: FeedError): Promise<void> {
     const filters = this.#filters as Filters;
     if (this.busy === "first" && error.status === 410) {
-      this.events.notice("That place is no longer kept by the server. These are the newest lines.");
+      this.events.notice("The server no longer has that line. Showing the newest lines.");
       await this.start(filters, null);
     } else if (this.busy === "first") {
       this.events.refused(error);
@@ -374,7 +374,7 @@ export class Reader {
   }
 }
 
-/** Whether the same request may be answered later on: no answer at all, too many of them, or a server in trouble. */
+/** Whether a retry may succeed: no answer, too many requests, or a server error. */
 function mayPass(status: number): boolean {
   return status === 0 || status === 429 || status >= 500;
 }

@@ -1,4 +1,4 @@
-/** One row of the list: made once, filled again for every line that scrolls by. */
+/** One row of the list, reused for every line that scrolls by. */
 
 import { element } from "@aftercommit/ui";
 
@@ -6,11 +6,11 @@ import { clockTime, type Line } from "./line.js";
 import { pieces } from "./search.js";
 
 export interface Look {
-  /** Lower case; "" marks nothing. */
+  /** The search text in lower case; "" for none. */
   readonly wanted: string;
-  /** The seq of the match that is stepped on. */
+  /** The `seq` of the current match. */
   readonly match: number | undefined;
-  /** The seq of the line that keys and the panel act on. */
+  /** The `seq` of the selected line. */
   readonly active: number | undefined;
 }
 
@@ -33,7 +33,7 @@ export class Row {
     this.element.append(this.#time, this.#level, this.#source, this.#service, this.#message);
   }
 
-  /** `index` is the place among the loaded lines: the list's height is theirs. */
+  /** `index`: position among the loaded lines. */
   show(line: Line, index: number, height: number, look: Look): void {
     this.element.style.transform = `translateY(${index * height}px)`;
     this.element.setAttribute("aria-rowindex", String(index + 2));

@@ -1,4 +1,4 @@
-/** Search in the loaded lines. Matches are kept as `seq` numbers, so that lines may come and go at both ends. */
+/** Search in the loaded lines. Matches are stored by `seq`, because lines change at both ends. */
 
 import { foldedText, type Line } from "./line.js";
 import { type Lines } from "./lines.js";
@@ -7,7 +7,7 @@ export class Search {
   #wanted = "";
   #matches: number[] = [];
   #current = -1;
-  /** The seqs between which lines were looked at. */
+  /** The range of `seq` that was searched. */
   #from = Infinity;
   #upto = -Infinity;
 
@@ -24,12 +24,12 @@ export class Search {
     return this.#current + 1;
   }
 
-  /** The seq of the match that is stepped on. */
+  /** The `seq` of the current match. */
   get current(): number | undefined {
     return this.#matches[this.#current];
   }
 
-  /** Begin anew, on the match nearest to a line: at it or after it, else the last one before. */
+  /** Start a search at the first match at or after a line, or else at the last match. */
   start(wanted: string, lines: Lines, near: number): void {
     this.#wanted = wanted.toLowerCase();
     this.#matches = [];
@@ -42,7 +42,7 @@ export class Search {
     this.#current = after < 0 ? this.#matches.length - 1 : after;
   }
 
-  /** Look at the lines that are new at either end, and forget the ones that are gone. */
+  /** Search lines that were added at either end, and forget removed ones. */
   update(lines: Lines): void {
     if (this.#wanted === "") return;
     const first = lines.first?.log.seq ?? Infinity;
@@ -71,7 +71,7 @@ export class Search {
     return this.#wanted !== "" && foldedText(line).includes(this.#wanted);
   }
 
-  /** The next match, or the one before; round the ends. */
+  /** The next or previous match, wrapping around. */
   step(by: 1 | -1): number | undefined {
     const count = this.#matches.length;
     if (count === 0) return undefined;
@@ -85,7 +85,7 @@ export interface Piece {
   readonly marked: boolean;
 }
 
-/** A text cut where the search matches. Lower case may be longer than the text it came from; then nothing is marked. */
+/** Split a text at its matches. If lower case changes its length, nothing is marked. */
 export function pieces(text: string, wanted: string): Piece[] {
   const folded = text.toLowerCase();
   if (wanted === "" || folded.length !== text.length) return [{ text, marked: false }];

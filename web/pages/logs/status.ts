@@ -1,4 +1,4 @@
-/** The words around the list: how lines come, which are loaded, what was found. */
+/** The texts around the list: connection, loaded range, search result. */
 
 import { find } from "@aftercommit/ui";
 
@@ -17,7 +17,7 @@ export class Status {
   readonly #found = find("found", HTMLElement);
   readonly #edge = find("older", HTMLElement);
 
-  /** `stopped`: there is nothing to follow. */
+  /** `stopped`: reading has ended. */
   following({ following, attached, fresh }: Reader, stopped: boolean): void {
     const paused = fresh > 0 ? `Paused · ${number(fresh)} new` : "Paused";
     this.#follow.disabled = stopped;
@@ -25,7 +25,7 @@ export class Status {
     this.#follow.textContent = stopped ? "Not following" : following ? "Following" : paused;
     this.#fresh.hidden = stopped || following || (attached && fresh === 0);
     const many = `${number(fresh)} new ${fresh === 1 ? "line" : "lines"} ↓`;
-    this.#fresh.textContent = fresh > 0 ? many : "To the newest lines ↓";
+    this.#fresh.textContent = fresh > 0 ? many : "Newest lines ↓";
   }
 
   edge({ busy }: Reader, atBeginning: boolean): void {

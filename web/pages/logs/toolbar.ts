@@ -1,4 +1,4 @@
-/** Filters, search, following and the way to a time. */
+/** Filters, search, following and the jump to a time. */
 
 import { find } from "@aftercommit/ui";
 
@@ -6,7 +6,7 @@ import { dayOf, type Level } from "./line.js";
 import { type Filters } from "./place.js";
 import { type Viewer } from "./viewer.js";
 
-/** Typing is over after this many milliseconds. */
+/** Milliseconds without a key press before a search starts. */
 const TYPED = 350;
 const SERVICES_OFFERED = 50;
 
@@ -55,7 +55,7 @@ export class Toolbar {
     const shown = this.#viewer?.activeLine ?? last;
     if (shown) this.#moment.value = localMoment(shown.time);
     find("times-range", HTMLElement).textContent =
-      first && last ? `Loaded are the lines from ${readable(first.time)} to ${readable(last.time)}.` : "";
+      first && last ? `Loaded lines: ${readable(first.time)} to ${readable(last.time)}.` : "";
     this.#times.showModal();
   }
 

@@ -1,4 +1,4 @@
-/** The page at work: what the reader does goes to the reading, and what comes of it goes to the screen. */
+/** Connects the parts of the log viewer: passes the user's actions to the reader, and draws the results. */
 
 import { type Feed, type FeedError } from "@aftercommit/client";
 import { element, find, toast } from "@aftercommit/ui";
@@ -20,9 +20,9 @@ const RETRY_FIRST = 2;
 const RETRY_LONGEST = 60;
 
 export interface ViewerEvents {
-  /** There are lines to read, or none yet: the investigation is there, and may be read. Said once. */
+  /** The investigation exists and may be read. Called once. */
   begun(): void;
-  /** Nothing can be read with this token. */
+  /** The server does not accept this token. */
   unauthorised(error: FeedError): void;
   /** The filters were changed from here. */
   filtered(filters: Filters): void;
@@ -41,7 +41,7 @@ export class Viewer {
   #active: number | undefined;
   #retry = RETRY_FIRST;
   #nextTry: ReturnType<typeof setTimeout> | undefined;
-  /** Nothing more comes by itself: who reads has to do something first. */
+  /** Reading has ended until the user does something. */
   #stopped = false;
   #begun = false;
   #unspoken = 0;
@@ -84,7 +84,7 @@ export class Viewer {
     this.#turns.move(() => this.#startAt(this.address.place));
   }
 
-  // --- what the reader does: moves begin at once, and what is done with a line waits until the last move has arrived
+  // --- user actions: moves start at once; actions on a line wait until the last move is done
 
   filter(filters: Filters): void {
     this.#turns.move(() => {
@@ -117,7 +117,7 @@ export class Viewer {
     });
   }
 
-  /** The line so many on or back from the active one. */
+  /** Select another line, relative to the selected one. */
   move(by: number): void {
     this.#turns.act(() => {
       const from = this.activeLine;
@@ -127,7 +127,7 @@ export class Viewer {
     });
   }
 
-  /** A screen on or back. */
+  /** Scroll by one screen. */
   turn(by: 1 | -1): void {
     this.move(by * (this.#list.rowsInView - 1));
   }
@@ -147,7 +147,7 @@ export class Viewer {
     this.#withLine((line) => this.details.show(line));
   }
 
-  /** One step out: of the panel, or else of what `otherwise` leaves. */
+  /** Close the panel, or else do `otherwise`. */
   leave(otherwise: () => void): void {
     this.#turns.move(() => (this.details.open ? this.closeDetails() : otherwise()));
   }
@@ -158,7 +158,7 @@ export class Viewer {
     if (inside) this.#list.viewport.focus();
   }
 
-  /** Search for this; when that is what is searched for already, the next match, or the one before. */
+  /** Search. If the text is unchanged, step to the next or previous match instead. */
   look(wanted: string, by: 1 | -1 | 0 = 0): void {
     this.#turns.act(() => {
       if (by !== 0 && wanted.toLowerCase() === this.search.wanted) this.#step(by);
@@ -186,7 +186,7 @@ export class Viewer {
     return this.#active === undefined ? undefined : this.lines.at(this.lines.indexOfSeq(this.#active));
   }
 
-  // --- how it is done
+  // --- implementation
 
   async #startAt(place: Place | null): Promise<void> {
     const arrived = await this.reader.start(this.#filters, place);
@@ -206,10 +206,10 @@ export class Viewer {
     });
   }
 
-  /** The active line; where there is none, the newest while following, else the one at the top becomes it. */
+  /** The selected line. If there is none, select the newest while following, or else the top one. */
   #lineToActOn(): Line | undefined {
     if (!this.activeLine) this.#goTo(this.reader.following ? this.lines.length - 1 : this.#list.top);
-    if (!this.activeLine) toast("There is no line here");
+    if (!this.activeLine) toast("There are no lines");
     return this.activeLine;
   }
 
@@ -223,17 +223,17 @@ export class Viewer {
   #step(by: 1 | -1): void {
     const seq = this.search.step(by);
     if (seq !== undefined) this.#goToSeq(seq);
-    else toast(this.search.wanted === "" ? "Nothing is being searched for" : "No loaded line matches the search");
+    else toast(this.search.wanted === "" ? "Enter a search text first" : "No loaded line matches");
   }
 
-  /** The address of a line, in the clipboard and in the address bar. */
+  /** Put the address of a line into the clipboard and the address bar. */
   async #share(line: Line): Promise<void> {
-    // A place is told by the line before it.
+    // A place is the cursor of the line before it.
     await this.reader.settled;
     if (line === this.lines.first) await this.reader.loadOlder();
     const index = this.lines.indexOfSeq(line.log.seq);
     const isHere = this.lines.at(index)?.log.seq === line.log.seq;
-    // With these filters there is none before the very first.
+    // No line matches before the first one.
     const isFirst = index === 0 && this.reader.older === "beginning";
     const alone = { after: isFirst ? null : cursorOf(line.log), line: line.log.seq };
     const place = isHere && !isFirst ? this.#placeOf(index) : alone;
@@ -242,11 +242,11 @@ export class Viewer {
       "",
       `${location.pathname}${location.search}${formatAddress({ filters: this.#filters, place })}`,
     );
-    // The browser may ask its user first, and nothing waits for that.
+    // Not awaited: the browser may ask the user first.
     void copied("Link", location.href);
   }
 
-  // --- what comes of it
+  // --- drawing
 
   #goToSeq(seq: number): void {
     this.#goTo(Math.min(this.lines.indexOfSeq(seq), this.lines.length - 1));
@@ -261,7 +261,7 @@ export class Viewer {
     this.#list.reveal(index, where);
   }
 
-  /** A place is told by the line before it; the very first has none, and is read from the beginning. */
+  /** A place is the cursor of the line before it; the first line has none. */
   #placeOf(index: number): { after: string | null; line: number } | null {
     const line = this.lines.at(index);
     if (!line) return null;
@@ -295,13 +295,13 @@ export class Viewer {
     this.#settle();
   }
 
-  /** Where the view belongs: at the end while following, else where it is. */
+  /** Scroll to the end while following; otherwise only redraw. */
   #settle(): void {
     if (this.reader.following) this.#list.toEnd();
     else this.#list.draw();
   }
 
-  /** The panel takes its place from the list: what it is about stays in view. */
+  /** The panel makes the list smaller; keep the selected line in view. */
   #resized(): void {
     if (this.reader.following || !this.details.open || this.#active === undefined) this.#settle();
     else this.#list.reveal(this.lines.indexOfSeq(this.#active));
@@ -333,7 +333,7 @@ export class Viewer {
     this.#list.draw();
   }
 
-  /** At its edges, or shorter than its window, a list cannot be scrolled on: what is beyond them comes by itself. */
+  /** Load more lines when the view reaches an end of the list. */
   #fill(): void {
     if (this.#list.atBeginning) void this.reader.loadOlder();
     if (this.#list.atEnd) void this.reader.loadNewer();
@@ -347,14 +347,14 @@ export class Viewer {
     if (error.status === 401) {
       this.events.unauthorised(error);
     } else if (error.status === 403) {
-      const other = element("button", { class: "button main", type: "button" }, "Choose another reader");
+      const other = element("button", { class: "button main", type: "button" }, "Switch user");
       other.addEventListener("click", () => this.events.unauthorised(error));
       this.#instead.refuse({ title: "Not allowed", text: error.message, more: other });
     } else if (error.status === 404) {
-      const others = element("a", { href: rootOfSite().href }, "See those that exist");
+      const others = element("a", { href: rootOfSite().href }, "All investigations");
       this.#instead.refuse({ title: "Not found", text: error.message, more: element("p", {}, others) });
     } else if (this.#stopped) {
-      this.#instead.refuse({ title: "This cannot be read", text: error.message });
+      this.#instead.refuse({ title: "Cannot read this investigation", text: error.message });
     } else {
       this.#tryAgain(error);
     }
@@ -364,13 +364,13 @@ export class Viewer {
     const wait = Math.max(this.#retry, error.retryAfter ?? 0);
     this.#retry = Math.min(this.#retry * 2, RETRY_LONGEST);
     this.#status.connection.show({ name: "waiting", wait, error });
-    const text = `${error.message} The page tries again by itself.`;
-    if (this.lines.length === 0) this.#instead.refuse({ title: "The lines could not be loaded", text });
+    const text = `${error.message} Retrying automatically.`;
+    if (this.lines.length === 0) this.#instead.refuse({ title: "Could not load the log", text });
     clearTimeout(this.#nextTry);
     this.#nextTry = setTimeout(() => this.start(), wait * 1000);
   }
 
-  /** Say out loud how many lines came, now and then. */
+  /** Tell screen readers how many lines arrived, at most every ten seconds. */
   #speak(count: number): void {
     this.#unspoken += count;
     const now = performance.now();

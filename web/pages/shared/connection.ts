@@ -1,30 +1,30 @@
-/** How news comes, in words: always visible, explained on demand, and spoken when it changes. */
+/** The connection badge: always visible, with an explanation as a tooltip, and announced when it changes. */
 
 import { type FollowState } from "@aftercommit/client";
 import { find } from "@aftercommit/ui";
 
 export interface Said {
-  /** What the badge is coloured by: a state of the follower's, or "checking". */
+  /** Sets the badge's colour: a state of the follower, or "checking". */
   readonly name: string;
   readonly text: string;
   readonly why: string;
 }
 
-/** What is followed: one of them and many. */
+/** The word for what is followed, in singular and plural. */
 export interface Things {
   readonly one: string;
   readonly many: string;
 }
 
-/** What the page knows besides the state. */
+/** What the badge shows besides the state. */
 export interface Known {
   /** Seconds until the next attempt or poll. */
   readonly left: number | null;
-  /** Seconds since the server was last heard: an event, a heartbeat, an answer; null: not yet. */
+  /** Seconds since the server last sent an event, a heartbeat or an answer; null: never. */
   readonly age: number | null;
-  /** Seconds after which a stream is not believed any more without a word. */
+  /** Seconds of silence after which the stream is in doubt. */
   readonly within: number | null;
-  /** Why the stream is doubted, since it was last heard. */
+  /** Why the stream is in doubt since the last sign of life. */
   readonly doubt: string | null;
 }
 
@@ -40,7 +40,7 @@ export function describe(state: FollowState, known: Known, things: Things): Said
   const said = wordsFor(state, known, things);
   if (known.age === null) return said;
   const update = `last update ${ageOf(known.age)} ago`;
-  // What is live is live: how old the last word is matters as soon as it is not.
+  // The age of the last update matters only while the page is not live.
   const text = said.name === "streaming" ? said.text : `${said.text} · ${update}`;
   return { ...said, text, why: `${said.why} ${update.replace("last", "Last")}.` };
 }
@@ -50,12 +50,12 @@ function wordsFor(state: FollowState, { left, age, within, doubt }: Known, { one
   const reason = state.error ? ` ${state.error.message}` : "";
   switch (name) {
     case "connecting":
-      return { name, text: "Connecting", why: `The live stream is being opened.${reason}` };
+      return { name, text: "Connecting", why: `Opening the live stream.${reason}` };
     case "streaming":
       if (doubt !== null) return { name: "checking", text: "Checking", why: doubt };
       if (age !== null && within !== null && age > within)
-        return { name: "checking", text: "Checking", why: "Nothing has been heard from the server for too long." };
-      return { name, text: "Live", why: `New ${many} arrive the moment they are written.` };
+        return { name: "checking", text: "Checking", why: "The server has been silent for too long." };
+      return { name, text: "Live", why: `New ${many} arrive as soon as they are written.` };
     case "polling":
       if (state.error) {
         const next = left === null ? "" : `, next try in ${seconds(left)}`;
@@ -65,21 +65,21 @@ function wordsFor(state: FollowState, { left, age, within, doubt }: Known, { one
         name,
         text: left === null ? "Polling" : `Polling, next in ${seconds(left)}`,
         why:
-          `The live stream does not work at the moment, so the page asks for new ${many} every few seconds. ` +
-          "The stream is tried again every minute.",
+          `The live stream is not available, so the page polls for new ${many} every few seconds. ` +
+          "It tries the stream again every minute.",
       };
     case "waiting":
       return {
         name,
         text: left === null ? "Waiting" : `Waiting, retry in ${seconds(left)}`,
-        why: `The live stream was interrupted and is opened again shortly. No ${one} is lost.${reason}`,
+        why: `The live stream was interrupted. The page reconnects shortly, and no ${one} is lost.${reason}`,
       };
     case "stopped":
-      return { name, text: "Stopped", why: state.error?.message ?? "Nothing more is read." };
+      return { name, text: "Stopped", why: state.error?.message ?? "Reading has stopped." };
   }
 }
 
-/** The words in the page's `#connection`; a change is spoken through `#spoken`. */
+/** Writes the page's `#connection`, and announces changes through `#spoken`. */
 export class Connection {
   readonly #badge = find("connection", HTMLElement);
   readonly #text = find("connection-text", HTMLElement);
@@ -93,7 +93,7 @@ export class Connection {
 
   constructor(readonly things: Things) {
     setInterval(() => this.#write(), 1000);
-    // In the background timers come late: whoever looks again sees what is so now.
+    // Timers run late in the background: update when the user returns.
     document.addEventListener("visibilitychange", () => this.#write());
   }
 
@@ -104,7 +104,7 @@ export class Connection {
     this.#write();
   }
 
-  /** The server was heard. `within`: seconds in which it should be heard again; null where nothing is expected. */
+  /** The server sent something. `within`: seconds until the next sign of life is due; null: none is. */
   heard(within: number | null): void {
     this.#heard = now();
     this.#within = within;
@@ -112,7 +112,7 @@ export class Connection {
     this.#write();
   }
 
-  /** Something else that was asked of the server failed: until it is heard again, nothing is live. */
+  /** Another request failed: until the next sign of life, the stream is in doubt. */
   doubt(why: string): void {
     if (this.#state.name === "streaming") this.#doubt = why;
     this.#write();
@@ -137,7 +137,7 @@ export class Connection {
   }
 }
 
-/** By the wall: what the machine slept counts. A clock that is set back makes nothing younger than it is by much. */
+/** The wall clock, so that the time in which the machine slept counts. */
 function now(): number {
   return Date.now() / 1000;
 }

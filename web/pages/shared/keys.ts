@@ -1,9 +1,9 @@
-/** One key each; none while something is being typed or a dialog is open. */
+/** Single-key shortcuts; off while the user types or a dialog is open. */
 
 import { element } from "@aftercommit/ui";
 
 export interface Key {
-  /** As `KeyboardEvent.key` has them; the first is the one that is shown. */
+  /** Values of `KeyboardEvent.key`. */
   readonly keys: readonly string[];
   readonly means: string;
   readonly act: () => void;
@@ -37,7 +37,7 @@ function isTyping(target: EventTarget | null): boolean {
 
 const SHOWN: Readonly<Record<string, string>> = { ArrowDown: "↓", ArrowUp: "↑", PageDown: "Page ↓", PageUp: "Page ↑" };
 
-/** `escape`: what the key that leads out of things does here. */
+/** `escape`: what the Escape key does on this page. */
 export function describeKeys(list: HTMLElement, keys: readonly Key[], escape: string): void {
   const entries = [...keys, { keys: ["Esc"], means: escape, act: () => {} }];
   for (const { keys: names, means } of entries) {

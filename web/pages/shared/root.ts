@@ -1,8 +1,8 @@
-/** Where the site begins. The build writes the way there into each page, so that a site works under any prefix. */
+/** The site's root. The build writes its relative path into each page, so that the site works under any prefix. */
 
-/** To be asked before the page changes its own address. */
+/** Call this before the page changes its own address. */
 export function rootOfSite(): URL {
-  // A browser looks for the icon anew when the address changes, and would do so from there.
+  // Browsers resolve the icon again when the address changes, so make it absolute.
   for (const icon of document.querySelectorAll<HTMLLinkElement>("link[rel=icon]")) icon.setAttribute("href", icon.href);
   return new URL(document.documentElement.dataset["root"] ?? "", location.origin + location.pathname);
 }

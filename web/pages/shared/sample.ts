@@ -1,12 +1,12 @@
-/** What a development server tells about itself at `/sample.json`. Any other server has no such page. */
+/** The sample users and systems that a development server lists at `/sample.json`. */
 
 export interface SampleUser {
   readonly user: string;
-  /** What people call them, where that is not the user itself. */
+  /** Display name, if it differs from the user. */
   readonly name?: string;
   readonly about: string;
   readonly token: string;
-  /** The systems that know them; without any, all do. */
+  /** Systems that know this user; by default all. */
   readonly systems?: readonly string[];
 }
 
@@ -29,7 +29,7 @@ export interface Sample {
   readonly chats: string | null;
 }
 
-/** Null where there is nothing to tell. */
+/** Null when the server has no sample. */
 export async function sampleOf(root: URL): Promise<Sample | null> {
   try {
     const response = await fetch(new URL("sample.json", root), { cache: "no-store" });

@@ -1,7 +1,7 @@
 /**
- * As whom this tab works: a sample user whose token the development server hands out, or a token that was pasted.
+ * The user of this tab: a sample user with a token from the development server, or a pasted token.
  *
- * Kept in the tab's own storage, which ends with the tab; never in an address, which ends in histories and logs.
+ * Stored in the tab's session storage, which ends with the tab; never in an address, which lands in histories and logs.
  */
 
 import { element } from "@aftercommit/ui";
@@ -14,15 +14,15 @@ export interface Reading {
 }
 
 export interface SessionOptions {
-  /** The name under which the choice is kept. */
+  /** Key in the session storage. */
   readonly key: string;
   readonly root: URL;
-  /** The system whose users there are to choose from. */
+  /** The system whose sample users are offered. */
   readonly system: string;
   readonly question: string;
-  /** What a token must allow that is pasted where there are no sample users. */
+  /** What to paste where there are no sample users. */
   readonly needed: string;
-  /** What the button says that takes a pasted token. */
+  /** Label of the button below a pasted token. */
   readonly begin: string;
 }
 
@@ -44,11 +44,11 @@ export class Session {
     try {
       sessionStorage.setItem(this.options.key, JSON.stringify(reading));
     } catch {
-      // Storage may be forbidden: then the choice lasts as long as the page.
+      // Storage may be forbidden; then the choice lasts until the page is closed.
     }
   }
 
-  /** A fresh token for the same sample user, after one was refused; the old one when there is no fresh one. */
+  /** A new token for the same sample user after a refusal; the old one if there is none. */
   async renewed(reading: Reading): Promise<Reading> {
     const found = (await this.users()).find(({ user }) => user === reading.user);
     if (!found) return reading;
@@ -61,7 +61,7 @@ export class Session {
     return usersOf(await sampleOf(this.options.root), this.options.system);
   }
 
-  /** Ask, with a word on why; resolves with the choice. Closing the dialog without one resolves with null. */
+  /** Ask for a user and say why. Resolves with the choice, or null when the dialog was closed. */
   async ask(dialog: HTMLDialogElement, why: string, now: Reading | null): Promise<Reading | null> {
     const users = await this.users();
     return new Promise((resolve) => {
@@ -97,7 +97,7 @@ export class Session {
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      // Blanks and line ends come with pasting; a header takes neither.
+      // Pasted text may have spaces and line breaks; a header must not.
       const token = field.value.replace(/^\s*bearer\s+/i, "").replace(/\s+/g, "");
       if (token !== "") choose({ user: "token", token });
     });
@@ -113,6 +113,6 @@ function people(users: readonly SampleUser[], now: Reading | null, choose: (read
     return element("li", {}, button);
   });
   const list = element("ul", { class: "people" }, ...choices);
-  const said = "This is a development server. These users are made up; each has a token of its own.";
+  const said = "This is a development server with sample users. Each has its own token.";
   return element("div", {}, element("p", { class: "soft" }, said), list);
 }

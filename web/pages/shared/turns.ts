@@ -1,9 +1,9 @@
 /**
- * Steps in the order in which they were asked for, where some of them take their time: who presses "to the beginning"
- * and then "copy the line" means the line that comes, not the one that is still shown.
+ * Runs the user's steps in order, where some of them take time: after "first line" and then "copy the line", the first
+ * line is copied, not the one still shown.
  *
- * A *move* goes somewhere else, and the last one counts: it overtakes others that are under way. An *act* is done where
- * one is: it waits for all that was asked for before it, and whatever is asked for later waits for it.
+ * A *move* goes somewhere else; the last one wins and may overtake others. An *act* works on the current place: it
+ * waits for all earlier steps, and later steps wait for it.
  */
 
 export type Step = () => void | Promise<void>;
@@ -36,7 +36,7 @@ export class Turns {
     try {
       await step();
     } finally {
-      // Also after one that failed: it holds up nobody.
+      // Also after a failure, so that later steps still run.
       this.#underWay[kind] -= 1;
       const next = this.#isIdle ? this.#waiting.shift() : undefined;
       if (next) void this.#run(next.kind, next.step);

@@ -1,4 +1,4 @@
-/** What the caller may do with a task now: a button each, and a form for what it needs. */
+/** The actions that the user can take on a task now: one button each, and a form for its input. */
 
 import { element, toast } from "@aftercommit/ui";
 
@@ -8,7 +8,7 @@ import { Labelled, notice, peopleField, type Input } from "./forms.js";
 import { type Action, type Task } from "./model.js";
 import { deed, ASKS, inOrder, isForward, label } from "./words.js";
 
-/** Does it; throws an ApiError. The task that comes of it reaches the panel by `update`. */
+/** Sends the action; throws an ApiError. The changed task reaches the panel through `update`. */
 export type Act = (action: Action, fields: Fields) => Promise<void>;
 
 interface Open {
@@ -19,7 +19,7 @@ interface Open {
 }
 
 export class ActionPanel {
-  readonly whole = element("section", { class: "actions", "aria-label": "What you can do", tabindex: -1 });
+  readonly whole = element("section", { class: "actions", "aria-label": "Actions", tabindex: -1 });
   readonly #buttons = element("div", { class: "buttons" });
   readonly #place = element("div", {});
   readonly #said = element("div", {});
@@ -36,7 +36,7 @@ export class ActionPanel {
     this.#drawButtons();
   }
 
-  /** The task changed. What is being written stays, even when it cannot be sent any more. */
+  /** Show a changed task. The user's unsent text stays, even when it cannot be sent any more. */
   update(task: Task): void {
     const before = this.#task;
     this.#task = task;
@@ -44,12 +44,12 @@ export class ActionPanel {
     this.#check();
   }
 
-  /** Say something about what was tried. */
+  /** Show a message about the last attempt. */
   say(text: string): void {
     this.#said.replaceChildren(...(text === "" ? [] : [notice(text)]));
   }
 
-  /** Whether what is being written can still be sent. While it is on its way, the answer will tell. */
+  /** Check that the open form can still be sent. While a request runs, its answer decides. */
   #check(): void {
     const open = this.#open;
     if (open && !open.send.disabled && !this.#task.actions.includes(open.action)) this.#outdate(open);
@@ -79,7 +79,7 @@ export class ActionPanel {
     });
     const focused =
       document.activeElement instanceof HTMLElement ? document.activeElement.dataset["action"] : undefined;
-    const nothing = element("p", { class: "soft" }, "There is nothing for you to do here now.");
+    const nothing = element("p", { class: "soft" }, "You have nothing to do here right now.");
     this.#buttons.replaceChildren(...(buttons.length > 0 ? buttons : this.#open ? [] : [nothing]));
     if (focused) this.#button(focused)?.focus();
   }
@@ -110,7 +110,7 @@ export class ActionPanel {
 
   #field(action: Action): Input {
     if (ASKS[action].field === "assignee_user_id") {
-      return peopleField(this.directory, "Choose somebody", this.#task.assignee_user_id);
+      return peopleField(this.directory, "Choose a person", this.#task.assignee_user_id);
     }
     const rows = action === "submit_report" ? 6 : 3;
     return element("textarea", { class: "field", rows, maxlength: ASKS[action].longest });
@@ -119,7 +119,7 @@ export class ActionPanel {
   async #submit(open: Open): Promise<void> {
     const { field, required } = ASKS[open.action];
     const missing =
-      field === "assignee_user_id" ? "Choose somebody." : "Write a few words; they are kept with the task.";
+      field === "assignee_user_id" ? "Choose a person." : "Write a few words. They are kept with the task.";
     if (open.send.disabled || (required && !open.input.demand(missing))) return;
     const text = open.input.text;
     const fields: Fields = text === "" ? {} : { [field]: field === "assignee_user_id" ? Number(text) : text };
@@ -134,10 +134,10 @@ export class ActionPanel {
     }
   }
 
-  /** Refused for good or for now: what was written stays in the form. Who has left it is told all the same. */
+  /** Show an error and keep the text in the form. If the user has left the form, show a toast instead. */
   #failed(open: Open, error: ApiError): void {
     if (this.#open !== open || !this.whole.isConnected) {
-      toast(`${deed(open.action)}: not done. ${error.message}`);
+      toast(`${deed(open.action)} failed. ${error.message}`);
       return;
     }
     open.send.disabled = false;
@@ -147,14 +147,14 @@ export class ActionPanel {
       open.input.field.focus();
     } else if (error.status === 403 || error.status === 404 || error.status === 409) {
       if (open.input.text === "" || open.input.field instanceof HTMLSelectElement) this.close();
-      this.say(`Not done. ${error.message}`);
+      this.say(`The action failed. ${error.message}`);
     } else {
-      this.say(`Not sent. ${error.message} What you wrote is still here.`);
+      this.say(`Could not send this. ${error.message} Your text is still here.`);
     }
     this.#check();
   }
 
-  /** Others were faster. What was written may be copied, and no longer be sent. */
+  /** Someone else was faster: the text can still be copied, but not sent. */
   #outdate({ action, form, input, send }: Open): void {
     if (!send.isConnected) return;
     const said = `“${deed(action)}” is no longer possible: the task is ${label(this.#task.state).toLowerCase()} now.`;

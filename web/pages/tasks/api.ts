@@ -1,4 +1,4 @@
-/** The task tracker over HTTP. Every answer other than a good one is an ApiError that says what the server said. */
+/** The HTTP API of the task tracker. Every failed request throws an ApiError with the server's message. */
 
 import {
   type Action,
@@ -62,7 +62,7 @@ export class Api {
     return this.#ask<Person>("tasks/me");
   }
 
-  /** Those with the lowest numbers, as many as one may want to choose from. */
+  /** Users by number, up to a limit that still fits a menu. */
   async users(): Promise<readonly Person[]> {
     const found: Person[] = [];
     for (let after: number | null = 0; after !== null && found.length < MOST_PEOPLE;) {
@@ -103,7 +103,7 @@ export class Api {
     return found;
   }
 
-  /** The same key makes the same task, however often it is asked for. */
+  /** Create a task. Requests with the same key create one task. */
   create(task: NewTask, key: string): Promise<Task> {
     return this.#ask<Task>("tasks", { method: "POST", body: task, headers: { "idempotency-key": key } });
   }
@@ -137,28 +137,28 @@ export class Api {
       return await fetch(address, { method, headers: sent, body: text, cache: "no-store", redirect: "error" });
     } catch (error) {
       const reason = error instanceof Error ? error.message : String(error);
-      const said = `The server could not be reached: ${reason}`;
+      const said = `Cannot reach the server: ${reason}`;
       this.unreachable(said);
       throw new ApiError(0, said);
     }
   }
 }
 
-/** What an answer says; pure. */
+/** Parse an answer, or throw its error. Pure. */
 export function readAnswer<Answer>(status: number, text: string): Answer {
   const body = parsed(text);
   if (status >= 200 && status < 300 && body !== undefined) return body as Answer;
   const said = (typeof body === "object" && body !== null ? body : {}) as Record<string, unknown>;
-  const message = typeof said["message"] === "string" ? said["message"] : `The server answered ${status}.`;
+  const message = typeof said["message"] === "string" ? said["message"] : `The server responded with status ${status}.`;
   const details = said["details"];
   throw new ApiError(status, message, typeof details === "object" && details !== null ? { ...details } : {});
 }
 
-/** The Date header has no fractions, and servers write it once a second: it is as old as this, or younger. */
+/** The Date header has whole seconds and servers update it once a second, so it is at most this old (milliseconds). */
 const DATE_AGE = 2000;
 
-/** Milliseconds from an answer to a moment, both by the server's clock: this machine's may be wrong. Never more than
- * there are. Pure. */
+/** Milliseconds from an answer until a time, both by the server's clock, because this machine's may be wrong. Errs on
+ * the short side. Pure. */
 export function lifetimeOf(until: string, date: string | null, now: number): number {
   const told = Date.parse(date ?? "");
   return Date.parse(until) - (Number.isNaN(told) ? now : told + DATE_AGE);

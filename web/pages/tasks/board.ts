@@ -1,4 +1,4 @@
-/** The page at work: what the user does goes to the server, and what comes of it, here or elsewhere, to the screen. */
+/** The board: sends the user's actions to the server, and shows tasks and events as they change. */
 
 import { FeedError, type FollowState } from "@aftercommit/client";
 import { find, toast } from "@aftercommit/ui";
@@ -26,11 +26,11 @@ export interface BoardOptions {
   readonly directory: Directory;
   readonly machine: Machine;
   readonly place: Place;
-  /** The token is no good any more. */
+  /** The server no longer accepts the token. */
   unauthorised(message: string): void;
 }
 
-/** Milliseconds until what could not be loaded is asked for again. */
+/** Milliseconds until a failed load is retried. */
 const AGAIN = 5000;
 
 type Pane = "list" | "detail" | "events";
@@ -50,11 +50,11 @@ export class Board {
   readonly #earlier = find("earlier", HTMLButtonElement);
   #place: Place;
   #before: number | null = null;
-  /** Tasks that were heard of and are being loaded again. */
+  /** Tasks that an event named and that are being reloaded. */
   readonly #heard = new Set<number>();
-  /** Which question for the list is the last one: the answer to an earlier one counts no more. */
+  /** Number of the latest request for the list; answers to earlier requests are ignored. */
   #asked = 0;
-  /** What is said of the list while it is on its way, or could not be had; empty when it is there. */
+  /** Message in place of the list while it loads or after an error; empty when it is loaded. */
   #wanting = "";
   readonly #turns = new Turns();
 
@@ -90,13 +90,13 @@ export class Board {
     this.go(this.#place);
   }
 
-  // --- where one is
+  // --- navigation
 
   get filters(): Filters {
     return this.#place.filters;
   }
 
-  /** Open a task, as a step that "back" undoes. */
+  /** Open a task; the browser's "back" closes it again. */
   open(task: number | null): void {
     const before = this.#place.task;
     const place = { ...this.#place, task };
@@ -106,7 +106,7 @@ export class Board {
     else if (before !== null) this.#turns.act(() => this.#focusInList(before));
   }
 
-  /** Where somebody was before, unless they have gone on meanwhile. */
+  /** Put the focus back on this task, unless the user has opened another one meanwhile. */
   #focusInList(task: number): void {
     if (this.#place.task === null) this.#list.focus(task);
   }
@@ -118,7 +118,7 @@ export class Board {
     this.#drawList();
     if (place.task === null) {
       document.title = "Tasks";
-      this.#detail.say("No task is open", "Choose one on the left, or create one.");
+      this.#detail.say("No task selected", "Select a task from the list, or create one.");
       return;
     }
     const known = this.#tasks.get(place.task);
@@ -127,7 +127,7 @@ export class Board {
     this.#refresher.ask(place.task);
   }
 
-  /** The address has changed by itself: somebody went back or on. */
+  /** The user went back or forward in the browser. */
   follow(place: Place): void {
     const before = this.#place.filters;
     this.go(place);
@@ -142,7 +142,7 @@ export class Board {
     else this.#drawList();
   }
 
-  /** Where there is no room for all of them, this one is shown. */
+  /** On narrow screens, show only this pane. */
   pane(name: Pane): void {
     document.body.dataset["pane"] = name;
     for (const each of ["list", "events"]) {
@@ -154,7 +154,7 @@ export class Board {
     if (name === "events") this.#events.seen();
   }
 
-  /** To the next task or the one before, once there are any. */
+  /** Move to the next or previous task. */
   move(by: 1 | -1): void {
     this.#turns.act(() => this.#list.move(by));
   }
@@ -168,7 +168,7 @@ export class Board {
     openMoves(this.#options.machine, open?.state ?? null);
   }
 
-  /** One step out: of the form, then of the task. */
+  /** Close the form, or else the task. */
   leave(): void {
     if (!this.#detail.closeForm() && this.#place.task !== null) this.open(null);
   }
@@ -218,7 +218,7 @@ export class Board {
     const shown = this.#tasks.shown(this.#place.filters);
     this.#list.draw(shown, this.#place.task);
     const narrowed = this.#place.filters.state !== "" || this.#place.filters.turn !== "";
-    const none = narrowed ? "No task is like this." : "No tasks yet. Create one, or be given one.";
+    const none = narrowed ? "No tasks match these filters." : "No tasks yet. Create one, or wait until one is assigned to you.";
     this.#say(shown.length > 0 ? "" : this.#wanting || none);
     this.#more.hidden = this.#before === null;
   }
@@ -235,7 +235,7 @@ export class Board {
     this.#detail.show(task);
   }
 
-  /** A task changed: whatever shows it is told. */
+  /** A task changed: update the list and the details. */
   #took(task: Task): void {
     if (!this.#tasks.put(task)) return;
     this.#drawList();
@@ -256,15 +256,15 @@ export class Board {
     }
   }
 
-  /** It is not there for this user, or could not be asked for. */
+  /** The task does not exist, is hidden from this user, or could not be loaded. */
   #lost(id: number, text: string, status: number): void {
     if (status === 403 || status === 404) this.#tasks.remove(id);
     this.#drawList();
     if (id !== this.#place.task) return;
-    if (status === 403) this.#detail.say("Not yours to see", text);
-    else if (status === 404) this.#detail.say("There is no such task", text);
-    else if (this.#detail.shown === id) this.#detail.tell(`What is shown may be old. ${text}`);
-    else this.#detail.say("The task could not be loaded", text);
+    if (status === 403) this.#detail.say("You cannot see this task", text);
+    else if (status === 404) this.#detail.say("Task not found", text);
+    else if (this.#detail.shown === id) this.#detail.tell(`This may be out of date. ${text}`);
+    else this.#detail.say("Could not load the task", text);
   }
 
   async #act(id: number, action: Action, fields: Fields): Promise<void> {
@@ -272,19 +272,19 @@ export class Board {
       this.#took(await this.#options.api.act(id, action, fields));
       toast(`${label(action)}: done`);
     } finally {
-      // Also when it was refused: then it is not as it was shown.
+      // Also after a refusal: then the page shows an old state.
       this.#refresher.ask(id);
     }
   }
 
-  /** Who has left the dialog is doing something else by now, and stays there. */
+  /** A task was created. If the user has closed the dialog, do not navigate away from what they do now. */
   #made(task: Task, left: boolean): void {
     this.#took(task);
     if (!left) this.open(task.task_id);
     toast(left ? `“${task.title}” was created` : "Task created");
   }
 
-  // --- what is heard
+  // --- activity
 
   #older(events: readonly (TaskEvent | WithheldEvent)[], more: boolean): void {
     this.#events.addOlder(events);
@@ -303,7 +303,7 @@ export class Board {
   #came(events: readonly TaskEvent[]): void {
     this.#events.addNew(events);
     const lost = new Set(events.filter((event) => this.#isLost(event)).map((event) => event.task_id));
-    for (const id of lost) this.#lost(id, "It was handed over to somebody else.", 403);
+    for (const id of lost) this.#lost(id, "It was reassigned to someone else.", 403);
     for (const id of new Set(events.map((event) => event.task_id))) {
       if (lost.has(id)) continue;
       this.#heard.add(id);
@@ -311,7 +311,7 @@ export class Board {
     }
   }
 
-  /** Whether an event says that the task is not this user's to see any more: then nobody asks for it. */
+  /** Whether this event takes the task out of the user's sight; then it is not reloaded. */
   #isLost({ task_id, payload }: TaskEvent): boolean {
     const { me } = this.#options.directory;
     const left = payload["previous_assignee_user_id"] === me.user_id;
@@ -325,7 +325,7 @@ export class Board {
     if (error.status === 401) this.#options.unauthorised(error.message);
   }
 
-  /** Tell what went wrong; what may pass is tried again after a while. */
+  /** Show an error; retry later when the error may pass. */
   #trouble(error: unknown, tell: (text: string, status: number) => void, again: () => void): void {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401) this.#options.unauthorised(error.message);

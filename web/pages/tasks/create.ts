@@ -1,4 +1,4 @@
-/** A new task, asked for in a dialog. */
+/** The dialog that creates a task. */
 
 import { element, find, toast } from "@aftercommit/ui";
 
@@ -8,9 +8,9 @@ import { Labelled, notice, peopleField } from "./forms.js";
 import { type NewTask, type Task } from "./model.js";
 
 export interface CreateHooks {
-  /** The same key makes the same task, however often it is sent. Throws an ApiError. */
+  /** Requests with the same key create one task. Throws an ApiError. */
   create(task: NewTask, key: string): Promise<Task>;
-  /** It is there. `left`: the dialog was closed before, and perhaps is open for another one. */
+  /** The task was created. `left`: the user has closed this dialog meanwhile, and may have opened it again. */
   made(task: Task, left: boolean): void;
 }
 
@@ -18,7 +18,7 @@ export class CreateDialog {
   readonly #dialog = find("create", HTMLDialogElement);
   #title = new Labelled(
     element("input", { class: "field", maxlength: 200, autocomplete: "off" }),
-    "What is to be done",
+    "Title",
   );
   #description = new Labelled(
     element("textarea", { class: "field", rows: 4, maxlength: 10_000 }),
@@ -27,7 +27,7 @@ export class CreateDialog {
   #assignee: Labelled<HTMLSelectElement>;
   #said = element("div", {});
   #send = element("button", { class: "button main" }, "Create task");
-  /** Which opening of the dialog this is: an answer may come when it is closed, or open for another task. */
+  /** Counts how often the dialog was opened, so that a late answer is not taken for the current form's. */
   #round = 0;
   #key = { of: "", key: "" };
 
@@ -56,7 +56,7 @@ export class CreateDialog {
       element(
         "p",
         { class: "soft" },
-        `${name} creates it. The report is approved by ${name} or by somebody with a supervising role, never by the assignee.`,
+        `You create it as ${name}. ${name} or anyone with a supervising role can approve the report, but never the assignee.`,
       ),
       this.#said,
       this.#title.whole,
@@ -79,7 +79,7 @@ export class CreateDialog {
       const box = element("input", { type: "checkbox", name: "role", value: role_id });
       return element("label", { class: "tick" }, box, name);
     });
-    return element("fieldset", { class: "ticks" }, element("legend", {}, "Supervised by the roles"), ...boxes);
+    return element("fieldset", { class: "ticks" }, element("legend", {}, "Supervising roles"), ...boxes);
   }
 
   #task(): NewTask {
@@ -95,7 +95,7 @@ export class CreateDialog {
   }
 
   async #submit(): Promise<void> {
-    if (this.#send.disabled || !this.#title.demand("Give it a title.")) return;
+    if (this.#send.disabled || !this.#title.demand("Enter a title.")) return;
     const task = this.#task();
     if (!this.#isDecidable(task)) return;
     const round = this.#round;
@@ -110,32 +110,32 @@ export class CreateDialog {
       this.hooks.made(made, left);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      if (!isLeft()) this.#said.replaceChildren(notice(`Not created. ${error.message}`));
+      if (!isLeft()) this.#said.replaceChildren(notice(`Could not create the task. ${error.message}`));
       else toast(`“${task.title}” was not created. ${error.message}`);
     } finally {
       if (!isLeft()) this.#send.disabled = false;
     }
   }
 
-  /** Who works on a task never decides on the report: whoever gives it to themselves names somebody who does. */
+  /** The assignee cannot approve their own report, so somebody else must be able to. */
   #isDecidable({ assignee_user_id: assignee, supervisor_role_ids: roles }: NewTask): boolean {
     const { me } = this.directory;
     if (assignee === undefined || this.directory.canBeDecided(me.user_id, roles ?? [], assignee)) return true;
     this.#said.replaceChildren(
-      notice("Nobody could approve your own report. Choose a supervising role that somebody else has, or assign it to somebody else."),
+      notice("You cannot approve your own report. Choose a supervising role that someone else has, or assign the task to someone else."),
     );
     this.#dialog.querySelector<HTMLInputElement>("input[name=role]")?.focus();
     return false;
   }
 
-  /** What is sent again unchanged, because no answer came, is the same task; anything else is another one. */
+  /** The same content keeps its key, so that a retry creates no second task. */
   #keyFor(content: string): string {
     if (this.#key.of !== content) this.#key = { of: content, key: randomKey() };
     return this.#key.key;
   }
 }
 
-/** By hand, because `randomUUID` is missing on plain http other than localhost. */
+/** Not `randomUUID`: browsers offer it on https and localhost only. */
 function randomKey(): string {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

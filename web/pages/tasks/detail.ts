@@ -1,4 +1,4 @@
-/** One task: what it is about, who is who, what can be done, and what has been done. */
+/** One task: description, people, actions and history. */
 
 import { element, find, type Child } from "@aftercommit/ui";
 
@@ -32,10 +32,10 @@ export class Detail {
     return this.#shown;
   }
 
-  /** Show it, or what has changed of it; what is being written stays. */
+  /** Show a task or its changes. The user's unsent text stays. */
   show(task: Task): void {
     if (this.#shown !== task.task_id) this.#begin(task);
-    // What has the focus stays: whoever listens is reading it.
+    // Change the text in place: a screen reader may be reading this element.
     this.#title.textContent = task.title;
     this.#facts.replaceChildren(...this.#factsOf(task));
     this.#about.replaceChildren(...this.#aboutOf(task));
@@ -50,14 +50,14 @@ export class Detail {
     );
   }
 
-  /** Say something instead of a task. */
+  /** Show a message instead of a task. */
   say(title: string, ...text: Child[]): void {
     this.#shown = null;
     this.#actions = null;
     this.#fill(element("div", { class: "instead" }, element("h2", { tabindex: -1 }, title), element("p", {}, ...text)));
   }
 
-  /** Say something about what was tried with the task. */
+  /** Show a message about the last attempt. */
   tell(text: string): void {
     this.#actions?.say(text);
   }
@@ -81,13 +81,13 @@ export class Detail {
     this.#steps = element("section", { class: "steps" }, element("p", { class: "soft" }, "Loading the history …"));
     this.#actions = new ActionPanel(task, this.directory, (...done) => this.hooks.act(task.task_id, ...done));
     const head = element("header", {}, this.#title, this.#facts);
-    // What is read next begins with its title.
+    // Set before the focus moves here, so that a screen reader starts with the title.
     this.#title.textContent = task.title;
     this.#fill(head, this.#actions.whole, this.#about, this.#steps);
     this.#panel.parentElement?.scrollTo({ top: 0 });
   }
 
-  /** Show something else; who was reading here goes on with its heading. */
+  /** Replace the content; if the focus was in it, move it to the new heading. */
   #fill(...content: HTMLElement[]): void {
     const reading = this.#panel.contains(document.activeElement);
     this.#panel.replaceChildren(...content);
@@ -107,7 +107,7 @@ export class Detail {
       ...(task.report === null
         ? []
         : [element("h3", {}, "Report"), element("blockquote", { class: "prose" }, task.report)]),
-      element("h3", {}, "Who is who"),
+      element("h3", {}, "People"),
       element(
         "dl",
         { class: "people-list" },
@@ -115,7 +115,7 @@ export class Detail {
         ...pair("Assigned to", this.#person(task.assignee_user_id)),
         ...pair("Supervised by", roles.length > 0 ? roles.join(", ") : "no role"),
         ...pair("Created", timeOf(task.created_at)),
-        ...pair("Last change", timeOf(task.updated_at)),
+        ...pair("Last changed", timeOf(task.updated_at)),
       ),
     ];
   }

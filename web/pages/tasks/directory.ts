@@ -1,4 +1,4 @@
-/** Who is who: names for the numbers in tasks and events. Somebody unknown still has a number. */
+/** Names for the user and role numbers in tasks and events. An unknown user is shown by number. */
 
 import { type Person, type Role, type TaskEvent } from "./model.js";
 
@@ -15,7 +15,7 @@ export class Directory {
     this.#roles = new Map(roles.map((role) => [role.role_id, role]));
   }
 
-  /** Events name the people in them; there may be more people than were asked for. */
+  /** Take names from an event: it may mention users beyond those that were loaded. */
   learn({ actor_user_id, payload }: TaskEvent): void {
     this.#learn(actor_user_id, payload["actor_name"]);
     this.#learn(payload["assignee_user_id"], payload["assignee_name"]);
@@ -44,7 +44,7 @@ export class Directory {
     return this.isMe(user) ? "you" : this.name(user);
   }
 
-  /** Whether somebody but the assignee can decide on a report: the creator, or who has one of the supervising roles. */
+  /** Whether the creator or a supervisor other than the assignee can decide on a report. */
   canBeDecided(creator: number, roles: readonly number[], assignee: number): boolean {
     return creator !== assignee || roles.some((role) => this.hasOther(role, assignee));
   }

@@ -1,4 +1,4 @@
-/** What the user hears of, newest first, as it arrives. */
+/** The activity list: the user's events, newest first, as they arrive. */
 
 import { element, find, markFresh } from "@aftercommit/ui";
 
@@ -10,7 +10,7 @@ import { eventSentence, noteOf, titleOf } from "./words.js";
 
 const MOST = 300;
 const LONGEST_NOTE = 140;
-const UNTOLD = "The server could not show this event.";
+const UNTOLD = "The server cannot show this event.";
 
 export class EventsPanel {
   readonly #list = find("events-list", HTMLOListElement);
@@ -24,13 +24,13 @@ export class EventsPanel {
     readonly hrefOf: (task: number) => string,
   ) {}
 
-  /** Events that were there before, oldest first, behind those that are shown. */
+  /** Add earlier events, given oldest first, below the others. */
   addOlder(events: readonly (TaskEvent | WithheldEvent)[]): void {
     this.#list.append(...events.map((event) => this.#item(event)).reverse());
     this.#drawn();
   }
 
-  /** Events that have just come, oldest first. */
+  /** Add new events, given oldest first. */
   addNew(events: readonly (TaskEvent | WithheldEvent)[]): void {
     const items = events.map((event) => this.#item(event));
     this.#list.prepend(...[...items].reverse());
@@ -43,7 +43,7 @@ export class EventsPanel {
     this.#drawn();
   }
 
-  /** Somebody looks at them now. */
+  /** The user is looking at the list now. */
   seen(): void {
     this.#unseen = 0;
     this.#drawn();

@@ -1,4 +1,4 @@
-/** Fields with a label and a word on what is wrong with them. */
+/** Form fields with a label and an error message. */
 
 import { element } from "@aftercommit/ui";
 
@@ -6,7 +6,7 @@ import { type Directory } from "./directory.js";
 
 export type Input = HTMLInputElement | HTMLTextAreaElement | HTMLSelectElement;
 
-/** A label, its field, and room for what is wrong; both are read out with the field. */
+/** A field with its label, hint and error message, connected for screen readers. */
 export class Labelled<Kind extends Input> {
   readonly whole: HTMLElement;
   readonly #wrong: HTMLElement;
@@ -38,7 +38,7 @@ export class Labelled<Kind extends Input> {
     return this.field.value.trim();
   }
 
-  /** Say what is wrong; nothing when it is empty. */
+  /** Show an error; an empty text removes it. */
   wrong(text: string): void {
     this.#wrong.textContent = text;
     this.#wrong.hidden = text === "";
@@ -46,7 +46,7 @@ export class Labelled<Kind extends Input> {
     else this.field.setAttribute("aria-invalid", "true");
   }
 
-  /** Whether there is something in it; otherwise this is said, and the field gets the focus. */
+  /** Whether the field is filled in. If not, show this error and focus the field. */
   demand(text: string): boolean {
     if (this.text !== "") return true;
     this.wrong(text);
@@ -55,7 +55,7 @@ export class Labelled<Kind extends Input> {
   }
 }
 
-/** A choice of people; the first choice is none of them. */
+/** A menu of people. Its first option, `none`, is empty. */
 export function peopleField(directory: Directory, none: string, without: number | null = null): HTMLSelectElement {
   const people = directory.people.filter(({ user_id }) => user_id !== without);
   const options = people.map(({ user_id, name, roles }) => {
@@ -66,7 +66,7 @@ export function peopleField(directory: Directory, none: string, without: number 
   return element("select", { class: "field" }, element("option", { value: "" }, none), ...options);
 }
 
-/** Something that has to be read: refused, failed, no longer possible. */
+/** An error that the user has to read. */
 export function notice(text: string): HTMLElement {
   return element("p", { class: "notice", role: "alert" }, text);
 }

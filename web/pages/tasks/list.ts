@@ -1,4 +1,4 @@
-/** The list: a link for each task, kept where it is while others come and go. */
+/** The task list. Rows are reused, so that focus and clicks survive an update. */
 
 import { arrange, element, find, markFresh, renew } from "@aftercommit/ui";
 
@@ -8,7 +8,7 @@ import { label, turnOf } from "./words.js";
 
 export interface ListHooks {
   hrefOf(task: number): string;
-  /** Whose move it is, in words. */
+  /** Whom the task waits for, in words. */
   turn(task: Task): string;
 }
 
@@ -43,7 +43,7 @@ export class TaskList {
     if (row) markFresh(row.link);
   }
 
-  /** The focus goes so many tasks on or back, from the one that has it or that is open. */
+  /** Move the focus by one task, from the focused or the open one. */
   move(by: 1 | -1): void {
     const links = [...this.#list.querySelectorAll("a")];
     const focused = links.findIndex((link) => link === document.activeElement);
@@ -59,7 +59,7 @@ export class TaskList {
   #row(task: Task): Row {
     const known = this.#rows.get(task.task_id);
     if (known) {
-      // The same version may allow other things than before: whoever looks may have got a role.
+      // The same version may allow other actions now: the user may have got a role.
       if (known.drawn !== task) {
         known.drawn = task;
         renew(known.link, this.#content(task));
@@ -83,7 +83,7 @@ export class TaskList {
   }
 }
 
-/** A state as a word with a colour; the word alone is enough. */
+/** A state as a coloured word; the word alone carries the meaning. */
 export function badge(state: string): HTMLElement {
   return element("span", { class: "badge", "data-state": state }, label(state));
 }

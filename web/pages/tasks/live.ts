@@ -1,26 +1,26 @@
-/** A user's events: those of late first, then each that comes, by stream or by polling. */
+/** A user's events: first the newest page, then each new event by stream or polling. */
 
 import { Feed, FeedError, follow, type FollowState } from "@aftercommit/client";
 
 import { type TokenSource } from "./api.js";
 import { type TaskEvent, type WithheldEvent } from "./model.js";
 
-/** The place behind all events; without one the feed would begin with the oldest. */
+/** The cursor after the last event. Without a cursor the feed begins with the oldest event. */
 const END = "end";
 const AT_ONCE = 40;
 const RETRY_FIRST = 2;
 const RETRY_LONGEST = 60;
 
 export interface LiveHooks {
-  /** Events from before, oldest first. `more`: there are older ones. */
+  /** Earlier events, oldest first. `more`: there are older ones. */
   older(events: readonly (TaskEvent | WithheldEvent)[], more: boolean): void;
   came(events: readonly TaskEvent[]): void;
-  /** One came that the server could not show. */
+  /** A new event that the server cannot show. */
   withheld(event: WithheldEvent): void;
   state(state: FollowState): void;
-  /** The server was heard; seconds in which it should be heard again. */
+  /** The server sent something. `within`: seconds until the next sign of life is due. */
   heard(within: number | null): void;
-  /** Something may have been missed. */
+  /** Events may be missing. */
   gap(): void;
   refused(error: FeedError): void;
 }
@@ -59,7 +59,7 @@ export class Live {
     if (this.#oldest !== null) await this.#page(this.#oldest);
   }
 
-  /** The place behind what is there; null when it may not be read. Asked for until there is an answer. */
+  /** The newest cursor; null when reading is refused. Retries until the server answers. */
   async #newest(): Promise<string | null> {
     let wait = RETRY_FIRST;
     for (;;) {
@@ -79,11 +79,11 @@ export class Live {
     }
   }
 
-  /** What lies before a place; the cursor of its last event. */
+  /** Load the page before a cursor. Returns the cursor of its last event. */
   async #page(before: string): Promise<string | null> {
     const page = await this.#feed.page({ before, limit: AT_ONCE });
     const events = page?.events ?? [];
-    // The newest page tells where it goes further back only when it is not full.
+    // A full newest page has no `previous` cursor.
     const first = before === END && events.length === AT_ONCE ? events[0]?.cursor : null;
     this.#oldest = page?.previous ?? first ?? null;
     const shown = events.map(({ id, item, withheld }) =>
@@ -94,7 +94,7 @@ export class Live {
   }
 }
 
-/** Whether an event has all that the page shows of it. */
+/** Whether an event has every field that the page shows. */
 function isWhole(event: Partial<TaskEvent>): boolean {
   return typeof event.task_id === "number" && typeof event.event_type === "string" && event.payload !== undefined;
 }

@@ -1,4 +1,4 @@
-/** The task board: asks who works here, reads the address, and wires the page. */
+/** The task board: asks for a user, reads the address, and connects the page's controls. */
 
 import { element, find, toast, wireSkipLink, wireThemeButton } from "@aftercommit/ui";
 
@@ -21,25 +21,25 @@ const session = new Session({
   root,
   system: "tasks",
   question: "Who are you?",
-  needed: "Paste a token whose user is the number of a person in the task tracker.",
-  begin: "Begin",
+  needed: "Paste a token whose subject (sub) is a user number of the task tracker.",
+  begin: "Continue",
 });
 interface Desk {
   readonly board: Board;
   readonly telegram: TelegramDialog;
 }
 
-/** There as soon as it is known who is who. */
+/** Set as soon as the directory is loaded. */
 let desk: Desk | undefined;
 const turns = new Turns();
 const RETRY_FIRST = 2;
 const RETRY_LONGEST = 60;
 
-/** Another person means another page: nothing of the one before may stay. */
+/** Switching users reloads the page, so that nothing of the previous user's data stays. */
 async function changePerson(why: string): Promise<void> {
   const chosen = await session.ask(find("readers", HTMLDialogElement), why, session.kept());
   if (chosen) location.reload();
-  else if (!session.kept()) sayInstead("Who works here has to be known first.");
+  else if (!session.kept()) sayInstead("Choose a user to see their tasks.");
 }
 
 function tokenOf(first: Reading): TokenSource {
@@ -50,7 +50,7 @@ function tokenOf(first: Reading): TokenSource {
   };
 }
 
-/** Ask who is who and how tasks move, and begin; what cannot be answered now is asked again after a while. */
+/** Load the directory and the workflow, then start the board. Retries while the server has trouble. */
 async function begin(api: Api, token: TokenSource, wait = RETRY_FIRST): Promise<void> {
   try {
     const [me, users, roles, machine] = await Promise.all([api.me(), api.users(), api.roles(), api.machine()]);
@@ -60,20 +60,20 @@ async function begin(api: Api, token: TokenSource, wait = RETRY_FIRST): Promise<
     if (error.status === 401) void changePerson(error.message);
     else if (error.status === 403 || error.status === 404) sayInstead(error.message);
     else {
-      find("empty", HTMLElement).textContent = `${error.message} The page tries again by itself.`;
+      find("empty", HTMLElement).textContent = `${error.message} Retrying automatically.`;
       const next = Math.min(wait * 2, RETRY_LONGEST);
       setTimeout(() => turns.move(() => begin(api, token, next)), wait * 1000);
     }
   }
 }
 
-/** What is asked of the board before it is there waits for it, or for the server's word that it cannot be there yet. */
+/** Run an action on the board. While the board loads, the action waits. */
 function atDesk(act: (desk: Desk) => void): void {
-  turns.act(() => (desk ? act(desk) : toast("The tasks are not there yet")));
+  turns.act(() => (desk ? act(desk) : toast("Tasks are still loading")));
 }
 
 function sayInstead(message: string): void {
-  const other = element("button", { class: "button main", type: "button" }, "Choose who you are");
+  const other = element("button", { class: "button main", type: "button" }, "Choose a user");
   other.addEventListener("click", () => void changePerson(""));
   find("empty", HTMLElement).replaceChildren(element("p", { role: "alert" }, message), other);
 }
@@ -96,8 +96,8 @@ function work(api: Api, token: TokenSource, directory: Directory, machine: Machi
 function dressFor({ me }: Directory): void {
   const roles = me.roles.map(({ name }) => name).join(", ");
   find("reader-name", HTMLElement).textContent = me.name;
-  find("reader", HTMLElement).title = `${me.name}${roles === "" ? "" : ` (${roles})`}: work as somebody else`;
-  find("events-title", HTMLElement).textContent = `What ${me.name} hears of`;
+  find("reader", HTMLElement).title = `${me.name}${roles === "" ? "" : ` (${roles})`}. Switch user`;
+  find("events-title", HTMLElement).textContent = `Activity for ${me.name}`;
   for (const part of document.querySelectorAll("main :disabled, .intro :disabled")) part.removeAttribute("disabled");
 }
 
@@ -115,7 +115,7 @@ function wire(board: Board, telegram: TelegramDialog): void {
   document.addEventListener("click", (event) => follow(board, event));
 }
 
-/** A link to a task opens it here, unless it is asked for elsewhere. */
+/** A plain click on a task's link opens the task on this page. */
 function follow(board: Board, event: MouseEvent): void {
   if (event.ctrlKey || event.metaKey || event.shiftKey || event.altKey || event.button !== 0) return;
   const link = event.target instanceof Element ? event.target.closest<HTMLElement>("a[data-task]") : null;
@@ -146,12 +146,12 @@ function wireFilters(board: Board): void {
 
 const KEYS: readonly Key[] = [
   { keys: ["j", "ArrowDown"], means: "Next task", act: () => atDesk(({ board }) => board.move(1)) },
-  { keys: ["k", "ArrowUp"], means: "Task before", act: () => atDesk(({ board }) => board.move(-1)) },
+  { keys: ["k", "ArrowUp"], means: "Previous task", act: () => atDesk(({ board }) => board.move(-1)) },
   { keys: ["n"], means: "New task", act: () => atDesk(({ board }) => board.create()) },
-  { keys: ["m"], means: "How tasks move", act: () => atDesk(({ board }) => board.showMoves()) },
+  { keys: ["m"], means: "Workflow", act: () => atDesk(({ board }) => board.showMoves()) },
   { keys: ["t"], means: "Connect Telegram", act: () => atDesk(({ telegram }) => telegram.open()) },
-  { keys: ["u"], means: "Work as somebody else", act: () => void changePerson("") },
-  { keys: ["?"], means: "These keys", act: () => find("keys", HTMLDialogElement).showModal() },
+  { keys: ["u"], means: "Switch user", act: () => void changePerson("") },
+  { keys: ["?"], means: "Show these shortcuts", act: () => find("keys", HTMLDialogElement).showModal() },
 ];
 
 wireThemeButton();

@@ -1,4 +1,4 @@
-/** What the server tells about tasks, as it tells it. */
+/** The types of the task tracker's HTTP API. */
 
 export type State = "new" | "assigned" | "reported" | "rejected" | "approved" | "cancelled";
 export type Action = "assign" | "reassign" | "submit_report" | "approve" | "reject" | "reopen" | "cancel";
@@ -14,7 +14,7 @@ export interface Task {
   readonly report: string | null;
   readonly created_at: string;
   readonly updated_at: string;
-  /** What the caller may do with it now. */
+  /** The actions that the caller can take now. */
   readonly actions: readonly Action[];
   /** Grows with every change. */
   readonly version: number;
@@ -34,7 +34,7 @@ export interface Entry {
   readonly event_id: string;
 }
 
-/** What a user hears of. */
+/** An event in a user's feed. */
 export interface TaskEvent {
   readonly event_id: number;
   readonly task_id: number;
@@ -45,7 +45,7 @@ export interface TaskEvent {
   readonly payload: Readonly<Record<string, unknown>>;
 }
 
-/** An event that the server could not show: it tells no more than that. */
+/** An event that the server cannot show. */
 export interface WithheldEvent {
   readonly event_id: number;
   readonly withheld: string;
@@ -62,7 +62,7 @@ export interface Person {
   readonly roles: readonly Role[];
 }
 
-/** A row of the state machine. `from_states` and `by` are empty for what begins a task. */
+/** A row of the state machine. `from_states` and `by` are empty for the action that creates a task. */
 export interface Rule {
   readonly action: string;
   readonly from_states: readonly string[];
@@ -97,6 +97,6 @@ export interface LinkCode {
   readonly expires_at: string;
   /** Milliseconds for which it works, by the server's clock. */
   readonly lifetime: number;
-  /** What to write to the bot. */
+  /** The message to send to the bot. */
   readonly start: string;
 }

@@ -1,4 +1,4 @@
-/** "How tasks move": the state machine as the server has it, as a table. */
+/** The workflow dialog: the server's state machine as a table. */
 
 import { element, find, type Child } from "@aftercommit/ui";
 
@@ -6,7 +6,7 @@ import { badge } from "./list.js";
 import { type Machine, type Rule } from "./model.js";
 import { either, label } from "./words.js";
 
-const HEADS = ["Step", "From", "To", "By whom", "Who hears of it"];
+const HEADS = ["Action", "From", "To", "Allowed for", "Notifies"];
 
 export function openMoves(machine: Machine, current: string | null): void {
   const dialog = find("moves", HTMLDialogElement);
@@ -15,30 +15,30 @@ export function openMoves(machine: Machine, current: string | null): void {
   const table = element("table", { class: "machine" }, element("thead", {}, head), element("tbody", {}, ...rows));
   const close = element("button", { class: "button main" }, "Close");
   dialog.replaceChildren(
-    element("h2", { id: "moves-title", tabindex: -1, autofocus: true }, "How tasks move"),
+    element("h2", { id: "moves-title", tabindex: -1, autofocus: true }, "Workflow"),
     element("p", { class: "soft" }, INTRODUCTION),
     ...(current === null
       ? []
-      : [element("p", { class: "soft" }, "Marked: what starts from the state of the open task.")]),
-    element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Table of steps" }, table),
+      : [element("p", { class: "soft" }, "Highlighted: actions that start from the open task's state.")]),
+    element("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Table of actions" }, table),
     element("form", { method: "dialog", class: "ends" }, close),
   );
   dialog.showModal();
 }
 
 const INTRODUCTION =
-  "A task changes by these steps and no others. Each is one transaction: the task, its history and the event commit " +
-  "together. Who is none of these people gets 403, who comes at the wrong time 409.";
+  "A task changes only through these actions. Each is one transaction: the task, its history and the event are " +
+  "committed together. A user who is not allowed to act gets 403; an action in the wrong state gets 409.";
 
 function rowOf(row: Rule, machine: Machine, current: string | null): HTMLElement {
-  const never = row.never_by.length > 0 ? `, never the ${either(row.never_by)}` : "";
+  const never = row.never_by.length > 0 ? `, but not the ${either(row.never_by)}` : "";
   const heard = machine.routing.find(({ event_type }) => event_type === row.event_type)?.hears ?? [];
   const cells: readonly (readonly [string, readonly Child[]])[] = [
-    ["From", [row.from_states.length > 0 ? states(...row.from_states.map(badge)) : "nothing"]],
+    ["From", [row.from_states.length > 0 ? states(...row.from_states.map(badge)) : "none"]],
     ["To", [states(badge(row.to_state), ...unassigned(row))]],
-    ["By whom", [`${row.by.length > 0 ? either(row.by) : "anybody"}${never}`]],
+    ["Allowed for", [`${row.by.length > 0 ? either(row.by) : "anyone"}${never}`]],
     [
-      "Who hears of it",
+      "Notifies",
       [
         either(
           heard.map((name) => name.replaceAll("_", " ")),
@@ -55,7 +55,7 @@ function rowOf(row: Rule, machine: Machine, current: string | null): HTMLElement
   );
 }
 
-/** With nobody assigned, some steps lead elsewhere. */
+/** Without an assignee, some actions lead to another state. */
 function unassigned({ to_state, to_state_unassigned }: Rule): readonly Child[] {
   return to_state === to_state_unassigned ? [] : ["or", badge(to_state_unassigned), "without an assignee"];
 }

@@ -1,4 +1,4 @@
-/** Where one is: `/tasks/board`, `/tasks/board/7`, and after `#` what the list is narrowed to. Pure. */
+/** The page's address: `/tasks/board`, `/tasks/board/7`, and the list's filters after `#`. Pure. */
 
 import { type Turn } from "./words.js";
 
@@ -16,7 +16,7 @@ export interface Place {
 export const STATES = ["new", "assigned", "reported", "rejected", "approved", "cancelled"] as const;
 const TURNS: readonly Turn[] = ["mine", "others", "done"];
 
-/** Nonsense in a link is left out rather than shown as an error: the rest of it still helps. */
+/** Ignores invalid parts of a link, so that the valid parts still work. */
 export function parsePlace(path: string, fragment: string): Place {
   const said = new URLSearchParams(fragment.replace(/^#/, ""));
   const found = /\/board\/([1-9]\d{0,15})\/?$/.exec(path);

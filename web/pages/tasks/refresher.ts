@@ -1,12 +1,12 @@
 /**
- * Loads again what events say has changed: each thing once at a time, and once more when it changed meanwhile; only a
- * few at once, however many events come.
+ * Reloads tasks that events name: one request per task at a time, once more if the task changed meanwhile, and only a
+ * few requests in parallel.
  */
 
 export class Refresher {
   readonly #load: (id: number) => Promise<void>;
   readonly #most: number;
-  /** Under way; true when it has to be loaded once more. */
+  /** Tasks being loaded; true if one must be loaded again. */
   readonly #under = new Map<number, boolean>();
   readonly #waiting = new Set<number>();
 

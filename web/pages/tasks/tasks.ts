@@ -1,4 +1,4 @@
-/** The tasks that are loaded. What is older than what is known never takes its place. Pure. */
+/** The loaded tasks. An older version never replaces a newer one. Pure. */
 
 import { type Task } from "./model.js";
 import { type Filters } from "./place.js";
@@ -6,14 +6,14 @@ import { turnOf } from "./words.js";
 
 export class Tasks {
   #known = new Map<number, Task>();
-  /** Known from before the list was asked for again, and not heard of since. */
+  /** Loaded before the list was requested again, and not confirmed since. */
   #stale = new Set<number>();
 
   get(id: number): Task | undefined {
     return this.#known.get(id);
   }
 
-  /** False when something newer was known already: answers may overtake each other. */
+  /** Store a task. False when a newer version is already stored: answers may overtake each other. */
   put(task: Task): boolean {
     this.#stale.delete(task.task_id);
     const known = this.#known.get(task.task_id);
@@ -26,12 +26,12 @@ export class Tasks {
     this.#known.delete(id);
   }
 
-  /** All are asked for again; until they come, these are shown. */
+  /** The list is being requested again; until it arrives, the old tasks stay. */
   doubt(): void {
     this.#stale = new Set(this.#known.keys());
   }
 
-  /** They came: what was not among them is no longer there. */
+  /** The list has arrived: drop tasks that are not in it. */
   settle(): void {
     for (const id of this.#stale) this.#known.delete(id);
     this.#stale.clear();

@@ -1,4 +1,4 @@
-/** Connect a Telegram chat: a one-time code that is written to the bot before it expires. */
+/** Connect a Telegram chat with a one-time code that the user sends to the bot. */
 
 import { copyText, element, find, toast, type Child } from "@aftercommit/ui";
 
@@ -8,10 +8,10 @@ import { type LinkCode } from "./model.js";
 import { countdown } from "./times.js";
 
 export interface TelegramHooks {
-  /** Who connects. */
+  /** Name of the user who connects. */
   readonly name: string;
   code(): Promise<LinkCode>;
-  /** Where the local chats are shown, if there are any. */
+  /** Address of the page with the local chats, if there is one. */
   chats(): Promise<string | null>;
 }
 
@@ -19,14 +19,14 @@ export class TelegramDialog {
   readonly #dialog = find("telegram", HTMLDialogElement);
   readonly #body = element("div", { class: "telegram" });
   #ticking: ReturnType<typeof setInterval> | undefined;
-  /** Which question for a code is the last one: the answer to an earlier one counts no more. */
+  /** Number of the latest request for a code; answers to earlier requests are ignored. */
   #asked = 0;
 
   constructor(readonly hooks: TelegramHooks) {
     const close = element("button", { class: "button", autofocus: true }, "Close");
     this.#dialog.replaceChildren(
       element("h2", { id: "telegram-title" }, "Connect Telegram"),
-      element("p", { class: "soft" }, "Whatever you hear of here, the bot then writes to your chat as well."),
+      element("p", { class: "soft" }, "The bot then sends your activity to your Telegram chat, too."),
       this.#body,
       element("form", { method: "dialog", class: "ends" }, close),
     );
@@ -41,7 +41,7 @@ export class TelegramDialog {
   async #ask(): Promise<void> {
     const asked = (this.#asked += 1);
     clearInterval(this.#ticking);
-    this.#body.replaceChildren(element("p", { class: "soft" }, "Asking for a code …"));
+    this.#body.replaceChildren(element("p", { class: "soft" }, "Requesting a code …"));
     const isLeft = (): boolean => asked !== this.#asked || !this.#dialog.open;
     try {
       const [code, chats] = await Promise.all([this.hooks.code(), this.hooks.chats()]);
@@ -49,17 +49,17 @@ export class TelegramDialog {
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (isLeft()) return;
-      this.#body.replaceChildren(notice(`There is no code now. ${error.message}`), this.#again("Try again"));
+      this.#body.replaceChildren(notice(`Could not get a code. ${error.message}`), this.#again("Try again"));
     }
   }
 
   #show(code: LinkCode, chats: string | null): void {
     const copy = element("button", { class: "button main", type: "button" }, "Copy");
     copy.addEventListener("click", () => {
-      void copyText(code.start).then((done) => toast(done ? "Copied" : "The browser does not allow copying"));
+      void copyText(code.start).then((done) => toast(done ? "Copied" : "Your browser does not allow copying"));
     });
     const left = element("p", { class: "soft", role: "timer" });
-    const where = chats ? this.#local(chats, code.code) : ["Open your chat with the bot and write:"];
+    const where = chats ? this.#local(chats, code.code) : ["Open your chat with the bot and send:"];
     this.#body.replaceChildren(
       element("p", {}, ...where),
       element("p", { class: "code" }, element("code", { id: "start" }, code.start), copy),
@@ -68,19 +68,19 @@ export class TelegramDialog {
     this.#count(left, Date.now() + code.lifetime);
   }
 
-  /** The page with the local chats opens that of this person, and has the words ready. */
+  /** Link to this user's local chat, with the message filled in. */
   #local(chats: string, code: string): readonly Child[] {
     const query = new URLSearchParams({ start: code, as: this.hooks.name });
     const href = new URL(`?${query}`, chats).href;
     const link = element("a", { href, target: "_blank", rel: "noopener" }, "your local chat");
-    return ["Open ", link, " with the bot and send what stands ready there:"];
+    return ["Open ", link, " with the bot. This message is already filled in; send it:"];
   }
 
   #count(left: HTMLElement, until: number): void {
     const write = (): void => {
       const said = countdown(until, Date.now());
       if (said === null) this.#expired();
-      else left.textContent = `It works once, and for another ${said}.`;
+      else left.textContent = `This code works once and expires in ${said}.`;
     };
     this.#ticking = setInterval(write, 1000);
     write();
@@ -88,7 +88,7 @@ export class TelegramDialog {
 
   #expired(): void {
     clearInterval(this.#ticking);
-    const said = element("p", { role: "status" }, "The code has expired; it works no more.");
+    const said = element("p", { role: "status" }, "The code has expired.");
     this.#body.replaceChildren(said, this.#again("Get a new code"));
   }
 

@@ -1,4 +1,4 @@
-/** Times as people read them, each with the whole of it on demand. */
+/** Times in short form, with the full date and time as a tooltip. */
 
 import { element } from "@aftercommit/ui";
 
@@ -6,7 +6,7 @@ const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 const WHOLE = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
 
-/** The time of today, otherwise the day before it. */
+/** The time; with the day in front, unless it is today. */
 export function brief(moment: Date, now: Date): string {
   const clock = CLOCK.format(moment);
   return moment.toDateString() === now.toDateString() ? clock : `${DAY.format(moment)}, ${clock}`;
@@ -18,7 +18,7 @@ export function timeOf(text: string): HTMLTimeElement {
   return element("time", { datetime: text, title: WHOLE.format(moment) }, brief(moment, new Date()));
 }
 
-/** What is left until a moment, as on a kitchen timer: "9:58"; null when it is over. */
+/** The time left as "9:58"; null when it is over. */
 export function countdown(until: number, now: number): string | null {
   const left = Math.ceil((until - now) / 1000);
   if (!(left > 0)) return null;

@@ -1,20 +1,20 @@
-/** What states, actions and events are called, and the sentences made of them. Pure. */
+/** Labels for states, actions and events, and the sentences made of them. Pure. */
 
 import { type Directory } from "./directory.js";
 import { type Action, type Entry, type Machine, type Task, type TaskEvent } from "./model.js";
 
-/** What the server calls `submit_report` is "Submit report" here; a name that is new to this page, too. */
+/** `submit_report` becomes "Submit report"; works for names that this page does not know, too. */
 export function label(name: string): string {
   const words = name.replaceAll("_", " ");
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
-/** An action as a button says it: “Cancel” alone would read as if it ended a dialog. */
+/** An action as a button label. “Cancel” alone would look like closing the dialog. */
 export function deed(action: string): string {
   return action === "cancel" ? "Cancel task" : label(action);
 }
 
-/** What carries a task on; everything else is a correction. */
+/** Actions that move a task forward; all others are corrections. */
 const FORWARD: readonly string[] = ["assign", "submit_report", "approve", "reject"];
 const DONE: readonly string[] = ["approved", "cancelled"];
 
@@ -25,14 +25,14 @@ export function turnOf(task: Task): Turn {
   return task.actions.some((action) => FORWARD.includes(action)) ? "mine" : "others";
 }
 
-/** Whose move it is, in a few words. */
+/** Whom the task waits for, in a few words. */
 export function turnWords(task: Task, machine: Machine, directory: Directory): string {
   const turn = turnOf(task);
-  if (turn === "mine") return "Your move";
+  if (turn === "mine") return "Waiting for you";
   if (turn === "done") return "Done";
   const waiting = waitedFor(task, machine, directory);
   if (waiting.length > 0) return `Waiting for ${either(waiting)}`;
-  return task.state === "reported" ? "Nobody can approve it: hand it over" : "Waiting";
+  return task.state === "reported" ? "Nobody can approve this: reassign it" : "Waiting";
 }
 
 function waitedFor(task: Task, machine: Machine, directory: Directory): readonly string[] {
@@ -65,11 +65,11 @@ export function eventSentence(event: TaskEvent, directory: Directory): string {
   const target = to === undefined || to === null ? "" : ` to ${whom(to, event.actor_user_id, directory)}`;
   switch (event.event_type) {
     case "task_created":
-      return `${who} created it${target === "" ? "" : ` and gave it${target}`}`;
+      return `${who} created it${target === "" ? "" : ` and assigned it${target}`}`;
     case "task_assigned":
       return `${who} assigned it${target}`;
     case "task_reassigned":
-      return `${who} handed it over${target}`;
+      return `${who} reassigned it${target}`;
     case "report_submitted":
       return `${who} submitted a report`;
     case "report_approved":
@@ -77,7 +77,7 @@ export function eventSentence(event: TaskEvent, directory: Directory): string {
     case "report_rejected":
       return `${who} rejected the report`;
     case "task_reopened":
-      return `${who} opened it again`;
+      return `${who} reopened it`;
     case "task_cancelled":
       return `${who} cancelled it`;
     default:
@@ -88,16 +88,16 @@ export function eventSentence(event: TaskEvent, directory: Directory): string {
 const STEPS: Readonly<Record<string, string>> = {
   create: "created it",
   assign: "assigned it",
-  reassign: "handed it over",
+  reassign: "reassigned it",
   submit_report: "submitted a report",
   approve: "approved the report",
   reject: "rejected the report",
-  reopen: "opened it again",
+  reopen: "reopened it",
   cancel: "cancelled it",
 };
 
-/** These say who works on a task from then on. */
-const GIVEN: Readonly<Record<string, string>> = { create: " and gave it", assign: "", reassign: "" };
+/** These actions name an assignee. */
+const GIVEN: Readonly<Record<string, string>> = { create: " and assigned it", assign: "", reassign: "" };
 
 export function stepSentence(entry: Entry, directory: Directory): string {
   const done = `${directory.subject(entry.actor_user_id)} ${STEPS[entry.action] ?? label(entry.action).toLowerCase()}`;
@@ -116,19 +116,19 @@ function whom(user: number, actor: number, directory: Directory): string {
   return directory.isMe(user) ? "yourself" : "themselves";
 }
 
-/** A title that is no text would be a broken server; it is shown as the number of the task. */
+/** The title, or the task number when the server sent no valid title. */
 export function titleOf(event: TaskEvent): string {
   const title = event.payload["title"];
   return typeof title === "string" && title !== "" ? title : `Task ${event.task_id}`;
 }
 
-/** The words that came with a step: why, or what was reported. */
+/** The report, reason or comment of a step. */
 export function noteOf(event: TaskEvent): string {
   const note = event.payload["note"];
   return typeof note === "string" ? note : "";
 }
 
-/** What an action asks for beside itself. */
+/** The input that an action needs. */
 export interface Asks {
   readonly field: "assignee_user_id" | "report" | "comment" | "reason";
   readonly label: string;
@@ -139,20 +139,20 @@ export interface Asks {
 
 export const ASKS: Readonly<Record<Action, Asks>> = {
   assign: { field: "assignee_user_id", label: "Assign to", required: true },
-  reassign: { field: "assignee_user_id", label: "Hand over to", required: true },
+  reassign: { field: "assignee_user_id", label: "Reassign to", required: true },
   submit_report: {
     field: "report",
-    label: "Report: what was done, and how one can see it",
+    label: "Report: what you did, and how to check it",
     required: true,
     longest: 10_000,
   },
   approve: { field: "comment", label: "Comment (optional)", required: false, longest: 2000 },
   reject: { field: "reason", label: "What is missing", required: true, longest: 2000 },
-  reopen: { field: "reason", label: "Why it is opened again", required: true, longest: 2000 },
-  cancel: { field: "reason", label: "Why it is not needed any more", required: true, longest: 2000 },
+  reopen: { field: "reason", label: "Reason for reopening", required: true, longest: 2000 },
+  cancel: { field: "reason", label: "Reason for cancelling", required: true, longest: 2000 },
 };
 
-/** Actions in the order in which they are offered; only the first of those that carry a task on stands out. */
+/** Actions in the order of their buttons: those that move the task forward come first. */
 export function inOrder(actions: readonly Action[]): readonly Action[] {
   return (Object.keys(ASKS) as Action[])
     .filter((action) => actions.includes(action))

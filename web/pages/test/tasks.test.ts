@@ -75,7 +75,7 @@ function event(event_type: string, actor_user_id: number, payload: Record<string
   return { event_id: 5, task_id: 7, event_type, actor_user_id, actor_role_id: null, created_at, payload };
 }
 
-describe("whose move it is", () => {
+describe("whom a task waits for", () => {
   test("is mine when I can carry the task on, not when I can only correct it", () => {
     assert.equal(turnOf(task({ actions: ["submit_report"] })), "mine");
     assert.equal(turnOf(task({ actions: ["reassign", "cancel"] })), "others");
@@ -83,7 +83,7 @@ describe("whose move it is", () => {
   });
 
   test("is told by name", () => {
-    assert.equal(turnWords(task({ actions: ["submit_report"] }), MACHINE, grace), "Your move");
+    assert.equal(turnWords(task({ actions: ["submit_report"] }), MACHINE, grace), "Waiting for you");
     assert.equal(turnWords(task(), MACHINE, grace), "Waiting for Edsger");
     const reported = task({ state: "reported", supervisor_role_ids: [2] });
     assert.equal(turnWords(reported, MACHINE, grace), "Waiting for Ada or the role lead");
@@ -93,7 +93,7 @@ describe("whose move it is", () => {
   test("is nobody's who is barred from it", () => {
     const own = task({ state: "reported", creator_user_id: 3, supervisor_role_ids: [2] });
     assert.equal(turnWords(own, MACHINE, grace), "Waiting for the role lead");
-    assert.equal(turnWords(task({ state: "reported", creator_user_id: 3 }), MACHINE, grace), "Nobody can approve it: hand it over");
+    assert.equal(turnWords(task({ state: "reported", creator_user_id: 3 }), MACHINE, grace), "Nobody can approve this: reassign it");
   });
 });
 
@@ -113,13 +113,13 @@ describe("words", () => {
   test("tell what happened, and to whom", () => {
     assert.equal(
       eventSentence(event("task_created", 1, { assignee_user_id: 3 }), grace),
-      "Ada created it and gave it to Edsger",
+      "Ada created it and assigned it to Edsger",
     );
     assert.equal(eventSentence(event("task_created", 2, { assignee_user_id: null }), grace), "You created it");
     assert.equal(eventSentence(event("task_assigned", 1, { assignee_user_id: 2 }), grace), "Ada assigned it to you");
     assert.equal(
       eventSentence(event("task_reassigned", 2, { assignee_user_id: 2 }), grace),
-      "You handed it over to yourself",
+      "You reassigned it to yourself",
     );
     assert.equal(eventSentence(event("report_rejected", 9), grace), "user 9 rejected the report");
     assert.equal(eventSentence(event("task_escalated", 1), grace), "Ada: task escalated");
@@ -140,8 +140,8 @@ describe("words", () => {
     };
     assert.equal(stepSentence(entry, grace), "Edsger submitted a report");
     assert.equal(stepSentence({ ...entry, action: "split_up", actor_user_id: 2 }, grace), "You split up");
-    assert.equal(stepSentence({ ...entry, action: "reassign", actor_user_id: 2 }, grace), "You handed it over to Edsger");
-    assert.equal(stepSentence({ ...entry, action: "create" }, grace), "Edsger created it and gave it to themselves");
+    assert.equal(stepSentence({ ...entry, action: "reassign", actor_user_id: 2 }, grace), "You reassigned it to Edsger");
+    assert.equal(stepSentence({ ...entry, action: "create" }, grace), "Edsger created it and assigned it to themselves");
   });
 
   test("are there where an event lacks them", () => {
@@ -254,7 +254,7 @@ describe("answers", () => {
       readAnswer(409, '{"error":"conflict","message":"Task 7 is new","details":{"state":"new"}}'),
     );
     assert.deepEqual([conflict.status, conflict.message, conflict.details], [409, "Task 7 is new", { state: "new" }]);
-    assert.equal(caught(() => readAnswer(502, "<html>")).message, "The server answered 502.");
+    assert.equal(caught(() => readAnswer(502, "<html>")).message, "The server responded with status 502.");
     assert.equal(caught(() => readAnswer(200, "<html>")).status, 200);
   });
 });
@@ -290,7 +290,7 @@ describe("what all pages share", () => {
     const events = { one: "event", many: "events" };
     const known = { left: null, age: null, within: null, doubt: null };
     const said = inWords({ name: "waiting", wait: 3, error: null }, { ...known, left: 3 }, events);
-    assert.deepEqual([said.text, said.why.includes("No event is lost.")], ["Waiting, retry in 3 s", true]);
+    assert.deepEqual([said.text, said.why.includes("no event is lost.")], ["Waiting, retry in 3 s", true]);
     assert.ok(inWords({ name: "streaming", wait: null, error: null }, known, events).why.startsWith("New events"));
   });
 
@@ -305,7 +305,7 @@ describe("what all pages share", () => {
     assert.deepEqual(at(12), ["checking", "Checking · last update 12 s ago", "Last update 12 s ago."]);
     assert.deepEqual(at(2, "Failed."), ["checking", "Checking · last update 2 s ago", "Last update 2 s ago."]);
     assert.equal(at(7200)[1], "Checking · last update 2 h ago");
-    const error = new FeedError(0, "unreachable", "The server could not be reached: Failed to fetch");
+    const error = new FeedError(0, "unreachable", "Cannot reach the server: Failed to fetch");
     const polling = inWords({ name: "polling", wait: 5, error }, { left: 5, age: 130, within: null, doubt: null }, events);
     assert.equal(polling.text, "Not connected, next try in 5 s · last update 2 min ago");
   });

@@ -1,4 +1,4 @@
-/** Put children in this order, touching only what is not in its place: what has the focus keeps it. */
+/** Put children in this order. Elements already in place are not touched, so they keep the focus. */
 export function arrange(parent: Element, children: readonly Element[]): void {
   const wanted = new Set(children);
   for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
@@ -9,7 +9,7 @@ export function arrange(parent: Element, children: readonly Element[]): void {
   }
 }
 
-/** Put these in the place of the children; what is the same stays, so that a click that has begun on it ends on it. */
+/** Replace the children, but keep equal ones, so that a half-finished click survives. */
 export function renew(parent: Element, children: readonly Element[]): void {
   const before = [...parent.children];
   arrange(

@@ -1,9 +1,8 @@
 /**
- * Copy text, also where the clipboard interface is missing: a page on plain http (other than localhost) has none.
- * True when it was copied.
+ * Copy text, also without the clipboard interface, which browsers offer on https and localhost only. True on success.
  */
 export async function copyText(text: string): Promise<boolean> {
-  // The types say that it is always there; on plain http it is not.
+  // The types say that it always exists; on plain http it does not.
   const clipboard = navigator.clipboard as Clipboard | undefined;
   try {
     if (clipboard) {
@@ -11,7 +10,7 @@ export async function copyText(text: string): Promise<boolean> {
       return true;
     }
   } catch {
-    // Refused by the browser or by its user; the old way may still be allowed.
+    // The browser or its user refused; the old way may still be allowed.
   }
   return copyBySelection(text);
 }

@@ -1,4 +1,4 @@
-/** Elements from code: attributes are set as text, children are nodes or text, and no string is ever read as HTML. */
+/** Creates elements. Attributes and text are set as text: no string is parsed as HTML. */
 
 export type Child = Node | string;
 
@@ -19,7 +19,7 @@ export function element<Tag extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
-/** The element with this id, of this class. A page without it is broken, and says so. */
+/** The element with this id and class. Throws if the page has none. */
 export function find<Kind extends HTMLElement>(id: string, kind: abstract new () => Kind): Kind {
   const found = document.getElementById(id);
   if (!(found instanceof kind)) throw new Error(`The page has no ${kind.name} with the id "${id}".`);

@@ -1,6 +1,6 @@
 const FRESH_FOR = 6000;
 
-/** Say calmly that something is new: a mark that fades by itself. */
+/** Highlight a new element for a few seconds. */
 export function markFresh(part: HTMLElement): void {
   part.classList.add("fresh");
   setTimeout(() => part.classList.remove("fresh"), FRESH_FOR);

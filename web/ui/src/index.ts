@@ -1,4 +1,4 @@
-/** Small parts that every page uses. No framework: elements are made once and told what changed. */
+/** Small parts that the pages share. No framework: elements are created once and updated in place. */
 export { arrange, renew } from "./arrange.js";
 export { copyText } from "./clipboard.js";
 export { element, find, type Child } from "./element.js";

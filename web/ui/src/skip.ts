@@ -1,6 +1,6 @@
 import { find } from "./element.js";
 
-/** The link that skips to the content moves the focus and nothing else: what stands after `#` is the page's own. */
+/** The skip link moves the focus and leaves the address alone: pages use the part after `#`. */
 export function wireSkipLink(): void {
   const link = document.querySelector<HTMLAnchorElement>("a.skip");
   link?.addEventListener("click", (event) => {

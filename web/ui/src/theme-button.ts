@@ -3,7 +3,7 @@ import { initialiseTheme, nextTheme, type Theme } from "./theme.js";
 
 const NAMES: Readonly<Record<Theme, string>> = { system: "System", light: "Light", dark: "Dark" };
 
-/** The page's `#theme` changes the colours, and `#theme-name` in it says which they are. */
+/** The page's `#theme` button switches the colours; `#theme-name` in it names them. */
 export function wireThemeButton(): void {
   const name = find("theme-name", HTMLElement);
   name.textContent = NAMES[initialiseTheme()];

@@ -1,4 +1,4 @@
-/** Loaded by a page before anything is painted, so that it never flashes in the wrong colours. */
+/** Loaded first, so that a page is never painted in the wrong colours. */
 import { initialiseTheme } from "./theme.js";
 
 initialiseTheme();

@@ -1,25 +1,25 @@
-/** Light, dark, or what the system says. The choice is kept for all pages of this origin. */
+/** Light, dark, or the system's setting. The choice applies to all pages of this origin. */
 
 export type Theme = "system" | "light" | "dark";
 
 const KEY = "aftercommit.theme";
 const ORDER: readonly Theme[] = ["system", "light", "dark"];
 
-/** Apply the kept choice; to be called first, so that nothing is painted in the wrong colours. */
+/** Apply the stored choice. Call this before the first paint. */
 export function initialiseTheme(): Theme {
   const kept = read();
   apply(kept);
   return kept;
 }
 
-/** The next choice in turn, applied and kept. */
+/** Apply and store the next choice. */
 export function nextTheme(): Theme {
   const next = ORDER[(ORDER.indexOf(shown()) + 1) % ORDER.length] ?? "system";
   apply(next);
   try {
     localStorage.setItem(KEY, next);
   } catch {
-    // Storage may be forbidden: then the choice lasts as long as the page.
+    // Storage may be forbidden; then the choice lasts until the page is closed.
   }
   return next;
 }

@@ -2,7 +2,7 @@ import { element } from "./element.js";
 
 const SHOWN_FOR = 2500;
 
-/** A short word that something was done. Read out by screen readers, gone by itself. */
+/** Show a short message for a few seconds; screen readers read it. */
 export function toast(text: string): void {
   const shown = element("div", { class: "toast" }, text);
   place().append(shown);

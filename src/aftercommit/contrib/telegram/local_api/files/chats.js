@@ -1,4 +1,4 @@
-// The chats of the local Bot API server: drawn from its stream of changes, acted on by its control routes.
+// The chats of the local Bot API server. Reads its stream of changes and calls its control routes.
 
 import { element, find, renew, toServer } from "./parts.js";
 import { follow } from "./live.js";
@@ -17,7 +17,7 @@ const state = {
   unread: new Map(),
 };
 const MOST_CALLS = 200;
-// What is to be written in the chat that is opened next.
+// The text to fill into the next chat that is opened.
 let toWrite = null;
 const THEMES = ["system", "light", "dark"];
 const NAMES = { system: "System", light: "Light", dark: "Dark" };
@@ -69,7 +69,7 @@ function draw() {
   document.title = unread > 0 ? `(${unread}) Chats` : "Chats";
 }
 
-/** The way back to what the bot belongs to. Drawn when it is another, so that nobody loses their place on it. */
+/** Links back to the site. Drawn only when they change, so that they keep the focus. */
 function drawWays() {
   const shown = find("ways");
   const drawn = [...shown.children].map((way) => ({ label: way.textContent, href: way.getAttribute("href") }));
@@ -83,7 +83,7 @@ function drawChats() {
   const items = [...state.chats.values()].map((chat) => {
     const message = latest(chat.id);
     const unread = state.unread.get(chat.id) ?? 0;
-    const preview = message ? `${message.from_bot ? "" : "You: "}${message.text}` : "Nothing written yet";
+    const preview = message ? `${message.from_bot ? "" : "You: "}${message.text}` : "No messages yet";
     const button = element(
       "button",
       { type: "button", class: "chat", "aria-current": chat.id === state.selected && "true", "data-chat": chat.id },
@@ -127,8 +127,8 @@ function hear(told, isAll) {
 }
 
 /**
- * What the address asks for, once: the chat `#700000001`; with `?start=CODE&as=Ada` her chat, or a new one for her, in
- * which the command is written and not sent.
+ * Open what the address names, once: the chat `#700000001`; with `?start=CODE&as=Ada` Ada's chat or a new one for her,
+ * with the command filled in but not sent.
  */
 function openAsked() {
   const parameters = new URLSearchParams(location.search);
@@ -152,7 +152,7 @@ function writeAsked() {
   if (toWrite && prefill(toWrite)) toWrite = null;
 }
 
-/** Somebody has chosen another chat in the address: by hand, or going back. */
+/** Follow the address when the user edits it or goes back. */
 function followAddress() {
   addEventListener("hashchange", () => {
     const wanted = Number(location.hash.slice(1));
@@ -175,7 +175,7 @@ function initialiseOpening() {
 async function open(dialog) {
   const language = find("language").value;
   const begin = find("opening-begin");
-  // Pressed twice, it is one chat all the same.
+  // A double click opens one chat.
   if (begin.disabled) return;
   begin.disabled = true;
   const chat = await toServer("POST", "control/chats", {
@@ -203,7 +203,7 @@ function initialiseTheme() {
     try {
       localStorage.setItem("aftercommit.theme", next);
     } catch {
-      // Storage may be forbidden: then the choice lasts as long as the page.
+      // Storage may be forbidden; then the choice lasts until the page is closed.
     }
   });
 }

@@ -1,4 +1,4 @@
-// One chat: its person, the bubbles, and what the person writes.
+// One chat: its user, the messages, and the composer.
 
 import { link, rendered, webAddress } from "./formatting.js";
 import { clock, day, element, find, toServer } from "./parts.js";
@@ -25,7 +25,7 @@ export function initialiseConversation(state) {
   });
   find("forget").addEventListener("click", () => {
     const chat = state.chats.get(state.selected);
-    const question = `Delete the chat of ${chat.first_name}? The bot will be told that it was not found.`;
+    const question = `Delete the chat with ${chat.first_name}? The bot will get "chat not found" from then on.`;
     if (confirm(question)) void toServer("DELETE", `control/chats/${chat.id}`);
   });
   const messages = find("messages");
@@ -33,12 +33,12 @@ export function initialiseConversation(state) {
   find("latest").addEventListener("click", () => toEnd(messages));
 }
 
-/** As high as what is written in it, to a limit that the style sheet sets. */
+/** Fit the height to the text, up to six rows. */
 function fit(text) {
   text.rows = Math.min(6, text.value.split("\n").length);
 }
 
-/** The place is free for the next message at once; messages go one after the other, as they were written. */
+/** Clear the composer at once; messages are sent one after the other, in the order they were written. */
 async function write(state) {
   const text = find("text");
   const message = text.value;
@@ -47,7 +47,7 @@ async function write(state) {
   put(text, "");
   writing = writing.then(() => toServer("POST", `control/chats/${chat}/messages`, { text: message }));
   if (await writing) toEnd(find("messages"));
-  // What could not be sent can be sent again.
+  // Put an unsent text back, so that it can be sent again.
   else if (text.value === "" && chat === state.selected) put(text, message);
 }
 
@@ -56,7 +56,7 @@ function put(text, value) {
   fit(text);
 }
 
-/** Put a text where the person writes; whether there is such a place now. */
+/** Fill in the composer; false when no chat is open. */
 export function prefill(text) {
   if (find("chat").hidden) return false;
   put(find("text"), text);
@@ -72,7 +72,7 @@ export function drawConversation(state) {
     drawn.chat = null;
     return;
   }
-  const about = [chat.username && `@${chat.username}`, `chat ${chat.id}`, chat.language_code && `speaks ${chat.language_code}`];
+  const about = [chat.username && `@${chat.username}`, `chat ${chat.id}`, chat.language_code && `language ${chat.language_code}`];
   find("person-name").textContent = chat.first_name;
   find("person-initial").textContent = [...chat.first_name][0];
   find("person-about").textContent = about.filter(Boolean).join(" · ");
@@ -101,7 +101,7 @@ function drawMessages(chat, messages) {
     const key = `message ${message.message_id}`;
     wanted.push(kept(key, message.edit_date ?? 0, () => bubble(message)));
   }
-  // What is drawn stays as it is: a reader's selection, and whatever was opened in it.
+  // Keep existing nodes, so that a selection and opened spoilers survive.
   for (const node of [...place.children]) if (!wanted.includes(node)) node.remove();
   wanted.forEach((node, index) => {
     if (place.children[index] !== node) place.insertBefore(node, place.children[index] ?? null);
@@ -126,7 +126,7 @@ function bubble(message) {
   return element(
     "article",
     { class: message.from_bot ? "bubble bot" : "bubble person", "data-message": message.message_id },
-    element("span", { class: "unseen" }, message.from_bot ? "The bot: " : "The person: "),
+    element("span", { class: "unseen" }, message.from_bot ? "Bot: " : "User: "),
     quoted && element("p", { class: "quoted" }, quoted),
     element("div", { class: "text" }, ...rendered(message.text, message.entities ?? [], onCommand)),
     keyboard(message.reply_markup, onCommand),

@@ -1,5 +1,5 @@
-// A message as elements: Telegram's entities over its text. No string is ever read as HTML, and only addresses of the
-// web become links. Offsets count UTF-16 code units, as JavaScript's strings do.
+// Renders a message: Telegram's entities over its text. No string is parsed as HTML, and only http(s) addresses become
+// links. Offsets count UTF-16 code units, as JavaScript's strings do.
 
 const TAGS = {
   bold: "strong",
@@ -26,7 +26,7 @@ function nodes(text, begin, end, entities, onCommand) {
     const entity = entities[index];
     const from = Math.max(entity.offset, at);
     const until = Math.min(entity.offset + entity.length, end);
-    // What begins inside of this entity belongs to it; what begins behind its end does not.
+    // Entities that begin inside this one are nested in it.
     let next = index + 1;
     while (next < entities.length && entities[next].offset < until) next += 1;
     if (until > from) {
@@ -52,7 +52,7 @@ function wrapped(entity, text, inner, onCommand) {
   return made;
 }
 
-/** The address if it is one of the web, and null otherwise. */
+/** The address if it is http or https, otherwise null. */
 export function webAddress(address) {
   try {
     const url = new URL(address);
@@ -91,7 +91,7 @@ function spoiler(inner) {
   const made = document.createElement("button");
   made.type = "button";
   made.className = "spoiler";
-  made.setAttribute("aria-label", "Hidden text: show");
+  made.setAttribute("aria-label", "Show hidden text");
   made.append(...inner);
   made.addEventListener("click", () => {
     made.classList.add("shown");

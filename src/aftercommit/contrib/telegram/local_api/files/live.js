@@ -1,12 +1,12 @@
-// The stream of changes, and whether it can be believed: a server that hangs or is out of reach says nothing at all.
+// The stream of changes, and a check for silence: a server that hangs or is out of reach reports no error.
 
 import { find, UNREACHABLE } from "./parts.js";
 
-// Seconds. The server beats every five: one may be late, or lost.
+// Seconds. The server sends a heartbeat every five; one may be late or lost.
 const SILENCE = 11;
 const RETRY = 2;
 
-/** Follow an address; `hears` has a function for each name of events. */
+/** Follow an address; `hears` has a function for each event name. */
 export function follow(address, hears) {
   const state = { stream: null, heard: null, isLive: false, since: Date.now() };
   const open = () => {
@@ -25,7 +25,7 @@ export function follow(address, hears) {
   };
   const look = () => {
     const silent = (Date.now() - state.since) / 1000;
-    // Once it was given up, a browser does not try again by itself.
+    // A browser does not reopen a stream that it has closed.
     if (silent > SILENCE || (state.stream.readyState === EventSource.CLOSED && silent > RETRY)) {
       lose(state);
       open();
@@ -40,7 +40,7 @@ export function follow(address, hears) {
   document.addEventListener(UNREACHABLE, () => lose(state));
 }
 
-/** Not live until something is heard again. */
+/** Not live until the next event. */
 function lose(state) {
   state.isLive = false;
   show(state);

@@ -1,4 +1,4 @@
-// What goes wrong, by wish, and what the server has answered.
+// Fault injection, and the list of recent requests.
 
 import { clock, element, find, renew, toServer } from "./parts.js";
 
@@ -6,7 +6,7 @@ const FAULTS = {
   too_many_requests: (switched) => `429, retry after ${switched.retry_after} s`,
   server_error: (switched) => `${switched.status}`,
   hang: () => "never answers",
-  drop: (switched) => (switched.recorded ? "drops the answer" : "drops the request"),
+  drop: (switched) => (switched.recorded ? "delivers, drops the answer" : "drops the request"),
   slow: (switched) => `slow, ${switched.seconds} s`,
   blocked: () => "403, blocked",
   chat_not_found: () => "400, chat not found",
@@ -40,7 +40,7 @@ function asked(state) {
   const times = find("times").value;
   return {
     fault,
-    // Only what is sent can go wrong here: a bot whose getUpdates fails as well would hear nothing of its people.
+    // Faults apply to sendMessage only: with a failing getUpdates the bot would receive nothing.
     method: "sendMessage",
     ...(recorded && { recorded: true }),
     ...(fault === "too_many_requests" && { retry_after: seconds }),
@@ -56,9 +56,9 @@ export function drawSwitches(state) {
   scope.querySelector('[value="chat"]').disabled = !isChosen;
   if (!isChosen) scope.value = "all";
   const items = state.switches.map((switched) => {
-    const off = element("button", { class: "button quiet", type: "button", "data-switch": switched.switch }, "Off");
+    const off = element("button", { class: "button quiet", type: "button", "data-switch": switched.switch }, "Remove");
     const whom = switched.chat_id === null ? "every chat" : (state.chats.get(switched.chat_id)?.first_name ?? switched.chat_id);
-    const left = switched.left === null ? "until switched off" : `${switched.left} more`;
+    const left = switched.left === null ? "until removed" : `${switched.left} more`;
     return element("li", {}, element("span", {}, FAULTS[switched.fault](switched), element("span", { class: "soft" }, ` ${whom}, ${left}`)), off);
   });
   renew(find("switches"), items);
@@ -82,8 +82,8 @@ function answer(call, state) {
   const status = isOpen ? "…" : String(call.status ?? "none");
   const kind = isOpen ? "open" : call.status === 200 ? "good" : "bad";
   const whom = call.chat_id === null ? "" : ` to ${state.chats.get(call.chat_id)?.first_name ?? call.chat_id}`;
-  const lost = call.was_taken && call.status !== 200 && "the message was sent all the same";
-  const about = [call.description, !isOpen && call.status === null && "no answer", lost, call.too_early && "came too early"];
+  const lost = call.was_taken && call.status !== 200 && "the message was delivered anyway";
+  const about = [call.description, !isOpen && call.status === null && "no answer", lost, call.too_early && "sent too early"];
   return element(
     "li",
     { class: kind },

@@ -1,7 +1,7 @@
-// Elements from code, and requests to the server. Attributes and children are text: no string is ever read as HTML.
+// Creates elements and sends requests. Attributes and children are text: no string is parsed as HTML.
 
 const SHOWN_FOR = 4000;
-/** Said to the document when the server gave no answer. */
+/** Event on the document when the server gave no answer. */
 export const UNREACHABLE = "unreachable";
 
 export function element(tag, attributes = {}, ...children) {
@@ -20,8 +20,8 @@ export function find(id) {
 }
 
 /**
- * Make what is shown in a place like these nodes, and leave alone what is so already: a click that has begun on a part
- * ends on it, and what has the focus keeps it. Who listens to the parts listens at the place.
+ * Make the children of `place` equal to these nodes, and keep the nodes that already match: focus and half-finished
+ * clicks survive. Listeners belong on `place`.
  */
 export function renew(place, nodes) {
   const shown = [...place.childNodes];
@@ -42,14 +42,14 @@ function renewElement(before, node) {
   renew(before, [...node.childNodes]);
 }
 
-/** A short word that is read out too, and gone by itself. */
+/** Show a short message for a few seconds; screen readers read it. */
 export function toast(text) {
   const shown = element("div", { class: "toast" }, text);
   find("toasts").append(shown);
   setTimeout(() => shown.remove(), SHOWN_FOR);
 }
 
-/** The server's answer, or null when it refused; why is shown. */
+/** The server's answer. After an error, show it and return null. */
 export async function toServer(method, path, body) {
   const options = { method, cache: "no-store" };
   if (body !== undefined) {
@@ -60,10 +60,10 @@ export async function toServer(method, path, body) {
     const answer = await fetch(path, options);
     const told = answer.status === 204 ? {} : await answer.json();
     if (answer.ok) return told;
-    toast(told.message ?? `The server answered ${answer.status}`);
+    toast(told.message ?? `The server responded with status ${answer.status}`);
   } catch {
     document.dispatchEvent(new Event(UNREACHABLE));
-    toast("The server cannot be reached");
+    toast("Cannot reach the server");
   }
   return null;
 }
