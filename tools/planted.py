@@ -322,8 +322,8 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     Bug(
         "telegram: a chat that was linked anew meanwhile gets what is the other user's",
         "src/aftercommit/contrib/telegram/state.py",
-        "        return other is not None and (self.user_id, self.linked_at, self.place) == (\n"
-        "            other.user_id,\n            other.linked_at,\n            other.place,\n        )\n",
+        "        mine = (self.user_id, self.linked_at, self.place)\n"
+        "        return other is not None and mine == (other.user_id, other.linked_at, other.place)\n",
         "        return other is not None and self.place == other.place\n",
         "tests/telegram/test_meanwhile.py"
         "::test_a_link_to_another_at_the_very_same_place_gets_nothing_of_the_page_before_it",

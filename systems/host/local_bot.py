@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -95,7 +96,7 @@ class LocalBot(Service):
             "redeem": f"{url}{bot.redeem}",
             "state": database.dsn,
         }
-        self.settings = bot_settings(given).told(pace=PACE)
+        self.settings = replace(bot_settings(given), pace=PACE)
 
     async def run(self) -> None:
         """Run until stopped."""

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import replace
 
 from aftercommit.client import Pace
 from aftercommit.contrib.telegram import Bot, Pacing, bot_settings
@@ -22,7 +23,7 @@ QUICK = Pace(poll=0.05, idle_longest=0.1)
 
 async def run() -> None:
     pacing = Pacing(overall=1000, chat_seconds=0.0)
-    bot = Bot(bot_settings().told(pace=QUICK), pacing=pacing, probe=crash_from_environment())
+    bot = Bot(replace(bot_settings(), pace=QUICK), pacing=pacing, probe=crash_from_environment())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, bot.stopping.set)
     await bot.start()
     await bot.wait()

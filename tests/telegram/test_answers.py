@@ -107,7 +107,7 @@ def test_every_answer_means_something(status: int, body: bytes):
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (ApiResult(), "an answer that says nothing"),
+        (ApiResult(), "an answer without a result"),
         (Moved(-7), "the chat is -7 now"),
         *((reply, "because") for reply in (Later("because"), Refused("because"), Unreachable("gone", "because"))),
         *((reply, "because") for reply in (Conflict("because"), Denied("because"))),
@@ -126,7 +126,7 @@ def test_the_next_attempt_waits_as_long_as_telegram_asks_for_and_longer_the_more
 
 def test_what_nobody_may_see_is_taken_out_before_anything_is_cut():
     told = understand(502, b"x" * 75 + b"secret", lambda text: text.replace("secret", "***"))
-    assert told == Later(f"an answer 502 that is not of the Bot API: '{'x' * 75}***'")
+    assert told == Later(f"status 502 with a body that is not from the Bot API: '{'x' * 75}***'")
     assert understand(403, failure(403, "a secret"), lambda text: text.replace("secret", "***")) == (
         Unreachable("blocked", "a ***")
     )

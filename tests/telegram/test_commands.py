@@ -56,11 +56,11 @@ async def test_while_it_is_muted_events_pass_and_are_counted_and_told_of_afterwa
         ada = scene.telegram.open_chat("Ada")
         scene.link(ada, 17)
         async with scene.bot():
-            assert "Quiet until " in await scene.says(ada, "/mute 2h")
+            assert "Muted until " in await scene.says(ada, "/mute 2h")
             scene.backend.publish(17, count=5)
             await scene.points.wait("bot.saved", 5)
             assert "events so far: 5" in await scene.says(ada, "/status")
-            assert await scene.says(ada, "/unmute") == "🔔 You hear from me again."
+            assert await scene.says(ada, "/unmute") == "🔔 Messages are on again."
             await scene.telegram.messages(ada, 4)
             scene.backend.publish(17)
             sent = await scene.telegram.messages(ada, 5)
@@ -100,14 +100,14 @@ async def test_a_mute_counts_from_the_next_event_of_a_page(tmp_path: Path):
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("/mute", "Quiet until /unmute"),
-        ("/mute 999999999w", "Quiet until /unmute"),
-        ("/mute 90m", "Quiet until 20"),
-        ("/mute 1.5 hours", "Quiet until 20"),
+        ("/mute", "Muted until /unmute"),
+        ("/mute 999999999w", "Muted until /unmute"),
+        ("/mute 90m", "Muted until 20"),
+        ("/mute 1.5 hours", "Muted until 20"),
         ("/mute off", "I am not muted"),
-        ("/mute banana <b>", "“banana <b>” is no length of time"),
-        ("/mute -2h", "is no length of time"),
-        ("/mute 0h", "is no length of time"),
+        ("/mute banana <b>", "“banana <b>” is not a duration"),
+        ("/mute -2h", "is not a duration"),
+        ("/mute 0h", "is not a duration"),
     ],
 )
 async def test_a_length_of_time_is_understood_or_asked_for(said: str, answer: str, tmp_path: Path):
@@ -202,7 +202,9 @@ async def test_who_comes_back_is_told_what_was_missed_since_and_nothing_of_befor
             [back] = await scene.telegram.messages(ada, 1)
             assert "This chat is linked to Ada" in await scene.says(ada, "/start")
         store.close()
-        assert back.text == ("Here you are again, Ada. I go on.\nEvents that could not be delivered meanwhile: 2")
+        assert back.text == (
+            "Welcome back, Ada. I continue from here.\nEvents that could not be delivered meanwhile: 2"
+        )
 
 
 async def test_what_exactly_is_wrong_is_not_told_to_strangers(tmp_path: Path):
@@ -211,9 +213,9 @@ async def test_what_exactly_is_wrong_is_not_told_to_strangers(tmp_path: Path):
         ada, stranger = scene.telegram.open_chat("Ada"), scene.telegram.open_chat("Stranger")
         scene.link(ada, 17)
         async with scene.bot():
-            error = "The service answers with an error of its own."
+            error = "The service answers with an error."
             assert f"🔴 Not connected. {error}\nThe feed answered 503" in await scene.says(ada, "/status")
             assert f"🔴 Still not connected. {error}\nThe feed answered 503" in await scene.says(ada, "/connect")
             status = await scene.says(stranger, "/status")
-            assert status.splitlines()[1:] == [f"🔴 Not connected. {error}", "/connect tries once more."]
+            assert status.splitlines()[1:] == [f"🔴 Not connected. {error}", "/connect tries again."]
             assert await scene.says(stranger, "/connect") == f"🔴 Still not connected. {error}"

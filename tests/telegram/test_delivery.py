@@ -134,7 +134,7 @@ async def test_whoever_blocked_the_bot_and_comes_back_goes_on_and_is_told_what_w
             scene.backend.publish(17)
             await scene.telegram.until(lambda: any("🆕 task 4" in text for text in scene.texts(ada)) or None)
             status = await scene.says(ada, "/status")
-            assert "Events that were set aside: 3" in status
+            assert "Undelivered events: 3" in status
             assert "task_created 3: Forbidden: bot was blocked by the user" in status
 
 
@@ -148,7 +148,7 @@ async def test_whoever_comes_back_is_told_so_as_soon_as_telegram_tells_the_bot(t
             await scene.points.wait("bot.saved", 3)
             scene.telegram.unblock(ada)
             [told] = await scene.telegram.messages(ada, 1)
-        assert told.text == "Here you are again, Ada. I go on.\nEvents that could not be delivered meanwhile: 3"
+        assert told.text == "Welcome back, Ada. I continue from here.\nEvents that could not be delivered meanwhile: 3"
 
 
 async def test_start_of_somebody_who_was_out_of_reach_says_that_it_goes_on(tmp_path: Path):
@@ -156,7 +156,7 @@ async def test_start_of_somebody_who_was_out_of_reach_says_that_it_goes_on(tmp_p
         ada = scene.telegram.open_chat("Ada")
         scene.link(ada, 17, unreachable="Forbidden: bot was blocked by the user")
         async with scene.bot():
-            assert await scene.says(ada, "/start") == "Here you are again, Ada. I go on."
+            assert await scene.says(ada, "/start") == "Welcome back, Ada. I continue from here."
             assert "This chat is linked to Ada" in await scene.says(ada, "/start")
 
 

@@ -53,7 +53,7 @@ async def test_a_code_counts_once(tmp_path: Path):
         code = own_code(scene)
         async with scene.bot():
             await scene.says(ada, f"/start {code}")
-            assert "This code does not count" in await scene.says(mallory, f"/start {code}")
+            assert "This code is not valid" in await scene.says(mallory, f"/start {code}")
             # The same from the same chat is what Telegram tells again after a crash of ours.
             assert (await scene.says(ada, f"/start {code}")).startswith("Linked to Ada.")
         store = scene.store()
@@ -66,7 +66,7 @@ async def test_a_code_that_is_wrong_links_nobody(code: str, tmp_path: Path):
     async with stage(tmp_path) as scene:
         ada = scene.telegram.open_chat("Ada")
         async with scene.bot():
-            assert "This code does not count" in await scene.says(ada, f"/start {code}")
+            assert "This code is not valid" in await scene.says(ada, f"/start {code}")
         store = scene.store()
         assert store.links() == []
         store.close()
@@ -77,7 +77,7 @@ async def test_a_code_that_has_expired_links_nobody(tmp_path: Path):
         ada = scene.telegram.open_chat("Ada")
         code = own_code(scene, minutes=-1)
         async with scene.bot():
-            assert "This code does not count" in await scene.says(ada, f"/start {code}")
+            assert "This code is not valid" in await scene.says(ada, f"/start {code}")
 
 
 async def test_who_guesses_codes_has_to_wait_and_others_need_not(tmp_path: Path):
@@ -86,7 +86,7 @@ async def test_who_guesses_codes_has_to_wait_and_others_need_not(tmp_path: Path)
         code = own_code(scene)
         async with scene.bot():
             for number in range(5):
-                assert "does not count" in await scene.says(mallory, f"/start GUESS-{number}")
+                assert "is not valid" in await scene.says(mallory, f"/start GUESS-{number}")
             assert "Too many wrong codes" in await scene.says(mallory, f"/start {code}")
             assert "Linked to" in await scene.says(ada, f"/start {code}")
         assert len([request for request in scene.backend.requests if request.path.endswith("/redeem")]) == 5
@@ -126,7 +126,7 @@ async def test_a_code_that_cannot_be_checked_is_not_called_wrong(
         ada = scene.telegram.open_chat("Ada")
         async with scene.bot(health_seconds=0.3 if act is hang else 60.0):
             scene.backend.for_users[""] = act
-            assert "cannot be checked at the moment" in await scene.says(ada, "/start K7QM-3TXA")
+            assert "I cannot check your code right now" in await scene.says(ada, "/start K7QM-3TXA")
         [line] = [record for record in caplog.records if record.getMessage() == "bot_link_failed"]
         assert line.__dict__["error"]
         assert "K7QM-3TXA" not in str(line.__dict__)
@@ -138,7 +138,7 @@ async def test_a_chat_is_not_linked_when_its_place_cannot_be_found(tmp_path: Pat
         code = own_code(scene)
         async with scene.bot():
             scene.backend.for_users["17"] = refuse(403)
-            assert "Linking did not work. The service answers, but does not let me read this." in await scene.says(
+            assert "Linking failed. The service answers, but does not let me read this." in await scene.says(
                 ada, f"/start {code}"
             )
         [line] = [record for record in caplog.records if record.getMessage() == "bot_link_failed"]
@@ -209,7 +209,7 @@ async def test_linking_while_the_backend_was_not_there_at_the_start_says_so_and_
         ada = scene.telegram.open_chat("Ada")
         code = own_code(scene)
         async with scene.bot():
-            assert "/connect tries once more" in await scene.says(ada, f"/start {code}")
+            assert "/connect tries again" in await scene.says(ada, f"/start {code}")
             scene.backend.publish(17)
             assert await scene.says(ada, "/connect") == "🟢 Connected."
             await asyncio.wait_for(scene.telegram.messages(ada, 3), 40)

@@ -62,7 +62,7 @@ async def test_a_place_that_cannot_be_asked_for_is_not_taken_for_one(tmp_path: P
         scene.backend.for_users["17"] = odd
         async with scene.bot(health_user="18"):
             await scene.backend.until(lambda: len(scene.backend.polls(17)) > 2)
-            assert "do not tell their places" in await scene.says(ada, "/status")
+            assert "have no cursors" in await scene.says(ada, "/status")
         assert scene.place(ada) == "0"
         assert len(scene.texts(ada)) == 1
 

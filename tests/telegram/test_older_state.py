@@ -14,7 +14,7 @@ from aftercommit import Database
 from aftercommit.cli import cli
 from aftercommit.contrib.telegram import open_store
 from aftercommit.contrib.telegram.local_api import BotApiServer
-from aftercommit.contrib.telegram.states.sql import SqlStore, versions
+from aftercommit.contrib.telegram.states.sql import Store, versions
 from aftercommit.errors import StateTaken
 from systems.host.local_bot import LocalBot
 from systems.tasks.system import tasks
@@ -30,16 +30,15 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def older(where: str) -> Iterator[SqlStore]:
+def older(where: str) -> Iterator[Store]:
     """The state of a bot that knows one version less."""
     made = older_state(where)
     yield made
     made.close()
 
 
-def older_state(where: str) -> SqlStore:
+def older_state(where: str) -> Store:
     made = open_store(where)
-    assert isinstance(made, SqlStore)
     made.driver.prepare({number: text for number, text in versions().items() if number < KNOWN})
     return made
 
@@ -65,14 +64,14 @@ def version(where: str) -> int:
 @pytest.mark.parametrize("runs", [True, False], ids=["a bot runs", "no bot runs"])
 @pytest.mark.parametrize("command", READING, ids=" ".join)
 def test_a_reading_command_leaves_the_tables_of_an_older_bot_as_they_are(
-    where: str, older: SqlStore, command: tuple[str, ...], runs: bool
+    where: str, older: Store, command: tuple[str, ...], runs: bool
 ):
     if runs:
         older.lock()
     told = run(*command, state=where)
     assert version(where) == KNOWN - 1
     assert told.exit_code == 1
-    assert f"is of version {KNOWN - 1}, and this aftercommit needs version {KNOWN}" in told.output
+    assert f"has version {KNOWN - 1}, and this aftercommit needs version {KNOWN}" in told.output
     assert "Use the aftercommit of the running bot, or start the newer bot, which upgrades the state" in told.output
 
 
@@ -80,18 +79,18 @@ def test_a_reading_command_leaves_the_tables_of_an_older_bot_as_they_are(
 @pytest.mark.parametrize("command", WRITING, ids=" ".join)
 @pytest.mark.thorough
 def test_a_writing_command_refuses_the_tables_of_an_older_bot_that_runs(
-    where: str, older: SqlStore, command: tuple[str, ...]
+    where: str, older: Store, command: tuple[str, ...]
 ):
     older.lock()
     told = run(*command, state=where)
     assert version(where) == KNOWN - 1
     assert told.exit_code == 1
-    assert f"is of version {KNOWN - 1}, and this aftercommit needs version {KNOWN}" in told.output
+    assert f"has version {KNOWN - 1}, and this aftercommit needs version {KNOWN}" in told.output
 
 
 @pytest.mark.parametrize("command", WRITING, ids=" ".join)
 def test_a_writing_command_upgrades_an_older_state_that_no_bot_holds_and_lets_go_of_it(
-    where: str, older: SqlStore, command: tuple[str, ...]
+    where: str, older: Store, command: tuple[str, ...]
 ):
     told = run(*command, state=where)
     assert told.exit_code in (0, 4), told.output
@@ -113,7 +112,7 @@ def test_commands_work_beside_a_running_bot_of_the_same_version(where: str, comm
 def test_a_database_without_a_state_is_left_without_one(database: str, command: tuple[str, ...]):
     told = run(*command, state=database)
     assert told.exit_code == 1
-    assert "there is no state of a bot in" in told.output
+    assert "no bot state in" in told.output
     with psycopg.connect(database) as connection:
         assert connection.execute("select to_regnamespace('aftercommit_bot')").fetchone() == (None,)
 
@@ -127,7 +126,7 @@ def test_a_file_that_holds_something_else_is_left_as_it_is(tmp_path: Path, comma
     other.close()
     before = path.read_bytes()
     told = run(*command, state=str(path))
-    assert "there is no state of a bot in" in told.output
+    assert "no bot state in" in told.output
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["other.sqlite"]
 

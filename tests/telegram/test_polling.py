@@ -154,7 +154,7 @@ async def test_an_event_that_the_server_cannot_show_is_told_recorded_and_gone_on
             await scene.points.wait("bot.saved", 2)
         assert [message.text.splitlines()[0] for message in sent] == [
             "🆕 task 1",
-            "⚠️ The server could not show one event. I go on with the next one.",
+            "⚠️ The server could not show one event. I continue with the next one.",
             "🆕 task 3",
         ]
         store = scene.store()

@@ -81,7 +81,7 @@ def test_a_second_one_on_the_same_state_ends_with_one_clear_line(telegram: BotAp
     with running("bot", folder=REPOSITORY, **environment(telegram, state)) as program:
         assert program.ends() == 1
         assert "error: another bot (process" in program.stderr[-1]
-        assert "stop it, or give this one a state of its own" in program.stderr[-1]
+        assert "stop it, or give this bot its own state" in program.stderr[-1]
 
 
 def test_a_wrong_token_ends_it_with_one_clear_line(telegram: BotApiServer, state: str):

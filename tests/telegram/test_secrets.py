@@ -223,7 +223,7 @@ async def test_a_user_for_whom_nobody_can_ask_is_told_without_a_credential(
         async with scene.bot(credential=CREDENTIAL):
             await scene.says(ada, "/start CODE")
         told = everything(caplog)
-    assert "for which nobody can ask" in told
+    assert "has an unusable user_id" in told
     assert "[hidden]" in told
     assert "act_" not in told
 

@@ -12,7 +12,7 @@ from aftercommit.contrib.telegram.local_api import Blocked
 from aftercommit.contrib.telegram.settings import FeedNames
 from aftercommit.contrib.telegram.state import FOR_EVER
 from aftercommit.contrib.telegram.states.postgres import PostgresDriver
-from aftercommit.contrib.telegram.states.sql import SqlStore
+from aftercommit.contrib.telegram.states.sql import Store
 from aftercommit.errors import StateTaken
 from tests.telegram.backend import Act, Reply, refuse, say
 from tests.telegram.bots import quick_pacing, said, stage
@@ -111,7 +111,7 @@ async def test_a_bot_whose_state_another_took_ends_without_sending(database: str
         scene.link(ada, 17)
         held = scene.points.hold("bot.fetched")
         scene.backend.publish(17)
-        store = SqlStore(PostgresDriver(database, lock_wait_seconds=0.0))
+        store = Store(PostgresDriver(database, lock_wait_seconds=0.0))
         other = open_store(database)
 
         async def lose_it(bot: Bot) -> None:
@@ -152,7 +152,7 @@ async def test_a_feed_whose_events_do_not_tell_their_places_is_refused_in_words(
         assert scene.texts(ada) == []
         assert scene.place(ada) == "0"
         assert set(said(caplog)) == {"bot_poll_failed"}
-        assert any("do not tell their places" in str(record.__dict__) for record in caplog.records)
+        assert any("have no cursors" in str(record.__dict__) for record in caplog.records)
 
 
 async def test_the_trouble_of_one_user_is_shown_to_that_one_alone(tmp_path: Path):

@@ -39,7 +39,7 @@ async def test_a_backend_that_fails_is_asked_once_and_told_once(
         async with scene.bot(health_seconds=3.0 if act is hang else 60.0):
             status = await scene.says(ada, "/status")
             assert "🔴 Not connected. " in status
-            assert "/connect tries once more." in status
+            assert "/connect tries again." in status
             # Whatever retries by itself would have done so while the bot answers.
             for _ in range(3):
                 await scene.says(ada, "/help")
@@ -96,7 +96,7 @@ async def test_the_bot_tries_once_more_when_it_is_asked_and_polls_from_then_on(t
             assert await scene.says(ada, "/connect") == "🟢 Connected."
             await scene.telegram.messages(ada, 3)
             asked = len([request for request in scene.backend.polls() if request.query.get("limit") == "1"])
-            assert await scene.says(ada, "/connect") == "🟢 I am connected already."
+            assert await scene.says(ada, "/connect") == "🟢 I am already connected."
             assert asked == 3
         assert scene.texts(ada)[2].startswith("🆕 task 1")
 
@@ -107,7 +107,7 @@ async def test_nobody_can_make_the_bot_knock_and_knock(tmp_path: Path):
         stranger = scene.telegram.open_chat("Mallory")
         async with scene.bot(connect_seconds=3600.0):
             for _ in range(3):
-                assert "I have just tried" in await scene.says(stranger, "/connect")
+                assert "I tried a moment ago" in await scene.says(stranger, "/connect")
         assert len(scene.backend.requests) == 1
 
 
@@ -119,7 +119,7 @@ async def test_the_bot_answers_while_the_first_question_hangs(tmp_path: Path):
         scene.telegram.write(ada, "/status")
         async with Bot(scene.settings(health_seconds=60.0), pacing=quick_pacing(), probe=scene.points):
             [answer] = await scene.telegram.messages(ada, 1)
-            assert "The first question is still under way." in answer.text
+            assert "The first check is still running." in answer.text
 
 
 @pytest.mark.thorough

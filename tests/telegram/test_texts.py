@@ -144,11 +144,11 @@ def test_hundreds_of_lines_are_a_part_of_them_rather_than_nothing():
     ("line", "problem"),
     [
         ("<b>open", "<b> is not closed"),
-        ("<b><i>x</b></i>", "closes what is not open"),
-        ("<table>x</table>", "no tag that Telegram knows"),
+        ("<b><i>x</b></i>", "has no matching start tag"),
+        ("<table>x</table>", "Telegram does not know <table>"),
         ("a < b", "a bare <"),
-        ("{Title}", "belongs to no {value}"),
-        ("{title", "belongs to no {value}"),
+        ("{Title}", "a brace outside a {value}"),
+        ("{title", "a brace outside a {value}"),
     ],
 )
 def test_a_table_that_telegram_would_not_understand_is_refused_when_it_is_read(line: str, problem: str):
@@ -166,10 +166,10 @@ def test_own_tables_say_it_otherwise_and_bring_other_languages():
 @pytest.mark.parametrize(
     ("own", "problem"),
     [
-        ({"en": {"event": {}}}, "texts.en.event is not known"),
-        ({"en": {"messages": {"hullo": "x"}}}, "texts.en.messages.hullo is said nowhere"),
-        ({"en": {"events": {"a": 7}}}, "texts.en.events.a is 7"),
-        ({"en": {"words": {"a": 7}}}, "texts.en.words.a is 7"),
+        ({"en": {"event": {}}}, "unknown name texts.en.event"),
+        ({"en": {"messages": {"hullo": "x"}}}, "unknown message texts.en.messages.hullo"),
+        ({"en": {"events": {"a": 7}}}, "texts.en.events.a = 7"),
+        ({"en": {"words": {"a": 7}}}, "texts.en.words.a = 7"),
     ],
 )
 def test_a_table_that_cannot_be_meant_is_refused(own: Any, problem: str):

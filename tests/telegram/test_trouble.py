@@ -12,17 +12,17 @@ from tests.telegram.bots import Stage, everything, stage
 
 CREDENTIAL = "act_0123456789_hush-hush-hush"
 REMEDY = (
-    "start the bot with AFTERCOMMIT_BOT_CREDENTIAL set to a token that counts there, as "
-    "`aftercommit token create bot --may act-as-user --app module:outbox` makes one"
+    "set AFTERCOMMIT_BOT_CREDENTIAL to a valid token (`aftercommit token create bot --may act-as-user --app "
+    "module:outbox` makes one) and restart the bot"
 )
 
 # What the backend does, and how this reads: in English, German and Russian, and for whoever runs the bot.
 SILENT = ("The service does not answer.", "Der Dienst antwortet nicht.", "Сервис не отвечает.", "does not answer (")
 ERRS = (
-    "The service answers with an error of its own.",
+    "The service answers with an error.",
     "Der Dienst antwortet mit einem eigenen Fehler.",
     "Сервис отвечает, но с ошибкой на своей стороне.",
-    "answers with an error of its own (",
+    "answers with an error (",
 )
 LIMITS = (
     "The service answers, but asks me to wait.",
@@ -106,7 +106,7 @@ async def test_who_runs_the_bot_is_told_what_to_do_about_a_credential(tmp_path: 
         scene.backend.for_users["1"] = refuse(401)
         for credential, sentence, operator in (
             (CREDENTIAL, "refuses my credential.", "the feed refuses the bot's credential (The feed answered 401"),
-            (None, "wants a credential, and I have none.", "the feed wants a credential, and the bot has none ("),
+            (None, "needs a credential, and I have none.", "the feed needs a credential, and the bot has none ("),
         ):
             caplog.clear()
             async with scene.bot(credential=credential):
@@ -203,7 +203,7 @@ async def test_a_code_that_cannot_be_checked_tells_why(tmp_path: Path):
             for act, told in ((refuse(401), REFUSES), (refuse(403), FORBIDS), (drop, SILENT), (refuse(500), ERRS)):
                 scene.backend.for_users[""] = act
                 answer = await scene.says(ada, "/start K7QM-3TXA")
-                assert answer.startswith(f"Your code cannot be checked at the moment. {told[0]}")
+                assert answer.startswith(f"I cannot check your code right now. {told[0]}")
 
 
 async def quoting(scene: Stage) -> None:

@@ -362,9 +362,9 @@ async def test_a_bot_in_another_thread_is_served(telegram: BotApiServer, ada: Ch
 
 async def test_waiting_for_what_does_not_come_says_what_came(telegram: BotApiServer, bot: BotClient, ada: Chat):
     await bot.send(ada, "one")
-    with pytest.raises(AssertionError, match=r"the bot sent \['one'\] and not 2 messages"):
+    with pytest.raises(AssertionError, match=r"expected 2 messages, got \['one'\]"):
         await telegram.messages(ada, 2, timeout=0.01)
-    with pytest.raises(AssertionError, match="sendMessage was called 1 times and not 2"):
+    with pytest.raises(AssertionError, match=r"expected 2 calls of sendMessage, got \[Call\("):
         telegram.wait_for_calls("sendMessage", 2, timeout=0.01)
 
 
@@ -378,24 +378,24 @@ async def test_a_server_that_stops_lets_its_polls_go():
 
 
 def test_people_do_what_people_can(telegram: BotApiServer, ada: Chat):
-    with pytest.raises(ChatError, match="there is no chat 5"):
+    with pytest.raises(ChatError, match="chat 5 does not exist"):
         telegram.write(5, "x")
     with pytest.raises(ChatError, match="the message is empty"):
         telegram.write(ada, "  ")
-    with pytest.raises(ChatError, match=f"chat {ada.chat_id} cannot be opened: it exists"):
+    with pytest.raises(ChatError, match=f"chat {ada.chat_id} exists, or is not between"):
         telegram.open_chat("Ada", chat_id=ada.chat_id)
-    with pytest.raises(ChatError, match="is empty or longer"):
+    with pytest.raises(ChatError, match="must have 1 to 64 characters"):
         telegram.open_chat(" ")
     telegram.block(ada)
-    with pytest.raises(ChatError, match="has blocked the bot"):
+    with pytest.raises(ChatError, match="the bot is blocked in chat"):
         telegram.write(ada, "x")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"token": "secret"}, "the token is not like Telegram's"),
-        ({"host": "0.0.0.0"}, "for this machine alone and not for 0.0.0.0"),
+        ({"token": "secret"}, "the token must be digits"),
+        ({"host": "0.0.0.0"}, "listens on this machine only, not on 0.0.0.0"),
     ],
 )
 def test_a_server_that_cannot_be_is_not_made(options: dict[str, object], said: str):

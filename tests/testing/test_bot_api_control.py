@@ -93,10 +93,10 @@ def test_faults_are_switched_on_and_off(telegram: BotApiServer, people: httpx.Cl
     [
         ("POST", "/control/chats", {"first_name": ""}, 400, "first name"),
         ("POST", "/control/chats", {"name": "x"}, 400, "unknown field"),
-        ("POST", "/control/chats", {"first_name": "x", "chat_id": -5}, 400, "cannot be opened"),
-        ("POST", "/control/chats/1/messages", {"text": "x"}, 404, "no chat 1"),
-        ("POST", "/control/switches", {"fault": "fire"}, 400, "no fault 'fire': choose one of too_many_requests"),
-        ("POST", "/control/switches", {"fault": "blocked", "seconds": 3}, 400, "takes no seconds"),
+        ("POST", "/control/chats", {"first_name": "x", "chat_id": -5}, 400, "exists, or is not between"),
+        ("POST", "/control/chats/1/messages", {"text": "x"}, 404, "Chat 1 does not exist"),
+        ("POST", "/control/switches", {"fault": "fire"}, 400, "Unknown fault 'fire': use one of too_many_requests"),
+        ("POST", "/control/switches", {"fault": "blocked", "seconds": 3}, 400, "has no parameter seconds"),
         ("POST", "/control/switches", {"fault": "server_error", "status": 200}, 400, "not between 500 and 599"),
         ("POST", "/control/switches", {"fault": "hang", "times": 0}, 400, "times=0"),
         ("PUT", "/control/state", {}, 405, "use GET"),
@@ -208,7 +208,7 @@ def test_the_page_leads_back_to_what_the_bot_belongs_to():
             {"label": "Tasks", "href": "http://127.0.0.1:8090/tasks/board"},
         ]
         for wrong in ("javascript:alert(1)", "/tasks", ""):
-            with pytest.raises(DeclarationError, match="is no address: give one that begins with http://"):
+            with pytest.raises(DeclarationError, match="is not an http:// or https:// address"):
                 server.lead_back({"shop": wrong})
 
 
@@ -298,7 +298,7 @@ def test_the_server_runs_by_itself():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("--token", "x"), "the token is not like Telegram's"), (("--port", "70000"), "--port")]
+    ("arguments", "said"), [(("--token", "x"), "the token must be digits"), (("--port", "70000"), "--port")]
 )
 def test_a_program_that_cannot_run_says_why(arguments: tuple[str, ...], said: str):
     command = [sys.executable, "-m", "aftercommit.contrib.telegram.local_api", *arguments]

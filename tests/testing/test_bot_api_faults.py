@@ -290,5 +290,5 @@ def test_faults_that_mean_nothing_are_refused(make, said: str):
 
 
 async def test_a_switch_for_no_call_is_refused(telegram: BotApiServer):
-    with pytest.raises(DeclarationError, match="times=0 would do nothing"):
+    with pytest.raises(DeclarationError, match="times=0 must be at least 1"):
         telegram.switch(Drop(), times=0)

@@ -1,12 +1,12 @@
-"""A Telegram bot for a feed: links chats to users by one-time codes, and tells each chat its user's events, in order.
+"""A Telegram bot for a feed: links chats to users by one-time codes, and sends each chat its user's events, in order.
 
     bot = Bot(BotSettings(token="123:ABC…", feed="https://…/tasks/me/events", credential="act_…"))
     async with bot: …                       # or: aftercommit bot
 
-What decides is pure (`answers`, `pacing`, `outage`, `markup`, `updates`); reading is done with `aftercommit.client`,
-and what has to survive is in `state`. Needs `aftercommit[telegram]`.
+Decisions are pure (`answers`, `pacing`, `outage`, `markup`, `updates`), `aftercommit.client` reads the feed, and
+`states` stores what must survive. Needs `aftercommit[telegram]`.
 
-`BotApiServer` is a local Bot API server for tests and development, with faults to switch on; it needs
+`BotApiServer` is a local Bot API server with fault injection, for tests and development. It needs
 `aftercommit[serve]`.
 """
 
@@ -17,8 +17,9 @@ from aftercommit.contrib.telegram.linking import issue_code
 from aftercommit.contrib.telegram.markup import Html
 from aftercommit.contrib.telegram.pacing import Pacing
 from aftercommit.contrib.telegram.settings import BotSettings, FeedNames, bot_settings
-from aftercommit.contrib.telegram.state import Code, Link, Store, UndeliveredEvent
+from aftercommit.contrib.telegram.state import Code, Link, UndeliveredEvent
 from aftercommit.contrib.telegram.states import open_store
+from aftercommit.contrib.telegram.states.sql import Store
 from aftercommit.contrib.telegram.texts import Texts
 from aftercommit.lazy import lazy
 
@@ -47,23 +48,8 @@ else:
         __name__,
         {
             "aftercommit.contrib.telegram.local_api": (
-                "Blocked",
-                "BotApiServer",
-                "Call",
-                "Chat",
-                "ChatError",
-                "ChatNotFound",
-                "Drop",
-                "Entity",
-                "Fault",
-                "Hang",
-                "BotApiLimits",
-                "Message",
-                "ServerError",
-                "Slow",
-                "Switch",
-                "TOKEN",
-                "TooManyRequests",
+                "Blocked BotApiLimits BotApiServer Call Chat ChatError ChatNotFound Drop Entity Fault Hang Message "
+                "ServerError Slow Switch TOKEN TooManyRequests".split()
             ),
         },
     )

@@ -1,7 +1,6 @@
-"""What an answer of the Bot API means for a message and its chat. Pure: bytes in, one of a few values out.
+"""Interprets answers of the Bot API. Pure: bytes in, one of a few values out.
 
-Only Telegram's own words count. An answer that is not of the Bot API's form came from something in between, a proxy or
-a load balancer, and passes, whatever its status says.
+An answer that is not in the Bot API's format came from a proxy or a load balancer. It is retried, whatever its status.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from aftercommit.backoff import Exponential
 from aftercommit.client.wire import seconds_in
 from aftercommit.text import MAX_ERROR_LENGTH
 
-# A bad request is about the message, unless it says one of these: then no message will ever get into that chat.
+# A bad request with one of these phrases is about the chat, not about the message: no message can reach it.
 _NO_SUCH_CHAT: Final = (
     "chat not found",
     "user not found",
@@ -31,19 +30,19 @@ _NO_SUCH_CHAT: Final = (
     "bot was kicked",
 )
 
-# How much is quoted of an answer that is not of the Bot API.
+# Characters quoted from an answer in another format.
 _QUOTED: Final = 80
 _BACKOFF: Final = Exponential(base=1.0, maximum=30.0)
 
 
 class ApiResult(msgspec.Struct, frozen=True):
-    """Telegram did it."""
+    """The call succeeded."""
 
     result: Any = None
 
 
 class Later(msgspec.Struct, frozen=True):
-    """It may succeed later. `seconds` is how long Telegram asks to wait; `limited` if it was asked too much."""
+    """A retry may succeed. `seconds` is the wait that Telegram asks for; `limited` if there were too many requests."""
 
     reason: str
     seconds: float | None = None
@@ -51,32 +50,33 @@ class Later(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The group has become a supergroup and is to be found under another number."""
+    """The group has become a supergroup with another id."""
 
     chat_id: int
 
 
 class Unreachable(msgspec.Struct, frozen=True):
-    """No message gets into this chat: `blocked` by its user, or `gone`."""
+    """No message can reach this chat: its user has `blocked` the bot, or it is `gone`."""
 
     kind: str
     reason: str
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Telegram will never take this message."""
+    """Telegram does not accept this message; a retry does not help."""
 
     reason: str
+    kind: str = "refused"
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """Somebody else gets the updates: another program with this token, or a webhook."""
+    """Another program with this token, or a webhook, gets the updates."""
 
     reason: str
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """Telegram does not know the token, or no longer."""
+    """Telegram does not accept the token."""
 
     reason: str
 
@@ -93,10 +93,10 @@ class _Body(msgspec.Struct):
 
 
 def reason_of(reply: Reply) -> str:
-    """What a reply says of itself."""
+    """The reason in a reply."""
     match reply:
         case ApiResult():
-            return "an answer that says nothing"
+            return "an answer without a result"
         case Moved(chat_id=chat_id):
             return f"the chat is {chat_id} now"
         case Later() | Unreachable() | Refused() | Conflict() | Denied():
@@ -105,18 +105,18 @@ def reason_of(reply: Reply) -> str:
 
 
 def wait_after(reply: Reply, failures: int, backoff: Exponential = _BACKOFF) -> float:
-    """Seconds until the next attempt after so many that failed: as long as Telegram asks for, or longer."""
+    """Seconds until the next attempt: the backoff, and at least as long as Telegram asks for."""
     asked = reply.seconds if isinstance(reply, Later) else None
     return max(asked or 0.0, backoff(failures, RuntimeError()) or 0.0)
 
 
 def understand(status: int, body: bytes, clean: Callable[[str], str] = str) -> Reply:
-    """What an answer says. `clean` takes out what nobody may see, before anything is cut: half a secret is one, too."""
+    """Read an answer. `clean` removes secrets before the text is cut, because half a secret is one, too."""
     try:
         told = msgspec.json.decode(body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = clean(body[:MAX_ERROR_LENGTH].decode("utf-8", "replace"))[:_QUOTED]
-        return Later(f"an answer {status} that is not of the Bot API: {said!r}")
+        return Later(f"status {status} with a body that is not from the Bot API: {said!r}")
     if told.ok:
         return ApiResult(told.result)
     reason = clean(told.description or f"error {told.error_code or status}")[:MAX_ERROR_LENGTH]
@@ -128,7 +128,7 @@ def _failure(code: int, reason: str, parameters: dict[str, Any]) -> Reply:
     if isinstance(moved_to, int):
         return Moved(moved_to)
     match code:
-        # Telegram answers 404 to a token that has not even the form of one.
+        # Telegram answers 404 to a malformed token.
         case 401 | 404:
             return Denied(reason)
         case 403:

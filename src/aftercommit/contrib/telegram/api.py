@@ -1,7 +1,6 @@
-"""The Bot API over HTTP. Every call ends with a `Reply`: what goes wrong on the way is a reply too.
+"""The Bot API over HTTP. Every call returns a `Reply`, also when the connection fails.
 
-The token is a part of every address, so addresses are shown to nobody: not in errors, and not in the log lines that
-httpx writes of its own accord.
+The token is part of every address, so addresses are kept out of errors and out of httpx's log lines.
 """
 
 import asyncio
@@ -27,14 +26,14 @@ except ModuleNotFoundError as problem:
 
 UPDATES: Final = ("message", "my_chat_member")
 _MOST_BODY: Final = 16 << 20
-# Of a message that is refused because of them alone.
+# Telegram's reasons that a second attempt without HTML, or without the topic, can avoid.
 _NOT_HTML: Final = "can't parse entities"
 _NO_TOPIC: Final = "message thread not found"
 
 
 @cache
 def trust() -> ssl.SSLContext:
-    """Whose certificates are believed. Reading them takes longer than anything else here, and once is enough."""
+    """The trusted certificates, read once, because that is slow."""
     return httpx.create_ssl_context()
 
 
@@ -42,7 +41,7 @@ class BotApi:
     """The methods of the Bot API that the bot uses, for one token."""
 
     def __init__(self, token: str, base: str, *, seconds: float = 30.0, redaction: Redaction | None = None) -> None:
-        """`seconds` is how long an answer may take; `redaction` knows what else than the token nobody may see."""
+        """`seconds` is the timeout for an answer; `redaction` knows the other secrets."""
         self._token = token
         self._base = base.rstrip("/")
         self._seconds = seconds
@@ -50,19 +49,18 @@ class BotApi:
         self._redaction = redaction or Redaction(token, base)
 
     async def get_me(self) -> Reply:
-        """Who this bot is."""
+        """The bot's own account."""
         return await self._call("getMe", {})
 
     async def get_updates(self, offset: int, wait: int) -> Reply:
-        """What was written to the bot from this number on, waiting so many seconds for it."""
+        """Updates from this number on; waits up to `wait` seconds for one."""
         asked = {"offset": offset, "timeout": wait, "limit": WINDOW, "allowed_updates": UPDATES}
         return await self._call("getUpdates", asked, self._seconds + wait)
 
     async def send_message(self, chat_id: int, text: str, topic: int | None = None) -> Reply:
-        """A message of HTML, without a picture of what it links to, in a topic of a forum.
+        """Send HTML without a link preview.
 
-        What Telegram cannot read as HTML is sent once more as plain text, and what was meant for a topic that is no
-        more goes to the chat.
+        If Telegram cannot parse the HTML, the message is sent as plain text. If the topic is gone, it goes to the chat.
         """
         asked: dict[str, Any] = {
             "chat_id": chat_id,
@@ -81,7 +79,7 @@ class BotApi:
         return reply
 
     async def set_my_commands(self, commands: Sequence[tuple[str, str]], language: str | None) -> Reply:
-        """What Telegram offers to people who write to the bot, in one language or in all others."""
+        """Set the command menu for one language, or the default for all others."""
         listed = [{"command": name, "description": about} for name, about in commands]
         asked: dict[str, Any] = {"commands": listed}
         if language is not None:
@@ -89,7 +87,7 @@ class BotApi:
         return await self._call("setMyCommands", asked)
 
     async def close(self) -> None:
-        """Close the connections; they are opened again when they are needed."""
+        """Close the connections; the next call opens them again."""
         client, self._client = self._client, None
         logging.getLogger("httpx").removeFilter(self._redaction)
         if client is not None:
@@ -99,7 +97,7 @@ class BotApi:
         within = self._seconds if seconds is None else seconds
         client = self._opened()
         try:
-            # Around the whole of it: httpx would count every read on its own.
+            # Around the whole call: httpx's timeouts apply to each read.
             async with asyncio.timeout(within):
                 return await self._ask(client, method, asked)
         except TimeoutError:

@@ -1,10 +1,11 @@
-"""The bot as a whole: state, Telegram on one side, the feed on the other, until it is told to stop."""
+"""The bot: connects its state, Telegram and the feed, and runs until stopped."""
 
 import asyncio
 import logging
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from aftercommit.clock import utc_now
@@ -20,8 +21,9 @@ from aftercommit.contrib.telegram.reader import BackendReader
 from aftercommit.contrib.telegram.redaction import Redaction, without_userinfo
 from aftercommit.contrib.telegram.sender import Sender
 from aftercommit.contrib.telegram.settings import BotSettings
-from aftercommit.contrib.telegram.state import UPDATES, Store
+from aftercommit.contrib.telegram.state import UPDATES
 from aftercommit.contrib.telegram.states import open_store
+from aftercommit.contrib.telegram.states.sql import Store
 from aftercommit.contrib.telegram.texts import FALLBACK
 from aftercommit.errors import StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, until_one_ends, wait_for_any
@@ -35,9 +37,9 @@ _BEAT_SECONDS: Final = 5.0
 
 
 class Bot(Service):
-    """Tells linked chats of their users' events.
+    """Sends linked chats their users' events.
 
-    Start-up asks the backend once; without an answer the bot stays, answers commands, and polls after `/connect`.
+    At start it checks the backend once. If that fails, the bot still answers commands, and polls after `/connect`.
     """
 
     name = "bot"
@@ -50,17 +52,17 @@ class Bot(Service):
         pacing: Pacing | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """Nothing is opened; `store` and `pacing` take the place of those that the settings say."""
+        """`store` and `pacing` replace the ones from the settings."""
         super().__init__(probe)
         self.settings = settings
         self._store = store
         self._pacing = pacing
-        # Set when the bot is told to stop, and when a part of it has failed.
+        # Set when the bot is stopped, and when a part of it has failed.
         self._ending = Waker()
         self.username: str | None = None
 
     async def run(self) -> None:
-        """Until stopped. Raises StateTaken, StateError, and TelegramRefused when Telegram does not know the token."""
+        """Run until stopped. Raises StateTaken, StateError, or TelegramRefused if Telegram refuses the token."""
         settings = self.settings
         self._ending.clear()
         memory = Memory(self._store or open_store(settings.state), self._ending)
@@ -70,7 +72,7 @@ class Bot(Service):
         redaction = Redaction(settings.token, *addresses, credential=settings.credential)
         api = BotApi(settings.token, settings.api, seconds=settings.send_seconds, redaction=redaction)
         reader = BackendReader(settings, redaction)
-        # What servers answer is logged: whatever they quote.
+        # Answers of servers are logged, and may quote secrets.
         logger.addFilter(redaction)
         try:
             await memory.open()
@@ -79,7 +81,7 @@ class Bot(Service):
             if self.username is not None:
                 await self._work(memory, api, reader, self.username)
         except StateUnavailable:
-            # Who is told to stop need not wait for a database that is away.
+            # Stopping does not wait for a database that is away.
             if not self.stopping.is_set():
                 raise
         finally:
@@ -113,7 +115,7 @@ class Bot(Service):
             await self._end(listening, connector, parts)
 
     async def _end(self, listening: Listening, connector: Connector, parts: "list[asyncio.Task[None]]") -> None:
-        """Messages that are on their way get there, nothing new is begun, and what failed is raised."""
+        """Finish messages on their way, start nothing new, and raise what failed."""
         self._ending.set()
         listening.stopping.set()
         connector.poller.stopping.set()
@@ -121,21 +123,21 @@ class Bot(Service):
         for part in parts:
             part.cancel()
         outcomes = await asyncio.gather(*parts, return_exceptions=True)
-        # Last: whoever was listening may have started it at the last moment.
+        # Last, because a late /connect may have started it.
         outcomes += await asyncio.gather(connector.poller.stop(), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
                 raise outcome
 
     async def _connected(self, connector: Connector) -> None:
-        """The one question of the start; then, once there is a poller, as long as it runs."""
+        """Check the backend once; then wait for the poller to start and end."""
         await connector.connect()
         await self.reach("bot.checked", connected=connector.is_connected)
         await connector.started.wait()
         await connector.poller.wait()
 
     async def _introduce(self, api: BotApi, memory: Memory) -> str | None:
-        """Who we are; waits for a Telegram that cannot be reached. None when the bot is told to stop."""
+        """The bot's username; waits until Telegram can be reached. None if the bot is stopped first."""
         failures = 0
         while not self.stopping.is_set():
             reply = await api.get_me()
@@ -153,28 +155,29 @@ class Bot(Service):
         if failures == 1:
             reason = reason_of(reply)
             log_event(logger, logging.WARNING, "bot_telegram_unreachable", error=reason, retry_in=wait)
-            said = f"Telegram cannot be reached ({reason}): the bot tries again by itself"
+            said = f"cannot reach Telegram ({reason}). The bot keeps trying"
             await memory.keep(lambda store: store.note_trouble(said, UPDATES))
         await wait_for_any(wait, self.stopping)
 
     async def _offer_commands(self, api: BotApi) -> None:
-        """A convenience for people: without it everything works."""
+        """Set the command menu. The bot works without it."""
         for language, table in self.settings.texts.tables.items():
             reply = await api.set_my_commands(described(table), None if language == FALLBACK else language)
             if not isinstance(reply, ApiResult):
                 log_event(logger, logging.INFO, "bot_commands_not_offered", language=language, error=reason_of(reply))
 
     async def _upkeep(self, memory: Memory) -> None:
-        """Records of what was set aside are kept for a while and not for ever."""
+        """Delete old records of undelivered events."""
         while not self._ending.is_set():
+            before = utc_now() - timedelta(days=self.settings.failures_days)
             try:
-                await memory.do(self._forget)
+                await memory.do(partial(Store.forget_failures, before=before))
             except StateUnavailable as problem:
                 log_event(logger, logging.ERROR, "bot_state_unavailable", error=readable(problem))
             await wait_for_any(_UPKEEP_SECONDS, self._ending)
 
     async def _beat(self, memory: Memory) -> None:
-        """Say that the process works, for whoever asks beside it: that its lock is held says only that it is there."""
+        """Record regularly that the bot runs, for `bot status`: a held lock does not prove that it works."""
         while True:
             with suppress(StateUnavailable):
                 await memory.do(lambda store: store.beat(utc_now()))
@@ -183,6 +186,3 @@ class Bot(Service):
     async def _pass_on(self) -> None:
         await self.stopping.wait()
         self._ending.set()
-
-    def _forget(self, store: Store) -> None:
-        store.forget_failures(utc_now() - timedelta(days=self.settings.failures_days))

@@ -1,4 +1,4 @@
-"""What the bot does when it is told something: /start, /status, /connect, /mute, /unmute, /unlink, /help."""
+"""The bot's commands: /start, /status, /connect, /mute, /unmute, /unlink, /help."""
 
 import logging
 import re
@@ -10,7 +10,7 @@ from typing import Final
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram.connector import Connector
 from aftercommit.contrib.telegram.delivery import Reach
-from aftercommit.contrib.telegram.linking import LONGEST_CODE, Codes, Guesses, Unchecked, Wrong, hash_of
+from aftercommit.contrib.telegram.linking import LONGEST_CODE, Guesses, Unchecked, Wrong, hash_of, redeem
 from aftercommit.contrib.telegram.memory import Memory
 from aftercommit.contrib.telegram.reader import BackendReader
 from aftercommit.contrib.telegram.settings import BotSettings
@@ -32,7 +32,7 @@ _LONGEST_REASON: Final = 150
 
 
 class Commands:
-    """Answers commands. Every answer is one text."""
+    """Answers commands, each with one text."""
 
     def __init__(
         self,
@@ -42,12 +42,11 @@ class Commands:
         connector: Connector,
         reach: Reach,
     ) -> None:
-        """Nothing was said yet."""
         self._texts = settings.texts
         self._memory = memory
         self._reader = reader
         self._connector = connector
-        self._codes = Codes(settings, memory, reader)
+
         self._guesses = Guesses()
         self._reach = reach
         self._known: Mapping[str, Callable[[ChatCommand, Link | None, str], Awaitable[str]]] = {
@@ -61,7 +60,7 @@ class Commands:
         }
 
     async def answer(self, command: ChatCommand) -> str:
-        """Do what is asked; what to say."""
+        """Run a command and return the answer."""
         link = await self._memory.do(lambda store: store.link(command.chat_id))
         language = self._texts.language(command.language or (link.language if link is not None else None))
         if link is not None and link.language != language and command.private:
@@ -70,7 +69,7 @@ class Commands:
         return await do(command, link, language) if do is not None else self._texts.message(language, "hint")
 
     async def _start(self, command: ChatCommand, link: Link | None, language: str) -> str:
-        # A code has no blanks, and people put some between its groups.
+        # People put spaces between the groups of a code.
         code = "".join(command.argument.split())
         if code:
             return await self._link(command, link, language, code)
@@ -79,7 +78,7 @@ class Commands:
         return await self._come_back(link) or self._texts.message(language, "hello_linked", name=link.name)
 
     async def welcome_back(self, chat_id: int) -> str | None:
-        """A chat that could not be reached can be again: what to say, if it was missed."""
+        """The answer when a chat can be reached again; None if it was not lost."""
         link = await self._memory.do(lambda store: store.link(chat_id))
         return await self._come_back(link) if link is not None else None
 
@@ -94,11 +93,11 @@ class Commands:
     async def _link(self, command: ChatCommand, link: Link | None, language: str, code: str) -> str:
         chat_id = command.chat_id
         if link is not None and link.code_hash == hash_of(code):
-            # The same update once more, because its answer was lost with an earlier life of this process.
+            # The same update again: a crash lost its answer.
             return self._linked(link, language)
         if (wait := self._guesses.wait(chat_id, time.monotonic())) > 0:
             return self._texts.message(language, "code_many", minutes=str(int(wait // 60) + 1))
-        found = await self._codes.redeem(code) if len(code) <= LONGEST_CODE else Wrong()
+        found = await redeem(code, self._memory, self._reader) if len(code) <= LONGEST_CODE else Wrong()
         if isinstance(found, Wrong):
             self._guesses.count(chat_id, time.monotonic())
             return self._texts.message(language, "code_wrong")
@@ -117,9 +116,9 @@ class Commands:
         return self._linked(new, language)
 
     async def _kept_link(self, command: ChatCommand, link: Link | None, found: Code, language: str, code: str) -> Link:
-        """The link that a code makes: from the newest event on. Where the same user is linked again, the place stays.
+        """Store the link for a code. It starts at the newest event; the same user keeps their position.
 
-        The code is used up by now, so that this is kept as soon as it can be.
+        The code is used up by now, so this retries until the link is stored.
         """
         if link is not None and link.user_id == found.user_id:
             place = link.place
@@ -161,19 +160,11 @@ class Commands:
         if not count:
             return []
         newest = await self._memory.do(lambda store: store.failures(chat_id, user_id=user_id, limit=_SHOWN_FAILURES))
-        return [
-            self._texts.message(language, "status_failures", count=str(count)),
-            *(
-                self._texts.message(
-                    language,
-                    "status_failure",
-                    event=f"{each.event_type} {each.event_id}".strip(),
-                    reason=each.reason[:_LONGEST_REASON],
-                    at=_shown(each.at),
-                )
-                for each in newest
-            ),
-        ]
+        lines = [self._texts.message(language, "status_failures", count=str(count))]
+        for each in newest:
+            about = {"event": f"{each.event_type} {each.event_id}".strip(), "reason": each.reason[:_LONGEST_REASON]}
+            lines.append(self._texts.message(language, "status_failure", **about, at=_shown(each.at)))
+        return lines
 
     async def _connect(self, command: ChatCommand, link: Link | None, language: str) -> str:
         connector = self._connector
@@ -186,7 +177,7 @@ class Commands:
         return self._troubled("connect_failed", connector.problem, link, language)
 
     def _troubled(self, name: str, trouble: BackendTrouble | None, link: Link | None, language: str) -> str:
-        """What is wrong: everybody hears which case it is, and those who are linked why."""
+        """A message about trouble. Only linked chats see the reason."""
         reason = trouble.reason if trouble is not None and link is not None else None
         return self._texts.message(language, name, trouble=self._word(trouble, language), reason=reason)
 
@@ -243,5 +234,5 @@ def _shown(moment: datetime | None) -> str:
 
 
 def described(table: Table) -> list[tuple[str, str]]:
-    """The commands with their descriptions in one language."""
+    """The commands with their descriptions."""
     return [(name, table.commands[name]) for name in COMMANDS]

@@ -1,6 +1,6 @@
-"""Whether the backend answers: asked once when the bot starts, and once more whenever somebody asks for it.
+"""Checks the backend: once when the bot starts, and once for each /connect.
 
-Until it has answered once nothing polls, and nothing tries by itself: a backend that is down is not knocked at.
+Nothing polls until the backend has answered once, and there are no automatic retries: no retry storm.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ logger = logging.getLogger("aftercommit.bot")
 
 
 class Connector:
-    """Asks, and starts the poller once."""
+    """Checks the backend, and starts the poller after the first answer."""
 
     def __init__(
         self, settings: BotSettings, memory: Memory, reader: BackendReader, poller: Poller, ending: Waker
     ) -> None:
-        """Once the bot is `ending`, nothing is asked or started any more."""
+        """When `ending` is set, nothing new is checked or started."""
         self._settings = settings
         self._memory = memory
         self._reader = reader
@@ -36,7 +36,7 @@ class Connector:
         self._asked_at: float | None = None
         self.poller = poller
         self.started = asyncio.Event()
-        # What was wrong when it was asked last; None before there is an answer, too.
+        # The trouble at the last check; None before the first one.
         self.problem: BackendTrouble | None = None
 
     @property
@@ -46,16 +46,13 @@ class Connector:
 
     @property
     def seconds_until_next(self) -> int:
-        """How long to wait before asking again, so that nobody makes the bot knock and knock.
-
-        Not at all while a question is under way: whoever asks for one shares its answer.
-        """
+        """Seconds until another check is allowed; 0 while one is running, because callers share its answer."""
         if self._asked_at is None or self._asking.locked():
             return 0
         return max(0, math.ceil(self._asked_at + self._settings.connect_seconds - time.monotonic()))
 
     async def connect(self) -> bool:
-        """Ask once, unless it is connected; whether it is now. Who comes meanwhile shares the answer."""
+        """Check once, unless connected; returns whether it is connected. Concurrent callers share the answer."""
         asked = self._asked
         async with self._asking:
             if not self.is_connected and self._asked == asked and not self._ending.is_set():
@@ -75,7 +72,7 @@ class Connector:
         self._asked_at = time.monotonic()
         feed = without_userinfo(self._settings.feed)
         if problem is not None:
-            remedy = f"nothing is polled; {problem.remedy}; /connect asks once more, and so does a start"
+            remedy = f"the bot does not poll; {problem.remedy}; then send /connect or restart the bot"
             case = {"kind": problem.kind, "error": problem.reason, "remedy": remedy}
             log_event(logger, logging.ERROR, "bot_not_connected", feed=feed, **case)
         elif not self._ending.is_set():

@@ -1,4 +1,4 @@
-"""Brings one event to one chat, and says what became of it. The place moves when that is settled, and never before."""
+"""Delivers one event to one chat. The chat's position moves once the outcome is stored, not before."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -33,12 +33,12 @@ _BACKOFF = Exponential(base=1.0, maximum=60.0)
 
 
 class Delivery:
-    """The last step: message out, outcome kept."""
+    """Sends messages and stores their outcomes."""
 
     def __init__(
         self, settings: BotSettings, memory: Memory, sender: Sender, reach: Reach, moved: Callable[[int], object]
     ) -> None:
-        """`reach` is called at named points, for tests; `moved` with the new number of a group."""
+        """`reach` is called at named points, for tests; `moved` with the new id of a group."""
         self._names = settings.names
         self._texts = settings.texts
         self._memory = memory
@@ -47,7 +47,7 @@ class Delivery:
         self._moved = moved
 
     async def event(self, link: Link, event: FeedEvent, place: str, failures: int) -> float | None:
-        """Deliver an event; None when it is done with, or seconds after which to try again."""
+        """Deliver an event; returns None when it is settled, or seconds until the next attempt."""
         if event.withheld is not None:
             return await self._withheld(link, event, place, failures)
         kind = str(event.data.get(self._names.event_type) or "")
@@ -63,7 +63,7 @@ class Delivery:
         return None
 
     async def _withheld(self, link: Link, event: FeedEvent, place: str, failures: int) -> float | None:
-        """Tell that the server could not show an event, and write it down: nobody can deliver what did not come."""
+        """Tell the chat that the server could not show an event, and record it."""
         text = self._texts.message(link.language, "withheld")
         reply = await self._send(link, text, event.id, although_muted=True)
         if (wait := await self._wait_after(link, reply, failures)) is not None:
@@ -74,10 +74,10 @@ class Delivery:
         return None
 
     async def gap(self, link: Link, gone: Gone, failures: int, *, tell: bool) -> float | None:
-        """Tell that events are missing, unless that was told; write it down, and go on where the server says."""
+        """Tell the chat that events are missing, unless it knows; record it, and continue where the server says."""
         restart = gone.restart or self._names.wire.beginning
         if tell:
-            # Also to a chat that is muted: it is no event, and what is missing is not passed over in silence.
+            # Also to muted chats: missing events must not go unnoticed.
             reply = await self._send(link, self._texts.message(link.language, "gap"), "gap", although_muted=True)
             if (wait := await self._wait_after(link, reply, failures)) is not None:
                 return wait
@@ -88,7 +88,7 @@ class Delivery:
         return None
 
     async def passed(self, link: Link, failures: int) -> float | None:
-        """Tell how many events have passed while the chat was muted; what cannot be told is recorded."""
+        """Tell the chat how many events it missed while muted; record it if that fails for good."""
         text = self._texts.message(link.language, "muted_events", count=str(link.passed))
         reply = await self._send(link, text, "muted")
         if (wait := await self._wait_after(link, reply, failures)) is not None:
@@ -96,15 +96,15 @@ class Delivery:
         failure = None
         if isinstance(reply, Unreachable | Refused):
             about = f"{link.passed} up to {link.place}"
-            failure = _failure(link, link.place or "", about, "muted", _kind(reply), reply.reason)
+            failure = _failure(link, link.place or "", about, "muted", reply.kind, reply.reason)
             _say_set_aside(failure)
         await self._memory.keep(lambda store: store.told_passed(link, failure))
         return None
 
     async def _settle(self, link: Link, reply: Reply, place: str, event_id: str, event_type: str) -> None:
-        """Keep what became of an event: it got there, or it never will."""
+        """Store the outcome of an event: delivered, or set aside."""
         if isinstance(reply, Unreachable | Refused):
-            failure = _failure(link, place, event_id, event_type, _kind(reply), reply.reason)
+            failure = _failure(link, place, event_id, event_type, reply.kind, reply.reason)
             await self._memory.keep(lambda store: store.set_aside(link, failure, place))
             _say_set_aside(failure)
         else:
@@ -112,7 +112,7 @@ class Delivery:
 
     async def _send(self, link: Link, text: str, event_id: str, *, although_muted: bool = False) -> Reply:
         async def still() -> bool:
-            # It may have waited for its turn, and meanwhile have become somebody else's chat, or a quiet one.
+            # While this message waited, the chat may have been linked to someone else, or muted.
             now = await self._memory.do(lambda store: store.link(link.chat_id))
             return link.is_same(now) and now is not None and (although_muted or not now.is_muted(utc_now()))
 
@@ -123,7 +123,7 @@ class Delivery:
         return reply
 
     async def _wait_after(self, link: Link, reply: Reply, failures: int) -> float | None:
-        """Seconds after which to send it again; None when it got there or never will."""
+        """Seconds until the next attempt; None if the outcome is final."""
         match reply:
             case ApiResult() | Unreachable() | Refused():
                 return None
@@ -156,7 +156,3 @@ def _failure(link: Link, place: str, event_id: str, event_type: str, kind: str, 
 def _say_set_aside(failure: UndeliveredEvent) -> None:
     about = {"chat_id": failure.chat_id, "user_id": failure.user_id, "event_id": failure.event_id}
     log_event(logger, logging.WARNING, "bot_event_set_aside", **about, kind=failure.kind, error=failure.reason)
-
-
-def _kind(reply: Unreachable | Refused) -> str:
-    return reply.kind if isinstance(reply, Unreachable) else "refused"

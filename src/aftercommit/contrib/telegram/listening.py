@@ -1,8 +1,7 @@
-"""Hears what people write to the bot: asks Telegram for updates, answers each, and remembers how far it has come.
+"""Receives what people write to the bot: fetches updates from Telegram, answers them, and stores the offset.
 
-Chats are answered side by side, each in its own order, and whoever asks for something slow holds up nobody else. Until
-an update is dealt with Telegram is not told so: killed at any moment, the bot is told it again, and doing it twice is
-harmless.
+Chats are handled in parallel, each in order, so a slow command delays only its own chat. An update is confirmed to
+Telegram only when it is handled: after a crash the bot gets it again, and handling it twice is harmless.
 """
 
 import asyncio
@@ -39,21 +38,21 @@ from aftercommit.text import readable
 
 logger = logging.getLogger("aftercommit.bot")
 
-# How many commands of one chat wait for their answers: more is somebody who hammers.
+# Commands of one chat that may wait for an answer; more are ignored.
 _PER_CHAT: Final = 3
-# What is done all the same, if without an answer: nobody has to ask twice to be left in peace.
+# Run even above that limit, but without an answer: people must always be able to silence the bot.
 _ALWAYS: Final = frozenset({"mute", "unmute", "unlink"})
 _ATTEMPTS: Final = 3
 _LONGEST_WAIT: Final = 5.0
 _STATE_SECONDS: Final = 5.0
-# How long the next question waits for those who are being answered. Before they are, Telegram tells them once more.
+# Seconds to wait for running answers before the next request, which would return the same updates again.
 _ANSWER_SECONDS: Final = 0.5
 _MOST_CHATS: Final = 200
 _GONE_REASON: Final = "the bot was blocked or removed"
 
 
 class HeardUpdate(msgspec.Struct, frozen=True):
-    """Something that a chat has said, and the number under which Telegram tells it."""
+    """An update of a chat with its number."""
 
     number: int
     said: Heard
@@ -61,7 +60,7 @@ class HeardUpdate(msgspec.Struct, frozen=True):
 
 
 class Listening(Service):
-    """The other direction: from people to the bot."""
+    """Handles messages from people to the bot."""
 
     name = "listening"
 
@@ -77,7 +76,7 @@ class Listening(Service):
         *,
         probe: Probe | None = None,
     ) -> None:
-        """`wait_seconds` is how many seconds a question for updates stays open."""
+        """`wait_seconds` is the long-poll time of a request for updates."""
         super().__init__(probe)
         self._api = api
         self._memory = memory
@@ -96,7 +95,7 @@ class Listening(Service):
         self._noted: str | None = ""
 
     async def run(self) -> None:
-        """Until stopped: then what is being answered is finished and remembered, and the rest is told again."""
+        """Run until stopped. Running answers are finished; Telegram sends the rest again at the next start."""
         self._progress = UpdateProgress(await self._memory.keep(lambda store: store.offset()))
         try:
             while not self.stopping.is_set() and self._fatal is None:
@@ -110,7 +109,7 @@ class Listening(Service):
             raise self._fatal
 
     async def _round(self) -> None:
-        """One question for updates, and what comes of it."""
+        """Request updates once, and handle them."""
         offset = self._progress.offset()
         reply = await self._updates(offset)
         if not isinstance(reply, ApiResult):
@@ -124,13 +123,13 @@ class Listening(Service):
             await self._remember()
 
     async def _updates(self, offset: int) -> Reply:
-        """What was written since, waited for until the bot is told to stop."""
+        """Wait for updates, until the bot is stopped."""
         asking = asyncio.ensure_future(self._api.get_updates(offset, self._wait))
         await until_one_ends(asking, self.stopping.wait(), self._broken.wait())
         return ApiResult([]) if asking.cancelled() else asking.result()
 
     def _take(self, result: Any) -> None:
-        """Begin with what is new, chat by chat side by side."""
+        """Start handling new updates, chats in parallel."""
         updates = {
             each["update_id"]: each
             for each in result or ()
@@ -151,7 +150,7 @@ class Listening(Service):
             self._progress.give_way()
 
     def _is_begun(self, number: int, said: Heard) -> bool:
-        """Deal with it, behind what its chat has said before; False for one that is too many."""
+        """Queue an update behind earlier ones of its chat; False if there are too many."""
         queue = self._queues.setdefault(said.chat_id, deque())
         waiting = sum(entry.answered and isinstance(entry.said, ChatCommand) for entry in queue)
         hammers = isinstance(said, ChatCommand) and waiting >= _PER_CHAT
@@ -164,7 +163,7 @@ class Listening(Service):
         return True
 
     async def _chat(self, chat_id: int, queue: deque[HeardUpdate]) -> None:
-        """Deal with what one chat says, in its order."""
+        """Handle the updates of one chat in order."""
         try:
             while queue and not self.stopping.is_set():
                 if await self._until_done(queue[0]):
@@ -172,7 +171,7 @@ class Listening(Service):
                 queue.popleft()
         except asyncio.CancelledError:
             raise
-        except BaseException as problem:  # noqa: BLE001 - raised by run(), which everybody waits for
+        except BaseException as problem:  # noqa: BLE001 - run() raises it
             self._fatal = self._fatal or problem
             self._broken.set()
         finally:
@@ -181,7 +180,7 @@ class Listening(Service):
                 self._idle.set()
 
     async def _until_done(self, entry: HeardUpdate) -> bool:
-        """Whether it is dealt with; not if the bot is told to stop before."""
+        """Handle an update; False if the bot is stopped first."""
         while not self.stopping.is_set():
             try:
                 return await self._one(entry)
@@ -192,7 +191,7 @@ class Listening(Service):
                 await wait_for_any(_STATE_SECONDS, self.stopping)
             except (TelegramRefused, StateError):
                 raise
-            except Exception as problem:  # noqa: BLE001 - what one person writes must not make the bot deaf to others
+            except Exception as problem:  # noqa: BLE001 - one bad update must not stop the bot
                 about = {"chat_id": entry.said.chat_id, "error": readable(problem)}
                 log_event(logger, logging.ERROR, "bot_command_failed", problem, **about)
                 return True
@@ -210,7 +209,7 @@ class Listening(Service):
         return answered
 
     async def _effect(self, said: Heard) -> str | None:
-        """Do what is asked for; what to say."""
+        """Apply an update; returns the answer, if there is one."""
         match said:
             case ChatCommand():
                 return await self._commands.answer(said)
@@ -230,10 +229,7 @@ class Listening(Service):
             self._poller.add(new_chat_id)
 
     async def _answer(self, said: Heard, text: str) -> bool:
-        """Say it where it was asked. What cannot be said in a few attempts is left: whoever asked will ask again.
-
-        False: not yet.
-        """
+        """Answer where the question was asked; gives up after a few attempts. False if the bot is stopped first."""
         reason, chat_id = "", said.chat_id
         topic = said.topic if isinstance(said, ChatCommand) else None
         for attempt in range(1, _ATTEMPTS + 1):
@@ -283,13 +279,13 @@ class Listening(Service):
         await self._note(None)
 
     async def _note(self, said: str | None) -> None:
-        """For whoever asks how the bot is; an earlier life may have left something there."""
+        """Record trouble for `bot status`, or clear an old note."""
         if said != self._noted:
             await self._memory.keep(lambda store: store.note_trouble(said, UPDATES))
             self._noted = said
 
     async def _finish(self) -> None:
-        """What is being answered gets its answer; how long that may take is for others to say."""
+        """Finish running answers; the caller limits the time."""
         if self._fatal is None:
             await asyncio.gather(*self._chats.values())
             await self._remember()
@@ -300,12 +296,12 @@ class Listening(Service):
 
 
 def _remedy(reply: Reply) -> str:
-    """What whoever runs the bot has to do, when Telegram does not tell it what people write."""
+    """What the operator has to do when the bot gets no updates."""
     if not isinstance(reply, Conflict):
-        return "see that this machine reaches Telegram; the bot tries again by itself"
+        return "check that this machine can reach Telegram; the bot keeps trying"
     if "webhook" in reply.reason.lower():
-        return "call deleteWebhook with this token, or give the bot a token of its own: a webhook gets the updates"
-    return "stop the other program that calls getUpdates with this token, or give the bot a token of its own"
+        return "a webhook gets the updates: call deleteWebhook with this token, or give the bot its own token"
+    return "stop the other program that calls getUpdates with this token, or give the bot its own token"
 
 
 def _must_not_be_lost(said: Heard) -> bool:

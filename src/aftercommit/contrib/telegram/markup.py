@@ -1,4 +1,4 @@
-"""Text as Telegram shows it: HTML of a few tags, values that cannot break out of it, a length that fits. Pure."""
+"""Renders messages for Telegram: a few HTML tags, escaped values, and a length that fits. Pure."""
 
 import html
 import re
@@ -10,17 +10,17 @@ from aftercommit.errors import DeclarationError
 
 LONGEST_MESSAGE: Final = 4096
 CUT: Final = " […]"
-# How much of a value is shown: all of it, or less and less until the message fits.
+# Characters shown of each value, reduced until the message fits.
 _ALLOWANCES: Final = (3000, 1500, 700, 300, 100, 30)
 _TAGS: Final = frozenset("a b strong i em u ins s strike del code pre blockquote tg-spoiler".split())
 _PLACEHOLDER: Final = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
 _BREAK: Final = re.compile(r"\r\n?|\u2028|\u2029")
-# Line breaks, and what joins the parts of an emoji or keeps letters of a word apart: seen by their effect alone.
+# Line breaks, and joiners inside emoji and words: kept although they are not printable.
 _SHOWN: Final = frozenset("\n\u200c\u200d")
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
@@ -29,18 +29,18 @@ Values = Mapping[str, str | Html | None]
 
 
 def render(lines: Sequence[str], values: Values) -> str:
-    """The lines with their values; a line that needs a value which is not there is left out."""
+    """Fill in the values; lines with a missing value are left out."""
     text = ""
     for allowance in _ALLOWANCES:
         text = "\n".join(_filled(line, values, allowance) for line in lines if _has_all(line, values))
         if visible_length(text) <= LONGEST_MESSAGE:
             return text
-    # Only a table of hundreds of lines comes here: rather a part of it than a message that is never taken.
+    # Only a text of hundreds of lines gets here: a part of it is better than a message that Telegram refuses.
     return html.escape(_cut(html.unescape(re.sub(r"<[^>]*>", "", text)), LONGEST_MESSAGE // 2))
 
 
 def escape(text: str, allowance: int = LONGEST_MESSAGE) -> str:
-    """Foreign text, as text: without markup, without characters that are not shown, and not longer than allowed."""
+    """Escape a value: no markup, no unprintable characters, and cut to the allowed length."""
     printable = "".join(
         character if character in _SHOWN or character.isprintable() else " " for character in _BREAK.sub("\n", text)
     )
@@ -49,45 +49,45 @@ def escape(text: str, allowance: int = LONGEST_MESSAGE) -> str:
 
 
 def is_seen(text: str) -> bool:
-    """Whether anything of a text is to be seen."""
+    """Whether a text has any visible character."""
     return any(character.isprintable() and not character.isspace() for character in text)
 
 
 def link(address: str, text: str) -> Html:
-    """Text that leads somewhere; it is bold where there is no address."""
+    """A link; without an address, bold text."""
     inner = escape(text, 300)
     return Html(f'<a href="{html.escape(address, quote=True)}">{inner}</a>' if address else f"<b>{inner}</b>")
 
 
 def visible_length(text: str) -> int:
-    """How long a message is to Telegram: without its tags, in units of UTF-16."""
+    """The length as Telegram counts it: without tags, in UTF-16 code units."""
     return _units(plain(text))
 
 
 def plain(text: str) -> str:
-    """What people see of a message, without its tags."""
+    """The message without its tags."""
     return html.unescape(re.sub(r"<[^>]*>", "", text))
 
 
 def placeholders(line: str) -> set[str]:
-    """The values that a line needs."""
+    """The placeholders of a line."""
     return set(_PLACEHOLDER.findall(line))
 
 
 def check_line(line: str, where: str) -> None:
-    """DeclarationError, if Telegram would not understand the markup of this line."""
+    """Raise DeclarationError if Telegram would refuse the markup of this line."""
     checker = _Checker()
     checker.feed(line)
     checker.close()
     problem = checker.problem or (f"<{checker.open[-1]}> is not closed" if checker.open else None)
     if problem is None and re.search(r"[{}]", _PLACEHOLDER.sub("", line)):
-        problem = "a brace that belongs to no {value}: names are of small letters, digits, _ and ."
+        problem = "a brace outside a {value}: names have lower-case letters, digits, _ and ."
     if problem is not None:
         raise DeclarationError(f"{where}: {line!r:.100}: {problem}")
 
 
 class _Checker(HTMLParser):
-    """Whether tags are known, and closed in the line in which they are opened."""
+    """Checks that tags are known, and closed in the same line."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -96,12 +96,12 @@ class _Checker(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in _TAGS:
-            self.problem = f"<{tag}> is no tag that Telegram knows: there are {', '.join(sorted(_TAGS))}"
+            self.problem = f"Telegram does not know <{tag}>; it knows {', '.join(sorted(_TAGS))}"
         self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         if not self.open or self.open.pop() != tag:
-            self.problem = f"</{tag}> closes what is not open"
+            self.problem = f"</{tag}> has no matching start tag"
 
     def handle_data(self, data: str) -> None:
         if "<" in data:

@@ -1,4 +1,4 @@
-"""The bot's state for coroutines: calls of the store, in a thread of their own, one after the other."""
+"""Async access to the bot's state: runs the store's methods in one thread, one at a time."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from aftercommit.backoff import Exponential
-from aftercommit.contrib.telegram.state import Store
+from aftercommit.contrib.telegram.states.sql import Store
 from aftercommit.errors import StateUnavailable
 from aftercommit.service import Waker, wait_for_any
 from aftercommit.telemetry import log_event
@@ -20,28 +20,24 @@ _AGAIN = Exponential(base=0.5, maximum=10.0)
 
 
 class Memory:
-    """A store and its thread."""
+    """A store with its thread."""
 
     def __init__(self, store: Store, stopping: Waker) -> None:
-        """Nothing is opened yet."""
         self._store = store
         self._stopping = stopping
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bot-state")
 
     async def open(self) -> None:
-        """Be the only bot on this state, and make or upgrade its tables. A database that is away is waited for."""
+        """Lock the state, and create or upgrade its tables. Waits for a database that is away."""
         await self.keep(lambda store: store.lock())
         await self.keep(lambda store: store.prepare())
 
     async def do(self, work: Callable[[Store], Result]) -> Result:
-        """Whatever is asked of the store; StateUnavailable when that is not possible at the moment."""
+        """Run a method of the store; may raise StateUnavailable."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._store)
 
     async def keep(self, work: Callable[[Store], Result]) -> Result:
-        """The same, tried until it is done: what has happened is written down before anything else happens.
-
-        StateUnavailable only when the bot is told to stop meanwhile.
-        """
+        """The same, but retry until it succeeds. Raises StateUnavailable only if the bot is stopped meanwhile."""
         failures = 0
         while True:
             try:
@@ -55,6 +51,6 @@ class Memory:
                     raise
 
     async def close(self) -> None:
-        """Let go of state and thread."""
+        """Close the store and end the thread."""
         await self.do(lambda store: store.close())
         self._thread.shutdown(wait=False)

@@ -1,7 +1,7 @@
-"""Notices that the feed as a whole does not answer, so that a thousand readers do not ask it all at once. Pure.
+"""Detects that the whole feed is down, so that a thousand chats do not all retry at once. Pure.
 
-One reader's trouble is its own: others succeed in between. Failures in a row without a success are everybody's; then
-all wait, longer and longer, and one of them tries.
+Trouble of one user is not an outage: polls of others succeed in between. Several failures in a row without a success
+are one: then all chats wait, with growing delays, and one of them tries.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ ROW: Final = 3
 
 
 class Outage(msgspec.Struct):
-    """Whether there is one, and until when to wait. Times are of one clock that never runs backwards."""
+    """Counts failures in a row, and says how long to wait. Times are monotonic."""
 
     first: float = 1.0
     longest: float = 30.0
@@ -21,23 +21,23 @@ class Outage(msgspec.Struct):
 
     @property
     def is_on(self) -> bool:
-        """Whether one at a time may ask."""
+        """Whether the feed counts as down; then one chat at a time may poll."""
         return self.failures >= ROW
 
     def wait(self, now: float) -> float:
-        """Seconds in which nobody asks."""
+        """Seconds in which nobody may poll."""
         return max(0.0, self.until - now) if self.is_on else 0.0
 
     def failed(self, now: float, asked_for: float | None = None) -> None:
-        """A poll failed; `asked_for` is how long the server wants to be left alone."""
+        """A poll failed; `asked_for` is the server's Retry-After."""
         if self.wait(now) == 0:
-            # Those that were under way when it began say nothing more about how long it lasts.
+            # Polls that were already running when the wait began do not count again.
             self.failures += 1
         if self.is_on:
             own = min(self.first * 2.0 ** min(self.failures - ROW, 30), self.longest)
             self.until = max(self.until, now + max(own, asked_for or 0.0))
 
     def succeeded(self) -> None:
-        """A poll was answered."""
+        """A poll succeeded."""
         self.failures = 0
         self.until = float("-inf")

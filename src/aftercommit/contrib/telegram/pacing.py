@@ -1,8 +1,7 @@
-"""How quickly messages may go to Telegram: 30 a second overall, one a second to a chat, 20 a minute to a group. Pure.
+"""Rate limits for Telegram: 30 messages per second overall, one per second to a chat, 20 per minute to a group. Pure.
 
-Telegram counts when a message arrives, which is some time between sending it and having its answer. So a message counts
-from the moment it is sent until a whole interval after its answer: however long either took on its way, no window of
-Telegram's has more than the limit.
+Telegram counts a message when it arrives, at some time between the request and its answer. So a message counts here
+from the request until one interval after the answer. This keeps the limit however slow the network is.
 """
 
 from collections import deque
@@ -10,15 +9,15 @@ from typing import Final
 
 SECOND: Final = 1.0
 OVERALL: Final = 30
-# Groups have negative numbers. Twenty a minute there.
+# Groups have negative ids; twenty messages per minute.
 GROUP_SECONDS: Final = 3.0
-# Where nobody waits any more, a chat need not be remembered.
+# Above this number of chats, those that need not wait are forgotten.
 _REMEMBERED: Final = 1000
 _SUSPICION: Final = 60.0
 
 
 class Pacing:
-    """When the next message may go, by what went before. Times are of one clock that never runs backwards."""
+    """When the next message may be sent. Times are monotonic."""
 
     def __init__(
         self,
@@ -28,7 +27,7 @@ class Pacing:
         *,
         since: float = float("-inf"),
     ) -> None:
-        """Nothing was sent since then; what another life sent just before is not known, and waited for."""
+        """`since` is the start time: messages of an earlier process are unknown, so the limits start full."""
         self._since = since
         self._overall = overall
         self._chat_seconds = chat_seconds
@@ -40,12 +39,12 @@ class Pacing:
         self._held = float("-inf")
 
     def chat_wait(self, chat_id: int, now: float) -> float:
-        """Seconds until this chat may have a message."""
+        """Seconds until this chat may get a message."""
         ready = self._ready.get(chat_id, self._since + self._interval(chat_id))
         return max(0.0, ready - now)
 
     def overall_wait(self, now: float) -> float | None:
-        """Seconds until any chat may; None when that depends on an answer which is not there yet."""
+        """Seconds until any chat may; None if that depends on an answer that has not arrived."""
         if self._held > now:
             return self._held - now
         while self._answered and self._answered[0] + SECOND <= now:
@@ -55,25 +54,25 @@ class Pacing:
         return self._answered[0] + SECOND - now if self._answered else None
 
     def sent(self, chat_id: int) -> None:
-        """A message is on its way; nobody else sends to this chat until its answer is here."""
+        """A message is on its way. The caller sends nothing else to this chat until the answer."""
         self._under_way += 1
 
     def answered(self, chat_id: int, now: float) -> None:
-        """Its answer is here, or it was given up."""
+        """The answer arrived, or the request was given up."""
         self._under_way -= 1
         self._answered.append(now)
         self._wait_until(chat_id, now + self._interval(chat_id))
         self._forget(now)
 
     def withdrawn(self) -> None:
-        """A message that was to go did not."""
+        """The message was not sent after all."""
         self._under_way -= 1
 
     def limited(self, chat_id: int, seconds: float, now: float) -> bool:
-        """Telegram asks to wait, and does not say who: this chat, or the bot. True if all have to.
+        """Telegram asks to wait, without saying whether it means this chat or the whole bot. True if all must wait.
 
-        One chat waits alone, so that it does not hold up the others. Two that are told so at a time mean the bot; and
-        for a minute after that, so does every one.
+        The first limited chat waits alone. If a second one is limited at the same time, the whole bot waits; for a
+        minute after that, every limit applies to the whole bot.
         """
         self._wait_until(chat_id, now + seconds)
         self._limited = {chat: until for chat, until in self._limited.items() if until > now}

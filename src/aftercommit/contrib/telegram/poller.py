@@ -1,8 +1,8 @@
-"""Polls the feed for every linked chat and hands what is new to delivery: many chats side by side, each in its order.
+"""Polls the feed for every linked chat and delivers new events: many chats in parallel, each in order.
 
-A chat's turn is one page: ask, deliver event by event, keep the place after each. Whatever has to wait, for Telegram or
-for the backend, ends the turn, so that nothing is held in memory meanwhile; the next turn asks again from the place
-that was kept. At most `turns` of them are under way, those that are due longest first.
+A chat's turn is one page: poll, deliver event by event, store the position after each. Anything that has to wait, for
+Telegram or for the backend, ends the turn, so that nothing is held in memory; the next turn polls again from the stored
+position. At most `turns` turns run at once; the ones that are due longest go first.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import heapq
 import logging
 import random
 import time
+from dataclasses import dataclass
 from itertools import count
 from typing import Final, assert_never
 
@@ -36,26 +37,23 @@ logger = logging.getLogger("aftercommit.bot")
 _STATE_SECONDS: Final = 5.0
 _BROKEN_SECONDS: Final = 60.0
 _LOOK_AGAIN: Final = 30.0
-# For messages that are on their way, when the bot is told to stop.
+# Time for messages on their way when the bot is stopped.
 STOP_SECONDS: Final = 10.0
 
 
+@dataclass(slots=True, eq=False)
 class Seat:
-    """What is remembered of a chat between two turns; its place is not, that is read anew."""
+    """What is kept of a chat between two turns. Its position is not: each turn reads it from the state."""
 
-    __slots__ = ("etag", "failures", "gap_was_told", "machine", "problem")
-
-    def __init__(self, machine: FollowMachine) -> None:
-        """Due at once."""
-        self.machine = machine
-        self.etag: tuple[str | None, str | None] = (None, None)
-        self.failures = 0
-        self.problem: BackendTrouble | None = None
-        self.gap_was_told = False
+    machine: FollowMachine
+    etag: tuple[str | None, str | None] = (None, None)
+    failures: int = 0
+    problem: BackendTrouble | None = None
+    gap_was_told: bool = False
 
 
 class Poller(Service):
-    """The turns of all linked chats."""
+    """Runs the turns of all linked chats."""
 
     name = "poller"
 
@@ -68,7 +66,6 @@ class Poller(Service):
         *,
         probe: Probe | None = None,
     ) -> None:
-        """Nobody is polled before it runs."""
         super().__init__(probe)
         self._settings = settings
         self._memory = memory
@@ -88,22 +85,22 @@ class Poller(Service):
         self._noted: BackendTrouble | None = None
 
     def add(self, chat_id: int, seconds: float = 0.0) -> None:
-        """Poll for this chat, too."""
+        """Poll for this chat."""
         self._seats[chat_id] = Seat(FollowMachine(self._settings.pace, random.random, streams=False))
         self._seats[chat_id].machine.start(time.monotonic())
         if chat_id not in self._turns:
             self._schedule(chat_id, seconds)
 
     def problem_of(self, chat_id: int | None) -> BackendTrouble | None:
-        """Why nothing comes: for this chat, or while nobody is answered for all."""
+        """The trouble of this chat, or of all chats during an outage."""
         seat = self._seats.get(chat_id) if chat_id is not None else None
         return self._problem if self._outage.is_on else seat.problem if seat is not None else None
 
     async def run(self) -> None:
-        """Until stopped: then what is being sent gets there and is written down, and nothing else is begun."""
+        """Run until stopped. Messages on their way are finished and stored; nothing new is started."""
         links = await self._memory.keep(lambda store: store.links())
         for number, link in enumerate(links):
-            # Not all at once: spread over the first interval.
+            # Spread over the first interval.
             self.add(link.chat_id, self._settings.pace.poll * number / len(links))
         try:
             while not self.stopping.is_set() and self._fatal is None:
@@ -116,7 +113,7 @@ class Poller(Service):
             raise self._fatal
 
     def _begin_turns(self) -> float:
-        """Begin those that are due, as far as there is room; seconds until the next look."""
+        """Start due turns, as far as there is room; returns seconds until the next check."""
         now = time.monotonic()
         if (held := self._outage.wait(now)) > 0:
             return held
@@ -132,7 +129,7 @@ class Poller(Service):
         return _LOOK_AGAIN
 
     async def _turn(self, chat_id: int) -> None:
-        """One page for one chat, whatever comes of it; then it is due again."""
+        """Run one turn of a chat, and schedule the next one."""
         seat = self._seats[chat_id]
         wait: float | None = _BROKEN_SECONDS
         try:
@@ -142,7 +139,7 @@ class Poller(Service):
             log_event(logger, logging.ERROR, "bot_state_unavailable", chat_id=chat_id, error=readable(problem))
         except (TelegramRefused, StateError) as problem:
             self._fatal = problem
-        except Exception as problem:  # noqa: BLE001 - one chat's bad luck must not end the others' messages
+        except Exception as problem:  # noqa: BLE001 - an error of one chat must not stop the others
             log_event(logger, logging.ERROR, "bot_turn_failed", problem, chat_id=chat_id, error=readable(problem))
         except BaseException as problem:
             if not isinstance(problem, asyncio.CancelledError):
@@ -157,7 +154,7 @@ class Poller(Service):
             self._news.set()
 
     async def _take(self, chat_id: int, seat: Seat) -> float | None:
-        """The turn itself: seconds until the next one, None when the chat is no longer linked."""
+        """One turn; returns seconds until the next one, or None if the chat is no longer linked."""
         link = await self._memory.do(lambda store: store.link(chat_id))
         if link is None:
             return None
@@ -182,10 +179,10 @@ class Poller(Service):
         assert_never(polled)
 
     async def _gap(self, link: Link, seat: Seat, gone: Gone) -> float:
-        """Events are missing: told once, and not again until there was a page.
+        """Events are missing. The chat is told once, and not again until there was a page.
 
-        After a restore a server may have no other place to offer than the beginning. Nobody is told everything again:
-        the chat goes on with what is new.
+        After a restore a server may offer only the beginning of the log. Then the chat continues with new events
+        instead of getting everything again.
         """
         if gone.reason == "epoch" and gone.restart in (None, self._settings.names.wire.beginning):
             try:
@@ -200,7 +197,7 @@ class Poller(Service):
         return self._seconds(seat.machine.poll_refused(time.monotonic(), GONE))
 
     async def _poll(self, link: Link, seat: Seat) -> Polled | None:
-        """Ask; None when it turned out, while this one waited for its turn, that nobody is answered."""
+        """Poll; None if an outage began while this poll waited."""
         place, etag = seat.etag
         async with self._polls:
             await self._spaced()
@@ -214,14 +211,14 @@ class Poller(Service):
         if isinstance(polled, News | Unchanged):
             seat.gap_was_told = False
         if isinstance(polled, News):
-            # A tag belongs to what was asked: it is of use as long as the place stays.
+            # An ETag belongs to its request: it is useful as long as the position stays.
             seat.etag = (link.place, polled.etag) if not polled.page.events else (None, None)
             if polled.page.events:
                 await self.reach("bot.fetched", chat_id=link.chat_id, count=len(polled.page.events))
         return polled
 
     async def _spaced(self) -> None:
-        """All chats together ask no more often than was settled, also when they begin or come back together."""
+        """Keep all chats together below `polls_per_second`."""
         now = time.monotonic()
         moment = max(now, self._next_poll)
         self._next_poll = moment + 1 / self._settings.polls_per_second
@@ -231,12 +228,12 @@ class Poller(Service):
     async def _deliver(self, link: Link, seat: Seat, page: FetchedPage) -> float:
         chat_id = link.chat_id
         for event in page.events:
-            # Muted, unlinked or linked anew: what was said meanwhile counts from this event on.
+            # The chat may have been muted, unlinked or linked again meanwhile.
             current = await self._memory.do(lambda store: store.link(chat_id))
             if self.stopping.is_set() or current is None or not link.is_same(current):
                 return 0.0
             place = event.cursor
-            assert place is not None, "a page whose events do not tell their places is refused by the reader"
+            assert place is not None, "the reader refuses pages whose events have no cursors"
             wait = await self._delivery.event(current, event, place, seat.failures)
             if wait is not None:
                 return self._after_failure(seat, wait)
@@ -247,11 +244,11 @@ class Poller(Service):
         return self._seconds(seat.machine.page(time.monotonic(), len(page.events), page.more))
 
     def _not_answered(self, link: Link, seat: Seat, failed: PollFailed) -> float:
-        """An error while polling: it is logged, nothing has moved, and the next turn comes."""
+        """Log a failed poll; the position stays, and the next turn tries again."""
         now = time.monotonic()
         seat.problem = failed.trouble
         if failed.status is None or failed.status == UNAUTHORIZED or is_passing(failed.status):
-            # What is wrong for one user alone, as a permission that is missing, is not told to the others.
+            # Trouble of one user, such as a missing permission, does not count for the others.
             self._problem = failed.trouble
             self._outage.failed(now, min(failed.retry_after or 0.0, self._settings.pace.longest))
         if failed.status is None:
@@ -266,7 +263,7 @@ class Poller(Service):
         return wait
 
     async def _note(self, trouble: BackendTrouble | None) -> None:
-        """For whoever looks at the bot from outside: why nobody is answered now, and that somebody is again."""
+        """Record an outage for `bot status`, or its end."""
         if trouble != self._noted:
             await self._memory.do(lambda store: store.note_trouble(None if trouble is None else str(trouble)))
             self._noted = trouble
@@ -277,13 +274,13 @@ class Poller(Service):
 
     def _seconds(self, step: FollowStep) -> float:
         if step.do is Do.WAIT:
-            # However many there are, the backend is asked so often a second and no more.
+            # With many chats, each polls less often, to keep below `polls_per_second`.
             return max(step.seconds, len(self._seats) / self._settings.polls_per_second)
-        # What a follower would give up for good may be mended here: a permission, a credential.
+        # A follower would stop for good here, but an operator may fix a permission or a credential.
         return self._settings.pace.limited_longest if step.do is Do.STOP else 0.0
 
     def _schedule(self, chat_id: int, seconds: float) -> None:
-        # One entry counts for each chat, the last; what else there is of it in the heap is passed over.
+        # Only the last entry of a chat counts; older ones in the heap are skipped.
         entry = self._entries[chat_id] = next(self._order)
         heapq.heappush(self._due, (time.monotonic() + seconds, entry, chat_id))
         self._news.set()

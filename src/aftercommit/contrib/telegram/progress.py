@@ -1,59 +1,59 @@
-"""How far updates were read. Pure.
+"""Tracks which updates are handled. Pure.
 
-Telegram forgets an update once it is asked for a later one, and tells all others again. So the question names the first
-one that is not dealt with, and those behind it that are known already are passed over when they come again.
+Telegram drops an update when the bot asks for a later one, and sends all others again. So the bot asks for the first
+one that is not handled, and skips known ones behind it when they come again.
 """
 
 from collections.abc import Iterable
 from typing import Final
 
-# What Telegram tells at a time, and so how far behind the first open one it lets us see.
+# Updates per request, and so how many can be seen behind the first open one.
 WINDOW: Final = 100
 
 
 class UpdateProgress:
-    """Which updates are under way, and from which on to ask."""
+    """The open updates, and the offset for the next request."""
 
     def __init__(self, offset: int) -> None:
-        """Everything before this number is dealt with."""
+        """All updates before `offset` are handled."""
         self._offset = offset
         self._known: set[int] = set()
         self._open: dict[int, bool] = {}
 
     @property
     def is_open(self) -> bool:
-        """Whether something is under way."""
+        """Whether any update is being handled."""
         return bool(self._open)
 
     def unknown(self, numbers: Iterable[int]) -> set[int]:
-        """Those that were not told before."""
+        """The updates that are new."""
         return set(numbers) - self._known
 
     def begin(self, number: int, *, must: bool) -> None:
-        """This one is under way; if it `must` not be lost, it is not given up for the sake of others."""
+        """Start an update. One that `must` not be lost is never given up for others."""
         self._known.add(number)
         self._open[number] = must
 
     def effected(self, number: int) -> None:
-        """What it asks for is done; only its answer is not given."""
+        """The update took effect; only its answer is missing."""
         if number in self._open:
             self._open[number] = False
 
     def done(self, number: int) -> None:
-        """This one need not be told again."""
+        """The update is handled."""
         self._open.pop(number, None)
 
     def offset(self) -> int:
-        """The first one that has to be told again, or else the next."""
+        """The first open update, or else the next one."""
         if self._known:
             self._offset = min(self._open) if self._open else max(self._known) + 1
             self._known = {number for number in self._known if number >= self._offset}
         return self._offset
 
     def give_way(self) -> bool:
-        """Go on although something is under way, as nothing new can be seen behind it; whether that may be.
+        """Move past open updates, because they hide newer ones; False if one of them must not be lost.
 
-        It is still being worked on. Only a crash would lose it, and then whoever asked is not answered and asks again.
+        They are still being handled. Only a crash would lose them, and then people ask again.
         """
         if any(self._open.values()):
             return False

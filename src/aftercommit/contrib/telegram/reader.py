@@ -1,6 +1,6 @@
-"""Reads the feed for the bot: one page for one user at a time, on the pieces of `aftercommit.client`.
+"""Reads the feed for the bot, one page for one user at a time, with `aftercommit.client`.
 
-What comes of a question is a value; when to ask again is decided elsewhere. Nothing is remembered here.
+Every result is a value; the caller decides when to ask again. Keeps no state.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ _MOST_BODY: Final = 1 << 20
 
 
 class News(msgspec.Struct, frozen=True):
-    """A page, and the tag by which the server knows that we have it."""
+    """A page with its ETag."""
 
     page: FetchedPage
     etag: str | None
 
 
 class Unchanged(msgspec.Struct, frozen=True):
-    """There is nothing new."""
+    """Nothing is new."""
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """The place is gone: why, in a word and in words; and where to go on (None: from the beginning)."""
+    """The cursor is gone: a reason code, a message, and where to restart (None: from the beginning)."""
 
     reason: Clean
     message: Clean
@@ -50,7 +50,7 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class PollFailed(msgspec.Struct, frozen=True):
-    """No page: what the trouble is; `status` is that of an answer which refuses, otherwise None."""
+    """The poll failed. `status` is set if the server refused."""
 
     trouble: BackendTrouble
     status: int | None = None
@@ -61,16 +61,21 @@ Polled: TypeAlias = News | Unchanged | Gone | PollFailed
 
 
 class BackendReader:
-    """Asks the backend, for whom it is told to."""
+    """Requests pages from the backend on behalf of users."""
 
     def __init__(self, settings: BotSettings, redaction: Redaction) -> None:
-        """Nothing is asked yet. What servers say is told without the secrets that `redaction` knows."""
+        """`redaction` removes secrets from what servers say."""
         self._settings = settings
         self._redaction = redaction
         self._client: httpx.AsyncClient | None = None
 
+    @property
+    def redeems(self) -> bool:
+        """Whether the backend redeems link codes."""
+        return self._settings.redeem is not None
+
     async def health(self, user: str) -> BackendTrouble | None:
-        """Ask once whether the backend answers; what is wrong, or None."""
+        """Check the backend once; returns what is wrong, or None."""
         settings = self._settings
         address = self._address(user, settings.names.health_limit)
         answer = await self._get(address.poll(None), user, settings.health_seconds)
@@ -83,14 +88,14 @@ class BackendReader:
         return None
 
     async def poll(self, user: str, after: str | None, etag: str | None) -> Polled:
-        """The page after a place."""
+        """Request the page after a cursor."""
         settings = self._settings
         place = after if after is not None else settings.names.wire.beginning
         url = self._address(user, settings.names.limit).poll(place)
         tagged = {} if etag is None else {"If-None-Match": etag.encode("latin-1", "replace")}
         answer = await self._get(url, user, settings.pace.answer, tagged)
         if isinstance(answer, Gone) and (answer.restart or settings.names.wire.beginning) == place:
-            return self._erred(f"the place {place} is gone, and the feed says to go on from there: {answer.message}")
+            return self._erred(f"cursor {place} is gone, but the feed says to restart there: {answer.message}")
         if isinstance(answer, PollFailed | Gone):
             return answer
         if answer.status == 304:
@@ -100,21 +105,21 @@ class BackendReader:
         except Unreadable as problem:
             return PollFailed(self.unreadable(problem))
         if not all(map(_can_be_kept, (*(event.cursor for event in page.events), page.next or ""))):
-            # Its place could be kept only with a whole page, and a crash would repeat all of that.
-            return self._erred("events of the feed do not tell their places: they need `ts` and `seq`, or a bare array")
+            # Without cursors of events, a crash would repeat a whole page.
+            return self._erred("the feed's events have no cursors: they need `ts` and `seq`, or a bare array")
         return News(page, answer.headers.get("etag"))
 
     async def newest(self, user: str) -> str | None:
-        """The place of the newest event now; that before everything when there is none. Raises FollowError."""
+        """The cursor of the newest event, or of the beginning. Raises FollowError."""
         try:
             async with asyncio.timeout(_NEWEST_SECONDS):
                 return await self._newest(user)
         except TimeoutError as problem:
-            said = f"the newest event of user {user} was not found in {_NEWEST_SECONDS:g} s"
+            said = f"could not find the newest event of user {user} in {_NEWEST_SECONDS:g} s"
             raise FollowError(said) from problem
 
     async def redeem(self, code: str) -> Mapping[str, Any] | PollFailed:
-        """Whom a one-time code of the backend stands for."""
+        """Redeem a link code at the backend."""
         assert self._settings.redeem is not None
         headers = await self._credential({}).headers("application/json")
         sent = {name: value.decode() for name, value in headers.items()}
@@ -139,11 +144,11 @@ class BackendReader:
         try:
             told = msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-            return self._erred(f"the answer is no JSON: {problem}")
+            return self._erred(f"the answer is not JSON: {problem}")
         return told if isinstance(told.get("user_id"), int | str) else self._erred("the answer has no user_id")
 
     def trouble_of(self, problem: FollowError) -> BackendTrouble:
-        """What it means that something could not be read."""
+        """The trouble behind an error of the client."""
         match problem, problem.__cause__:
             case FeedRefused(status=status), _:
                 kind = kind_of(status, has_credential=self._settings.credential is not None)
@@ -156,11 +161,11 @@ class BackendReader:
         return BackendTrouble(kind, self._redaction.told(problem))
 
     def unreadable(self, problem: Unreadable) -> BackendTrouble:
-        """What it means that there was an answer, and it is none that the bot can use."""
+        """The trouble behind an answer that the bot cannot use."""
         return BackendTrouble(Kind.ERROR, self._redaction.told(problem))
 
     async def close(self) -> None:
-        """Close the connections; they are opened again when they are needed."""
+        """Close the connections; the next request opens them again."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -187,13 +192,13 @@ class BackendReader:
                     place = event.cursor or place
                     break
         except FeedRefused as problem:
-            # A feed that cannot be read back is read from its beginning.
+            # A feed that cannot be read backwards is read from its beginning.
             if problem.status != _BAD_REQUEST:
                 raise
         return place if place is None else await self._onward(url, place, self._options(user, names.largest))
 
     async def _onward(self, url: str, place: str, options: ReadOptions) -> str:
-        """A server need not know what we asked for, nor say that there is more: only an empty page is the end."""
+        """Read on until a page is empty: a server may ignore `before`, and may not say that there is more."""
         while True:
             before = place
             async for event in read(url, after=place, **options):
@@ -236,7 +241,7 @@ class BackendReader:
 
 
 def _can_be_kept(place: str | None) -> bool:
-    """Whether a place can be stored and asked for again as it is."""
+    """Whether a cursor can be stored and sent again."""
     return place is not None and place.isprintable()
 
 

@@ -1,7 +1,7 @@
-"""Keeps secrets out of what is logged and said: token, credential, and what stands before the host in an address.
+"""Keeps secrets out of logs and messages: the token, the credential, and user info in addresses.
 
-Servers quote what they were asked for, and not always in the form in which it was sent. What is told of them further on
-is `Clean`, a text that only comes from here.
+Servers quote requests, sometimes in another encoding. Their texts are passed on as `Clean`, which only this module
+makes.
 """
 
 import html
@@ -17,32 +17,32 @@ from aftercommit.errors import FeedRefused
 from aftercommit.text import MAX_ERROR_LENGTH, readable
 
 Clean = NewType("Clean", str)
-"""What was said, without secrets."""
+"""A text without secrets."""
 
-# Not in angle brackets: messages are HTML.
+# No angle brackets: messages are HTML.
 _TOKEN_SHOWN: Final = "[token]"
 _SHOWN: Final = "[hidden]"
-# Shorter ones would be found in every second word. With the name and the @ around them they are hidden all the same.
+# Shorter ones would match in ordinary words. Together with the user name and the @ they are still hidden.
 _SHORTEST: Final = 4
 
 
 def without_userinfo(address: str) -> str:
-    """An address as it can be shown: without a name and a password."""
+    """The address without user name and password."""
     try:
         parts = urlsplit(address)
         if parts.hostname and parts.port != 0:
             return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     except ValueError:
         pass
-    # What is no address may still have a password somewhere before an @.
+    # Not a valid address, but it may still have a password before an @.
     return re.sub(r"^([a-zA-Z]+:/*)?.*@", r"\1", address, flags=re.DOTALL)
 
 
 class Redaction(logging.Filter):
-    """Takes secrets out of texts and of log lines."""
+    """Removes secrets from texts and log records."""
 
     def __init__(self, token: str, *addresses: str | None, credential: str | None = None) -> None:
-        """Of this token, of these addresses, and the credential by which the backend knows the bot."""
+        """The secrets are the bot's token, the user info in the addresses, and the credential for the backend."""
         super().__init__()
         others = {part for address in addresses if address for part in _secrets_of(address)}
         others |= {credential} if credential else set()
@@ -56,11 +56,11 @@ class Redaction(logging.Filter):
         return text if self._others is None else self._others.sub(_SHOWN, text)
 
     def words(self, text: str) -> Clean:
-        """Words of others, without secrets; these are taken out before anything is cut: half a secret is one, too."""
+        """A foreign text without secrets. It is cut afterwards, because half a secret is one, too."""
         return Clean(self.clean(text)[:MAX_ERROR_LENGTH])
 
     def told(self, problem: BaseException) -> Clean:
-        """What an error says. Those that show only the beginning of what a server has said are made anew without it."""
+        """The text of an error. Errors that cut a server's text are rebuilt, so that secrets are removed first."""
         match problem:
             case FeedRefused(status=status, code=code, message=message):
                 problem = FeedRefused(status, self.clean(code) if code else None, self.clean(message), {})
@@ -69,7 +69,7 @@ class Redaction(logging.Filter):
         return self.words(readable(problem))
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let the line pass, without secrets."""
+        """Remove secrets from the record, and let it pass."""
         said = record.getMessage()
         if (clean := self.clean(said)) != said:
             record.msg, record.args = clean, None
@@ -89,14 +89,14 @@ class Redaction(logging.Filter):
 
 
 def _secrets_of(address: str) -> set[str]:
-    """What must not be seen of an address: name and password together, and the password by itself."""
+    """The secrets of an address: user name with password, and the password alone."""
     userinfo = urlsplit(address).netloc.rpartition("@")[0]
     password = userinfo.partition(":")[2]
     return {f"{userinfo}@"} | {each for each in (userinfo, password) if len(each) >= _SHORTEST} if userinfo else set()
 
 
 def _written(secret: str) -> set[str]:
-    """The forms in which a secret is quoted."""
+    """The encodings in which a secret may be quoted."""
     encoded = quote(secret, safe="")
     in_json = json.dumps(secret)[1:-1]
     forms = {secret, html.escape(secret), unquote(secret), encoded, encoded.replace("%3A", "%3a"), in_json}
@@ -104,6 +104,6 @@ def _written(secret: str) -> set[str]:
 
 
 def _any_of(secrets: set[str]) -> re.Pattern[str] | None:
-    # The longest first, so that nothing is left of it.
+    # Longest first, so that no part is left.
     listed = sorted((each for each in secrets if len(each) >= _SHORTEST), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, listed))) if listed else None

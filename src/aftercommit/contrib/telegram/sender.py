@@ -1,4 +1,4 @@
-"""Sends messages as quickly as Telegram allows and no quicker. One after the other to a chat; in turn between chats."""
+"""Sends messages as fast as Telegram allows: one at a time to a chat, and chats in turn."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.bot")
 
-# What Telegram asks for when it limits somebody and does not say for how long.
+# The wait if Telegram limits the bot without saying for how long.
 _UNSAID_SECONDS = 5.0
 _LONGEST_WAIT = 5.0
 _HELD = "Telegram has asked to wait"
@@ -27,10 +27,10 @@ Still = Callable[[], Awaitable[bool]]
 
 
 class Sender:
-    """The way of all messages."""
+    """Sends all messages of the bot."""
 
     def __init__(self, api: BotApi, pacing: Pacing, stopping: Waker) -> None:
-        """When `stopping` is set, nothing is begun any more."""
+        """When `stopping` is set, nothing new is sent."""
         self._api = api
         self._pacing = pacing
         self._stopping = stopping
@@ -48,12 +48,12 @@ class Sender:
         still: Still | None = None,
         max_wait_seconds: float | None = None,
     ) -> Reply:
-        """Send when it is time, to a topic of the chat if there is one; what came of it.
+        """Send as soon as the limits allow, to a topic if there is one.
 
-        `still` is asked then: a no, and nothing is sent (STALE).
+        `still` is called right before sending; if it returns False, nothing is sent (STALE).
 
-        Who would have to wait longer than `max_wait_seconds` is told so at once, and for how long: a limited `Later`.
-        Without it that holds for what Telegram has asked for, and others' messages are waited for.
+        If the wait is longer than `max_wait_seconds`, this returns a limited `Later` at once. Without that argument,
+        it does so only for long waits that Telegram asked for.
         """
         async with AsyncExitStack() as alone:
             try:
@@ -82,7 +82,7 @@ class Sender:
 
     @asynccontextmanager
     async def _alone(self, chat_id: int) -> AsyncIterator[None]:
-        """While nobody else sends to this chat. A chat to which nobody sends is not remembered."""
+        """Hold the chat's lock; unused locks are dropped."""
         self._waiting[chat_id] += 1
         try:
             async with self._chats[chat_id]:
@@ -93,14 +93,14 @@ class Sender:
                 del self._waiting[chat_id], self._chats[chat_id]
 
     async def _turn_of(self, chat_id: int, longest: float) -> Later | None:
-        """Until this message may go; or why it goes later: nobody waits here for long."""
+        """Wait until this message may go; if that takes too long, return why."""
         while (wait := self._pacing.chat_wait(chat_id, time.monotonic())) > 0:
             if wait > longest:
                 return Later(_HELD, wait, limited=True)
             await wait_for_any(wait, self._stopping)
             if self._stopping.is_set():
                 return STOPPING
-        # First come, first served: a lock lets those who wait pass in their order.
+        # First come, first served: the lock keeps the order.
         async with self._queue:
             while not self._stopping.is_set():
                 overall = self._pacing.overall_wait(time.monotonic())

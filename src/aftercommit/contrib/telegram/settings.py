@@ -1,12 +1,12 @@
-"""What the bot is told: by its environment and the command line, and for other feeds by a file of TOML."""
+"""The bot's settings: from the command line, the environment, and a TOML file for other feeds."""
 
 import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
@@ -24,7 +24,7 @@ CREDENTIAL: Final = "AFTERCOMMIT_BOT_CREDENTIAL"
 FEED: Final = "AFTERCOMMIT_BOT_FEED"
 STATE: Final = "AFTERCOMMIT_BOT_STATE"
 STATE_FILE: Final = "bot.sqlite"
-# Each of these is an option as well, and may stand in the file.
+# Each of these is an option as well, and can be in the file.
 VARIABLES: Final[Mapping[str, str]] = {
     "token": TOKEN,
     "api": "AFTERCOMMIT_BOT_API",
@@ -37,16 +37,15 @@ VARIABLES: Final[Mapping[str, str]] = {
 }
 _SECRET: Final = ("token", "credential")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9:_-]{1,256}")
-# Asked more often than others ask: people look at their telephones.
+# Faster than the default pace, because people expect chat messages soon.
 PACE: Final = Pace(poll=2.0, idle_longest=10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedNames:
-    """What a feed calls things. `{user}` in its address or in a header stands for the user who is linked.
+    """The names and sizes of a feed. `{user}` in its address or in a header stands for the linked user.
 
-    Of the numbers of events per page, `limit` is for polls, `health_limit` for the question at start-up, `largest` the
-    most there may be.
+    Events per page: `limit` for polls, `health_limit` for the check at start, `largest` for finding the newest event.
     """
 
     wire: Wire = TASKS
@@ -61,10 +60,10 @@ class FeedNames:
 class BotSettings:
     """The settings of one bot.
 
-    `feed` is the address of the events, `credential` what the backend knows the bot by, `state` a file of SQLite or an
-    address of PostgreSQL. `redeem` takes one-time codes (None: only those of `aftercommit bot code`), `page` is the
-    address of an item's page. `health_user` asks at start-up as long as nobody is linked. `turns` chats have their turn
-    side by side, `polls` of them ask the backend at a time, and all together no more often than `polls_per_second`.
+    `feed` is the address of the events, `credential` the bot's token for the backend, `state` an SQLite file or a
+    PostgreSQL address. `redeem` is the address that redeems link codes (None: only codes of `aftercommit bot code`
+    work), `page` the address of an item's page. The check at start asks for `health_user` if nobody is linked.
+    `turns` chats are handled in parallel and `polls` of them poll at once, at most `polls_per_second` in total.
     """
 
     token: str = field(repr=False)
@@ -88,15 +87,15 @@ class BotSettings:
     polls_per_second: float = 50.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, without showing a secret."""
+        """Check the settings; errors show no secrets."""
         if not _TOKEN.fullmatch(self.token):
             raise DeclarationError(
-                f"the bot's token is not one: set {TOKEN} to what @BotFather gave you, as in 123:ABC…"
+                f"the bot's token is not valid: set {TOKEN} to the token from @BotFather, such as 123:ABC…"
             )
         for name in ("feed", "api", "redeem"):
             _check_address(name, getattr(self, name))
         if self.credential is not None and not (self.credential.isascii() and self.credential.isprintable()):
-            raise DeclarationError(f"{CREDENTIAL} holds characters that cannot be sent: give a token as it was printed")
+            raise DeclarationError(f"{CREDENTIAL} has characters that cannot be sent: set the token as it was printed")
         if not self.state:
             object.__setattr__(self, "state", default_state())
 
@@ -105,16 +104,12 @@ class BotSettings:
         return self.feed.replace("{user}", quote(user, safe=""))
 
     def feed_headers(self, user: str) -> dict[str, str]:
-        """What says for whom is asked."""
+        """The headers that name the user."""
         return {name: value.replace("{user}", user) for name, value in self.names.headers.items()}
-
-    def told(self, **given: Any) -> Self:
-        """The same with what was said more closely; None says nothing."""
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 def default_state() -> str:
-    """Where the state is when nothing else is said: a file in `AFTERCOMMIT_HOME`."""
+    """The default state: a file in `AFTERCOMMIT_HOME`."""
     return str(default_folder() / STATE_FILE)
 
 
@@ -123,12 +118,12 @@ def bot_settings(
     config: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> BotSettings:
-    """What was given, else what the environment says, else the file; DeclarationError when something is missing."""
+    """Settings from `given`, the environment and the file, in this order. Raises DeclarationError."""
     told = read_config(config) if config is not None else {}
     values = {**_plain(told), **_from_environment(environment), **{k: v for k, v in (given or {}).items() if v}}
     for name in ("token", "feed"):
         if not values.get(name):
-            raise DeclarationError(f"the bot's {name} is not known: set {VARIABLES[name]}, or give --{name}")
+            raise DeclarationError(f"the bot's {name} is missing: set {VARIABLES[name]}, or pass --{name}")
     if "redeem" not in values and "wire" not in told:
         values["redeem"] = urljoin(values["feed"], "../link-codes/redeem")
     if values.get("redeem") == "none":
@@ -143,20 +138,18 @@ def bot_settings(
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a file says; DeclarationError when it cannot be read or says what is not known."""
+    """Read a configuration file; DeclarationError if it cannot be read or has unknown names."""
     try:
         told = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         said = problem.strerror if isinstance(problem, OSError) else problem
-        raise DeclarationError(f"the bot's configuration {os.fspath(path)!r} cannot be read: {said}") from problem
+        raise DeclarationError(f"cannot read the bot's configuration {os.fspath(path)!r}: {said}") from problem
     known = {*VARIABLES, "wire", "values", "texts", "pace"} - {*_SECRET}
     for name in told:
         if name in _SECRET:
-            raise DeclarationError(f"{name} stands in {os.fspath(path)!r}: keep secrets in {VARIABLES[name]}")
+            raise DeclarationError(f"{name} is in {os.fspath(path)!r}: put secrets into {VARIABLES[name]}")
         if name not in known:
-            raise DeclarationError(
-                f"{name!r} in {os.fspath(path)!r} is not known: there are {', '.join(sorted(known))}"
-            )
+            raise DeclarationError(f"unknown name {name!r} in {os.fspath(path)!r}: use {', '.join(sorted(known))}")
     return told
 
 
@@ -164,7 +157,7 @@ def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: told[name] for name in VARIABLES if name in told}
     for name, value in values.items():
         if not isinstance(value, str):
-            raise DeclarationError(f"{name} = {value!r:.60} in the bot's configuration: write a text")
+            raise DeclarationError(f"{name} = {value!r:.60} in the bot's configuration must be a string")
     return values
 
 
@@ -180,12 +173,10 @@ def _names(told: Mapping[str, Any]) -> FeedNames:
     chosen = {name: told[name] for name in ours if name in told}
     for name in limits:
         if not isinstance(chosen.get(name, 1), int) or not 1 <= chosen.get(name, 1) <= 1000:
-            raise DeclarationError(f"wire.{name} = {chosen[name]!r:.40}: write a number from 1 to 1000")
+            raise DeclarationError(f"wire.{name} = {chosen[name]!r:.40} must be a number from 1 to 1000")
     headers = chosen.get("headers", {})
     if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
-        raise DeclarationError(
-            f"wire.headers = {headers!r:.60}: write names and texts, as in {{X-User-Id = '{{user}}'}}"
-        )
+        raise DeclarationError(f"wire.headers = {headers!r:.60} must be strings, as in {{X-User-Id = '{{user}}'}}")
     return FeedNames(wire=wire, **chosen)
 
 
@@ -193,7 +184,7 @@ def _structure(kind: Any, told: Mapping[str, Any], where: str, base: Any) -> Any
     known = set(kind.__struct_fields__)
     for name in told:
         if name not in known:
-            raise DeclarationError(f"{where}.{name} is not known: there are {', '.join(sorted(known))}")
+            raise DeclarationError(f"unknown name {where}.{name}: use {', '.join(sorted(known))}")
     try:
         return msgspec.convert({**msgspec.structs.asdict(base), **told}, kind)
     except msgspec.ValidationError as problem:
@@ -205,7 +196,9 @@ def _value_paths(told: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     for name, given in told.get("values", {}).items():
         listed = [given] if isinstance(given, str) else given
         if not isinstance(listed, list) or not all(isinstance(path, str) and path for path in listed):
-            raise DeclarationError(f"values.{name} = {given!r:.60}: write a path as in payload.title, or several")
+            raise DeclarationError(
+                f"values.{name} = {given!r:.60} must be a path such as payload.title, or a list of them"
+            )
         paths[name] = tuple(listed)
     return paths
 
@@ -220,6 +213,6 @@ def _check_address(name: str, address: str | None) -> None:
         usable = False
     if not usable:
         shown = without_userinfo(address)
-        raise DeclarationError(f"{name}={shown!r:.100} is no address: give one that begins with http:// or https://")
+        raise DeclarationError(f"{name}={shown!r:.100} is not an http:// or https:// address")
     if name == "feed" and placeholders(address) - {"user"}:
-        raise DeclarationError(f"feed={without_userinfo(address)!r:.100}: only {{user}} can stand in braces there")
+        raise DeclarationError(f"feed={without_userinfo(address)!r:.100} may have only {{user}} in braces")

@@ -1,7 +1,7 @@
-"""Everything the bot says, as tables: one per language, some that come with us, others as a configuration says.
+"""The bot's texts as tables, one per language: built in, or from the configuration.
 
-A text is a list of lines. Values stand in braces; a line that needs a value which is not there is left out, so that one
-table serves events that tell more and events that tell less.
+A text is a list of lines with values in braces. A line with a missing value is left out, so that one table works for
+events with more and with fewer fields.
 """
 
 import tomllib
@@ -18,7 +18,7 @@ from aftercommit.errors import DeclarationError
 
 FALLBACK: Final = "en"
 OTHER: Final = "other"
-# What the values of an event are called in texts, and where they are found in the item: the first that is there.
+# Names of values, and their paths in an event; the first path that exists is used.
 VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "title": ("payload.title", "task_id", "event_id"),
     "actor": ("payload.actor_name", "actor_user_id"),
@@ -31,7 +31,7 @@ _KINDS: Final = ("events", "messages", "commands", "words")
 
 
 class Table(msgspec.Struct, frozen=True):
-    """What is said in one language."""
+    """The texts of one language."""
 
     events: Mapping[str, Sequence[str]]
     messages: Mapping[str, Sequence[str]]
@@ -40,7 +40,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Texts:
-    """The tables of all languages, and how an event becomes a message."""
+    """The texts of all languages; turns events into messages."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Texts:
         values: Mapping[str, Sequence[str]] | None = None,
         page: str | None = None,
     ) -> None:
-        """`own` are tables that say it otherwise, or further languages; `page` is the address of an item's page."""
+        """`own` replaces texts or adds languages; `page` is the address of an item's page."""
         given = own or {}
         languages = sorted({*built_in(), *given})
         self.tables = {language: _table(language, given.get(language, {})) for language in languages}
@@ -57,7 +57,7 @@ class Texts:
         self._page = page
 
     def language(self, code: str | None) -> str:
-        """The language for what Telegram says about a user: `de` for `de-AT`, and English where there is no other."""
+        """The language for a Telegram language code: `de` for `de-AT`, and English if there is no table."""
         short = (code or "").lower().replace("_", "-").partition("-")[0]
         return short if short in self.tables else FALLBACK
 
@@ -65,7 +65,7 @@ class Texts:
         """The message for an event."""
         table = self.tables[self.language(language)]
         lines = table.events.get(event_type) or table.events[OTHER]
-        # Telegram takes no message of blanks.
+        # Telegram refuses blank messages.
         return render(lines, self._of(table, event_type, item, lines)).strip() or escape(event_type).strip() or "·"
 
     def message(self, language: str, name: str, /, **values: str | Html | None) -> str:
@@ -73,16 +73,17 @@ class Texts:
         return render(self.tables[self.language(language)].messages[name], values)
 
     def word(self, language: str, name: str) -> str:
-        """One of the words that messages are made of."""
+        """A word for use in messages."""
         return self.tables[self.language(language)].words[name]
 
     def page(self, item: Mapping[str, Any]) -> str:
-        """The address of the page for an item; empty where there is none."""
+        """The address of an item's page; empty if there is none."""
         if self._page is None:
             return ""
         address = self._page
         for name in placeholders(address):
-            found = _text(_found(item, self._values.get(name, ()) or (name,)) or _at(item, name))
+            paths = (*self._values.get(name, ()), name)
+            found = next((text for path in paths if (text := _text(_at(item, path))) is not None), None)
             if found is None:
                 return ""
             address = address.replace(f"{{{name}}}", quote(found, safe=""))
@@ -102,7 +103,7 @@ class Texts:
 
 @cache
 def built_in() -> dict[str, dict[str, Any]]:
-    """The tables that come with us, by language."""
+    """The built-in tables by language."""
     folder = resources.files("aftercommit.contrib.telegram") / "tables"
     return {
         entry.name.removesuffix(".toml"): tomllib.loads(entry.read_text(encoding="utf-8"))
@@ -115,7 +116,7 @@ def _table(language: str, own: Mapping[str, Mapping[str, Any]]) -> Table:
     known = built_in()
     for kind in own:
         if kind not in _KINDS:
-            raise DeclarationError(f"texts.{language}.{kind} is not known: there are {', '.join(_KINDS)}")
+            raise DeclarationError(f"unknown name texts.{language}.{kind}: use {', '.join(_KINDS)}")
     base = known.get(language, {})
     merged: dict[str, dict[str, Any]] = {
         kind: {**known[FALLBACK][kind], **base.get(kind, {}), **own.get(kind, {})} for kind in _KINDS
@@ -127,27 +128,27 @@ def _table(language: str, own: Mapping[str, Mapping[str, Any]]) -> Table:
     unknown = sorted(merged["messages"].keys() - known[FALLBACK]["messages"].keys())
     if unknown:
         raise DeclarationError(
-            f"texts.{language}.messages.{unknown[0]} is said nowhere: there are "
+            f"unknown message texts.{language}.messages.{unknown[0]}: use "
             f"{', '.join(sorted(known[FALLBACK]['messages']))}"
         )
     for kind in ("commands", "words"):
         for name, text in merged[kind].items():
             if not isinstance(text, str):
-                raise DeclarationError(f"texts.{language}.{kind}.{name} is {text!r:.60}: write a text")
+                raise DeclarationError(f"texts.{language}.{kind}.{name} = {text!r:.60} must be a string")
     return Table(lines["events"], lines["messages"], merged["commands"], merged["words"])
 
 
 def _lines(text: Any, where: str) -> tuple[str, ...]:
     lines = (text,) if isinstance(text, str) else text
     if not isinstance(lines, list | tuple) or not lines or not all(isinstance(line, str) for line in lines):
-        raise DeclarationError(f"{where} is {text!r:.60}: write a text, or a list of lines")
+        raise DeclarationError(f"{where} = {text!r:.60} must be a string or a list of lines")
     for line in lines:
         check_line(line, where)
     return tuple(lines)
 
 
 def _worded(table: Table, item: Mapping[str, Any], paths: Sequence[str]) -> str | None:
-    """The first value that is there, in words where the table has some for it: `state.reported`, `actor_user_id`."""
+    """The first value that exists, in the table's words for it: `state.reported`, `actor_user_id`."""
     for path in paths:
         text = _text(_at(item, path))
         if text is not None:
@@ -155,10 +156,6 @@ def _worded(table: Table, item: Mapping[str, Any], paths: Sequence[str]) -> str 
             worded = table.words.get(f"{name}.{text}") or table.words.get(name, "{value}")
             return worded.replace("{value}", text)
     return None
-
-
-def _found(item: Mapping[str, Any], paths: Sequence[str]) -> Any:
-    return next((found for path in paths if (found := _at(item, path)) is not None), None)
 
 
 def _at(item: Mapping[str, Any], path: str) -> Any:
@@ -169,7 +166,7 @@ def _at(item: Mapping[str, Any], path: str) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """A value as text; what is no single value is not shown."""
+    """A string or number as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     return str(value) or None

@@ -1,4 +1,4 @@
-"""What people write to the bot, out of the updates that Telegram sends. Pure: JSON in, commands out."""
+"""Reads Telegram's updates. Pure: JSON in, commands out."""
 
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
@@ -9,7 +9,7 @@ _GONE: Final = frozenset({"kicked", "left"})
 
 
 class ChatCommand(msgspec.Struct, frozen=True):
-    """A command for this bot; an empty `name` is text that is none. `topic` is where in a forum it was written."""
+    """A command for this bot; `name` is empty for other text. `topic` is the forum topic."""
 
     chat_id: int
     name: str
@@ -20,7 +20,7 @@ class ChatCommand(msgspec.Struct, frozen=True):
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """The bot was blocked, or put out of a group; or it is welcome again."""
+    """The bot was blocked or removed from a group, or was let in again."""
 
     chat_id: int
     member: bool
@@ -37,7 +37,7 @@ Heard: TypeAlias = ChatCommand | Membership | Renumbered
 
 
 def heard(update: Mapping[str, Any], bot_name: str) -> Heard | None:
-    """What an update says to this bot; None when it says nothing."""
+    """The content of an update for this bot; None if there is none."""
     member = update.get("my_chat_member")
     if isinstance(member, dict):
         chat_id = _chat_id(member)
@@ -55,13 +55,13 @@ def _message(message: Mapping[str, Any], bot_name: str) -> Heard | None:
     if isinstance(moved_to, int):
         return Renumbered(chat_id, moved_to)
     text, sender = message.get("text"), _part(message, "from")
-    # An administrator who writes as the group itself seems to be a bot, Telegram's own.
+    # Messages of anonymous administrators come from one of Telegram's own bots.
     is_group = _part(message, "sender_chat").get("id") == chat_id
     if not isinstance(text, str) or (sender.get("is_bot") is True and not is_group):
         return None
     private = _part(message, "chat").get("type") == "private"
     name, addressed, argument = _split(text, bot_name)
-    # In a group others talk to each other and to other bots: only what names this one is meant for it.
+    # In groups, only messages that name this bot are meant for it.
     if not private and not (addressed and name):
         return None
     code = sender.get("language_code")
@@ -69,14 +69,14 @@ def _message(message: Mapping[str, Any], bot_name: str) -> Heard | None:
 
 
 def _topic(message: Mapping[str, Any]) -> int | None:
-    """The topic of a forum; in other groups a thread is only a chain of replies."""
+    """The forum topic; in other groups, a thread is only a chain of replies."""
     thread = message.get("message_thread_id")
     is_topic = message.get("is_topic_message") is True and isinstance(thread, int) and not isinstance(thread, bool)
     return thread if is_topic else None
 
 
 def _split(text: str, bot_name: str) -> tuple[str, bool, str]:
-    """Name and argument of a command, and whether it names this bot; no name when it is no command of ours."""
+    """A command's name and argument, and whether it names this bot. The name is empty for other text."""
     word, argument = (*text.split(maxsplit=1), "", "")[:2]
     if not word.startswith("/"):
         return "", False, text

@@ -1,4 +1,4 @@
-"""A local Bot API server: run a Telegram bot against it over real HTTP, see its chats, and let things go wrong.
+"""A local Bot API server: run a Telegram bot against it over HTTP, look at its chats, and inject faults.
 
     async with BotApiServer() as telegram:
         chat = telegram.open_chat("Ada", language="en")
@@ -6,7 +6,7 @@
         telegram.switch(TooManyRequests(retry_after=3), chat=chat, times=1)
         [message] = await telegram.messages(chat, 1)
 
-The bot is told `telegram.url` in place of https://api.telegram.org, and `telegram.token`. Needs `aftercommit[serve]`.
+Give the bot `telegram.url` instead of https://api.telegram.org, and `telegram.token`. Needs `aftercommit[serve]`.
 """
 
 from aftercommit.contrib.telegram.local_api.limits import BotApiLimits

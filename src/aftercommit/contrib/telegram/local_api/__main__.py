@@ -1,4 +1,4 @@
-"""`python -m aftercommit.contrib.telegram.local_api`: the local Bot API server by itself, until Ctrl-C."""
+"""`python -m aftercommit.contrib.telegram.local_api`: runs the local Bot API server until Ctrl-C."""
 
 import asyncio
 import signal
@@ -11,13 +11,13 @@ from aftercommit.errors import AftercommitError
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=8091, show_default=True, help="0 takes a free one.")
-@click.option("--token", default=TOKEN, show_default=True, help="The token of the one bot that is let in.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8091, show_default=True, help="0 picks a free port.")
+@click.option("--token", default=TOKEN, show_default=True, help="Token of the bot.")
 @click.option(
-    "--burst", type=click.IntRange(0), default=0, show_default=True, help="Messages a minute above Telegram's limits."
+    "--burst", type=click.IntRange(0), default=0, show_default=True, help="Messages per minute above Telegram's limits."
 )
 def main(port: int, token: str, burst: int) -> None:
-    """A Bot API server on this machine, with a page that shows the chats. They are in memory, and gone when it ends."""
+    """Run a local Bot API server with a page that shows the chats. They are kept in memory only."""
     try:
         server = BotApiServer(port=port, token=token, limits=BotApiLimits(burst=burst))
     except AftercommitError as problem:

@@ -1,6 +1,6 @@
-"""What a request says, in any of the ways the Bot API takes it: query, form, multipart form or JSON.
+"""Reads the arguments of a call: from the query, a form, a multipart form or JSON, as the Bot API accepts them.
 
-All values are text. A value that is not text in JSON is kept as the JSON of it, which is how Telegram reads it too.
+All values are text. JSON values that are not strings are kept as JSON text, as Telegram does.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,9 @@ _MOST_FIELDS: Final = 200
 
 
 class Refusal(Exception):
-    """An answer of the Bot API that is not `ok`."""
+    """An error answer of the Bot API."""
 
     def __init__(self, status: int, description: str, retry_after: int | None = None) -> None:
-        """With the text that Telegram has for it."""
         super().__init__(description)
         self.status = status
         self.description = description
@@ -34,7 +33,7 @@ class Refusal(Exception):
 
 
 def bad_request(what: str) -> Refusal:
-    """400, said as Telegram says it."""
+    """400 in Telegram's words."""
     return Refusal(400, f"Bad Request: {what}")
 
 
@@ -44,7 +43,7 @@ def too_many_requests(retry_after: int) -> Refusal:
 
 
 def read_arguments(query: bytes, content_type: str, body: bytes) -> dict[str, str]:
-    """The arguments of a call; those of the body go before those of the query."""
+    """The arguments of a call; the body wins over the query."""
     kind = content_type.partition(";")[0].strip().lower()
     arguments = _form(query)
     if not body:
@@ -53,7 +52,7 @@ def read_arguments(query: bytes, content_type: str, body: bytes) -> dict[str, st
         return arguments | _json(body)
     if kind == "multipart/form-data":
         return arguments | _multipart(content_type, body)
-    # curl and many clients name no type at all, or this one.
+    # curl and many other clients send this type, or none.
     return arguments | _form(body)
 
 
@@ -90,7 +89,7 @@ def _multipart(content_type: str, body: bytes) -> dict[str, str]:
         name = part.get_param("name", header="content-disposition")
         content = part.get_payload(decode=True)
         if not isinstance(name, str) or not isinstance(content, bytes) or part.get_filename() is not None:
-            raise bad_request("this local server takes no files, and no part of a form without a name")
+            raise bad_request("this local server accepts no files and no unnamed form parts")
         try:
             arguments[name] = content.decode()
         except UnicodeDecodeError:
@@ -99,7 +98,7 @@ def _multipart(content_type: str, body: bytes) -> dict[str, str]:
 
 
 def integer(arguments: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    """A number within its bounds; what is none counts as the default, as it does at Telegram."""
+    """A number within bounds; anything else counts as the default, as at Telegram."""
     try:
         value = int(arguments.get(name, "").strip())
     except ValueError:
@@ -108,12 +107,12 @@ def integer(arguments: Mapping[str, str], name: str, default: int, least: int, m
 
 
 def is_true(arguments: Mapping[str, str], name: str) -> bool:
-    """Whether a switch is given and on."""
+    """Whether a flag is set."""
     return arguments.get(name, "").strip().lower() in ("true", "yes", "1")
 
 
 def from_json(text: str) -> object:
-    """The value of a JSON text; None for what is not JSON."""
+    """The value of a JSON text; None if it is not JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""One lock around what the server knows, and a way to wait for it to change: from any thread, and in any event loop."""
+"""One lock around the server's data, and a way to wait for changes from any thread or event loop."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ _REMEMBERED = 5_000
 
 
 class _Waiting(Generic[Found]):
-    """Somebody who waits for a condition."""
+    """A pending wait for a condition."""
 
     def __init__(self, look: Callable[[], Found | None]) -> None:
         self.look = look
@@ -22,21 +22,20 @@ class _Waiting(Generic[Found]):
 
     def is_over(self) -> bool:
         if not self.found.done() and (found := self.look()) is not None:
-            # Whoever waited may give up at this very moment, in a thread of its own.
+            # The waiting thread may give up at this very moment.
             with suppress(InvalidStateError):
                 self.found.set_result(found)
         return self.found.done()
 
 
 class Changes:
-    """Hold `lock` to read or to change; call `tell` after a change, with the lock held.
+    """Hold `lock` to read or change data; call `tell` after a change, with the lock held.
 
-    Changes are numbered, and the things that changed are remembered for a while: whoever shows them asks what is new.
-    `listeners` are called with them before anybody who waits goes on.
+    Changes are numbered, and the recent ones are remembered, so that a viewer can ask for news. `listeners` get each
+    change before any waiter continues.
     """
 
     def __init__(self) -> None:
-        """Nothing has happened."""
         self.lock = threading.RLock()
         self.number = 0
         self._recent: deque[tuple[int, object]] = deque(maxlen=_REMEMBERED)
@@ -44,7 +43,7 @@ class Changes:
         self._waiting: list[_Waiting[object]] = []
 
     def tell(self, *changed: object) -> None:
-        """These things have changed: look again on behalf of everybody who waits."""
+        """These objects have changed: check all pending waits."""
         self.number += 1
         self._recent.extend((self.number, each) for each in changed)
         for listener in self.listeners:
@@ -52,7 +51,7 @@ class Changes:
         self._waiting = [waiting for waiting in self._waiting if not waiting.is_over()]
 
     def until(self, look: Callable[[], Found | None]) -> "Future[Found]":
-        """What the look finds, once it finds something. It is called with the lock held, after each change."""
+        """The first result of `look` that is not None. It is called after each change, with the lock held."""
         waiting = _Waiting(look)
         with self.lock:
             if not waiting.is_over():
@@ -60,21 +59,31 @@ class Changes:
         return waiting.found
 
     def since(self, number: int) -> Sequence[object] | None:
-        """What has changed after this number, each thing once; None when that is not remembered any more."""
+        """The objects changed after this number, without duplicates; None if that is no longer known."""
         if number > self.number or (len(self._recent) == _REMEMBERED and number < self._recent[0][0]):
             return None
         return list({id(each): each for at, each in self._recent if at > number}.values())
 
-    async def found(self, look: Callable[[], Found | None], otherwise: Callable[[], str], timeout: float) -> Found:
-        """The same, awaited; AssertionError says what did not come."""
+    async def within(self, seconds: float, look: Callable[[], Found | None]) -> Found | None:
+        """Await `until` for so many seconds; None after that."""
+        future = self.until(look)
+        if future.done():
+            return future.result()
         try:
-            async with asyncio.timeout(timeout):
-                return await asyncio.wrap_future(self.until(look))
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(future)
         except TimeoutError:
-            raise AssertionError(f"{otherwise()} (waited {timeout:g} s)") from None
+            return None
+
+    async def found(self, look: Callable[[], Found | None], otherwise: Callable[[], str], timeout: float) -> Found:
+        """Await `until`; after the timeout raise AssertionError with what was missing."""
+        found = await self.within(timeout, look)
+        if found is None:
+            raise AssertionError(f"{otherwise()} (waited {timeout:g} s)")
+        return found
 
     def found_blocking(self, look: Callable[[], Found | None], otherwise: Callable[[], str], timeout: float) -> Found:
-        """The same, for tests that have no event loop."""
+        """The same, blocking."""
         future = self.until(look)
         try:
             return future.result(timeout)

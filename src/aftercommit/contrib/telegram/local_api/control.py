@@ -1,13 +1,12 @@
-"""`/control/…`: what a person on the page, or a test in another process, does to the messenger. JSON both ways."""
+"""`/control/…`: lets the page, or a test in another process, act on the messenger. JSON both ways."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from aftercommit.contrib.telegram.local_api.arguments import MOST_BODY
 from aftercommit.contrib.telegram.local_api.exchange import Exchange
 from aftercommit.contrib.telegram.local_api.messenger import Messenger
 from aftercommit.contrib.telegram.local_api.switches import FAULTS, Fault, Switchboard
@@ -25,13 +24,13 @@ except ModuleNotFoundError as problem:
 
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 _HEARTBEAT: Final = 5.0
-# An event and no comment: a page that listens with EventSource is not told of comments.
+# An event, because EventSource does not report comments.
 _BEAT: Final = sse.event(b"{}", name="heartbeat")
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
 class NewChat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Somebody who begins to talk to the bot."""
+    """A new chat with the bot."""
 
     first_name: str
     last_name: str | None = None
@@ -41,19 +40,19 @@ class NewChat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a person writes to the bot."""
+    """A message to the bot."""
 
     text: str
 
 
 class Blocking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether the person has blocked the bot."""
+    """Block or unblock the bot."""
 
     blocked: bool
 
 
 class SwitchedOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault by its name, with what it needs to know."""
+    """A fault by name, with its parameters."""
 
     fault: str
     chat_id: int | None = None
@@ -69,31 +68,30 @@ class SwitchedOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The fault itself."""
         kind = FAULTS.get(self.fault)
         if kind is None:
-            raise bad_request(f"There is no fault {self.fault!r:.60}: choose one of {', '.join(FAULTS)}")
+            raise bad_request(f"Unknown fault {self.fault!r:.60}: use one of {', '.join(FAULTS)}")
         details = {name: getattr(self, name) for name in ("retry_after", "status", "seconds", "as_page", "recorded")}
         given = {name: value for name, value in details.items() if value is not None}
         unknown = given.keys() - set(kind.__slots__)
         if unknown:
-            raise bad_request(f"The fault {self.fault} takes no {min(unknown)}")
+            raise bad_request(f"The fault {self.fault} has no parameter {min(unknown)}")
         return kind(**given)
 
 
 class Control:
-    """The routes."""
+    """The control routes."""
 
     def __init__(self, messenger: Messenger, board: Switchboard, exchange: Exchange, view: MessengerView) -> None:
-        """Over these."""
         self._messenger = messenger
         self._board = board
         self._exchange = exchange
         self._view = view
         self._changes = messenger.changes
-        # Numbers of changes are this server's own: after a restart they mean something else.
+        # Change numbers start over with each server process.
         self._epoch = format(time.time_ns(), "x")
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """All of them."""
+        """All routes."""
         return [
             Route("/control/state", self._state, methods=["GET"]),
             Route("/control/events", self._events, methods=["GET"]),
@@ -119,7 +117,7 @@ class Control:
         return StreamingResponse(self._follow(request), media_type="text/event-stream", headers=headers)
 
     async def _follow(self, request: Request) -> AsyncIterator[bytes]:
-        """Everything, then what changes; a reader that comes back goes on where it was."""
+        """Send everything, then changes. A client that reconnects continues where it was."""
         epoch, _, number = request.headers.get("last-event-id", "").partition("-")
         seen = int(number) if epoch == self._epoch and number.isdecimal() else -1
         yield sse.opening(1000)
@@ -130,21 +128,11 @@ class Control:
             if told["number"] != seen:
                 seen = told["number"]
                 yield sse.event(msgspec.json.encode(told), name=kind, identity=f"{self._epoch}-{seen}")
-            yield b"" if await self._changed_since(seen) else _BEAT
+            changed = await self._changes.within(_HEARTBEAT, partial(self._is_news, seen))
+            yield b"" if changed else _BEAT
 
-    async def _changed_since(self, number: int) -> bool:
-        future = self._changes.until(lambda: self._changes.number if self._is_news(number) else None)
-        if future.done():
-            return True
-        try:
-            async with asyncio.timeout(_HEARTBEAT):
-                await asyncio.wrap_future(future)
-                return True
-        except TimeoutError:
-            return False
-
-    def _is_news(self, number: int) -> bool:
-        return self._changes.number != number or self._exchange.closing
+    def _is_news(self, number: int) -> bool | None:
+        return self._changes.number != number or self._exchange.closing or None
 
     async def _open(self, request: Request) -> Response:
         asked = await _read(request, NewChat)
@@ -180,7 +168,7 @@ class Control:
     async def _switch_off(self, request: Request) -> Response:
         switch = self._board.numbered(request.path_params["number"])
         if switch is None:
-            raise not_found("There is no such switch, or it is off already")
+            raise not_found("This fault does not exist or was already removed")
         switch.off()
         return Response(status_code=204)
 
@@ -191,20 +179,20 @@ class Control:
     def _chat(self, request: Request) -> int:
         chat_id = int(request.path_params["chat_id"])
         if chat_id not in self._messenger.chats:
-            raise not_found(f"There is no chat {chat_id}")
+            raise not_found(f"Chat {chat_id} does not exist")
         return chat_id
 
 
 def _guarded(route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """What a web page of another origin must not be able to do: it can send a form, and nothing that is named JSON."""
+    """Protect a route from pages of other origins, which can send forms, but no JSON."""
 
     async def guard(request: Request) -> Response:
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise Problem(403, f"A page of {origin!r:.100} has no business here")
+            raise Problem(403, f"Pages of {origin!r:.100} may not call this server")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method != "DELETE" and kind != "application/json":
-            raise Problem(415, f"The body is {kind!r:.60}: send JSON, as application/json")
+            raise Problem(415, f"The content type is {kind!r:.60}: send application/json")
         try:
             return await route(request)
         except Problem:
@@ -216,15 +204,10 @@ def _guarded(route: Callable[[Request], Awaitable[Response]]) -> Callable[[Reque
 
 
 async def _read(request: Request, kind: type[Asked]) -> Asked:
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BODY:
-            raise Problem(413, f"The request body is larger than {MOST_BODY} bytes")
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(await request.body(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-        raise bad_request(f"The body cannot be read: {problem}") from None
+        raise bad_request(f"The body is not valid: {problem}") from None
 
 
 def _json(value: Any, status: int = 200) -> Response:

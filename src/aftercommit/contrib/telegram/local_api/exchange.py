@@ -1,4 +1,4 @@
-"""`/bot<token>/<method>`: one call from its first byte to its answer, or to whatever a switch has put in its place."""
+"""`/bot<token>/<method>`: answers one call, or injects the fault that is switched on for it."""
 
 import asyncio
 import math
@@ -6,7 +6,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
+from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -46,18 +46,18 @@ _CONFLICT: Final = "Conflict: terminated by other getUpdates request; make sure 
 _WEBHOOK: Final = (
     "Conflict: can't use getUpdates method while webhook is active; use deleteWebhook to delete the webhook first"
 )
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class _Gone(Exception):
-    """Nobody waits for the answer any more, or nobody is to get one."""
+    """The client has left, or is to get no answer."""
 
 
 class Exchange:
     """Answers a bot's calls, and keeps a record of them."""
 
     def __init__(self, token: str, messenger: Messenger, board: Switchboard, rate: RateLimit) -> None:
-        """For the bot with this token alone."""
         self.calls: deque[Call] = deque(maxlen=MOST_CALLS)
         self.methods = Methods(messenger, rate)
         self.closing = False
@@ -69,7 +69,7 @@ class Exchange:
         self._count = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or do not."""
+        """Answer a call, or inject a fault."""
         try:
             method, arguments = await self._read(scope, receive)
         except Refusal as refusal:
@@ -114,7 +114,7 @@ class Exchange:
             self._changes.tell(call)
 
     async def _while_there(self, work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
-        """The work, unless the client leaves before it is done."""
+        """Do the work, unless the client leaves first."""
         working = asyncio.create_task(work)
         leaving = asyncio.create_task(lost(receive))
         try:
@@ -128,7 +128,7 @@ class Exchange:
             await asyncio.gather(working, leaving, return_exceptions=True)
 
     async def _outcome(self, call: Call) -> tuple[int, Mapping[str, Any] | bytes]:
-        """Status and body; `_Gone` for no answer."""
+        """Status and body; raises `_Gone` for no answer."""
         try:
             if call.method.lower() != "getupdates" and call.method.lower() not in self.methods.known:
                 raise Refusal(404, "Not Found: method not found")
@@ -138,13 +138,9 @@ class Exchange:
                 return await self._broken(switch, call)
             return await self._result(call)
         except Refusal as refusal:
-            if refusal.retry_after is not None and not call.too_early:
-                self._remember_wait(call, refusal.retry_after)
+            if refusal.retry_after is not None and not call.too_early and call.fault is None:
+                self._board.told_to_wait(call.method, call.chat_id, refusal.retry_after)
             return refusal.status, refusal.told()
-
-    def _remember_wait(self, call: Call, seconds: int) -> None:
-        if call.fault is None:
-            self._board.told_to_wait(call.method, call.chat_id, seconds)
 
     def _must_have_waited(self, call: Call) -> None:
         remaining = self._board.remaining_wait(call.method, call.chat_id)
@@ -153,7 +149,7 @@ class Exchange:
             raise too_many_requests(max(1, math.ceil(remaining)))
 
     async def _broken(self, switch: Switch, call: Call) -> tuple[int, Mapping[str, Any] | bytes]:
-        """What comes of a call that runs into a switch."""
+        """The answer to a call that meets a fault."""
         fault = switch.fault
         call.fault = fault.name
         match fault:
@@ -169,16 +165,14 @@ class Exchange:
             case ServerError():
                 return _server_error(fault)
             case Hang():
-                await self._until_ended(switch)
+                ended = self._changes.until(lambda: (switch.was_ended or self.closing) or None)
+                await asyncio.wrap_future(ended)
                 raise _Gone
             case Drop():
                 raise _Gone
             case Slow():
                 await asyncio.sleep(fault.seconds)
                 return done or await self._result(call)
-
-    async def _until_ended(self, switch: Switch) -> None:
-        await asyncio.wrap_future(self._changes.until(lambda: (switch.was_ended or self.closing) or None))
 
     async def _result(self, call: Call) -> tuple[int, Mapping[str, Any]]:
         if call.method.lower() == "getupdates":
@@ -189,7 +183,7 @@ class Exchange:
         return 200, {"ok": True, "result": result, **({"description": about} if about else {})}
 
     def _about(self, method: str) -> str | None:
-        """What Telegram says besides that it has done it."""
+        """Telegram's description of some successful calls."""
         if method == "deletewebhook":
             return "Webhook was deleted" if self.methods.webhook else "Webhook is already deleted"
         return "Webhook was set" if method == "setwebhook" else None
@@ -199,7 +193,7 @@ class Exchange:
         timeout = integer(call.arguments, "timeout", 0, 0, LONGEST_POLL)
         kinds = from_json(call.arguments.get("allowed_updates", ""))
         with self._changes.lock:
-            # Whoever polled until now is told of the conflict; Telegram lets the newcomer have its place.
+            # An earlier poll gets a conflict; the new one takes its place, as at Telegram.
             self._poller = call
             self._messenger.confirm(integer(call.arguments, "offset", 0, -(1 << 31), 1 << 31))
             if isinstance(kinds, list):
@@ -208,11 +202,11 @@ class Exchange:
 
         def look() -> list[Update] | None:
             if self._poller is not call or self.methods.webhook:
-                # Found on behalf of the other thread or task; raised in its own.
+                # Wake the earlier poll; it raises the conflict itself.
                 return []
             return self._messenger.updates[:limit] or ([] if self.closing else None)
 
-        found = await _within(timeout, self._changes.until(look))
+        found = await self._changes.within(timeout, look)
         with self._changes.lock:
             if self.methods.webhook:
                 raise Refusal(409, _WEBHOOK)
@@ -220,16 +214,6 @@ class Exchange:
                 raise Refusal(409, _CONFLICT)
             self._poller = None
         return found or []
-
-
-async def _within(timeout: int, future: "Future[Result]") -> Result | None:
-    if future.done():
-        return future.result()
-    try:
-        async with asyncio.timeout(timeout):
-            return await asyncio.wrap_future(future)
-    except TimeoutError:
-        return None
 
 
 async def _body(receive: Receive) -> bytes:
@@ -260,7 +244,7 @@ async def _answer(send: Send, status: int, body: Mapping[str, Any] | bytes, meth
 
 
 async def _cut(scope: Scope, receive: Receive) -> None:
-    """End the connection without a word."""
+    """Close the connection without an answer."""
     connection = connection_of(scope)
     if connection is not None:
         connection.abort()
@@ -268,8 +252,7 @@ async def _cut(scope: Scope, receive: Receive) -> None:
 
 
 def _server_error(fault: ServerError) -> tuple[int, Mapping[str, Any] | bytes]:
-    phrases = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout"}
-    phrase = phrases.get(fault.status, "Server Error")
+    phrase = _PHRASES.get(fault.status, "Server Error")
     if fault.as_page:
         return fault.status, f"<html><head><title>{fault.status} {phrase}</title></head></html>\r\n".encode()
     return fault.status, {"ok": False, "error_code": fault.status, "description": phrase}

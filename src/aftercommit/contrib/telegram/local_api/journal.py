@@ -1,6 +1,6 @@
-"""The messenger's memory beyond the life of its process: a file of JSON lines, written as things happen.
+"""Stores chats and messages in a file of JSON lines, so that they survive the process.
 
-What was taken is in the file before the bot is told so. A process that is killed leaves at most one line unfinished.
+A message is in the file before the bot gets its answer. A killed process leaves at most one incomplete line.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One thing that happened. A chat that is not `there` any more was deleted."""
+    """One change. A chat that is not `there` was deleted."""
 
     chat: Chat | None = None
     there: bool = True
@@ -35,24 +35,23 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class Journal:
-    """Reads what was, and writes what happens from then on."""
+    """Restores a messenger from the file, and writes its changes."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is opened."""
         self._path = path
         self._lock: IO[bytes] | None = None
         self._file: IO[bytes] | None = None
         self._lines = 0
 
     def open(self, messenger: Messenger) -> None:
-        """Give the messenger its memory back, and keep it. A file that another server writes to is left alone."""
+        """Restore the messenger and start writing. A file that another server uses is left alone."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lock = self._path.with_suffix(".lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            remedy = "these chats are in memory alone; stop the other one, or use another folder"
+            remedy = "these chats are kept in memory only; stop the other server, or use another folder"
             log_event(logger, logging.WARNING, "chats_in_use", file=str(self._path), remedy=remedy)
             return
         self._lock = lock
@@ -61,7 +60,7 @@ class Journal:
         messenger.changes.listeners.append(lambda changed: self._write(messenger, changed))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         for each in (self._file, self._lock):
             if each is not None:
                 each.close()
@@ -79,7 +78,7 @@ class Journal:
                     log_event(logger, logging.WARNING, "chat_line_unreadable", line=number, error=str(problem)[:200])
 
     def _rewrite(self, messenger: Messenger) -> None:
-        """Begin the file anew with what is still of interest; the old one stays until the new one is whole."""
+        """Compact the file; the old one stays until the new one is complete."""
         draft = self._path.with_suffix(".new")
         lines = list(_lines_of(messenger))
         with draft.open("wb") as file:
@@ -121,11 +120,11 @@ def _lines_of(messenger: Messenger) -> Iterator[Line]:
         yield Line(chat=chat, blocked=chat_id in messenger.blocked)
         yield from (Line(message=message) for message in messenger.messages(chat_id)[-MESSAGES_KEPT:])
     yield from (Line(update=update) for update in messenger.updates)
-    yield Line(seen=messenger.next_update - len(messenger.updates))
+    yield Line(seen=messenger.updates[0].update_id if messenger.updates else messenger.next_update)
 
 
 def _past(lines: Iterator[Line]) -> Past:
-    """What all lines together say."""
+    """The state after all lines."""
     past = Past()
     messages: dict[int, dict[int, Message]] = past.messages
     for line in lines:

@@ -1,4 +1,4 @@
-"""Telegram's limits on sending: so many messages a second in all, fewer to one chat. Counts; never waits."""
+"""Telegram's rate limits: messages per second overall and per chat. Counts, and never waits."""
 
 import math
 from collections import defaultdict, deque
@@ -12,10 +12,10 @@ _MINUTE: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BotApiLimits:
-    """How much may be sent within any `window_seconds`: `overall` messages, and `per_chat` to each chat.
+    """Messages allowed within any `window_seconds`: `overall`, and `per_chat` to each chat. None is no limit.
 
-    None is no limit. `burst` messages a minute are let through above the limits, to each chat and in all: Telegram
-    allows short bursts and does not say how long; without it the limits are kept to the letter.
+    `burst` messages per minute may exceed each limit. Telegram allows short bursts, but does not document them; the
+    default of 0 keeps the limits exactly.
     """
 
     overall: int | None = 30
@@ -27,23 +27,23 @@ class BotApiLimits:
         for name in ("overall", "per_chat"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise DeclarationError(f"{name}={limit} would let no message through: give at least 1, or None")
+                raise DeclarationError(f"{name}={limit} would allow no message: use at least 1, or None")
         if not 0 < self.window_seconds <= _MINUTE or self.burst < 0:
             raise DeclarationError(
-                f"window_seconds={self.window_seconds:g} and burst={self.burst}: give a window above 0 and at most "
+                f"window_seconds={self.window_seconds:g} and burst={self.burst}: use a window above 0 and up to "
                 "60 seconds, and a burst of 0 or more"
             )
 
 
 @dataclass
 class _LimitCount:
-    """What one limit has let through."""
+    """The messages counted for one limit."""
 
     taken: deque[float] = field(default_factory=deque)
     above: deque[float] = field(default_factory=deque)
 
     def wait(self, limit: int, limits: BotApiLimits, now: float) -> float:
-        """Seconds until this limit lets another through; 0 when it does."""
+        """Seconds until this limit allows another message."""
         _forget(self.taken, now - limits.window_seconds)
         _forget(self.above, now - _MINUTE)
         if len(self.taken) < limit or len(self.above) < limits.burst:
@@ -57,16 +57,15 @@ class _LimitCount:
 
 
 class RateLimit:
-    """Counts what was sent, and says how long to wait when it was too much."""
+    """Counts messages, and says how long to wait above the limit."""
 
     def __init__(self, limits: BotApiLimits) -> None:
-        """Nothing was sent."""
         self.limits = limits
         self._overall = _LimitCount()
         self._chats: dict[int, _LimitCount] = defaultdict(_LimitCount)
 
     def take(self, chat_id: int, now: float) -> int | None:
-        """Count a message; or, when it is one too many, the whole seconds to wait, and it does not count."""
+        """Count a message. Above the limit, return the whole seconds to wait instead."""
         limits = self.limits
         counts = [
             (count, limit)

@@ -1,7 +1,6 @@
-"""Telegram's HTML, read as Telegram reads it: text and entities, or the very error that a bot would be told. Pure.
+"""Parses HTML as Telegram does, into text and entities, with Telegram's own error messages. Pure.
 
-What HTML itself allows and Telegram does not is refused (unknown tags, tags left open). An `&` that begins no
-character reference known to Telegram stands for itself, as it does there.
+Unknown and unclosed tags are refused. An `&` that starts no character reference known to Telegram stands for itself.
 """
 
 import re
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 MOST_ENTITIES: Final = 100
 
-# Tag to the type of its entity; `span`, `pre` and `code` depend on what else they say.
+# Entity type by tag; `span`, `pre` and `code` also depend on their attributes.
 _TYPES: Final = {
     "a": "text_link",
     "b": "bold",
@@ -41,11 +40,11 @@ _HOST: Final = re.compile(r"(?:[^:@]*[^:@.]\.[^:@.]+|\[[0-9a-fA-F:]+\])(?::[0-9]
 
 
 class CannotParse(ValueError):
-    """The text is not what Telegram takes for HTML; the message is the one that Telegram has."""
+    """Telegram refuses this HTML; the message is Telegram's."""
 
 
 class Entity(NamedTuple):
-    """A part of a text that is more than text. Offset and length count UTF-16 code units, as the Bot API does."""
+    """A formatted part of a text. Offset and length count UTF-16 code units, as the Bot API does."""
 
     type: str
     offset: int
@@ -53,7 +52,7 @@ class Entity(NamedTuple):
     argument: str | None = None
 
     def told(self) -> dict[str, Any]:
-        """As the Bot API tells it."""
+        """The entity in the Bot API's format."""
         said: dict[str, Any] = {"offset": self.offset, "length": self.length, "type": self.type}
         named = {"text_link": "url", "pre": "language", "custom_emoji": "custom_emoji_id"}.get(self.type)
         if named is not None and self.argument:
@@ -62,7 +61,7 @@ class Entity(NamedTuple):
 
 
 class Formatted(NamedTuple):
-    """A text as everybody sees it, and what its parts are."""
+    """A plain text with its entities."""
 
     text: str
     entities: tuple[Entity, ...]
@@ -70,7 +69,7 @@ class Formatted(NamedTuple):
 
 @dataclass
 class _Open:
-    """A tag that waits for its end."""
+    """A tag that is not closed yet."""
 
     tag: str
     argument: str
@@ -80,7 +79,7 @@ class _Open:
 
 @dataclass
 class _Reader:
-    """Where the reading stands."""
+    """The state of the parser."""
 
     source: str
     at: int = 0
@@ -94,7 +93,7 @@ class _Reader:
         self.length += utf16_length(text)
 
     def offset(self, at: int) -> int:
-        """The byte at which this character begins: errors name it."""
+        """The byte offset of a character, for error messages."""
         return len(self.source[:at].encode("utf-8", "surrogatepass"))
 
     def peek(self) -> str:
@@ -112,7 +111,7 @@ class _Reader:
 
 
 def parse_html(source: str) -> Formatted:
-    """The text and its entities; CannotParse says what Telegram would."""
+    """The text and its entities; raises CannotParse."""
     reader = _Reader(source)
     while reader.at < len(source):
         character = source[reader.at]
@@ -128,7 +127,7 @@ def parse_html(source: str) -> Formatted:
 
 
 def _whole(text: str) -> str:
-    """Halves of a surrogate pair that were written one by one are joined; one that is alone is no text."""
+    """Join surrogate pairs that were written as two references; a single half is refused."""
     try:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError:
@@ -139,7 +138,7 @@ def _whole(text: str) -> str:
 
 
 def _reference(reader: _Reader) -> str:
-    """The character that a reference stands for; otherwise the ampersand itself."""
+    """The character of a reference, or else the ampersand."""
     found = _REFERENCE.match(reader.source, reader.at)
     if found is not None:
         code = int(found["hex"], 16) if found["hex"] else int(found["decimal"] or 0)
@@ -241,7 +240,7 @@ def _end_tag(reader: _Reader) -> None:
 
 
 def _close(reader: _Reader, opened: _Open) -> None:
-    """The entity that a pair of tags makes, if it makes one."""
+    """Add the entity of a pair of tags, if there is one."""
     made = Entity(_TYPES[opened.tag], opened.begins, reader.length - opened.begins, opened.argument or None)
     last = reader.entities[-1] if reader.entities else None
     same_place = last is not None and last[1:3] == made[1:3]
@@ -260,7 +259,7 @@ def _close(reader: _Reader, opened: _Open) -> None:
 
 
 def checked_link(url: str) -> str | None:
-    """The address as Telegram keeps it; None for one that it makes no link of, `http://localhost` among them."""
+    """The address as Telegram stores it; None if Telegram makes no link, as for `http://localhost`."""
     found = _LINK.fullmatch(url.strip())
     if found is None:
         return None
@@ -274,9 +273,9 @@ def checked_link(url: str) -> str | None:
 
 
 def formatted(text: str, entities: Sequence[Entity]) -> Formatted:
-    """Without white space around the text, the entities in order, and not too many of them."""
+    """Strip the text, sort the entities, and limit their number."""
     stripped = text.strip()
-    # White space is one code unit a character.
+    # Each white-space character is one code unit.
     leading, length = len(text) - len(text.lstrip()), utf16_length(stripped)
     kept: list[Entity] = []
     for entity in sorted(entities, key=lambda each: (each.offset, -each.length)):
@@ -289,5 +288,5 @@ def formatted(text: str, entities: Sequence[Entity]) -> Formatted:
 
 
 def utf16_length(text: str) -> int:
-    """How long a text is to Telegram."""
+    """The length of a text as Telegram counts it."""
     return len(text) if text.isascii() else len(text) + sum(character > "\uffff" for character in text)

@@ -1,4 +1,4 @@
-"""The messenger itself: who is there, what was written, and what the bot has not fetched yet. Knows nothing of HTTP."""
+"""The messenger: chats, messages, and updates for the bot. No HTTP here."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,19 +19,19 @@ _LONGEST_NAME: Final = 64
 
 
 class ChatError(AftercommitError):
-    """A chat of the local Bot API server cannot be made or used as asked."""
+    """A chat of the local Bot API server cannot be created or used this way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The bot is done with the updates below this one."""
+    """The bot has confirmed all updates below this one."""
 
     before: int
 
 
 @dataclass(slots=True)
 class Past:
-    """What a messenger knew in an earlier life."""
+    """The data of a messenger, as restored from a journal."""
 
     chats: dict[int, Chat] = field(default_factory=dict)
     blocked: set[int] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Messenger:
     """Chats and messages. Safe to use from any thread."""
 
     def __init__(self, changes: Changes, bot: Mapping[str, Any]) -> None:
-        """Nobody is there. `bot` is the bot as a user of the messenger."""
+        """`bot` is the bot's own account."""
         self.changes = changes
         self.bot = dict(bot)
         self.chats: dict[int, Chat] = {}
@@ -54,11 +54,11 @@ class Messenger:
         self._messages: dict[int, list[Message]] = {}
         self._next_chat = _FIRST_CHAT
         self._next_message = 1
-        # A bot may keep how far it has come: a server that begins anew must not begin below that.
+        # A bot may have stored its offset: a new server must not start below it.
         self.next_update = int(time.time()) % (1 << 30)
 
     def restore(self, past: Past) -> None:
-        """Know again what was known; for a messenger in which nothing has happened yet."""
+        """Load earlier data into a new messenger."""
         with self.changes.lock:
             self.chats, self.blocked, self.updates = dict(past.chats), set(past.blocked), list(past.updates)
             self._messages = {chat: list(past.messages.get(chat, {}).values()) for chat in past.chats}
@@ -76,31 +76,29 @@ class Messenger:
         username: str | None = None,
         language: str | None = None,
     ) -> Chat:
-        """Somebody begins a chat with the bot; nothing is written yet."""
+        """Open a chat with the bot, without messages."""
         if not first_name.strip() or len(first_name) > _LONGEST_NAME:
-            raise ChatError(f"the first name {first_name!r:.80} is empty or longer than 64 characters: give a name")
+            raise ChatError(f"the first name {first_name!r:.80} must have 1 to 64 characters")
         with self.changes.lock:
             number = self._free_chat() if chat_id is None else chat_id
             if number in self.chats or not 0 < number < 1 << 52:
-                raise ChatError(f"chat {number} cannot be opened: it exists, or is not between 1 and 2^52")
-            chat = Chat(number, first_name.strip(), last_name, username, language)
-            self.chats[number] = chat
-            self._messages[number] = []
-            self.changes.tell(chat)
-            return chat
+                raise ChatError(f"chat {number} exists, or is not between 1 and 2^52")
+            return self._opened(Chat(number, first_name.strip(), last_name, username, language))
 
     def open_group(self, title: str, *, is_forum: bool = False) -> Chat:
-        """A supergroup that the bot is a member of."""
+        """Open a supergroup with the bot as a member."""
         with self.changes.lock:
             number = min([_FIRST_GROUP + 1, *self.chats]) - 1
-            chat = Chat(number, title, is_group=True, is_forum=is_forum)
-            self.chats[number] = chat
-            self._messages[number] = []
-            self.changes.tell(chat)
-            return chat
+            return self._opened(Chat(number, title, is_group=True, is_forum=is_forum))
+
+    def _opened(self, chat: Chat) -> Chat:
+        self.chats[chat.chat_id] = chat
+        self._messages[chat.chat_id] = []
+        self.changes.tell(chat)
+        return chat
 
     def has_topic(self, chat_id: int, topic: int) -> bool:
-        """Whether somebody has written in this topic of a forum."""
+        """Whether this topic has a message."""
         return any(message.topic == topic for message in self.messages(chat_id))
 
     def _free_chat(self) -> int:
@@ -109,7 +107,7 @@ class Messenger:
         return self._next_chat
 
     def forget(self, chat_id: int) -> None:
-        """The chat is no more: the bot is told that it was not found."""
+        """Delete a chat; the bot then gets "chat not found"."""
         with self.changes.lock:
             self._known(chat_id)
             chat = self.chats.pop(chat_id)
@@ -118,27 +116,27 @@ class Messenger:
             self.changes.tell(chat)
 
     def messages(self, chat_id: int) -> Sequence[Message]:
-        """Everything in a chat, oldest first."""
+        """All messages of a chat, oldest first."""
         with self.changes.lock:
             return list(self._messages.get(chat_id, ()))
 
     def message(self, chat_id: int, message_id: int) -> Message | None:
-        """One message, if it is there."""
+        """One message, if it exists."""
         with self.changes.lock:
             return next((each for each in self._messages.get(chat_id, ()) if each.message_id == message_id), None)
 
     def write(self, chat_id: int, text: str, *, topic: int | None = None, is_anonymous: bool = False) -> Message:
-        """The person writes to the bot; in a group, a member, or an administrator who stays anonymous."""
+        """A message to the bot; in a group, from a member or an anonymous administrator."""
         with self.changes.lock:
             self._known(chat_id)
             if chat_id in self.blocked:
-                raise ChatError(f"the person of chat {chat_id} has blocked the bot: unblock it before writing")
+                raise ChatError(f"the bot is blocked in chat {chat_id}: unblock it before writing")
             if not text.strip():
-                raise ChatError("the message is empty: write something")
+                raise ChatError("the message is empty")
             text = text.strip()[:4096]
             chat = self.chats[chat_id]
             if (topic is not None and not chat.is_forum) or (is_anonymous and not chat.is_group):
-                raise ChatError(f"chat {chat_id} is no forum, or no group: open one with open_group")
+                raise ChatError(f"chat {chat_id} is not a forum or not a group: use open_group")
             message = self._add(chat_id, text, marked(text), from_bot=False)
             message.topic, message.is_anonymous = topic, is_anonymous
             self._announce(message, "message", self.told(message))
@@ -153,7 +151,7 @@ class Messenger:
         reply_to: int | None = None,
         topic: int | None = None,
     ) -> Message:
-        """The bot writes to the person."""
+        """A message from the bot."""
         with self.changes.lock:
             message = self._add(chat_id, content.text, content.entities, from_bot=True)
             message.reply_markup, message.reply_to, message.topic = reply_markup, reply_to, topic
@@ -161,7 +159,7 @@ class Messenger:
             return message
 
     def edit(self, message: Message, content: Formatted, reply_markup: Mapping[str, Any] | None) -> None:
-        """The bot changes what it wrote."""
+        """The bot edits its message."""
         with self.changes.lock:
             message.text, message.entities = content
             message.reply_markup = reply_markup
@@ -169,7 +167,7 @@ class Messenger:
             self.changes.tell(message)
 
     def block(self, chat_id: int, blocked: bool = True) -> None:
-        """The person blocks the bot, or takes it back; the bot is told, as Telegram does."""
+        """Block or unblock the bot; it gets an update about it, as at Telegram."""
         with self.changes.lock:
             self._known(chat_id)
             if (chat_id in self.blocked) is blocked:
@@ -190,7 +188,7 @@ class Messenger:
         return {"user": self.bot, "status": status, **({"until_date": 0} if status == "kicked" else {})}
 
     def confirm(self, offset: int) -> None:
-        """The bot has seen every update below this one; a negative one keeps only so many, counted from the end."""
+        """Confirm all updates below this number; a negative number keeps only the last ones."""
         with self.changes.lock:
             before = len(self.updates)
             if offset < 0:
@@ -201,12 +199,12 @@ class Messenger:
                 self.changes.tell(Seen(self.updates[0].update_id if self.updates else self.next_update))
 
     def allow(self, kinds: Iterable[str]) -> None:
-        """From now on the bot is told of these kinds of updates; none means the usual ones."""
+        """Set the kinds of updates for the bot; none means the default."""
         with self.changes.lock:
             self.allowed = frozenset(kinds) or DEFAULT_UPDATES
 
     def told(self, message: Message) -> dict[str, Any]:
-        """A message as the Bot API tells it."""
+        """A message in the Bot API's format."""
         chat = self.chats[message.chat_id]
         said: dict[str, Any] = {
             "message_id": message.message_id,
@@ -232,7 +230,7 @@ class Messenger:
 
     def _known(self, chat_id: int) -> None:
         if chat_id not in self.chats:
-            raise ChatError(f"there is no chat {chat_id}: open one first")
+            raise ChatError(f"chat {chat_id} does not exist: open it first")
 
     def _add(self, chat_id: int, text: str, entities: tuple[Entity, ...], *, from_bot: bool) -> Message:
         message = Message(self._next_message, chat_id, from_bot, text, entities, int(time.time()), time.monotonic())

@@ -1,4 +1,4 @@
-"""The Bot API methods that this server knows: from the arguments of a call to its result, or to Telegram's error."""
+"""The Bot API methods of this server: from a call's arguments to its result, or to Telegram's error."""
 
 import re
 import time
@@ -29,7 +29,7 @@ from aftercommit.contrib.telegram.local_api.records import Call, Chat, marked
 
 LONGEST_TEXT: Final = 4096
 _LONGEST_SOURCE: Final = 1 << 15
-# Control characters become spaces, but for line breaks; a carriage return is dropped.
+# Control characters become spaces, except line breaks; carriage returns are dropped.
 _CONTROLS: Final = {code: " " for code in range(32) if code not in (10, 13)} | {13: None}
 _COMMAND_NAME: Final = re.compile(r"[a-z0-9_]{1,32}")
 _MOST_COMMANDS: Final = 100
@@ -45,10 +45,9 @@ _MARKUPS: Final = ("inline_keyboard", "keyboard", "remove_keyboard", "force_repl
 
 
 class Methods:
-    """Every method but getUpdates, which waits. A method may set what its call is to remember."""
+    """All methods except getUpdates, which waits. A method may record results on its call."""
 
     def __init__(self, messenger: Messenger, rate: RateLimit) -> None:
-        """No commands are set."""
         self._messenger = messenger
         self._rate = rate
         self.webhook = ""
@@ -144,19 +143,20 @@ class Methods:
         return True
 
     def _set_webhook(self, call: Call) -> bool:
-        """Nothing is ever sent there: what matters is that getUpdates is refused."""
         url = call.arguments.get("url", "")
         if url and not url.startswith("https://"):
             raise bad_request("bad webhook: An HTTPS URL must be provided for webhook")
+        self.set_webhook(url)
+        return True
+
+    def set_webhook(self, url: str) -> None:
+        """Set the webhook; "" deletes it. Nothing is sent to it: getUpdates is refused as long as there is one."""
         with self._messenger.changes.lock:
             self.webhook = url
             self._messenger.changes.tell()
-        return True
 
     def _delete_webhook(self, call: Call) -> bool:
-        with self._messenger.changes.lock:
-            self.webhook = ""
-            self._messenger.changes.tell()
+        self.set_webhook("")
         if is_true(call.arguments, "drop_pending_updates"):
             self._messenger.confirm(1 << 31)
         return True
@@ -200,7 +200,7 @@ class Methods:
 
 
 def chat_named(arguments: Mapping[str, str], chats: Mapping[int, Chat]) -> int | None:
-    """The chat that a call is about: by its number, or by the @name of its person."""
+    """The chat of a call, by number or @username."""
     named = arguments.get("chat_id", "").strip()
     if named.startswith("@"):
         return next((chat.chat_id for chat in chats.values() if chat.username == named[1:]), None)
@@ -211,11 +211,13 @@ def chat_named(arguments: Mapping[str, str], chats: Mapping[int, Chat]) -> int |
 
 
 def _content(arguments: Mapping[str, str]) -> Formatted:
-    """The text of a message, read as its parse mode says, within Telegram's limits."""
+    """The text of a message, parsed by its parse mode and checked against Telegram's limits."""
     source = arguments.get("text", "").translate(_CONTROLS)
-    if not _is_text(source):
-        raise bad_request("strings must be encoded in UTF-8")
-    if len(source.encode()) > _LONGEST_SOURCE:
+    try:
+        size = len(source.encode())
+    except UnicodeEncodeError:
+        raise bad_request("strings must be encoded in UTF-8") from None
+    if size > _LONGEST_SOURCE:
         raise bad_request("text is too long")
     mode = arguments.get("parse_mode", "").lower()
     if mode == "html":
@@ -226,7 +228,7 @@ def _content(arguments: Mapping[str, str]) -> Formatted:
     elif mode in ("", "none"):
         parsed = Formatted(source, _entities(arguments.get("entities", "")))
     elif mode in ("markdown", "markdownv2"):
-        raise bad_request(f"unsupported parse_mode: this local server reads HTML, and not {mode}")
+        raise bad_request(f"unsupported parse_mode: this local server supports HTML, not {mode}")
     else:
         raise bad_request("unsupported parse_mode")
     content = formatted(parsed.text, parsed.entities)
@@ -237,16 +239,8 @@ def _content(arguments: Mapping[str, str]) -> Formatted:
     return Formatted(content.text, marked(*content))
 
 
-def _is_text(source: str) -> bool:
-    try:
-        source.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _entities(text: str) -> tuple[Entity, ...]:
-    """Entities that the bot has counted itself."""
+    """Entities that the bot has computed."""
     given = from_json(text) if text else []
     return tuple(_entity(each) for each in given) if isinstance(given, list) else ()
 

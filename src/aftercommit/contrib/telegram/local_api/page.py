@@ -1,6 +1,4 @@
-"""The page that shows the chats, and one for people who are led to nothing. Their files lie beside this one, except for
-the colours and measures, which are those of all pages.
-"""
+"""The page with the chats, and the page for unknown addresses. All pages share one style sheet of colours and sizes."""
 
 from importlib.resources import files
 from typing import Final
@@ -22,18 +20,8 @@ _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"
 _PAGE: Final = "chats.html"
 _MISSING: Final = "missing.html"
 _TOKENS: Final = "tokens.css"
-_PARTS: Final = (
-    _TOKENS,
-    "chats.css",
-    "theme.js",
-    "chats.js",
-    "conversation.js",
-    "formatting.js",
-    "live.js",
-    "panel.js",
-    "parts.js",
-    "icon.svg",
-)
+_SCRIPTS: Final = ("theme.js", "chats.js", "conversation.js", "formatting.js", "live.js", "panel.js", "parts.js")
+_PARTS: Final = (_TOKENS, "chats.css", "icon.svg", *_SCRIPTS)
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -47,19 +35,18 @@ _HEADERS: Final = {
 
 
 def page_routes() -> list[BaseRoute]:
-    """The page and what it consists of."""
+    """The routes of the page and its files."""
     return [_route("/", _PAGE), *(_route(f"/{name}", name) for name in _PARTS)]
 
 
 class NothingHere:
-    """Where no route leads: a page for people, and for programs what there would be without it."""
+    """Answers unknown addresses: browsers get a page, programs the answer of `otherwise`."""
 
     def __init__(self, otherwise: Asgi) -> None:
-        """`otherwise` answers programs."""
         self._otherwise = otherwise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Answer a request."""
         if scope["type"] == "http" and prefers_page(header_of(scope, b"accept") or ""):
             await _response(_MISSING, 404)(scope, receive, send)
         else:

@@ -1,4 +1,4 @@
-"""What a messenger consists of: chats, the messages in them, and the calls that a bot has made."""
+"""Records of the messenger: chats, messages, updates, and the bot's calls."""
 
 import re
 from collections.abc import Mapping
@@ -10,20 +10,19 @@ from aftercommit.contrib.telegram.local_api.markup import MOST_ENTITIES, Entity,
 _MARKED: Final = re.compile(
     r"(?P<url>https?://[^\s<>]*[^\s<>.,;:!?'\")\]])|(?<![\w/])(?P<command>/[a-zA-Z0-9_]{1,64}(?:@\w{3,32})?)(?![\w/])"
 )
-# In these nothing is looked for.
+# No links or commands are detected inside these.
 _CLOSED: Final = frozenset({"code", "pre", "text_link", "url", "bot_command"})
 
-
-# Who writes in groups; and whom Telegram names as the sender of what an anonymous administrator writes.
+# The member who writes in groups, and Telegram's sender for anonymous administrators.
 MEMBER: Final = 690_000_001
 ANONYMOUS: Final = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username": "GroupAnonymousBot"}
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A private chat of one person with the bot, whose id is the person's id too; or a group, which has a title.
+    """A private chat, whose id is also its user's id, or a group, whose title is `first_name`.
 
-    In a group whoever writes is one and the same member, or an administrator who does not show themselves.
+    In a group all messages come from one member or from an anonymous administrator.
     """
 
     chat_id: int
@@ -35,14 +34,14 @@ class Chat:
     is_forum: bool = False
 
     def told(self) -> dict[str, Any]:
-        """The chat as the Bot API tells it."""
+        """The chat in the Bot API's format."""
         if self.is_group:
             forum = {"is_forum": True} if self.is_forum else {}
             return {"id": self.chat_id, "title": self.first_name, "type": "supergroup", **forum}
         return {"id": self.chat_id, **self._names(), "type": "private"}
 
     def user(self) -> dict[str, Any]:
-        """The person as the Bot API tells it."""
+        """The user in the Bot API's format."""
         if self.is_group:
             return {"id": MEMBER, "is_bot": False, "first_name": "Member"}
         language = {"language_code": self.language_code} if self.language_code else {}
@@ -55,7 +54,7 @@ class Chat:
 
 @dataclass(slots=True)
 class Message:
-    """A message in a chat: the bot's, or the person's. `at` is the monotonic time at which it was taken."""
+    """A message from the bot or the user. `at` is the monotonic time of its arrival."""
 
     message_id: int
     chat_id: int
@@ -73,11 +72,11 @@ class Message:
 
 @dataclass(slots=True)
 class Call:
-    """One request of a bot: what it asked, when it came, and what became of it.
+    """One request of the bot and its outcome.
 
-    Times are monotonic seconds. `status` is None while there is no answer, and stays so where none was given: the
-    connection was dropped, the client went away. `was_taken` says whether a message was sent or edited by it.
-    `too_early` marks one that came before the time that an earlier 429 had told to wait for.
+    Times are monotonic seconds. `status` is None until there is an answer, and stays None if the connection was dropped
+    or the client left. `was_taken` is true if the call sent or edited a message. `too_early` marks a call that ignored
+    the wait of an earlier 429.
     """
 
     number: int
@@ -96,19 +95,19 @@ class Call:
 
 @dataclass(slots=True)
 class Update:
-    """Something that a bot is told by getUpdates."""
+    """An update for getUpdates."""
 
     update_id: int
     kind: str
     content: Mapping[str, Any] = field(default_factory=dict)
 
     def told(self) -> dict[str, Any]:
-        """As the Bot API tells it."""
+        """The update in the Bot API's format."""
         return {"update_id": self.update_id, self.kind: self.content}
 
 
 def marked(text: str, entities: tuple[Entity, ...] = ()) -> tuple[Entity, ...]:
-    """The entities of a text together with the addresses and commands in it, which Telegram finds by itself."""
+    """The entities of a text, plus the links and commands that Telegram detects in it."""
     closed = [(each.offset, each.offset + each.length) for each in entities if each.type in _CLOSED]
     found = [
         Entity("url" if match["url"] else "bot_command", utf16_length(text[: match.start()]), utf16_length(match[0]))

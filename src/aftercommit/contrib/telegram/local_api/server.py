@@ -1,4 +1,4 @@
-"""A Bot API server of one's own, on this machine alone: real HTTP, Telegram's shapes, limits and errors, and a page."""
+"""A local Bot API server: real HTTP with Telegram's formats, limits and errors, and a page with the chats."""
 
 import asyncio
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from aftercommit.access.trusted import names_this_machine
+from aftercommit.contrib.telegram.local_api.arguments import MOST_BODY
 from aftercommit.contrib.telegram.local_api.changes import PATIENCE, Changes
 from aftercommit.contrib.telegram.local_api.control import Control
 from aftercommit.contrib.telegram.local_api.exchange import Exchange
@@ -21,7 +22,7 @@ from aftercommit.contrib.telegram.local_api.records import Call, Chat, Message
 from aftercommit.contrib.telegram.local_api.switches import Fault, Switch, Switchboard
 from aftercommit.contrib.telegram.local_api.view import MessengerView
 from aftercommit.errors import DeclarationError, MissingExtra
-from aftercommit.http.asgi import Asgi, Receive, Scope, Send, answer_problem, header_of
+from aftercommit.http.asgi import Asgi, BodyLimit, Receive, Scope, Send, answer_problem, header_of
 from aftercommit.http.error_handlers import exception_handlers
 from aftercommit.http.errors import Problem
 from aftercommit.server.http_server import HttpServer
@@ -35,17 +36,17 @@ except ModuleNotFoundError as problem:
 Found = TypeVar("Found")
 
 TOKEN: Final = "1000000001:local-bot-api-server-no-secret-0001"
-"""The token of the local bot: no secret, and unknown to Telegram."""
+"""The token of the local bot: not a secret, and unknown to Telegram."""
 _BOT_TOKEN: Final = re.compile(r"(?P<user>[1-9][0-9]{0,15}):[A-Za-z0-9_-]{20,64}")
-# Whoever polls is answered at once when the server stops.
+# Open polls are answered at once when the server stops.
 _DRAIN: Final = 1.0
 
 
 class BotApiServer(Service):
-    """`/bot<token>/<method>` for one bot, `/control/…` for its people and its faults, and `/` to look at it all.
+    """Serves `/bot<token>/<method>` for one bot, `/control/…` for its users and faults, and `/`, a page with the chats.
 
-    Everything is in memory, unless it is given a journal. Methods may be called from any thread; those that wait come
-    in two kinds, awaited and blocking. `chat` is a Chat or its number.
+    Everything is in memory, unless there is a journal. Methods may be called from any thread; those that wait come in
+    two forms, async and blocking. `chat` is a Chat or its number.
     """
 
     name = "bot-api"
@@ -62,17 +63,17 @@ class BotApiServer(Service):
         journal: Path | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """Listens from here on; answers when it is started. `limits` are Telegram's, to the letter, unless given.
+        """Opens its port at once, and answers when it is started. By default `limits` are exactly Telegram's.
 
-        With a `journal`, chats and messages are kept in this file and are there again in the server's next life; a
-        file that another server holds is left alone. Calls and switches are never kept.
+        With a `journal`, chats and messages are stored in this file and restored from it; calls and faults are not. A
+        file that another server uses is left alone.
         """
         super().__init__(probe)
         found = _BOT_TOKEN.fullmatch(token)
         if found is None:
-            raise DeclarationError("the token is not like Telegram's: digits, a colon, and 20 to 64 letters or digits")
+            raise DeclarationError("the token must be digits, a colon, and 20 to 64 letters, digits, _ or -")
         if host != "localhost" and not ip_address(host).is_loopback:
-            raise DeclarationError(f"the Bot API server is for this machine alone and not for {host}: use 127.0.0.1")
+            raise DeclarationError(f"the Bot API server listens on this machine only, not on {host}: use 127.0.0.1")
         self.token = token
         self.changes = Changes()
         bot = {"id": int(found["user"]), "is_bot": True, "first_name": first_name, "username": username}
@@ -93,10 +94,11 @@ class BotApiServer(Service):
         rooms = Starlette(routes=[*control.routes, *page_routes()], exception_handlers=exception_handlers())
         rooms.router.redirect_slashes = False
         rooms.router.default = NothingHere(rooms.router.default)
+        limited = BodyLimit(rooms, MOST_BODY)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             is_bots = scope["type"] == "http" and scope["path"].startswith("/bot")
-            await (self._exchange if is_bots else rooms)(scope, receive, send)
+            await (self._exchange if is_bots else limited)(scope, receive, send)
 
         return app
 
@@ -110,7 +112,7 @@ class BotApiServer(Service):
                 self._journal.close()
 
     async def answers(self) -> None:
-        """Until requests are answered."""
+        """Wait until requests are answered."""
         await self._http.answers()
 
     def _close(self) -> None:
@@ -121,7 +123,7 @@ class BotApiServer(Service):
     @classmethod
     @contextmanager
     def in_thread(cls, **options: Any) -> Iterator[Self]:
-        """A server in a thread of its own, for tests that have no event loop. Options are those of the class."""
+        """A server in its own thread, for tests without an event loop. Takes the options of the class."""
         server = cls(**options)
         begun = threading.Event()
         stop: list[Callable[[], object]] = []
@@ -151,13 +153,13 @@ class BotApiServer(Service):
             thread.join()
 
     def lead_back(self, ways: Mapping[str, str]) -> None:
-        """What the bot belongs to: addresses that the page of the chats leads to, by what stands on the link."""
+        """Set the links from the page back to the site: addresses by label."""
         for address in ways.values():
             if not address.startswith(("http://", "https://")):
-                raise DeclarationError(f"{address!r:.100} is no address: give one that begins with http:// or https://")
+                raise DeclarationError(f"{address!r:.100} is not an http:// or https:// address")
         self._view.ways = dict(ways)
 
-    # --- the people
+    # --- users
 
     def open_chat(
         self,
@@ -168,57 +170,55 @@ class BotApiServer(Service):
         username: str | None = None,
         language: str | None = None,
     ) -> Chat:
-        """Somebody begins a private chat with the bot. Nothing is written yet; `write(chat, "/start")` is the usual."""
+        """Open a private chat with the bot, without messages; usually `write(chat, "/start")` comes next."""
         return self.messenger.open(
             first_name, chat_id=chat_id, last_name=last_name, username=username, language=language
         )
 
     def open_group(self, title: str = "Team", *, is_forum: bool = False) -> Chat:
-        """A supergroup that the bot is a member of; a forum has topics, each by a number."""
+        """Open a supergroup with the bot as a member; a forum has numbered topics."""
         return self.messenger.open_group(title, is_forum=is_forum)
 
     def write(self, chat: Chat | int, text: str, *, topic: int | None = None, is_anonymous: bool = False) -> Message:
-        """The person writes to the bot; in a group a member, or an administrator who stays anonymous."""
+        """Write to the bot; in a group as a member or an anonymous administrator."""
         return self.messenger.write(_id(chat), text, topic=topic, is_anonymous=is_anonymous)
 
     def set_webhook(self, url: str = "https://example.com/hook") -> None:
-        """Somebody sets a webhook for this bot ("" deletes it): 409 to getUpdates from now on."""
-        with self.changes.lock:
-            self._exchange.methods.webhook = url
-            self.changes.tell()
+        """Set a webhook ("" deletes it): getUpdates gets 409 from now on."""
+        self._exchange.methods.set_webhook(url)
 
     def block(self, chat: Chat | int) -> None:
-        """The person blocks the bot: 403 from now on."""
+        """The user blocks the bot: 403 from now on."""
         self.messenger.block(_id(chat))
 
     def unblock(self, chat: Chat | int) -> None:
-        """The person takes it back."""
+        """The user unblocks the bot."""
         self.messenger.block(_id(chat), False)
 
     def forget_chat(self, chat: Chat | int) -> None:
-        """The chat is no more: 400, chat not found, from now on."""
+        """Delete the chat: 400 "chat not found" from now on."""
         self.messenger.forget(_id(chat))
 
-    # --- the faults
+    # --- faults
 
     def switch(
         self, fault: Fault, *, chat: Chat | int | None = None, method: str | None = None, times: int | None = None
     ) -> Switch:
-        """Switch a fault on, for a chat or for all, for a method or for all, for so many calls or until it is off."""
+        """Inject a fault: for one chat or all, one method or all, a number of calls or until switched off."""
         return self.switches.on(fault, chat_id=None if chat is None else _id(chat), method=method, times=times)
 
     def heal(self) -> None:
-        """Switch every fault off; people who blocked the bot stay so."""
+        """Remove all faults; blocked chats stay blocked."""
         self.switches.off()
 
-    # --- what the bot did
+    # --- calls and messages of the bot
 
     def sent(self, chat: Chat | int) -> Sequence[Message]:
-        """What the bot has sent to a chat so far."""
+        """The bot's messages in a chat so far."""
         return [message for message in self.messenger.messages(_id(chat)) if message.from_bot]
 
     def calls(self, method: str | None = None, *, chat: Chat | int | None = None) -> Sequence[Call]:
-        """The bot's calls so far, in the order they came."""
+        """The bot's calls so far, in order."""
         chat_id = None if chat is None else _id(chat)
         with self.changes.lock:
             return [
@@ -229,11 +229,11 @@ class BotApiServer(Service):
             ]
 
     def commands(self, language: str = "") -> Sequence[dict[str, str]]:
-        """The bot's commands, as set for everybody."""
+        """The bot's command menu, as set for all chats."""
         return [dict(each) for each in self._exchange.methods.commands.get(('{"type":"default"}', language), [])]
 
     def most_within(self, seconds: float, *, chat: Chat | int | None = None) -> int:
-        """The most messages that the bot has tried to send or edit within any span of so many seconds."""
+        """The largest number of messages that the bot tried to send or edit within this many seconds."""
         times = [
             call.received for call in self.calls(chat=chat) if call.method.lower() in ("sendmessage", "editmessagetext")
         ]
@@ -242,57 +242,49 @@ class BotApiServer(Service):
     # --- waiting
 
     async def messages(self, chat: Chat | int, count: int = 1, timeout: float = PATIENCE) -> Sequence[Message]:
-        """What the bot has sent to a chat, once there are so many."""
-        return await self.changes.found(*self._wanted_messages(chat, count), timeout)
+        """The bot's messages in a chat, once there are `count`."""
+        return await self.changes.found(*_wanted(lambda: self.sent(chat), count, "messages"), timeout)
 
     def wait_for_messages(self, chat: Chat | int, count: int = 1, timeout: float = PATIENCE) -> Sequence[Message]:
         """The same, blocking."""
-        return self.changes.found_blocking(*self._wanted_messages(chat, count), timeout)
+        return self.changes.found_blocking(*_wanted(lambda: self.sent(chat), count, "messages"), timeout)
 
     async def called(
         self, method: str, count: int = 1, *, chat: Chat | int | None = None, timeout: float = PATIENCE
     ) -> Sequence[Call]:
-        """The calls of a method, once there are so many."""
-        return await self.changes.found(*self._wanted_calls(method, count, chat), timeout)
+        """The calls of a method, once there are `count`."""
+        calls = _wanted(lambda: self.calls(method, chat=chat), count, f"calls of {method}")
+        return await self.changes.found(*calls, timeout)
 
     def wait_for_calls(
         self, method: str, count: int = 1, *, chat: Chat | int | None = None, timeout: float = PATIENCE
     ) -> Sequence[Call]:
         """The same, blocking."""
-        return self.changes.found_blocking(*self._wanted_calls(method, count, chat), timeout)
+        calls = _wanted(lambda: self.calls(method, chat=chat), count, f"calls of {method}")
+        return self.changes.found_blocking(*calls, timeout)
 
     async def until(self, condition: Callable[[], Found | None], timeout: float = PATIENCE) -> Found:
-        """What the condition finds, looked at whenever something has changed here."""
+        """The first result of `condition` that is not None; it is checked after each change."""
         return await self.changes.found(condition, lambda: f"{condition} found nothing", timeout)
 
     def wait_until(self, condition: Callable[[], Found | None], timeout: float = PATIENCE) -> Found:
         """The same, blocking."""
         return self.changes.found_blocking(condition, lambda: f"{condition} found nothing", timeout)
 
-    def _wanted_messages(
-        self, chat: Chat | int, count: int
-    ) -> tuple[Callable[[], Sequence[Message] | None], Callable[[], str]]:
-        def look() -> Sequence[Message] | None:
-            sent = self.sent(chat)
-            return sent if len(sent) >= count else None
 
-        return look, lambda: f"the bot sent {[message.text for message in self.sent(chat)]} and not {count} messages"
+def _wanted(
+    listed: Callable[[], Sequence[Found]], count: int, what: str
+) -> tuple[Callable[[], Sequence[Found] | None], Callable[[], str]]:
+    """A look for `count` items, and the message if there are fewer."""
 
-    def _wanted_calls(
-        self, method: str, count: int, chat: Chat | int | None
-    ) -> tuple[Callable[[], Sequence[Call] | None], Callable[[], str]]:
-        def look() -> Sequence[Call] | None:
-            calls = self.calls(method, chat=chat)
-            return calls if len(calls) >= count else None
+    def otherwise() -> str:
+        return f"expected {count} {what}, got {[getattr(each, 'text', each) for each in listed()]}"
 
-        return look, lambda: f"{method} was called {len(self.calls(method, chat=chat))} times and not {count}"
+    return lambda: found if len(found := listed()) >= count else None, otherwise
 
 
 class _LocalOnly:
-    """An application that answers to this machine's own names alone.
-
-    A page elsewhere may have its name point here; the browser would let it read the chats, and use the bot.
-    """
+    """Answers only requests to this machine's own names, against DNS rebinding by a web page."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app

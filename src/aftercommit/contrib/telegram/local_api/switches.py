@@ -1,22 +1,22 @@
-"""What goes wrong when somebody wants it to: faults, for one chat or for all, for some calls or until switched off."""
+"""Fault injection: faults for one chat or all, for some calls or until switched off."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias, get_args
 
 from aftercommit.contrib.telegram.local_api.changes import Changes
 from aftercommit.errors import DeclarationError
 
 _LONGEST_WAIT: Final = 3600
-# A method and a chat; None is any.
+# A method and a chat; None means any.
 _Scope: TypeAlias = tuple[str | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class TooManyRequests:
-    """429: come back after so many seconds. Whoever comes before that is refused again, and it is on record."""
+    """429 with `retry_after` seconds. Calls before that time are refused again, and recorded as too early."""
 
     name: ClassVar[str] = "too_many_requests"
     retry_after: int = 3
@@ -27,21 +27,21 @@ class TooManyRequests:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """403: the person has blocked the bot."""
+    """403: the user has blocked the bot."""
 
     name: ClassVar[str] = "blocked"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatNotFound:
-    """400: there is no such chat."""
+    """400: the chat does not exist."""
 
     name: ClassVar[str] = "chat_not_found"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
-    """5xx. `as_page`: from a proxy in front of Telegram, as HTML. `recorded`: the message is sent all the same."""
+    """5xx. `as_page`: as HTML, like a proxy's. `recorded`: the message is delivered anyway."""
 
     name: ClassVar[str] = "server_error"
     status: int = 502
@@ -54,9 +54,9 @@ class ServerError:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """No answer, ever; the connection stays open until the client leaves or this is switched off.
+    """No answer: the connection stays open until the client leaves or the fault is switched off.
 
-    `recorded`: the message is sent, and nobody is told.
+    `recorded`: the message is delivered anyway.
     """
 
     name: ClassVar[str] = "hang"
@@ -65,7 +65,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The connection is cut instead of an answer: before the message is sent, or, `recorded`, after it."""
+    """The connection is closed instead of an answer, before the message is delivered or (`recorded`) after."""
 
     name: ClassVar[str] = "drop"
     recorded: bool = False
@@ -73,7 +73,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """The answer takes so many seconds; the message is sent at their end, or, `recorded`, at their beginning."""
+    """The answer takes `seconds`; the message is delivered at their end or (`recorded`) at their beginning."""
 
     name: ClassVar[str] = "slow"
     seconds: float = 2.0
@@ -84,10 +84,8 @@ class Slow:
 
 
 Fault: TypeAlias = TooManyRequests | Blocked | ChatNotFound | ServerError | Hang | Drop | Slow
-"""Everything that can be switched on to go wrong."""
-FAULTS: Final[dict[str, type[Fault]]] = {
-    kind.name: kind for kind in (TooManyRequests, Blocked, ChatNotFound, ServerError, Hang, Drop, Slow)
-}
+"""All kinds of faults."""
+FAULTS: Final[dict[str, type[Fault]]] = {kind.name: kind for kind in get_args(Fault)}
 
 
 def _check(name: str, value: float, least: float, most: float) -> None:
@@ -97,10 +95,10 @@ def _check(name: str, value: float, least: float, most: float) -> None:
 
 @dataclass(eq=False)
 class Switch:
-    """A fault that is switched on. Leaving it as a context, or `off`, ends it; so does its last time.
+    """A fault that is switched on, until `off`, the end of its context, or its last call.
 
-    Without a chat it meets every call, and those to no chat as well; `method` narrows it to one method. `left` is how
-    many more calls it will meet; None is no end.
+    Without a chat it applies to every call, also to those without a chat; `method` limits it to one method. `left` is
+    the number of calls left; None is unlimited.
     """
 
     number: int
@@ -114,25 +112,25 @@ class Switch:
 
     @property
     def is_on(self) -> bool:
-        """Whether it still waits for calls."""
+        """Whether the fault is still on."""
         return self in self.board.switches
 
     def off(self) -> None:
-        """No more; calls that hang because of it are cut off."""
+        """Switch it off; calls that hang because of it are cut."""
         self.board.off(self)
 
     def __enter__(self) -> Self:
-        """It is on already."""
+        """The fault is already on."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Off."""
+        """Switch it off."""
         self.off()
 
     def meets(self, method: str, chat_id: int | None) -> bool:
-        """Whether it is for this call."""
+        """Whether the fault applies to this call."""
         if self.method is not None and self.method.lower() != method.lower():
             return False
         if isinstance(self.fault, Blocked | ChatNotFound) and chat_id is None:
@@ -140,17 +138,16 @@ class Switch:
         return self.chat_id is None or self.chat_id == chat_id
 
     def told(self) -> dict[str, Any]:
-        """As the control routes tell it."""
+        """The fault in the format of the control routes."""
         details = {name: getattr(self.fault, name) for name in type(self.fault).__slots__}
         chosen = {"chat_id": self.chat_id, "method": self.method, "left": self.left, "met": self.met}
         return {"switch": self.number, "fault": self.fault.name, **details, **chosen}
 
 
 class Switchboard:
-    """All switches that are on; the newest that fits a call decides."""
+    """All faults that are on; the newest one that applies to a call wins."""
 
     def __init__(self, changes: Changes) -> None:
-        """Nothing is wrong."""
         self.switches: Sequence[Switch] = ()
         self._changes = changes
         self._made: list[Switch] = []
@@ -161,7 +158,7 @@ class Switchboard:
     ) -> Switch:
         """Switch a fault on."""
         if times is not None and times < 1:
-            raise DeclarationError(f"times={times} would do nothing: give at least 1, or None for no end")
+            raise DeclarationError(f"times={times} must be at least 1, or None for no limit")
         with self._changes.lock:
             switch = Switch(len(self._made) + 1, fault, chat_id, method, times, self)
             self._made.append(switch)
@@ -170,7 +167,7 @@ class Switchboard:
             return switch
 
     def off(self, *switches: Switch) -> None:
-        """Switch these off, or all; calls that hang because of them are cut off, and nobody has to wait any more."""
+        """Switch these faults off, or all. Calls that hang because of them are cut, and waits end."""
         with self._changes.lock:
             for switch in switches or self._made:
                 switch.was_ended = True
@@ -181,11 +178,11 @@ class Switchboard:
             self._changes.tell(self)
 
     def numbered(self, number: int) -> Switch | None:
-        """The switch with this number, if it is on."""
+        """The fault with this number, if it is on."""
         return next((switch for switch in self.switches if switch.number == number), None)
 
     def met(self, method: str, chat_id: int | None) -> Switch | None:
-        """The switch that this call runs into, which counts it."""
+        """The fault that applies to this call; counts the call."""
         with self._changes.lock:
             found = next((switch for switch in reversed(self.switches) if switch.meets(method, chat_id)), None)
             if found is not None:
@@ -198,12 +195,12 @@ class Switchboard:
             return found
 
     def told_to_wait(self, method: str | None, chat_id: int | None, seconds: int) -> None:
-        """A 429 was answered: calls of the method, or all, to the chat, or all, are refused until this time is over."""
+        """After a 429: refuse calls of this method (or all) to this chat (or all) for this time."""
         with self._changes.lock:
             self._waits[method and method.lower(), chat_id] = time.monotonic() + seconds
 
     def remaining_wait(self, method: str, chat_id: int | None) -> float:
-        """Seconds that a call would have to wait for because of an earlier 429; 0 or less for none."""
+        """Seconds left of the wait of an earlier 429; 0 or less for none."""
         now = time.monotonic()
         with self._changes.lock:
             scopes = ((each, chat) for each in (None, method.lower()) for chat in (None, chat_id))

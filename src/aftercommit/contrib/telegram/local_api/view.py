@@ -1,4 +1,4 @@
-"""What there is to see of the messenger, as JSON: all of it, or what has changed since somebody looked."""
+"""The messenger as JSON: all of it, or the changes since a number."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -15,19 +15,18 @@ _ARGUMENT_SHOWN: Final = 300
 
 
 class MessengerView:
-    """Looks; changes nothing."""
+    """A read-only view of the messenger."""
 
     def __init__(self, messenger: Messenger, board: Switchboard, exchange: Exchange) -> None:
-        """On these."""
         self._messenger = messenger
         self._board = board
         self._exchange = exchange
         self._changes = messenger.changes
-        # What the bot belongs to, by what stands on the link to it.
+        # Links back to the site, by label.
         self.ways: Mapping[str, str] = {}
 
     def everything(self) -> dict[str, Any]:
-        """Chats with their latest messages, switches, commands, the latest calls, and what the bot belongs to."""
+        """Chats with their latest messages, faults, commands, the latest calls, and links back to the site."""
         with self._changes.lock:
             messenger = self._messenger
             latest = (message for chat in messenger.chats for message in messenger.messages(chat)[-_MESSAGES_SHOWN:])
@@ -42,7 +41,7 @@ class MessengerView:
             }
 
     def news(self, number: int) -> dict[str, Any] | None:
-        """What has changed after this number; None when all of it has to be looked at again."""
+        """Changes after this number; None if everything must be sent again."""
         with self._changes.lock:
             changed = self._changes.since(number)
             if changed is None:
@@ -50,7 +49,7 @@ class MessengerView:
             return {"number": self._changes.number, **self._always(), **self._parts(changed)}
 
     def _always(self) -> dict[str, Any]:
-        # Little enough to be told each time; whoever looks sees by it which chats are gone.
+        # Small enough to send each time; the list of chats shows which are gone.
         commands = self._exchange.methods.commands.get(('{"type":"default"}', ""), [])
         switches = [switch.told() for switch in self._board.switches]
         return {"there": list(self._messenger.chats), "switches": switches, "commands": commands}
@@ -73,7 +72,7 @@ class MessengerView:
         return {"first_name": chat.first_name, **chat.told(), "language_code": chat.language_code, "blocked": blocked}
 
     def message(self, message: Message) -> dict[str, Any]:
-        """One message, and who wrote it."""
+        """One message and its author."""
         markup = {"reply_markup": message.reply_markup} if message.reply_markup else {}
         return {**self._messenger.told(message), **markup, "from_bot": message.from_bot}
 

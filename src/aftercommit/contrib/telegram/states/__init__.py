@@ -1,11 +1,10 @@
-"""Where the bot's state is kept: in an SQLite file beside it, or in PostgreSQL. Both run the same statements."""
+"""Storage of the bot's state: an SQLite file or PostgreSQL, with the same statements."""
 
 import re
 from pathlib import Path
 
-from aftercommit.contrib.telegram.state import Store
 from aftercommit.contrib.telegram.states.postgres import PostgresDriver, has_state
-from aftercommit.contrib.telegram.states.sql import SqlStore
+from aftercommit.contrib.telegram.states.sql import Store
 from aftercommit.contrib.telegram.states.sqlite import SqliteDriver
 from aftercommit.postgres.database import safe
 
@@ -13,19 +12,19 @@ _POSTGRES = re.compile(r"postgres(?:ql)?://|\s*\w+\s*=")
 
 
 def open_store(where: str) -> Store:
-    """The state at an address of PostgreSQL (`postgresql://…`, or `host=… dbname=…`), or in a file; not opened yet."""
+    """The state in PostgreSQL (`postgresql://…` or `host=… dbname=…`) or in a file. Nothing is opened yet."""
     if _POSTGRES.match(where):
-        return SqlStore(PostgresDriver(where))
-    return SqlStore(SqliteDriver(Path(where.removeprefix("sqlite:///"))))
+        return Store(PostgresDriver(where))
+    return Store(SqliteDriver(Path(where.removeprefix("sqlite:///"))))
 
 
 def exists(where: str) -> bool:
-    """Whether there can be a state at all: a file that is not there holds none."""
+    """Whether there can be a state: false for a file that does not exist."""
     return _POSTGRES.match(where) is not None or Path(where.removeprefix("sqlite:///")).exists()
 
 
 def safe_place(where: str) -> str:
-    """Where the state is, without a password."""
+    """The location of the state, without a password."""
     return safe(where) if _POSTGRES.match(where) else where
 
 

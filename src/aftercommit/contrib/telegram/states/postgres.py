@@ -1,10 +1,10 @@
-"""The bot's state in a schema of PostgreSQL. One bot at a time: an advisory lock, which ends with its connection."""
+"""The bot's state in a PostgreSQL schema. An advisory lock, which ends with its connection, keeps other bots out."""
 
 import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -22,7 +22,7 @@ _PARAMETER: Final = re.compile(r":(\w+)")
 
 
 def has_state(dsn: str) -> bool:
-    """Whether a bot has its state in this database. Nothing is made there, and one that does not answer has none."""
+    """Whether this database has a bot's state; False if it does not answer. Changes nothing."""
     try:
         with Database(dsn, application_name="aftercommit bot").connect_sync() as connection:
             row = connection.execute("select to_regclass(%s) is not null", [f"{SCHEMA}.applied"]).fetchone()
@@ -32,10 +32,10 @@ def has_state(dsn: str) -> bool:
 
 
 class PostgresDriver:
-    """One database, and one connection that is made anew when it breaks."""
+    """One database with one connection, which is replaced when it breaks."""
 
     def __init__(self, dsn: str, *, schema: str = SCHEMA, lock_wait_seconds: float = PATIENCE) -> None:
-        """Nothing is connected yet. It waits `lock_wait_seconds` for the lock of a bot that is just ending."""
+        """`lock_wait_seconds` is how long to wait for the lock of a bot that is ending."""
         self._database = Database(dsn, application_name="aftercommit bot")
         self._schema = schema
         self._lock_wait_seconds = lock_wait_seconds
@@ -46,11 +46,11 @@ class PostgresDriver:
 
     @property
     def where(self) -> str:
-        """The place in words, without its password."""
+        """Schema and database, without the password."""
         return f"schema {self._schema} of {self._database.safe_dsn}"
 
     def work(self, function: Callable[[Run], Result]) -> Result:
-        """In one transaction. One that meets a connection which broke meanwhile is done again on another."""
+        """Run in one transaction; once more on a new connection if the old one was broken."""
         with self._turn:
             if self._connection is not None:
                 try:
@@ -62,16 +62,16 @@ class PostgresDriver:
             try:
                 return self._attempt(function)
             except psycopg.Error as problem:
-                # Also what the server refuses: a privilege can be granted, a standby promoted, a table come back.
+                # Also for refusals: a privilege can be granted, a standby promoted, a table restored.
                 self._drop()
                 raise self._unavailable(problem) from problem
 
     def one(self, statement: str, /, **parameters: Any) -> Rows:
-        """In a transaction, so that a COMMIT which fails is noticed."""
+        """In a transaction, so that a failed COMMIT is noticed."""
         return self.work(lambda run: run(statement, **parameters))
 
     def version(self) -> int:
-        """What the table of versions says, if there is one."""
+        """The version in the table `applied`; 0 without that table."""
 
         def work(run: Run) -> int:
             connection = self._connected()
@@ -81,12 +81,12 @@ class PostgresDriver:
         return self.work(work)
 
     def prepare(self, versions: Mapping[int, str]) -> None:
-        """Apply what was not applied."""
+        """Apply the missing versions."""
 
         def work(run: Run) -> None:
             connection = self._connected()
             name = sql.Identifier(self._schema)
-            # The command line may be here at the same moment.
+            # The command line may do the same at this moment.
             connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 1))", [self._schema])
             if connection.execute("select 1 from pg_namespace where nspname = %s", [self._schema]).fetchone() is None:
                 connection.execute(sql.SQL("create schema {}").format(name))
@@ -104,12 +104,12 @@ class PostgresDriver:
             if not isinstance(problem.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise
             raise StateError(
-                f"the bot's state cannot be made in {self.where}: {problem.__cause__.diag.message_primary}. Create the "
+                f"cannot create the bot's state in {self.where}: {problem.__cause__.diag.message_primary}. Create the "
                 f"schema {self._schema} and grant the user usage and create on it"
             ) from problem
 
     def lock(self) -> None:
-        """An advisory lock of this session."""
+        """Take a session-level advisory lock."""
         with self._turn:
             self._locked = False
             try:
@@ -123,10 +123,10 @@ class PostgresDriver:
             self._locked = True
 
     def is_taken(self) -> bool:
-        """Shared, so that it disturbs nobody who looks as well; given back at once."""
+        """Try a shared lock, which does not disturb other checks, and release it at once."""
 
         def work(run: Run) -> bool:
-            # Of the transaction: it ends with it, whatever happens.
+            # Transaction-level: it always ends with the transaction.
             asked = "select pg_try_advisory_xact_lock_shared(hashtextextended(%s, 2))"
             row = self._connected().execute(asked, [self._schema]).fetchone()
             return row is None or not row[0]
@@ -134,10 +134,10 @@ class PostgresDriver:
         return self.work(work)
 
     def close(self) -> None:
-        """Let go of connection and lock."""
+        """Release the lock and close the connection."""
         with self._turn:
             if self._locked and self._connection is not None:
-                # It would end with the connection, but only when the server has noticed that.
+                # Closing releases it too, but only when the server notices.
                 with contextlib.suppress(psycopg.Error):
                     self._connection.execute("select pg_advisory_unlock(hashtextextended(%s, 2))", [self._schema])
             self._locked = False
@@ -160,9 +160,12 @@ class PostgresDriver:
             except DatabaseError as problem:
                 raise self._not_reached(problem) from problem
             if self._locked:
-                # The lock went with the connection before: whoever has it now is the bot.
-                with _closed_unless_taken(connection):
+                # The lock ended with the old connection; another bot may have it now.
+                try:
                     self._take_lock(connection)
+                except BaseException:
+                    connection.close()
+                    raise
             self._connection = connection
         return self._connection
 
@@ -170,14 +173,12 @@ class PostgresDriver:
         backend = connection.execute("select pg_backend_pid()").fetchone()
         if backend is None or backend[0] != connection.info.backend_pid:
             raise StateError(
-                f"a pooler stands before {self.where}, and a lock would not hold there: give the bot a direct address"
+                f"{self.where} is behind a connection pooler, where a lock does not hold: use a direct address"
             )
         deadline = time.monotonic() + self._lock_wait_seconds
         while not self._try_lock(connection):
             if time.monotonic() >= deadline:
-                raise StateTaken(
-                    f"another bot works on the state in {self.where}: stop it, or give this one a state of its own"
-                )
+                raise StateTaken(f"another bot uses the state in {self.where}: stop it, or give this bot its own state")
             time.sleep(LOOK)
 
     def _try_lock(self, connection: psycopg.Connection[Any]) -> bool:
@@ -193,10 +194,10 @@ class PostgresDriver:
         return StateUnavailable(f"the bot's state in {self.where}: {' '.join(str(problem).split())}")
 
     def _not_reached(self, problem: DatabaseError) -> StateError:
-        """What is refused ends who comes, and is waited for by who has worked here: it may be mended."""
+        """StateError at the start; StateUnavailable, which is retried, once the bot has worked here."""
         said = re.sub(r" Is the server running[^?]*\?", "", " ".join(str(problem.__cause__ or problem).split()))
         remedy = f"check {STATE} (or --state), user and password, and that the server is running"
-        text = f"the bot's state in {self.where} cannot be reached: {said}; {remedy}"
+        text = f"cannot reach the bot's state in {self.where}: {said}; {remedy}"
         passes = self._locked or isinstance(problem, DatabaseUnavailable)
         return StateUnavailable(text) if passes else StateError(text)
 
@@ -207,16 +208,7 @@ class PostgresDriver:
 
 
 def _storable(value: Any) -> Any:
-    """What PostgreSQL's text cannot hold is replaced: a record that is refused for ever would hold up its chat."""
+    """Replace characters that PostgreSQL cannot store: a record that is always refused would block its chat."""
     if not isinstance(value, str):
         return value
     return value.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
-
-
-@contextlib.contextmanager
-def _closed_unless_taken(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        connection.close()
-        raise

@@ -1,4 +1,4 @@
-"""The bot's state in SQL: one set of statements, on a driver that knows how its database is reached."""
+"""The bot's state in SQL: one set of statements for two drivers, SQLite and PostgreSQL."""
 
 import re
 import secrets
@@ -20,7 +20,7 @@ Run = Callable[..., Rows]
 
 OFFSET: Final = "update_offset"
 BEAT: Final = "beat"
-# That a killed bot is gone is noticed soon and not at once.
+# Seconds to wait for the lock of a bot that was killed just now, and between two attempts.
 PATIENCE: Final = 2.0
 LOOK: Final = 0.05
 _LINK: Final = Link.__struct_fields__
@@ -28,37 +28,37 @@ _SECTION: Final = re.compile(r"^-- (?:name|version): (\w+)$", re.MULTILINE)
 
 
 class StateDriver(Protocol):
-    """One database. `work` is given a function that runs a statement by its name and returns its rows."""
+    """One database. The function given to `work` gets a `run` that executes a statement by name."""
 
     @property
     def where(self) -> str:
-        """The place in words, without a password."""
+        """Description of the database, without a password."""
 
     def work(self, function: Callable[[Run], Result]) -> Result:
-        """Run the function in one transaction; StateUnavailable when that cannot be done at the moment."""
+        """Run the function in one transaction; StateUnavailable if that is not possible now."""
 
     def one(self, statement: str, /, **parameters: Any) -> Rows:
-        """Run one statement, in a transaction of its own."""
+        """Run one statement in its own transaction."""
 
     def version(self) -> int:
-        """The version of the tables, 0 without any. Changes nothing."""
+        """The version of the tables; 0 if there are none. Changes nothing."""
 
     def prepare(self, versions: Mapping[int, str]) -> None:
-        """Apply, in order, what was not applied yet."""
+        """Apply the versions that are not applied yet, in order."""
 
     def lock(self) -> None:
-        """Keep every other bot away; StateTaken when one is there."""
+        """Take the bot's lock; StateTaken if another bot has it."""
 
     def is_taken(self) -> bool:
-        """Whether a bot is there."""
+        """Whether a bot has the lock."""
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock and the connection."""
 
 
 @cache
 def statements(schema: str) -> dict[str, str]:
-    """The statements by their names, for tables in this schema."""
+    """The statements by name, for tables in this schema."""
     return {
         name: text.replace("{schema}", schema).replace("{link_columns}", ", ".join(_LINK))
         for name, text in _sections("queries.sql").items()
@@ -66,45 +66,51 @@ def statements(schema: str) -> dict[str, str]:
 
 
 def versions() -> dict[int, str]:
-    """The tables by their versions: what each adds."""
+    """The DDL of each version of the tables."""
     return {int(number): text for number, text in _sections("tables.sql").items()}
 
 
 def outstanding(known: Mapping[int, str], applied: int, where: str) -> list[tuple[int, str]]:
-    """What has to be applied yet; StateError for tables of newer code."""
+    """Versions that are not applied yet; StateError if newer code made the tables."""
     if applied > max(known):
         raise StateError(
-            f"the bot's state in {where} is of version {applied}, and this code knows {max(known)}: deploy the newer "
+            f"the bot's state in {where} has version {applied}, and this code knows {max(known)}: deploy the newer "
             "aftercommit, or give the bot another state"
         )
     return [(number, text) for number, text in sorted(known.items()) if number > applied]
 
 
-class SqlStore:
-    """The store on a driver."""
+class Store:
+    """The bot's state. Every method blocks, and may raise StateUnavailable.
+
+    Each method is one transaction and can be repeated: after a lost connection it may or may not have been committed.
+    Methods that take a link change nothing if the stored link has moved or was replaced meanwhile.
+    """
 
     def __init__(self, driver: StateDriver) -> None:
-        """Nothing is opened yet."""
         self.driver = driver
 
     def prepare(self) -> None:
-        """Make or upgrade the tables."""
+        """Create or upgrade the tables. Raises StateError if newer code made them."""
         self.driver.prepare(versions())
 
     def check(self) -> None:
-        """Refuse tables that are not of this version."""
+        """For programs that read beside a bot: StateError if the tables are missing or of another version."""
         found = self.driver.version()
         if found == 0:
             raise self._missing()
         if outstanding(versions(), found, self.driver.where):
             raise StateError(
-                f"the bot's state in {self.driver.where} is of version {found}, and this aftercommit needs version "
+                f"the bot's state in {self.driver.where} has version {found}, and this aftercommit needs version "
                 f"{max(versions())}. Use the aftercommit of the running bot, or start the newer bot, which upgrades "
                 "the state"
             )
 
     def prepare_beside_bot(self, *, make: bool = False) -> None:
-        """Upgrade the tables under the bot's own lock, so that no bot starts on them meanwhile."""
+        """For programs that write beside a bot: upgrade the tables, and with `make` create missing ones.
+
+        It takes the bot's lock, so that no bot starts meanwhile. StateError if a running bot uses older tables.
+        """
         found = self.driver.version()
         if found == max(versions()):
             return
@@ -113,7 +119,7 @@ class SqlStore:
         try:
             self.driver.lock()
         except StateTaken:
-            # A bot of this version may just have prepared them.
+            # A bot of this version may have prepared them just now.
             self.check()
             return
         try:
@@ -122,39 +128,39 @@ class SqlStore:
             self.driver.close()
 
     def lock(self) -> None:
-        """Be the only bot."""
+        """Be the only bot on this state until `close`; StateTaken if another bot has it."""
         self.driver.lock()
 
     def is_taken(self) -> bool:
-        """Whether a bot is there."""
+        """Whether a bot is using this state."""
         return self.driver.is_taken()
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock and the connection; the next use connects again."""
         self.driver.close()
 
     def links(self) -> list[Link]:
-        """All links."""
-        return [_link(row) for row in self._rows("links")]
+        """All links, oldest first."""
+        return [_link(row) for row in self.driver.one("links")]
 
     def link(self, chat_id: int) -> Link | None:
         """The link of a chat."""
-        rows = self._rows("link", chat_id=chat_id)
+        rows = self.driver.one("link", chat_id=chat_id)
         return _link(rows[0]) if rows else None
 
     def put_link(self, link: Link) -> None:
-        """Link, or link anew."""
+        """Link a chat, or replace its link."""
         values = {**msgspec.structs.asdict(link), "linked_at": _moment(link.linked_at)}
         values["muted_until"] = _moment(link.muted_until)
         values["unreachable_at"] = _moment(link.unreachable_at)
-        self._rows("put_link", **values)
+        self.driver.one("put_link", **values)
 
     def unlink(self, chat_id: int) -> bool:
-        """Forget a chat."""
-        return bool(self._rows("unlink", chat_id=chat_id))
+        """Delete a link; whether there was one. Its undelivered events stay on record."""
+        return bool(self.driver.one("unlink", chat_id=chat_id))
 
     def move(self, link: Link, place: str, *, delivered: bool = False) -> None:
-        """Move on."""
+        """Everything up to this position is settled; `delivered` if a message reached the chat."""
 
         def work(run: Run) -> None:
             run("move", **_from(link), place=place)
@@ -164,7 +170,7 @@ class SqlStore:
         self.driver.work(work)
 
     def set_aside(self, link: Link, failure: UndeliveredEvent, place: str | None) -> None:
-        """Record, and move on."""
+        """Record an undelivered event, and move past it."""
 
         def work(run: Run) -> None:
             _record(run, failure)
@@ -173,11 +179,11 @@ class SqlStore:
         self.driver.work(work)
 
     def count_passed(self, link: Link, place: str) -> None:
-        """Count, and move on."""
-        self._rows("count_passed", **_from(link), place=place)
+        """Count an event of a muted chat, and move past it."""
+        self.driver.one("count_passed", **_from(link), place=place)
 
     def told_passed(self, link: Link, failure: UndeliveredEvent | None = None) -> None:
-        """So many were told, or never will be."""
+        """The chat was told how many events it missed while muted, or that could not be delivered."""
 
         def work(run: Run) -> None:
             if failure is not None:
@@ -188,23 +194,23 @@ class SqlStore:
         self.driver.work(work)
 
     def mute(self, chat_id: int, until: datetime | None) -> None:
-        """Mute."""
-        self._rows("mute", chat_id=chat_id, until=_moment(until))
+        """Mute a chat until this time; None unmutes it."""
+        self.driver.one("mute", chat_id=chat_id, until=_moment(until))
 
     def speak(self, chat_id: int, language: str) -> None:
-        """Remember the language."""
-        self._rows("speak", chat_id=chat_id, language=language)
+        """Store the language of a chat."""
+        self.driver.one("speak", chat_id=chat_id, language=language)
 
     def reached(self, chat_id: int) -> None:
-        """Reachable again."""
-        self._rows("reached", chat_id=chat_id)
+        """The chat can be reached again."""
+        self.driver.one("reached", chat_id=chat_id)
 
     def lost(self, chat_id: int, reason: str) -> None:
-        """No longer reachable."""
-        self._rows("lost", chat_id=chat_id, reason=reason, at=_moment(utc_now()))
+        """The chat can no longer be reached."""
+        self.driver.one("lost", chat_id=chat_id, reason=reason, at=_moment(utc_now()))
 
     def renumber(self, chat_id: int, new_chat_id: int) -> None:
-        """Another number."""
+        """A group has a new number; its undelivered events move along."""
 
         def work(run: Run) -> None:
             run("renumber", chat_id=chat_id, new_chat_id=new_chat_id)
@@ -217,22 +223,22 @@ class SqlStore:
     def failures(
         self, chat_id: int | None = None, *, user_id: str | None = None, limit: int = 100
     ) -> list[UndeliveredEvent]:
-        """What was set aside."""
-        rows = self._rows("failures", chat_id=chat_id, user_id=user_id, limit=limit)
+        """Undelivered events, newest first."""
+        rows = self.driver.one("failures", chat_id=chat_id, user_id=user_id, limit=limit)
         return [_failure(row) for row in rows]
 
     def count_failures(
         self, chat_id: int | None = None, *, user_id: str | None = None, since: datetime | None = None
     ) -> int:
-        """How much was."""
-        return int(self._rows("count_failures", chat_id=chat_id, user_id=user_id, since=_moment(since))[0][0])
+        """Number of undelivered events."""
+        return int(self.driver.one("count_failures", chat_id=chat_id, user_id=user_id, since=_moment(since))[0][0])
 
     def forget_failures(self, before: datetime) -> int:
-        """Remove old records."""
-        return len(self._rows("forget_failures", before=_moment(before)))
+        """Delete records of undelivered events that are older than this; returns how many."""
+        return len(self.driver.one("forget_failures", before=_moment(before)))
 
     def put_code(self, code_hash: str, code: Code, expires_at: datetime) -> None:
-        """Keep a code."""
+        """Store the hash of a code; it replaces an unused code of the same user."""
 
         def work(run: Run) -> None:
             run("end_codes_of_user", user_id=code.user_id, now=_moment(utc_now()))
@@ -241,47 +247,44 @@ class SqlStore:
         self.driver.work(work)
 
     def take_code(self, code_hash: str, now: datetime) -> Code | None:
-        """Redeem a code."""
-        rows = self._rows("take_code", hash=code_hash, taker=secrets.token_hex(16))
+        """Use up a code: its user, or None if it is wrong, used or expired."""
+        rows = self.driver.one("take_code", hash=code_hash, taker=secrets.token_hex(16))
         if not rows:
             return None
         user_id, name, expires_at = rows[0]
         return Code(user_id, name) if _time(expires_at) > now else None
 
     def offset(self) -> int:
-        """How far updates were read."""
-        rows = self._rows("progress", name=OFFSET)
+        """Number of the first update that is not handled yet."""
+        rows = self.driver.one("progress", name=OFFSET)
         return int(rows[0][0]) if rows else 0
 
     def save_offset(self, offset: int) -> None:
-        """Updates are dealt with."""
-        self._rows("save_progress", name=OFFSET, value=offset)
+        """All updates before this number are handled."""
+        self.driver.one("save_progress", name=OFFSET, value=offset)
 
     def beat(self, now: datetime) -> None:
-        """It works."""
-        self._rows("save_progress", name=BEAT, value=int(now.timestamp()))
+        """Record that the bot is running."""
+        self.driver.one("save_progress", name=BEAT, value=int(now.timestamp()))
 
     def last_beat(self) -> datetime | None:
-        """When it last did."""
-        rows = self._rows("progress", name=BEAT)
+        """When the bot last recorded that it is running; None if never."""
+        rows = self.driver.one("progress", name=BEAT)
         return datetime.fromtimestamp(int(rows[0][0]), UTC) if rows else None
 
     def trouble(self) -> str | None:
-        """Why nothing is polled, or heard."""
-        return "; ".join(str(said) for (said,) in self._rows("trouble")) or None
+        """The current trouble of the bot and what to do about it; None if there is none."""
+        return "; ".join(str(said) for (said,) in self.driver.one("trouble")) or None
 
     def note_trouble(self, said: str | None, about: str = FEED) -> None:
-        """Something is wrong; or it is no more."""
+        """Record trouble with the feed or with updates; None ends it."""
         if said is None:
-            self._rows("end_trouble", name=about)
+            self.driver.one("end_trouble", name=about)
         else:
-            self._rows("note_trouble", name=about, said=said)
+            self.driver.one("note_trouble", name=about, said=said)
 
     def _missing(self) -> StateError:
-        return StateError(f"there is no state of a bot in {self.driver.where}: run `aftercommit bot`, or say --state")
-
-    def _rows(self, statement: str, /, **parameters: Any) -> Rows:
-        return self.driver.one(statement, **parameters)
+        return StateError(f"no bot state in {self.driver.where}: run `aftercommit bot`, or set --state")
 
 
 def _sections(file: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The bot's state in an SQLite file. One bot at a time: a lock on a file beside it, which the kernel gives back."""
+"""The bot's state in an SQLite file. A lock on a file beside it, which the kernel releases, keeps other bots out."""
 
 import sqlite3
 import threading
@@ -18,10 +18,10 @@ _BUSY_SECONDS: Final = 10
 
 
 class SqliteDriver:
-    """One file, and one connection that any thread may use in its turn."""
+    """One file with one connection, used by one thread at a time."""
 
     def __init__(self, path: Path, *, lock_wait_seconds: float = PATIENCE) -> None:
-        """Nothing is opened yet. It waits `lock_wait_seconds` for the lock of a bot that is just ending."""
+        """`lock_wait_seconds` is how long to wait for the lock of a bot that is ending."""
         self.path = path
         self._lock_wait_seconds = lock_wait_seconds
         self._statements = statements(_SCHEMA)
@@ -35,10 +35,10 @@ class SqliteDriver:
         return str(self.path)
 
     def work(self, function: Callable[[Run], Result]) -> Result:
-        """In one transaction, which has reached the disk when this returns."""
+        """Run in one transaction, which is on disk when this returns."""
         with self._turn, self._dropped_on_error():
             connection = self._opened()
-            # Immediately: whoever reads first and writes then would be refused if another has written meanwhile.
+            # Immediate: a transaction that reads first would fail if another one has written meanwhile.
             connection.execute("begin immediate")
             try:
                 result = function(self._run)
@@ -49,12 +49,12 @@ class SqliteDriver:
             return result
 
     def one(self, statement: str, /, **parameters: Any) -> Rows:
-        """Without BEGIN: one that reads does not wait for a bot that hangs in the middle of a write."""
+        """Without BEGIN, so that a read does not wait for a bot that hangs in a write."""
         with self._turn, self._dropped_on_error():
             return self._run(statement, **parameters)
 
     def version(self) -> int:
-        """What the file says of itself. It is opened for reading: this may be a file of somebody else."""
+        """The file's `user_version`. Opened read-only: it may not be a bot's file."""
         if not self.path.exists():
             return 0
         address = f"{self.path.absolute().as_uri()}?mode=ro"
@@ -62,7 +62,7 @@ class SqliteDriver:
             return int(reader.execute("pragma user_version").fetchone()[0])
 
     def prepare(self, versions: Mapping[int, str]) -> None:
-        """Apply what was not applied; the file remembers its version itself."""
+        """Apply the missing versions; the file stores its version."""
 
         def work(run: Run) -> None:
             connection = self._opened()
@@ -73,13 +73,13 @@ class SqliteDriver:
                 )
                 for statement in named.split(";"):
                     connection.execute(statement)
-                # A pragma takes no parameters; this is a number of ours.
+                # A pragma takes no parameters; this is our own number.
                 connection.execute(f"pragma user_version = {int(number)}")
 
         self.work(work)
 
     def lock(self) -> None:
-        """A lock on a file beside it."""
+        """Lock a file beside the state."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             deadline = time.monotonic() + self._lock_wait_seconds
@@ -87,24 +87,24 @@ class SqliteDriver:
                 time.sleep(LOOK)
             self._opened()
         except (OSError, sqlite3.Error) as problem:
-            # Here, at the beginning, waiting would only hide it.
-            raise StateError(f"the bot's state in {self.path} cannot be used: {problem}") from problem
+            # At the start, waiting would only hide the problem.
+            raise StateError(f"cannot use the bot's state in {self.path}: {problem}") from problem
         if taken:
             holder = self._folder_lock.holder()
             who = f"process {holder[0]}" if holder is not None else "another process"
             raise StateTaken(
-                f"another bot ({who}) works on the state in {self.path}: stop it, or give this one a state of its own"
+                f"another bot ({who}) uses the state in {self.path}: stop it, or give this bot its own state"
             )
 
     def is_taken(self) -> bool:
-        """Tried with a lock of its own, which is given back at once."""
+        """Try the lock, and release it at once."""
         probe = FolderLock(self._folder_lock.path, "aftercommit bot status")
         taken = not probe.acquire()
         probe.release()
         return taken
 
     def close(self) -> None:
-        """Let go of file and lock."""
+        """Close the file and release the lock."""
         with self._turn:
             self._drop()
             self._folder_lock.release()
@@ -112,13 +112,13 @@ class SqliteDriver:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             if not self.path.exists():
-                # Who is linked with whom is nobody else's business.
+                # Private: the links are personal data.
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.path.touch(mode=0o600)
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
-            # Others can read while the bot writes; and what is committed survives also a power failure.
+            # Others can read while the bot writes, and commits survive a power failure.
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
             self._connection = connection
