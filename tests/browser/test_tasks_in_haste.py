@@ -15,7 +15,7 @@ LIST = "**/tasks?limit*"
 def test_keys_wait_for_the_board(board: BoardPage, tasks: Service):
     with held(board.page, "**/tasks/machine"):
         board.open(ADA)
-        expect(board.page.get_by_label("Waiting for")).to_be_disabled()
+        expect(board.page.get_by_label("Whose turn")).to_be_disabled()
         board.press("n")
     expect(board.page.get_by_label("Title")).to_be_focused()
 
@@ -38,9 +38,9 @@ def test_the_way_into_the_list_waits_for_it_and_nothing_says_that_it_is_empty(bo
         board.stands("New")
         board.press("Escape")
         board.page.get_by_role("heading", name="No task selected").wait_for()
-        board.page.get_by_label("Waiting for").select_option("done")
+        board.page.get_by_label("Whose turn").select_option("done")
         expect(board.page.locator("#empty")).to_have_text("Loading …")
-        board.page.get_by_label("Waiting for").select_option("")
+        board.page.get_by_label("Whose turn").select_option("")
         board.lists(title)
     expect(board.row(title)).to_be_focused()
 

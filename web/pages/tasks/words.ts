@@ -28,7 +28,7 @@ export function turnOf(task: Task): Turn {
 /** Whom the task waits for, in a few words. */
 export function turnWords(task: Task, machine: Machine, directory: Directory): string {
   const turn = turnOf(task);
-  if (turn === "mine") return "Waiting for you";
+  if (turn === "mine") return "Your turn";
   if (turn === "done") return "Done";
   const waiting = waitedFor(task, machine, directory);
   if (waiting.length > 0) return `Waiting for ${either(waiting)}`;

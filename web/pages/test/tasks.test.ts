@@ -83,7 +83,7 @@ describe("whom a task waits for", () => {
   });
 
   test("is told by name", () => {
-    assert.equal(turnWords(task({ actions: ["submit_report"] }), MACHINE, grace), "Waiting for you");
+    assert.equal(turnWords(task({ actions: ["submit_report"] }), MACHINE, grace), "Your turn");
     assert.equal(turnWords(task(), MACHINE, grace), "Waiting for Edsger");
     const reported = task({ state: "reported", supervisor_role_ids: [2] });
     assert.equal(turnWords(reported, MACHINE, grace), "Waiting for Ada or the role lead");

@@ -72,7 +72,7 @@ export function drawConversation(state) {
     drawn.chat = null;
     return;
   }
-  const about = [chat.username && `@${chat.username}`, `chat ${chat.id}`, chat.language_code && `language ${chat.language_code}`];
+  const about = [chat.username && `@${chat.username}`, `chat ${chat.id}`, chat.language_code];
   find("person-name").textContent = chat.first_name;
   find("person-initial").textContent = [...chat.first_name][0];
   find("person-about").textContent = about.filter(Boolean).join(" · ");

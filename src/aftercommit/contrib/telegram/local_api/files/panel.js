@@ -5,11 +5,11 @@ import { clock, element, find, renew, toServer } from "./parts.js";
 const FAULTS = {
   too_many_requests: (switched) => `429, retry after ${switched.retry_after} s`,
   server_error: (switched) => `${switched.status}`,
-  hang: () => "never answers",
+  hang: () => "no answer",
   drop: (switched) => (switched.recorded ? "delivers, drops the answer" : "drops the request"),
-  slow: (switched) => `slow, ${switched.seconds} s`,
-  blocked: () => "403, blocked",
-  chat_not_found: () => "400, chat not found",
+  slow: (switched) => `slow answer, ${switched.seconds} s`,
+  blocked: () => "403 blocked",
+  chat_not_found: () => "400 chat not found",
 };
 const MOST_SHOWN = 60;
 
