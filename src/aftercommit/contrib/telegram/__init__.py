@@ -6,8 +6,7 @@
 Decisions are pure (`answers`, `pacing`, `outage`, `markup`, `updates`), `aftercommit.client` reads the feed, and
 `states` stores what must survive. Needs `aftercommit[telegram]`.
 
-`BotApiServer` is a local Bot API server with fault injection, for tests and development. It needs
-`aftercommit[serve]`.
+`BotApiServer` is a local Bot API server with fault injection, for tests. It needs `aftercommit[serve]`.
 """
 
 from typing import TYPE_CHECKING

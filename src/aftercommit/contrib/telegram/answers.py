@@ -30,8 +30,6 @@ _NO_SUCH_CHAT: Final = (
     "bot was kicked",
 )
 
-# Characters quoted from an answer in another format.
-_QUOTED: Final = 80
 _BACKOFF: Final = Exponential(base=1.0, maximum=30.0)
 
 
@@ -115,7 +113,7 @@ def understand(status: int, body: bytes, clean: Callable[[str], str] = str) -> R
     try:
         told = msgspec.json.decode(body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        said = clean(body[:MAX_ERROR_LENGTH].decode("utf-8", "replace"))[:_QUOTED]
+        said = clean(body[:MAX_ERROR_LENGTH].decode("utf-8", "replace"))[:80]
         return Later(f"status {status} with a body that is not from the Bot API: {said!r}")
     if told.ok:
         return ApiResult(told.result)

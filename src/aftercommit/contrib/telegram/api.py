@@ -81,10 +81,8 @@ class BotApi:
     async def set_my_commands(self, commands: Sequence[tuple[str, str]], language: str | None) -> Reply:
         """Set the command menu for one language, or the default for all others."""
         listed = [{"command": name, "description": about} for name, about in commands]
-        asked: dict[str, Any] = {"commands": listed}
-        if language is not None:
-            asked["language_code"] = language
-        return await self._call("setMyCommands", asked)
+        chosen = {} if language is None else {"language_code": language}
+        return await self._call("setMyCommands", {"commands": listed, **chosen})
 
     async def close(self) -> None:
         """Close the connections; the next call opens them again."""

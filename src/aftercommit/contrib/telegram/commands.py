@@ -35,12 +35,7 @@ class Commands:
     """Answers commands, each with one text."""
 
     def __init__(
-        self,
-        settings: BotSettings,
-        memory: Memory,
-        reader: BackendReader,
-        connector: Connector,
-        reach: Reach,
+        self, settings: BotSettings, memory: Memory, reader: BackendReader, connector: Connector, reach: Reach
     ) -> None:
         self._texts = settings.texts
         self._memory = memory
@@ -146,7 +141,7 @@ class Commands:
 
     def _connection(self, link: Link | None, language: str) -> str:
         connector = self._connector
-        problem = connector.poller.problem_of(link.chat_id if link is not None else None)
+        problem = connector.poller.chats.problem_of(link.chat_id if link is not None else None)
         if not connector.is_connected:
             return self._troubled("status_not_connected", connector.problem, link, language)
         if problem is not None:

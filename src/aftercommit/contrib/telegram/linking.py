@@ -23,7 +23,6 @@ LONGEST_CODE: Final = 64
 _TRIES: Final = 5
 _TRY_SECONDS: Final = 600.0
 _REMEMBERED: Final = 10_000
-_LONGEST_NAME: Final = 200
 _LONGEST_USER: Final = 200
 
 
@@ -92,4 +91,4 @@ async def redeem(code: str, memory: Memory, reader: BackendReader) -> Redeemed:
     user_id = str(told["user_id"])
     if not can_be_user(user_id):
         return Unchecked(reader.unreadable(Unreadable("the answer has an unusable user_id", user_id)))
-    return Code(user_id, str(told.get("name") or user_id)[:_LONGEST_NAME])
+    return Code(user_id, str(told.get("name") or user_id)[:_LONGEST_USER])

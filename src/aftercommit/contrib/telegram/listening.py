@@ -7,6 +7,7 @@ Telegram only when it is handled: after a crash the bot gets it again, and handl
 import asyncio
 import logging
 from collections import Counter, deque
+from functools import partial
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -30,6 +31,7 @@ from aftercommit.contrib.telegram.poller import Poller
 from aftercommit.contrib.telegram.progress import WINDOW, UpdateProgress
 from aftercommit.contrib.telegram.sender import STOPPING, Sender
 from aftercommit.contrib.telegram.state import UPDATES
+from aftercommit.contrib.telegram.states.sql import Store
 from aftercommit.contrib.telegram.updates import ChatCommand, Heard, Membership, Renumbered, heard
 from aftercommit.errors import StateError, StateUnavailable, TelegramRefused
 from aftercommit.service import Probe, Service, Waker, until_one_ends, wait_for_any
@@ -216,7 +218,7 @@ class Listening(Service):
             case Membership(chat_id=chat_id, member=True):
                 return await self._commands.welcome_back(chat_id)
             case Membership(chat_id=chat_id):
-                await self._lost(chat_id, _GONE_REASON)
+                await self._memory.do(lambda store: store.lost(chat_id, _GONE_REASON))
                 return None
             case Renumbered(chat_id=chat_id, new_chat_id=new_chat_id):
                 await self._renumber(chat_id, new_chat_id)
@@ -247,7 +249,7 @@ class Listening(Service):
                 case Denied() | Conflict():
                     raise TelegramRefused(reply.reason)
                 case Unreachable():
-                    await self._lost(chat_id, reason)
+                    await self._memory.do(partial(Store.lost, chat_id=chat_id, reason=reason))
                     return True
                 case Refused():
                     break
@@ -257,9 +259,6 @@ class Listening(Service):
                     assert_never(reply)
         log_event(logger, logging.WARNING, "bot_answer_failed", chat_id=chat_id, error=reason)
         return True
-
-    async def _lost(self, chat_id: int, reason: str) -> None:
-        await self._memory.do(lambda store: store.lost(chat_id, reason))
 
     async def _not_answered(self, reply: Reply) -> None:
         if isinstance(reply, Denied):

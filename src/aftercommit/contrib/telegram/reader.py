@@ -26,7 +26,7 @@ from aftercommit.errors import FeedRefused, FollowError
 from aftercommit.text import readable
 
 _NEWEST_SECONDS: Final = 60.0
-_BAD_REQUEST: Final = 400
+
 _MOST_BODY: Final = 1 << 20
 
 
@@ -193,7 +193,7 @@ class BackendReader:
                     break
         except FeedRefused as problem:
             # A feed that cannot be read backwards is read from its beginning.
-            if problem.status != _BAD_REQUEST:
+            if problem.status != 400:
                 raise
         return place if place is None else await self._onward(url, place, self._options(user, names.largest))
 

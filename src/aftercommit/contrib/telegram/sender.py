@@ -59,9 +59,8 @@ class Sender:
             try:
                 async with asyncio.timeout(max_wait_seconds):
                     await alone.enter_async_context(self._alone(chat_id))
-                    later = await self._turn_of(
-                        chat_id, _LONGEST_WAIT if max_wait_seconds is None else max_wait_seconds
-                    )
+                    longest = _LONGEST_WAIT if max_wait_seconds is None else max_wait_seconds
+                    later = await self._turn_of(chat_id, longest)
             except TimeoutError:
                 later = Later(_BUSY, max_wait_seconds, limited=True)
             if later is not None:

@@ -14,8 +14,6 @@ from aftercommit.contrib.telegram.redaction import Clean
 from aftercommit.contrib.telegram.settings import CREDENTIAL, FEED
 from aftercommit.text import OF_APP
 
-_FORBIDDEN: Final = 403
-_TOO_MANY: Final = 429
 _VALID_TOKEN: Final = (
     f"set {CREDENTIAL} to a valid token (`aftercommit token create bot --may act-as-user {OF_APP}` makes one) and "
     "restart the bot"
@@ -73,4 +71,4 @@ def kind_of(status: int, *, has_credential: bool) -> Kind:
     """The kind of trouble behind a status."""
     if status == UNAUTHORIZED:
         return Kind.CREDENTIAL_REFUSED if has_credential else Kind.CREDENTIAL_MISSING
-    return {_FORBIDDEN: Kind.PERMISSION_REFUSED, _TOO_MANY: Kind.LIMITED}.get(status, Kind.ERROR)
+    return {403: Kind.PERMISSION_REFUSED, 429: Kind.LIMITED}.get(status, Kind.ERROR)

@@ -166,7 +166,8 @@ class Control:
         return _json(switch.told(), 201)
 
     async def _switch_off(self, request: Request) -> Response:
-        switch = self._board.numbered(request.path_params["number"])
+        number = request.path_params["number"]
+        switch = next((switch for switch in self._board.switches if switch.number == number), None)
         if switch is None:
             raise not_found("This fault does not exist or was already removed")
         switch.off()

@@ -97,10 +97,6 @@ class Messenger:
         self.changes.tell(chat)
         return chat
 
-    def has_topic(self, chat_id: int, topic: int) -> bool:
-        """Whether this topic has a message."""
-        return any(message.topic == topic for message in self.messages(chat_id))
-
     def _free_chat(self) -> int:
         while self._next_chat in self.chats:
             self._next_chat += 1

@@ -82,7 +82,8 @@ class Methods:
             chat = self._reachable(call)
             reply_to = self._reply_to(call.arguments, chat)
             topic = integer(call.arguments, "message_thread_id", 0, 0, 1 << 31) or None
-            if topic is not None and not self._messenger.has_topic(chat.chat_id, topic):
+            topics = {message.topic for message in self._messenger.messages(chat.chat_id)}
+            if topic is not None and topic not in topics:
                 raise bad_request("message thread not found")
             self._count(chat)
             send = self._messenger.send

@@ -177,10 +177,6 @@ class Switchboard:
             self.switches = [switch for switch in self.switches if not switch.was_ended]
             self._changes.tell(self)
 
-    def numbered(self, number: int) -> Switch | None:
-        """The fault with this number, if it is on."""
-        return next((switch for switch in self.switches if switch.number == number), None)
-
     def met(self, method: str, chat_id: int | None) -> Switch | None:
         """The fault that applies to this call; counts the call."""
         with self._changes.lock:
