@@ -70,44 +70,18 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 _CREATOR, _ASSIGNEE, _SUPERVISOR = Relation.CREATOR, Relation.ASSIGNEE, Relation.SUPERVISOR
+_MANAGERS: Final = (_CREATOR, _SUPERVISOR)
 _OPEN: Final = (State.NEW, State.ASSIGNED, State.REJECTED, State.REPORTED)
 _IN_WORK: Final = (State.ASSIGNED, State.REJECTED, State.REPORTED)
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule(Action.CREATE, (), (), State.ASSIGNED, "task_created", State.NEW),
-    Rule(Action.ASSIGN, (State.NEW,), (_CREATOR, _SUPERVISOR), State.ASSIGNED, "task_assigned"),
-    Rule(Action.REASSIGN, _IN_WORK, (_CREATOR, _SUPERVISOR), State.ASSIGNED, "task_reassigned"),
-    Rule(
-        Action.SUBMIT_REPORT,
-        (State.ASSIGNED, State.REJECTED),
-        (_ASSIGNEE,),
-        State.REPORTED,
-        "report_submitted",
-    ),
-    Rule(
-        Action.APPROVE,
-        (State.REPORTED,),
-        (_CREATOR, _SUPERVISOR),
-        State.APPROVED,
-        "report_approved",
-        never=(_ASSIGNEE,),
-    ),
-    Rule(
-        Action.REJECT,
-        (State.REPORTED,),
-        (_CREATOR, _SUPERVISOR),
-        State.REJECTED,
-        "report_rejected",
-        never=(_ASSIGNEE,),
-    ),
-    Rule(
-        Action.REOPEN,
-        (State.APPROVED, State.CANCELLED),
-        (_CREATOR, _SUPERVISOR),
-        State.ASSIGNED,
-        "task_reopened",
-        State.NEW,
-    ),
+    Rule(Action.ASSIGN, (State.NEW,), _MANAGERS, State.ASSIGNED, "task_assigned"),
+    Rule(Action.REASSIGN, _IN_WORK, _MANAGERS, State.ASSIGNED, "task_reassigned"),
+    Rule(Action.SUBMIT_REPORT, (State.ASSIGNED, State.REJECTED), (_ASSIGNEE,), State.REPORTED, "report_submitted"),
+    Rule(Action.APPROVE, (State.REPORTED,), _MANAGERS, State.APPROVED, "report_approved", never=(_ASSIGNEE,)),
+    Rule(Action.REJECT, (State.REPORTED,), _MANAGERS, State.REJECTED, "report_rejected", never=(_ASSIGNEE,)),
+    Rule(Action.REOPEN, (State.APPROVED, State.CANCELLED), _MANAGERS, State.ASSIGNED, "task_reopened", State.NEW),
     Rule(Action.CANCEL, _OPEN, (_CREATOR,), State.CANCELLED, "task_cancelled"),
 )
 
