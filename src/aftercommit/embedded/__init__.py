@@ -1,4 +1,4 @@
-"""PostgreSQL from a wheel: started, attached to, stopped and recovered. For first steps and for tests."""
+"""An embedded PostgreSQL whose programs come from a wheel, for first steps and for tests."""
 
 from aftercommit.embedded.cluster import binaries
 from aftercommit.embedded.server import EmbeddedPostgres, default_folder

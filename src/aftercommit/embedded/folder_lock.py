@@ -1,7 +1,4 @@
-"""Who owns a folder: an exclusive lock that the kernel gives back when its holder dies.
-
-Never waits: `acquire` answers at once, and the caller decides how long to go on asking.
-"""
+"""An exclusive lock on a folder. The kernel releases it when its holder dies; `acquire` does not wait."""
 
 import fcntl
 import os
@@ -10,7 +7,7 @@ from pathlib import Path
 
 
 class FolderLock:
-    """An exclusive flock on one file, which also says who holds it and for what."""
+    """An exclusive flock on a file that contains the holder's process id and purpose."""
 
     def __init__(self, path: Path, purpose: str) -> None:
         self.path = path
@@ -24,7 +21,7 @@ class FolderLock:
         return self._descriptor is not None
 
     def acquire(self) -> bool:
-        """Take the lock if it is free; True when it is ours now (or was already)."""
+        """Take the lock if it is free; returns whether we hold it."""
         if self.held:
             return True
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -39,14 +36,14 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back. The file stays: removing it would let two holders lock two different files."""
+        """Release the lock. The file stays: otherwise two holders could lock two different files."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
 
     def holder(self) -> tuple[int, str] | None:
-        """Process id and purpose written by the latest holder, or None when that cannot be read (yet)."""
+        """Process id and purpose of the latest holder, or None if the file is not readable (yet)."""
         try:
             pid, _, purpose = self.path.read_text().strip().partition(" ")
             return int(pid), purpose
@@ -54,7 +51,7 @@ class FolderLock:
             return None
 
     def forget_after_fork(self) -> None:
-        """In a forked child: the lock is the parent's, so drop our copy of it without unlocking."""
+        """In a forked child: the parent holds the lock, so close our copy without unlocking."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -68,5 +65,5 @@ def _forget_locks_after_fork() -> None:
         lock.forget_after_fork()
 
 
-# Without this a forked worker would keep the lock of a killed parent, and nobody could adopt its server.
+# Otherwise a forked worker would keep the lock of a killed parent, and no process could adopt its server.
 os.register_at_fork(after_in_child=_forget_locks_after_fork)

@@ -1,7 +1,7 @@
-"""The postmaster of one data folder: which process it is, whether it lives, how to end it.
+"""Finds and ends the postmaster of a data folder.
 
-A pid in a file proves nothing, because pids are reused: a process counts as the postmaster only when it is a
-`postgres` that works in this data folder. Never starts a server and never removes its files.
+Process ids are reused, so the one in `postmaster.pid` counts only if that process is a `postgres` whose working folder
+is this data folder.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Postmaster:
-    """A living postmaster, as its `postmaster.pid` describes it."""
+    """A running postmaster, as its `postmaster.pid` describes it."""
 
     pid: int
     port: int
@@ -36,7 +36,7 @@ class Postmaster:
 
 
 def find_postmaster(data_folder: Path) -> Postmaster | None:
-    """The living postmaster of the data folder, or None (also when `postmaster.pid` is stale)."""
+    """The running postmaster of the data folder; None if there is none, or `postmaster.pid` is stale."""
     try:
         lines = [line.strip() for line in (data_folder / "postmaster.pid").read_text().splitlines()]
         pid = int(lines[0])
@@ -44,7 +44,7 @@ def find_postmaster(data_folder: Path) -> Postmaster | None:
         return None
     if not is_postmaster_of(pid, data_folder):
         return None
-    # A server that has just begun has written only the first lines.
+    # A server that has just started has written only the first lines.
     lines += [""] * (8 - len(lines))
     return Postmaster(
         pid=pid,
@@ -56,7 +56,7 @@ def find_postmaster(data_folder: Path) -> Postmaster | None:
 
 
 def is_postmaster_of(pid: int, data_folder: Path) -> bool:
-    """Whether the process is a living `postgres` that works in the data folder."""
+    """Whether the process is a running `postgres` whose working folder is the data folder."""
     psutil = _psutil()
     try:
         process = psutil.Process(pid)
@@ -68,7 +68,7 @@ def is_postmaster_of(pid: int, data_folder: Path) -> bool:
 
 
 def wait_until_gone(pid: int, timeout: float) -> bool:
-    """Wait for a process to end; False when it outlived the timeout."""
+    """Wait for a process to end; False if it still runs after the timeout."""
     psutil = _psutil()
     try:
         return not _outliving([psutil.Process(pid)], timeout)
@@ -77,38 +77,38 @@ def wait_until_gone(pid: int, timeout: float) -> bool:
 
 
 def kill_postmaster(pid: int, timeout: float) -> None:
-    """SIGKILL a postmaster, as a crash would, and wait until its backends have noticed and ended."""
+    """SIGKILL a postmaster, like a crash, and wait until its backends have ended."""
     psutil = _psutil()
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        # Stopped first, so that no backend is forked between the listing and the kill.
+        # Suspend it first, so that it forks no backend between the listing and the kill.
         process.suspend()
         family = [process, *process.children(recursive=True)]
         process.kill()
         if alive := _outliving(family, timeout):
             raise EmbeddedPostgresError(
-                f"postmaster {pid} was killed, but its processes {sorted(one.pid for one in alive)} live on "
-                f"after {timeout:g} s: end them before the server is started again"
+                f"postmaster {pid} was killed, but its processes {sorted(one.pid for one in alive)} still run after "
+                f"{timeout:g} s: end them before you start the server again"
             )
 
 
 def describe_process(pid: int) -> str:
-    """A pid with its command line, for messages to people."""
+    """A process id with its command line, for messages."""
     psutil = _psutil()
     try:
         return f"{pid} ({' '.join(psutil.Process(pid).cmdline())[:120]})"
     except psutil.NoSuchProcess:
-        return f"{pid} (which has ended since)"
+        return f"{pid} (which has ended)"
     except psutil.AccessDenied:
         return str(pid)
 
 
 def disown_stale_files(data_folder: Path, socket_folder: Path) -> None:
-    """Keep a reused pid in the files of a dead postmaster from blocking the next one.
+    """Keep a reused process id in the files of a dead postmaster from blocking the next start.
 
-    PostgreSQL refuses to start while the pid in `postmaster.pid` exists, whatever process that is now. The
-    pid of its own parent it takes as stale, so ours goes in. The rest of the file must stay: with it
-    PostgreSQL finds out whether backends of the dead server still use its shared memory.
+    PostgreSQL refuses to start while the process id in `postmaster.pid` exists, whatever process that is now. It treats
+    the id of its own parent as stale, so we write ours. The rest of the file must stay: PostgreSQL uses it to find out
+    whether backends of the dead server still use its shared memory.
     """
     if find_postmaster(data_folder) is not None:
         return
@@ -121,7 +121,7 @@ def disown_stale_files(data_folder: Path, socket_folder: Path) -> None:
 
 
 def _outliving(processes: list[Any], timeout: float) -> list[Any]:
-    """The processes that are still alive after the timeout; returns as soon as there are none."""
+    """The processes that still run after the timeout; returns as soon as there are none."""
     deadline = time.monotonic() + timeout
     while alive := [process for process in processes if _is_alive(process)]:
         if time.monotonic() > deadline:
@@ -133,7 +133,7 @@ def _outliving(processes: list[Any], timeout: float) -> list[Any]:
 def _is_alive(process: Any) -> bool:
     psutil = _psutil()
     try:
-        # One that nobody has reaped yet is dead all the same, and its parent may take its time.
+        # A zombie counts as ended: its parent may reap it much later.
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
@@ -142,7 +142,7 @@ def _is_alive(process: Any) -> bool:
 def _works_in(process: Any, data_folder: Path) -> bool:
     psutil = _psutil()
     try:
-        # The postmaster changes into its data folder, so this holds for any spelling on its command line.
+        # The postmaster changes into its data folder, so the spelling on its command line does not matter.
         return Path(process.cwd()) == data_folder
     except psutil.AccessDenied:
         return str(data_folder) in process.cmdline()
