@@ -1,11 +1,11 @@
-"""aftercommit: what was committed is what everyone hears about.
+"""Transactional outbox, ordered event log and live feeds for PostgreSQL.
 
-The journey of an event, and the room of each step:
+The path of an event, and the package of each step:
 
-    event       what happened: types, payloads, the envelope
-    outbox      publish: write it in your transaction
+    event       types, payloads, the envelope
+    outbox      publish: write an event in your transaction
     relay       deliver it to a transport and append it to the log
-    consumer    handle it once, with its effects in one transaction
+    consumer    handle it, with its database changes in one transaction
 
     outbox = Outbox(scope={"tenant_id": str})
 
@@ -50,12 +50,7 @@ from aftercommit.telemetry import JsonFormatter, log_event
 if TYPE_CHECKING:
     from aftercommit.application import Application, Companions, Serving
 else:
-    __getattr__ = lazy(
-        __name__,
-        {
-            "aftercommit.application": ("Application", "Companions", "Serving"),
-        },
-    )
+    __getattr__ = lazy(__name__, {"aftercommit.application": ("Application", "Companions", "Serving")})
 
 __all__ = [
     "AftercommitError",

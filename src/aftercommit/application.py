@@ -1,6 +1,6 @@
-"""What the command line can run as a whole: outboxes, a service's own tables, its HTTP routes, and something to see.
+"""An application that the command line can run: outboxes, its own tables, HTTP routes and sample traffic.
 
-`--app package.module:name` names one of these for `aftercommit up` and `aftercommit serve`.
+`--app package.module:name` names one for `aftercommit up` and `aftercommit serve`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,12 @@ from aftercommit.service import Service
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a server process is told.
+    """The configuration of a server process.
 
-    In `development` it may hand out sample users' tokens, to this machine alone. With `local_users` it believes the
-    header `X-User-Id` of programs on this machine: only a development server that listens on loopback does.
-    `drain_seconds` is how long its streams have to end when it is stopped: that of its `StreamTimes`. `companions` are
-    the addresses of what runs beside it, by name. `open_metrics` answers `/metrics` without a token; `docs` serves
-    `/docs` and `/openapi.json`.
+    `development` allows it to hand out tokens of sample users to clients on this machine. With `local_users` it trusts
+    the header `X-User-Id` without a token; only a development server on a loopback address should. `drain_seconds` is
+    how long open streams have to end when the server stops. `companions` maps the names of services that run beside it
+    to their addresses. `open_metrics` answers `/metrics` without a token; `docs` serves `/docs` and `/openapi.json`.
     """
 
     database: Database
@@ -37,11 +36,11 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Companions:
-    """What `aftercommit up` runs beside the server, so that there is more to see.
+    """Services that `aftercommit up` runs beside the server.
 
-    `addresses` are told to each server process, and with `about` to whoever starts it, where `{url}` stands for the
-    address at which the application is served; so are `commands` of `aftercommit` by which to look at them. `services`
-    makes what is to run, given that address; it is started last and stopped first.
+    Each server process gets `addresses`. `aftercommit up` prints `about`, with the application's address in place of
+    `{url}`, and `commands` of `aftercommit` to inspect them with. `services` creates the services, given that address;
+    they are started last and stopped first.
     """
 
     addresses: Mapping[str, str]
@@ -52,14 +51,13 @@ class Companions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """A service, or several that are run together.
+    """A service, or several that run together.
 
-    `create_tables` makes the service's own tables and must be harmless to repeat. `asgi` makes the HTTP application,
-    once in each server process; where it has a `drain`, that is called when the process is to end. `traffic` makes
-    services that let something happen, each so many times a second; `companions`, given the port that is asked for,
-    what else runs beside the server. `aftercommit up` alone runs both. `users_by_header` are the outboxes whose readers
-    are named by `X-User-Id` (`TrustedUsers`): `aftercommit serve` does not start before each has a service token with
-    the permission `act-as-user`.
+    `create_tables` creates the service's own tables and must be idempotent. `asgi` creates the HTTP application, once
+    in each server process; if it has a method `drain`, the server calls it when it stops. `traffic` creates services
+    that generate sample events at a given rate, and `companions` those that run beside the server, given its port; only
+    `aftercommit up` runs these two. `users_by_header` lists the outboxes whose readers are identified by `X-User-Id`
+    (`TrustedUsers`): `aftercommit serve` starts only if each has a service token with the permission `act-as-user`.
     """
 
     about: str

@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt. Pure: a policy maps an attempt and its error to seconds or to giving up."""
+"""How long to wait before the next attempt. A policy maps an attempt and its error to seconds, or to giving up."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ class Backoff(Protocol):
     """Seconds until the next attempt after `attempt` failed ones (1 is the first), or None to give up at once."""
 
     def __call__(self, attempt: int, error: BaseException) -> float | None:
-        """The delay in seconds, or None for "do not try again"."""
+        """The delay in seconds, or None to give up."""
         ...
 
 
@@ -33,15 +33,15 @@ class Exponential:
     random: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse numbers that would never wait or never end."""
+        """Refuse numbers that make no usable delay."""
         finite = all(math.isfinite(number) for number in (self.base, self.factor, self.maximum, self.jitter))
         if not finite or self.base <= 0 or self.factor < 1 or self.maximum < self.base or not 0 <= self.jitter <= 1:
             raise DeclarationError(
-                f"{self!r} is not a usable backoff: needs base > 0, factor >= 1, maximum >= base, 0 <= jitter <= 1"
+                f"{self!r} is not a usable backoff: it needs base > 0, factor >= 1, maximum >= base, 0 <= jitter <= 1"
             )
 
     def __call__(self, attempt: int, error: BaseException) -> float | None:
-        """The jittered exponential delay; never gives up by itself."""
+        """The delay with jitter; never None."""
         # Compared in logarithms: with many attempts the power itself would overflow before the maximum is applied.
         grown = math.log(self.base) + (attempt - 1) * math.log(self.factor)
         delay = self.maximum if grown >= math.log(self.maximum) else self.base * self.factor ** (attempt - 1)
@@ -70,7 +70,7 @@ class Never:
 
 @dataclass(frozen=True, slots=True)
 class ByError:
-    """Another policy per class of error; the most specific class wins, `otherwise` is for the rest."""
+    """A policy per error class. The most specific class wins; all other errors use `otherwise`."""
 
     policies: Mapping[type[BaseException], Backoff]
     otherwise: Backoff = field(default_factory=Exponential)
@@ -84,12 +84,12 @@ class ByError:
 
 
 def bounded(seconds: float) -> float:
-    """A delay that the database can add to its clock."""
+    """The delay, limited to what the database can add to its clock."""
     return min(max(0.0, float(seconds)), LONGEST_DELAY)
 
 
 def delay_after(policy: Backoff, attempt: int, error: BaseException) -> float | None:
-    """What the policy says, bounded. A policy is foreign code: when it fails, the default one takes its place."""
+    """The policy's delay, bounded. If the policy itself raises, the default policy is used."""
     try:
         delay = policy(attempt, error)
         return None if delay is None else bounded(delay)

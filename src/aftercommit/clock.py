@@ -1,4 +1,4 @@
-"""The application's clock: always UTC, always aware. Leases and retries never use it; they use the database's."""
+"""The application's clock, in UTC. Leases and retries use the database's clock instead."""
 
 from datetime import UTC, datetime
 

@@ -1,9 +1,9 @@
-"""The errors that callers may want to catch, in one tree. Those that are only recorded stand where they arise.
+"""The errors that callers may want to catch, in one tree. Errors that are only recorded are defined where they arise.
 
     AftercommitError
-    ├── DeclarationError           the code declares something that cannot work
+    ├── DeclarationError           a declaration cannot work as written
     │   └── DuplicateDeclaration   a name is declared twice
-    ├── ContractViolation          an event is refused before anything is written
+    ├── ContractViolation          an event breaks its contract; nothing was written
     │   ├── UnknownEventType
     │   ├── InvalidPayload
     │   ├── PayloadTooLarge
@@ -12,13 +12,13 @@
     │   ├── ScopeViolation
     │   └── AudienceViolation
     ├── NotInTransaction           publish was called outside a transaction
-    ├── UnsupportedConnection      publish got something that is not a connection it knows
-    ├── UnreadableEvent            a recorded event cannot be turned into its type here
+    ├── UnsupportedConnection      publish got an object that is not a known connection
+    ├── UnreadableEvent            this process cannot read a recorded event
     │   └── NewerSchemaVersion
-    │       └── NewerVersion       the same, and it says which version of which type
+    │       └── NewerVersion       with the event's type and version
     ├── DatabaseError
     │   ├── DatabaseUnavailable
-    │   │   └── DatabaseSilent     it is there, and does not answer
+    │   │   └── DatabaseSilent     connected, but it does not answer
     │   ├── NotCommitted           the server rolled back instead
     │   ├── DatabaseRefused
     │   ├── MissingPrivilege
@@ -26,38 +26,39 @@
     │   ├── SchemaTooNew
     │   ├── SchemaDrift
     │   └── SweepUnderWay
-    ├── LeaseLost                  somebody else took over; nothing was written
-    ├── TransportUnavailable       the destination as a whole is down; no attempt is spent
+    ├── LeaseLost                  another process took over; nothing was written
+    ├── TransportUnavailable       the whole destination is down; no attempt is counted
     ├── HandlerTimeout
     ├── ConsumerNameTaken
     ├── ConsumerRenamed
     ├── EmbeddedPostgresError
-    ├── RepairError                what an operator asked for cannot be done as it was asked
+    ├── RepairError                an operator's request cannot be carried out
     │   ├── SelectionError
     │   ├── LetterNotFound
     │   ├── PastHorizon            events might be handled twice
-    │   └── OperationBusy
-    ├── Unauthorized               whoever asks is not known, or no longer
-    ├── FeedError                  what a reader of a feed asked for cannot be answered
+    │   ├── OperationBusy
+    │   └── SetChanged             the selection has changed since it was counted
+    ├── Unauthorized               missing or invalid credentials
+    ├── FeedError                  a feed cannot answer a request
     │   ├── BadParameter
     │   ├── InvalidCursor
-    │   ├── CursorGone             the log no longer has what lies behind this cursor
-    │   ├── FeedHeld               newer code is needed to read the next event
+    │   ├── CursorGone             the log no longer has the events after this cursor
+    │   ├── FeedHeld               reading the next event needs newer code
     │   └── UnknownStrand
-    ├── FeedsFailed                what reads the log in this process has failed for good
+    ├── FeedsFailed                the log reader of this process has failed for good
     ├── FollowError                a feed cannot be followed from here
     │   ├── FeedRefused            the server refuses, and waiting does not help
-    │   └── BookmarkError          a reader's place can be neither read nor kept
-    ├── BotError                   the Telegram bot cannot work as it was told
-    │   ├── TelegramRefused        Telegram does not know the token
+    │   └── BookmarkError          a reader's position cannot be read or saved
+    ├── BotError                   the Telegram bot cannot work with its configuration
+    │   ├── TelegramRefused        Telegram does not accept the token
     │   └── StateError             the bot's state cannot be used
-    │       ├── StateTaken         another bot works on it
-    │       └── StateUnavailable   at the moment
+    │       ├── StateTaken         another bot uses it
+    │       └── StateUnavailable   it cannot be read or written at the moment
     ├── DrainFailed                in a test: a handler or the transport failed
     ├── DrainNeverEnded            in a test: there is always more to do
     └── MissingExtra               an optional dependency is not installed
 
-A message says what was wrong, with the value, and what to do about it.
+A message says what went wrong, with the value, and what to do about it.
 """
 
 from typing import Any, Final, Literal
@@ -66,7 +67,7 @@ _LONGEST_MESSAGE: Final = 500
 
 
 class AftercommitError(Exception):
-    """Base of everything raised by aftercommit."""
+    """Base class of all errors that aftercommit raises."""
 
 
 class DeclarationError(AftercommitError):
@@ -74,11 +75,11 @@ class DeclarationError(AftercommitError):
 
 
 class DuplicateDeclaration(DeclarationError):
-    """A name was declared twice, so one of the two would never be reached."""
+    """A name was declared twice, so one of the two declarations could never be used."""
 
 
 class ContractViolation(AftercommitError):
-    """An event breaks its contract and was refused before anything was written."""
+    """An event breaks its contract. It was refused, and nothing was written."""
 
 
 class UnknownEventType(ContractViolation):
@@ -86,7 +87,7 @@ class UnknownEventType(ContractViolation):
 
 
 class InvalidPayload(ContractViolation):
-    """The payload is not what its event type promises; `field` names the place."""
+    """The payload does not match its event type; `field` says where."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -94,7 +95,7 @@ class InvalidPayload(ContractViolation):
 
 
 class PayloadTooLarge(ContractViolation):
-    """The encoded payload is over the outbox's size limit."""
+    """The encoded payload exceeds the outbox's size limit."""
 
 
 class InvalidEnvelope(ContractViolation):
@@ -102,7 +103,7 @@ class InvalidEnvelope(ContractViolation):
 
 
 class IdempotencyConflict(ContractViolation):
-    """An idempotency key was used before, in the same scope, for other events."""
+    """The idempotency key was used before, in the same scope, for different events."""
 
 
 class ScopeViolation(ContractViolation):
@@ -110,29 +111,29 @@ class ScopeViolation(ContractViolation):
 
 
 class AudienceViolation(ContractViolation):
-    """Who hears of an event was not said, was said where the outbox declares no audience, or is not a list of names."""
+    """The audience is missing, not a list of names, or given although the outbox declares no audience."""
 
 
 class NotInTransaction(AftercommitError):
-    """Publishing outside a transaction would break the promise, so it was refused."""
+    """`publish` was called outside a transaction, where it could not guarantee anything."""
 
 
 class UnsupportedConnection(AftercommitError):
-    """The object given to publish is not a connection or session that aftercommit knows."""
+    """The object given to `publish` is not a connection or session that aftercommit knows."""
 
 
 class UnreadableEvent(AftercommitError):
-    """A recorded event cannot be read by this process; it is parked, never dropped."""
+    """This process cannot read a recorded event. The event is kept."""
 
 
 class NewerSchemaVersion(UnreadableEvent):
-    """The event was written by newer code than this process runs."""
+    """Newer code than this process runs has written the event."""
 
 
 class NewerVersion(NewerSchemaVersion):
-    """The event has a newer version than this process knows, or a type that it does not know yet (then `known` is 0).
+    """The event has a newer version than this process knows, or a type that it does not know (then `known` is 0).
 
-    Whoever reads it waits for newer code.
+    Consumers wait for newer code before they go on.
     """
 
     def __init__(self, message: str, *, event_type: str, version: int, known: int) -> None:
@@ -143,29 +144,28 @@ class NewerVersion(NewerSchemaVersion):
 
     @property
     def kind(self) -> tuple[str, int]:
-        """What is waited for: a type and its version."""
+        """The event type and the version that newer code has to know."""
         return self.event_type, self.version
 
 
 class DatabaseError(AftercommitError):
-    """The database cannot be used as it is."""
+    """The database cannot be used in its present state."""
 
 
 class DatabaseUnavailable(DatabaseError):
-    """No connection could be made; it may be possible later."""
+    """The database cannot be reached now. A later attempt may succeed."""
 
 
 class DatabaseSilent(DatabaseUnavailable):
-    """The database did not answer within so many `seconds`. What it was asked to do may be done all the same."""
+    """The database did not answer within `seconds`. It may have executed the statement all the same."""
 
     def __init__(self, seconds: float) -> None:
-        """How long it was waited for."""
         super().__init__(f"the database did not answer within {seconds:g} s: try again")
         self.seconds = seconds
 
 
 class NotCommitted(DatabaseError):
-    """The server did not say that it committed: nothing of the transaction was written."""
+    """The server rolled the transaction back instead of committing it: nothing was written."""
 
 
 class DatabaseRefused(DatabaseError):
@@ -173,7 +173,7 @@ class DatabaseRefused(DatabaseError):
 
 
 class MissingPrivilege(DatabaseError):
-    """The database user may not do what is needed."""
+    """The database user lacks a privilege."""
 
 
 class SchemaNotMigrated(DatabaseError):
@@ -181,19 +181,19 @@ class SchemaNotMigrated(DatabaseError):
 
 
 class SchemaTooNew(DatabaseError):
-    """The tables were migrated by newer code than this."""
+    """Newer code than this has migrated the tables, and this code cannot work with them."""
 
 
 class SchemaDrift(DatabaseError):
-    """The tables differ from what this code and its declarations say."""
+    """The tables differ from what this code and its declarations need."""
 
 
 class LeaseLost(AftercommitError):
-    """The lease was taken over by somebody else, and the write was refused by the fence."""
+    """Another process has taken over the lease, and the fence refused the write."""
 
 
 class TransportUnavailable(AftercommitError):
-    """The destination as a whole cannot be reached; events wait and no attempt is spent."""
+    """The whole destination cannot be reached. Events wait, and no attempt is counted."""
 
 
 class HandlerTimeout(AftercommitError):
@@ -201,11 +201,11 @@ class HandlerTimeout(AftercommitError):
 
 
 class ConsumerNameTaken(AftercommitError):
-    """Another program is alive under this consumer name."""
+    """Another running program uses this consumer name."""
 
 
 class ConsumerRenamed(AftercommitError):
-    """A consumer has no checkpoint while another checkpoint has lost its consumer."""
+    """A consumer has no checkpoint, and there is a checkpoint without a consumer: probably it was renamed."""
 
 
 class EmbeddedPostgresError(AftercommitError):
@@ -213,7 +213,7 @@ class EmbeddedPostgresError(AftercommitError):
 
 
 class MissingExtra(AftercommitError):
-    """An optional dependency is needed and not installed."""
+    """An optional dependency is not installed."""
 
     def __init__(self, extra: str, module: str) -> None:
         super().__init__(
@@ -225,11 +225,11 @@ class MissingExtra(AftercommitError):
 
 
 class SweepUnderWay(DatabaseError):
-    """Another program is doing a round of retention at this moment."""
+    """Another program is running a retention round at the moment."""
 
 
 class DrainFailed(AftercommitError):
-    """A test drained an outbox and something failed; `drained` has the story, the cause is the handler's error."""
+    """A test drained an outbox and something failed; `drained` has the details, the cause is the handler's error."""
 
     def __init__(self, message: str, drained: Any) -> None:
         super().__init__(message)
@@ -237,23 +237,23 @@ class DrainFailed(AftercommitError):
 
 
 class DrainNeverEnded(AftercommitError):
-    """A test drained an outbox and it did not come to an end."""
+    """A test drained an outbox, and there was always more to do."""
 
 
 class RepairError(AftercommitError):
-    """What an operator asked for (a retry, an edit, a replay) cannot be done as it was asked; nothing was changed."""
+    """An operator's request (a retry, an edit, a replay) cannot be carried out; nothing was changed."""
 
 
 class SelectionError(RepairError):
-    """A selection of events or dead letters cannot be read, or says something that the outbox does not have."""
+    """A selection of events or dead letters is malformed, or names something that the outbox does not have."""
 
 
 class LetterNotFound(RepairError):
-    """There is no such dead letter, or none in a state that allows what was asked."""
+    """There is no such dead letter, or its state does not allow the action."""
 
 
 class PastHorizon(RepairError):
-    """Of some events the inbox no longer knows whether they were handled, so a replay might handle them twice."""
+    """The inbox no longer knows whether `count` of the events were handled, so a replay might handle them twice."""
 
     def __init__(self, message: str, count: int) -> None:
         super().__init__(message)
@@ -265,7 +265,7 @@ class OperationBusy(RepairError):
 
 
 class SetChanged(RepairError):
-    """Another number of events is chosen now than when they were counted; nothing was begun."""
+    """The selection matches a different number of events than when it was counted; nothing was started."""
 
     def __init__(self, message: str, expected: int, found: int) -> None:
         super().__init__(message)
@@ -274,14 +274,14 @@ class SetChanged(RepairError):
 
 
 class FeedsFailed(AftercommitError):
-    """What reads the log for the feeds of this process has failed for good: the process has to be started anew."""
+    """The log reader behind this process's feeds has failed for good: restart the process."""
 
 
 class Unauthorized(AftercommitError):
-    """Whoever asks is not known, or no longer.
+    """Missing or invalid credentials.
 
-    Its text is always the same, because a closer one would help those who guess. `reason` says more, for our own log.
-    `hint` is for the one who asks: only a server that was started for development gives one.
+    The message is always the same, because a precise one would help attackers. `reason` is the precise one, for our
+    own log. `hint` goes to the client: only a development server gives one.
     """
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
@@ -291,11 +291,11 @@ class Unauthorized(AftercommitError):
 
 
 class FeedError(AftercommitError):
-    """What a reader of a feed asked for cannot be answered as it was asked."""
+    """A feed cannot answer a request."""
 
 
 class BadParameter(FeedError):
-    """A parameter of a request has a value that the feed does not take."""
+    """A request parameter has a value that the feed does not accept."""
 
     def __init__(self, parameter: str, value: str, reason: str) -> None:
         super().__init__(f"{parameter}={value!r:.100}: {reason}")
@@ -305,7 +305,7 @@ class BadParameter(FeedError):
 
 
 class InvalidCursor(FeedError):
-    """A text is not a cursor of this feed. The remedy may depend on where it stood, in an address or in a header."""
+    """The text is not a cursor of this feed. `remedy` differs between a query parameter and a header."""
 
     def __init__(self, text: str, reason: str, remedy: str | None = None) -> None:
         super().__init__(f"Invalid cursor format: {reason}" + (f", {remedy}" if remedy is not None else ""))
@@ -315,10 +315,10 @@ class InvalidCursor(FeedError):
 
 
 class CursorGone(FeedError):
-    """The log no longer has what lies behind this cursor; `restart` is the one to go on from, before the oldest event.
+    """The log no longer has the events after this cursor; continue from `restart`, before the oldest event.
 
-    `reason` is `retention` (events after the cursor were dropped) or `epoch` (the log was restored, and the cursor is
-    of its former life).
+    `reason` is `retention` (events after the cursor were dropped) or `epoch` (the log was restored, and the cursor
+    belongs to its previous life).
     """
 
     def __init__(self, reason: Literal["retention", "epoch"], message: str, restart: Any) -> None:
@@ -328,8 +328,8 @@ class CursorGone(FeedError):
 
 
 class FeedHeld(FeedError):
-    """The next event was written by newer code than this process runs; `known` is its version here, None for no such
-    type. Nothing behind it is shown before somebody can read it."""
+    """Newer code than this process runs has written the next event; `known` is the version known here, None if the type
+    is unknown. The feed shows no later event until it can read this one."""
 
     def __init__(self, event_type: str, version: int, known: int | None) -> None:
         here = f"knows version {known}" if known is not None else "does not know this type"
@@ -343,17 +343,17 @@ class FeedHeld(FeedError):
 
 
 class UnknownStrand(FeedError):
-    """A feed cannot have events for this key, because of its form."""
+    """The key is malformed: the feed cannot have events for it."""
 
 
 class FollowError(AftercommitError):
-    """A feed cannot be followed as it was asked."""
+    """A feed cannot be followed as requested."""
 
 
 class FeedRefused(FollowError):
-    """The server refuses, and waiting does not heal it: `status`, `code`, `message` and `details` are its own words.
+    """The server refuses, and waiting does not help. `status`, `code`, `message` and `details` come from the server.
 
-    They are whole there; of a long message the text of the error has the beginning.
+    The error text shortens a long message; `message` has all of it.
     """
 
     def __init__(
@@ -368,15 +368,15 @@ class FeedRefused(FollowError):
 
 
 class BookmarkError(FollowError):
-    """The place of a reader can be neither read nor kept where it was told to be."""
+    """The reader's position cannot be read from or saved to the configured place."""
 
 
 class BotError(AftercommitError):
-    """The Telegram bot cannot work as it was told."""
+    """The Telegram bot cannot work with its configuration."""
 
 
 class TelegramRefused(BotError):
-    """Telegram does not know the bot's token, or no longer; waiting does not help. The token itself is never shown."""
+    """Telegram does not accept the bot's token, and waiting does not help. The message does not contain the token."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -386,12 +386,12 @@ class TelegramRefused(BotError):
 
 
 class StateError(BotError):
-    """What the bot remembers cannot be used as it is."""
+    """The bot's state cannot be used."""
 
 
 class StateTaken(StateError):
-    """Another bot works on the same state; two would send everything twice."""
+    """Another bot uses the same state; two bots would send everything twice."""
 
 
 class StateUnavailable(StateError):
-    """The bot's state can be neither read nor written at the moment."""
+    """The bot's state cannot be read or written at the moment."""

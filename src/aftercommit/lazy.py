@@ -1,4 +1,4 @@
-"""Exports that are imported on first use, because they need an extra or take long to import."""
+"""Package exports that are imported on first use, because they need an extra or take long to import."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def lazy(package: str, exports: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package; `exports` has the lazy names by the module that defines them.
+    """The `__getattr__` of a package; `exports` maps each module to the names that it defines.
 
-    A lazy name must differ from the names of the package's submodules: Python finds those first.
+    A lazy name must not be the name of a submodule: Python finds the submodule first.
     """
     homes = {name: module for module, names in exports.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""One start/stop protocol for everything that runs in the background, and the probe by which tests watch it work."""
+"""One start/stop protocol for everything that runs in the background, and a probe for tests."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -12,35 +12,31 @@ Probe = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
 class Waker(asyncio.Event):
-    """An event for which somebody may wait together with others.
+    """An asyncio event that a task can wait for together with others.
 
-    A task per event would do the same, and cost as much as a question to the database: too much between an event's
-    commit and its handler.
+    One task per event would also work, but it costs as much as a query: too much between a commit and its handler.
     """
 
     def __init__(self) -> None:
-        """Not set."""
         super().__init__()
         self.sleepers: set[asyncio.Future[None]] = set()
 
     def set(self) -> None:
-        """Wake everybody who waits."""
+        """Wake all waiting tasks."""
         super().set()
         for sleeper in self.sleepers:
             _wake(sleeper)
 
 
 class Service(ABC):
-    """Something that runs until it is told to stop.
+    """A background task that runs until it is stopped.
 
-    A probe, when one is given, is awaited at named points ("relay.delivered"); it may wait there, or raise. In
-    production there is none and a point costs a comparison.
+    Tests can give it a probe, which it awaits at named points ("relay.delivered"); the probe may wait there, or raise.
     """
 
     name: str = "service"
 
     def __init__(self, probe: Probe | None = None) -> None:
-        """Not started."""
         self._probe = probe
         self._task: asyncio.Task[None] | None = None
         self._owner: asyncio.Task[Any] | None = None
@@ -57,29 +53,29 @@ class Service(ABC):
         return self
 
     async def stop(self) -> None:
-        """Finish what is under way and end; errors of the run surface here."""
+        """Finish the work in progress and end. An error of `run` is raised here."""
         self.stopping.set()
         if self._task is not None:
             await self._task
 
     async def wait(self) -> None:
-        """Until the service ends by itself or by `stop`."""
+        """Wait until the service ends by itself or by `stop`."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     async def reach(self, point: str, **detail: Any) -> None:
-        """A named point of the work, for tests to wait at or to break."""
+        """Tell the probe that the work has reached a named point."""
         if self._probe is not None:
             await self._probe(point, detail)
 
     async def pause(self, seconds: float, *wakers: Waker) -> None:
-        """Wait until the time is up, the service is stopping, or one of the events is set (they are cleared)."""
+        """Wait until the time is up, the service is stopping, or one of the wakers is set; clears the wakers."""
         await wait_for_any(seconds, self.stopping, *wakers)
         for waker in wakers:
             waker.clear()
 
     async def __aenter__(self) -> Self:
-        """Start. If the service fails while the block runs, the block is cancelled and the failure raised."""
+        """Start. If the service fails while the block runs, the block is cancelled and the error raised."""
         await self.start()
         self._owner = asyncio.current_task()
         if self._task is not None:
@@ -89,7 +85,7 @@ class Service(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop; a failure of the service takes the place of the cancellation that it caused."""
+        """Stop. If the service has failed, its error replaces the cancellation that it caused."""
         owner, self._owner = self._owner, None
         if self._failed() and owner is not None and isinstance(error, asyncio.CancelledError):
             owner.uncancel()
@@ -105,7 +101,7 @@ class Service(ABC):
 
 
 async def wait_for_any(seconds: float, *wakers: Waker) -> None:
-    """Until one of the wakers is set or the time is up."""
+    """Wait until one of the wakers is set or the time is up."""
     if seconds <= 0 or any(waker.is_set() for waker in wakers):
         await asyncio.sleep(0)
         return
@@ -128,7 +124,7 @@ def _wake(sleeper: "asyncio.Future[None]") -> None:
 
 
 async def finish_all(work: Iterable[Awaitable[Result]]) -> list[Result]:
-    """All results; an error is raised only when everybody has finished, so that nobody works on unseen."""
+    """All results. An error is raised only after everything has finished, so that nothing keeps running unseen."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -137,12 +133,12 @@ async def finish_all(work: Iterable[Awaitable[Result]]) -> list[Result]:
 
 
 async def until_one_ends(*work: Awaitable[Any]) -> None:
-    """Until the first of them is over, whichever way; the others are given up. How it ended is not told here."""
+    """Wait until the first one ends, with a result or an error, and cancel the others. Returns and raises neither."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
-        # Looked at and dropped: asyncio complains about errors that nobody has seen.
+        # asyncio complains about errors that nothing has retrieved.
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What a process is told from outside: the command line first, then the environment. Opens and imports nothing."""
+"""The settings of a process: command-line options first, then the environment. Opens and imports nothing."""
 
 import os
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ LogFormat = Literal["json", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one process; None is what nobody has said.
+    """The settings of one process; None means not set.
 
-    `dsn` and `listen_dsn` (past a transaction pooler) say where PostgreSQL is, `app` names an Outbox as
-    `module:attribute`, `schema` names one where no declaration is needed.
+    `dsn` is the address of PostgreSQL and `listen_dsn` one that bypasses a transaction pooler. `app` names an Outbox as
+    `module:attribute`; `schema` names one by its schema, for commands that need no declarations.
     """
 
     dsn: str | None = None
@@ -33,11 +33,11 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
-        """What the environment says; an empty variable counts as not set."""
+        """Read the environment; an empty variable counts as not set."""
         variables = os.environ if environment is None else environment
         log_format = variables.get(LOG_FORMAT) or None
         if log_format not in (None, "json", "text"):
-            raise DeclarationError(f"{LOG_FORMAT}={log_format!r:.40} is not known: use json or text")
+            raise DeclarationError(f"{LOG_FORMAT}={log_format!r:.40} is not a log format: use json or text")
         return cls(
             dsn=variables.get(DATABASE_URL) or None,
             listen_dsn=variables.get(LISTEN_URL) or None,
@@ -47,5 +47,5 @@ class Settings:
         )
 
     def told(self, **given: Any) -> Self:
-        """The same with what was said more closely; None says nothing."""
+        """The same settings with these values replaced; None leaves a value as it is."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})

@@ -1,7 +1,7 @@
-"""Structured log lines and the numbers behind the metrics. Depends on nothing; exporters read from here.
+"""Structured log lines, and the figures that metrics exporters read.
 
-Every line is an ordinary `logging` record whose message is the event's name and whose fields are `extra`, so any
-formatter works; `JsonFormatter` writes one JSON object per line.
+A log line is an ordinary `logging` record: its message is the event's name and its fields are `extra`, so any formatter
+works. `JsonFormatter` writes one JSON object per line.
 """
 
 import json
@@ -13,42 +13,23 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-LATENCY_BUCKETS_MS = (
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    25.0,
-    50.0,
-    100.0,
-    250.0,
-    500.0,
-    1000.0,
-    2500.0,
-    5000.0,
-    10000.0,
-    60000.0,
-)
+LATENCY_BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 10e3, 60e3)
 
 logging.getLogger("aftercommit").addHandler(logging.NullHandler())
 
-_STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {
-    "message",
-    "asctime",
-    "taskName",
-}
+_STANDARD = {*logging.LogRecord("", 0, "", 0, "", None, None).__dict__, "message", "asctime", "taskName"}
 
 
 def log_event(
     logger: logging.Logger, level: int, name: str, cause: BaseException | None = None, /, **fields: Any
 ) -> None:
-    """One structured log line: a stable name, its fields, and the traceback of its cause if there is one."""
+    """Write one structured log line: a stable name, its fields, and the traceback of its cause if there is one."""
     if logger.isEnabledFor(level):
         logger.log(level, name, extra=fields, exc_info=cause if cause is not None and _is_text(cause) else None)
 
 
 def _is_text(cause: BaseException) -> bool:
-    """Whether its traceback can be written to a file: an error may quote what is not Unicode text."""
+    """Whether its traceback can be written to a file: an error may quote text that is not valid Unicode."""
     try:
         "".join(traceback.format_exception(cause)).encode()
     except UnicodeEncodeError:
@@ -57,7 +38,7 @@ def _is_text(cause: BaseException) -> bool:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line; control characters in values cannot break out of it."""
+    """One JSON object per line. Control characters in values are escaped, so they cannot start a new line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON: time, level, logger, event and the fields."""
@@ -74,12 +55,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class Histogram:
-    """Counts per bucket, fed in bulk: PostgreSQL sorts a batch into buckets, not Python."""
+    """Counts per bucket. PostgreSQL sorts each batch into buckets, so values arrive in bulk."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...] = LATENCY_BUCKETS_MS) -> None:
-        """Empty, with one count per bound and one above all."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
@@ -91,10 +71,9 @@ class Histogram:
 
 
 class Meter:
-    """The figures of one process for one outbox. Thread-safe; read by exporters at their own pace."""
+    """The figures of one process for one outbox. Thread-safe; exporters read them at their own pace."""
 
     def __init__(self, outbox: str) -> None:
-        """All figures at zero."""
         self.outbox = outbox
         self._lock = threading.Lock()
         self.published: dict[str, int] = defaultdict(int)
@@ -106,14 +85,14 @@ class Meter:
         self.parked: dict[str, int] = defaultdict(int)
         self.consumed: dict[tuple[str, str], int] = defaultdict(int)
         self.consumer_position: dict[str, int] = {}
-        # Events in the log so far, and how many of them each consumer is through with: positions would count the gaps
-        # between two lives of the log.
+        # How many events the log has had, and how many of them each consumer has passed. Positions would also count the
+        # gaps between two lives of the log.
         self.log_events = 0
         self.consumer_events: dict[str, int] = {}
         self.version_wait_seconds: dict[str, float] = {}
 
     def on_published(self, latency: Iterable[tuple[str, int, int, float]]) -> None:
-        """Events that entered the log: by type and latency bucket, how many and how many milliseconds in all."""
+        """Events that entered the log: for each type and latency bucket, their number and total milliseconds."""
         with self._lock:
             for event_type, bucket, events, milliseconds in latency:
                 self.published[event_type] += events
@@ -125,33 +104,33 @@ class Meter:
             self.failed[event_type, error_class] += 1
 
     def on_parked(self, owner: str) -> None:
-        """One event set aside as a dead letter, by a relay or a consumer."""
+        """One event parked as a dead letter, by a relay or a consumer."""
         with self._lock:
             self.parked[owner] += 1
 
     def on_backlog(self, pending: int, oldest_seconds: float) -> None:
-        """What waits in the outbox, sampled."""
+        """A sample of how much waits in the outbox."""
         with self._lock:
             self.pending, self.oldest_pending_seconds = pending, oldest_seconds
             self.backlog_is_known = True
 
     def on_consumed(self, consumer: str, outcome: str, count: int = 1) -> None:
-        """Events a consumer is through with: done, skipped, failed or parked."""
+        """Events that a consumer has finished with: done, skipped, failed or parked."""
         with self._lock:
             self.consumed[consumer, outcome] += count
 
     def on_progress(self, consumer: str, position: int, events: int, lag: int) -> None:
-        """Where a consumer stands in the log, of the `events` that it ever had; `lag` of them are still to come."""
+        """A consumer's position in the log. The log has had `events` events; the consumer has `lag` of them to go."""
         with self._lock:
             self.consumer_position[consumer] = position
             self.log_events = events
             self.consumer_events[consumer] = events - lag
 
     def on_version_wait(self, consumer: str, seconds: float) -> None:
-        """For how long a consumer has waited for code that knows a version; 0 when it waits no more."""
+        """How long a consumer has been waiting for code that knows a version; 0 when it no longer waits."""
         with self._lock:
             self.version_wait_seconds[consumer] = seconds
 
     def locked(self) -> threading.Lock:
-        """The lock an exporter holds while it reads several figures."""
+        """The lock for an exporter to hold while it reads several figures."""
         return self._lock

@@ -1,23 +1,22 @@
-"""Text that can be stored and shown whatever it came from, words that go with a number, and a remedy that many need."""
+"""Text for messages: errors that PostgreSQL can store, times, plurals, and the remedy that many messages share."""
 
 from datetime import UTC, datetime
 
 MAX_ERROR_LENGTH = 2000
 
 OF_APP = "--app module:outbox"
-"""Stands for the outbox of a caller whom we do not know. A command that needs declarations and is not told whose would
-take others: `migrate up` would make a second outbox."""
+"""Placeholder for the caller's outbox in proposed commands. Without it, `migrate up` would create another outbox."""
 
 MIGRATE = f"run `aftercommit migrate up {OF_APP}`"
-"""The remedy for tables that are not what the code needs."""
+"""The remedy for tables that the code cannot work with."""
 
 
 def readable(error: BaseException) -> str:
-    """What the error says of itself; an error that cannot even say that is known by its class."""
+    """The error's message, or its class where it has no readable message."""
     try:
         return str(error) or type(error).__name__
     except Exception as problem:  # noqa: BLE001 - __str__ of a foreign error is foreign code
-        return f"{type(error).__name__} (its message cannot be read: {type(problem).__name__})"
+        return f"{type(error).__name__} (str() of this error raised {type(problem).__name__})"
 
 
 def storable_error(error: BaseException) -> str:
@@ -28,10 +27,10 @@ def storable_error(error: BaseException) -> str:
 
 
 def utc_second(moment: datetime) -> str:
-    """A moment in UTC to the second, as people read it: RFC 3339."""
+    """A time in UTC to the second, in RFC 3339."""
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def plural(count: int, noun: str) -> str:
-    """So many of a thing, for nouns that take an s."""
+    """A count with its noun, for nouns whose plural ends in s."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
