@@ -18,7 +18,7 @@ from aftercommit.consumer import LogWorker
 from aftercommit.contrib.alembic import include_object
 from aftercommit.errors import SchemaDrift
 from aftercommit.event.envelope import Event, envelope_json
-from aftercommit.operate.repair import Repair, Selection
+from aftercommit.operate import Repair, Selection
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.shape import DeclaredView, Shape
 from aftercommit.schema import migrate, partitions
@@ -208,7 +208,7 @@ class TestDeclaredLater:
         after = Tasks(before.dsn)
         with after.connect(autocommit=True) as connection:
             done = after.outbox.migrate(connection)
-            assert "made table audience" in done
+            assert "created table audience" in done
             assert after.outbox.migrate(connection) == []
             migrate.check(connection, after.outbox.shape)
         return after
@@ -273,7 +273,7 @@ class TestDeclaredLater:
     @pytest.mark.parametrize(
         ("there", "said"),
         [
-            ("create table audience ()", "audience is not the table"),
+            ("create table audience ()", "audience exists, but is not the outbox"),
             ("alter table outbox add column audience text", "column 'audience' of type text"),
         ],
     )

@@ -94,7 +94,7 @@ async def test_code_that_is_too_old_is_refused_with_the_remedy(database, connect
     for act in (migrate.up, migrate.status, migrate.check):
         with pytest.raises(SchemaTooNew, match=rf"{NEWEST + 1:04d}_break, which needs code .*deploy the newer"):
             act(connection, Shape())
-    with pytest.raises(SchemaTooNew, match=r"this code knows up to \d+: deploy the newer aftercommit"):
+    with pytest.raises(SchemaTooNew, match=r"this code knows only up to \d+: deploy the newer aftercommit"):
         await starts(database)
 
 

@@ -386,7 +386,7 @@ async def test_an_index_that_is_missing_is_said_and_the_filter_answers_all_the_s
     said = [record for record in caplog.records if record.message == "feed_index_missing"]
     assert [record.__dict__["index"] for record in said] == [facet.name]
     with logs.connect(autocommit=True) as owner:
-        assert logs.outbox.migrate(owner) == [f"made index {facet.name}"]
+        assert logs.outbox.migrate(owner) == [f"created index {facet.name}"]
 
 
 async def test_tables_that_are_not_there_are_said_at_once(database: str):

@@ -67,7 +67,7 @@ def test_a_large_table_gets_its_index_while_writers_go_on(database, connection):
         Engine(connection).publish()
         early.commit()
 
-        assert building.result(timeout=60) == ["made index outbox_by_aggregate_id without blocking writers"]
+        assert building.result(timeout=60) == ["created index outbox_by_aggregate_id without blocking writers"]
     assert value(connection, VALID) is True
     migrate.check(connection, INDEXED)
     assert migrate.up(connection, INDEXED) == []
@@ -76,7 +76,7 @@ def test_a_large_table_gets_its_index_while_writers_go_on(database, connection):
 def test_a_small_table_gets_its_index_in_the_transaction_of_the_others(connection, monkeypatch):
     monkeypatch.setattr(indexes, "SMALL_BYTES", 1 << 20)
 
-    assert migrate.up(connection, INDEXED) == ["made index outbox_by_aggregate_id"]
+    assert migrate.up(connection, INDEXED) == ["created index outbox_by_aggregate_id"]
 
 
 def interrupted(database: str) -> None:
@@ -86,7 +86,7 @@ def interrupted(database: str) -> None:
         building = program.submit(up, database, INDEXED)
         wait_until(lambda: waits_for_a_lock(database, "builder"))
         end_session(database, "builder")
-        with pytest.raises(DatabaseUnavailable, match="run it again"):
+        with pytest.raises(DatabaseUnavailable, match="Run it again"):
             building.result(timeout=60)
 
 
@@ -205,7 +205,7 @@ def test_the_log_is_indexed_one_partition_at_a_time(database, connection):
 
     done = up(database, SCOPED)
 
-    assert "made index log_scope_tenant_id without blocking writers" in done
+    assert "created index log_scope_tenant_id without blocking writers" in done
     assert value(connection, LOG_INDEX) is True
     migrate.check(connection, SCOPED)
     connection.execute("update aftercommit.head set position = 1000000")

@@ -89,4 +89,4 @@ def test_a_version_that_there_is_not_is_refused(version):
 def test_the_end_of_the_numbers_is_said(database):
     result = CliRunner().invoke(cli, ["migrate", "sql", *APP, "--from", "99"])
 
-    assert f"there is no migration 99: they go from 1 to {migrations()[-1].version}" in result.stderr
+    assert f"there is no migration 99: give 1 to {migrations()[-1].version}" in result.stderr

@@ -171,7 +171,7 @@ def test_a_role_with_the_grants_finds_nothing_to_do_and_may_not_migrate(database
     with connected(database, user=role) as connection:
         assert migrate.up(connection, Shape()) == []
         with pytest.raises(
-            MissingPrivilege, match=r"may not migrate schema 'aftercommit': must be owner.*who owns the sch"
+            MissingPrivilege, match=r"may not migrate schema 'aftercommit': must be owner.*migrate as the sch"
         ):
             migrate.up(connection, Shape(scope={"tenant_id": str}))
 

@@ -121,7 +121,7 @@ def inbox(connection: psycopg.Connection[Any]) -> set[UUID]:
 class TestDeclaration:
     @pytest.mark.parametrize("keep", [timedelta(), timedelta(seconds=-1), timedelta(days=40_000), 30, "30d"])
     def test_a_time_that_cannot_be_kept_is_refused_by_its_name(self, keep: Any) -> None:
-        with pytest.raises(DeclarationError, match=r"retention of inbox=.* or None to keep it for ever"):
+        with pytest.raises(DeclarationError, match=r"retention inbox=.* or None to keep it forever"):
             Retention(inbox=keep)
 
     def test_the_log_is_kept_for_ever_unless_somebody_says_otherwise(self) -> None:
@@ -148,7 +148,7 @@ class TestInbox:
             other.execute("select from aftercommit.processed_events for update")
             swept = sweep(connection)["inbox"]
 
-        assert (swept.removed, swept.kept_back) == (0, ("1 held by somebody's lock",))
+        assert (swept.removed, swept.kept_back) == (0, ("1 held by another session's lock",))
         assert value(connection, "select count(*) from aftercommit.processed_events") == 1
         horizon = upkeep(connection, "inbox", "horizon")
         assert horizon is not None
@@ -220,7 +220,7 @@ class TestInbox:
         shorter = Retention(inbox=timedelta(days=10))
         for _ in range(2):
             swept = sweep(connection, shorter, whole=False)["inbox"]
-            assert (swept.removed, swept.kept_back) == (0, (f"operation {operation} (replay, by anna) is under way",))
+            assert (swept.removed, swept.kept_back) == (0, (f"operation {operation} (replay, by anna) is running",))
             assert upkeep(connection, "inbox", "horizon") == horizon
 
         connection.execute("update aftercommit.operation set status = 'done', finished_at = now()")
@@ -243,7 +243,7 @@ class TestInbox:
 
         swept = sweep(connection)["inbox"]
 
-        assert (swept.removed, swept.kept_back) == (0, (f"operation {operation} (replay, by anna) is under way",))
+        assert (swept.removed, swept.kept_back) == (0, (f"operation {operation} (replay, by anna) is running",))
         assert upkeep(connection, "inbox", "horizon") is None
         connection.execute("update aftercommit.operation set status = 'done', finished_at = now()")
         assert sweep(connection)["inbox"].removed == 1
@@ -466,8 +466,11 @@ class TestLog:
         log.execute("insert into aftercommit.consumer (name, position, declared_by) values ('slow', 15, 'test')")
 
         swept = sweep(log, Retention(log=DAY))["log"]
-        assert (swept.partitions, swept.kept_back) == (("log_000000",), ("consumer 'slow' has read up to 15 only",))
-        assert upkeep(log, "log", "kept_back") == {"consumer 'slow' has read up to 15 only": 0}
+        assert (swept.partitions, swept.kept_back) == (
+            ("log_000000",),
+            ("consumer 'slow' has only read up to position 15",),
+        )
+        assert upkeep(log, "log", "kept_back") == {"consumer 'slow' has only read up to position 15": 0}
 
         swept = sweep(log, Retention(log=DAY), even_if_unread=True)["log"]
         assert swept.partitions == ("log_000001", "log_000002")
@@ -479,7 +482,7 @@ class TestLog:
         swept = sweep(log, Retention(log=DAY))["log"]
 
         assert swept.removed == (3 if goes else 1)
-        assert swept.kept_back == (() if goes else ("a dead letter of 'index' is open at position 12",))
+        assert swept.kept_back == (() if goes else ("'index' has an open dead letter at position 12",))
 
     def test_what_an_operation_goes_through_stays_until_it_ends(self, log) -> None:
         operation = operate(log, "running", events=1, position=22)
@@ -487,7 +490,7 @@ class TestLog:
         swept = sweep(log, Retention(log=DAY))["log"]
 
         assert swept.partitions == ("log_000000", "log_000001")
-        assert swept.kept_back == (f"operation {operation} is under way and goes through position 22",)
+        assert swept.kept_back == (f"operation {operation} is running and needs position 22",)
 
     def test_what_an_operation_goes_through_by_the_transport_stays_until_it_ends(self, log) -> None:
         """Such an operation has events and no positions: they are read from the log when their turn comes."""
@@ -499,7 +502,7 @@ class TestLog:
         swept = sweep(log, Retention(log=DAY))["log"]
 
         assert swept.partitions == ("log_000000", "log_000001")
-        assert swept.kept_back == (f"operation {operation} is under way and goes through position 22",)
+        assert swept.kept_back == (f"operation {operation} is running and needs position 22",)
         log.execute("update aftercommit.operation_event set state = 'done'")
         assert sweep(log, Retention(log=DAY))["log"].partitions == ("log_000002",)
 
@@ -515,7 +518,7 @@ class TestLog:
         swept = sweep(log, Retention(log=DAY))["log"]
 
         assert swept.partitions == ("log_000000",)
-        assert swept.kept_back == (f"event {event_id}, at position 12, waits in the outbox to be delivered once more",)
+        assert swept.kept_back == (f"event {event_id} at position 12 waits in the outbox to be delivered again",)
 
     def test_a_partition_that_an_interrupted_run_has_marked_is_looked_at_again(self, log) -> None:
         log.execute(
@@ -527,7 +530,7 @@ class TestLog:
 
         swept = sweep(log, Retention(log=DAY))["log"]
 
-        assert (swept.removed, swept.kept_back) == (0, ("consumer 'slow' has read up to 5 only",))
+        assert (swept.removed, swept.kept_back) == (0, ("consumer 'slow' has only read up to position 5",))
         assert not partitions.existing(log, SHAPE)[0].condemned
         log.execute("update aftercommit.consumer set position = 32")
         assert sweep(log, Retention(log=DAY))["log"].removed == 3
@@ -540,7 +543,7 @@ class TestLog:
             other.execute("lock table aftercommit.log in access exclusive mode")
             swept = sweep(log, Retention(log=DAY))
         assert swept["log"].removed == 0
-        assert "somebody is in the way" in swept["log"].kept_back[0]
+        assert "another session is in the way" in swept["log"].kept_back[0]
 
     def test_a_reader_is_waited_for_briefly_and_named_as_the_reason(self, database, log, monkeypatch) -> None:
         with connected(database, autocommit=False) as reader, monkeypatch.context() as impatient:
@@ -548,7 +551,7 @@ class TestLog:
             reader.execute("select count(*) from aftercommit.log")
             swept = sweep(log, Retention(log=DAY))["log"]
             assert (swept.removed, len(swept.kept_back)) == (0, 1)
-            assert swept.kept_back[0].startswith("partition log_000000: somebody is in the way")
+            assert swept.kept_back[0].startswith("partition log_000000: another session is in the way")
         assert sweep(log, Retention(log=DAY))["log"].removed == 3
 
     def test_a_role_that_may_not_drop_removes_the_rest_and_says_who_may(self, database, log) -> None:
@@ -583,7 +586,7 @@ class TestLog:
 
         swept = sweep(log, dry_run=True)["inbox"]
 
-        assert (swept.removed, swept.kept_back) == (0, (f"operation {operation} (replay, by anna) is under way",))
+        assert (swept.removed, swept.kept_back) == (0, (f"operation {operation} (replay, by anna) is running",))
 
     def test_a_dry_run_counts_the_same_and_changes_nothing(self, log) -> None:
         handle(log, uuid7(), uuid7())
@@ -625,7 +628,7 @@ class TestOneAtATime:
     ) -> None:
         connection.execute(Statements(SHAPE)["claim_sweep"], {"interval": 0, "lease": 60})
         with (
-            pytest.raises(SweepUnderWay, match="another program sweeps outbox 'aftercommit'"),
+            pytest.raises(SweepUnderWay, match="another program has been sweeping outbox 'aftercommit'"),
             the_only_one(connection, SHAPE, interval=0, lease=60, max_wait_seconds=0.01),
         ):
             raise AssertionError("somebody else has the round")
@@ -671,7 +674,7 @@ class TestLocks:
         with the_only_one(connection, SHAPE, interval=0) as ours:
             assert ours is None
         swept = sweep(connection)
-        assert swept["inbox"].kept_back == ("somebody relies on its horizon at this moment",)
+        assert swept["inbox"].kept_back == ("another session relies on its horizon at the moment",)
         assert len(inbox(connection)) == 1
 
     @pytest.mark.thorough
@@ -778,14 +781,14 @@ class TestCommandLine:
 
         assert result.exit_code == 0, result.output
         assert [line.split() for line in result.stdout.splitlines()] == [
-            ["what", "kept", "for", "removed", "all", "looked", "at"],
+            ["what", "kept", "for", "removed", "complete"],
             ["log", "1d", "1", "yes"],
             ["inbox", "30d", "1", "yes"],
             ["keys", "7d", "0", "yes"],
             ["dead", "letters", "30d", "0", "yes"],
             ["operations", "90d", "0", "yes"],
         ]
-        assert result.stderr == "kept back: log: consumer 'slow' has read up to 15 only\n"
+        assert result.stderr == "not removed: log: consumer 'slow' has only read up to position 15\n"
         assert run(database, "sweep", "--keep-log", "1d", "--even-if-unread").stderr == ""
         assert value(log, "select min(position) from aftercommit.log") == 31
 

@@ -370,7 +370,7 @@ def test_a_view_can_be_declared_anew_with_other_columns_and_keeps_its_privileges
         connection.execute(f"grant select on aftercommit.events to {role} with grant option")
         connection.execute("grant select on aftercommit.events to public")
 
-        assert migrate.up(connection, second) == ["made view events"]
+        assert migrate.up(connection, second) == ["created view events"]
 
         migrate.check(connection, second)
         assert value(

@@ -1,4 +1,4 @@
-"""`aftercommit sweep`: one round of retention by hand or by cron. Relays do the same by themselves."""
+"""`aftercommit sweep`: one retention round, by hand or by cron. Relays run the same rounds by themselves."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +22,13 @@ from aftercommit.settings import Settings
 _PATIENCE = 30.0
 
 
-@click.command(short_help="Remove what need not be kept any longer.")
+@click.command(short_help="Remove old data: run one retention round.")
 @retention_options
-@click.option("--dry-run", is_flag=True, help="Count what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Count what would be removed, and change nothing.")
 @click.option(
     "--even-if-unread",
     is_flag=True,
-    help="Drop partitions of the log also where consumers, dead letters or operations still need them.",
+    help="Drop partitions of the log even if consumers, dead letters or operations still need them.",
 )
 @click.option(
     "--seconds",
@@ -36,7 +36,7 @@ _PATIENCE = 30.0
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to work at most; what is left is for the next time.",
+    help="Stop after this time; the next run continues.",
 )
 @as_json
 @pass_settings
@@ -51,10 +51,10 @@ def sweep(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Remove what need not be kept any longer: one round over everything, in small steps that stand in nobody's way.
+    """Remove data that is older than its --keep time, in small steps that do not block others.
 
-    What somebody still needs stays, and is named. Dropping partitions of the log takes the owner of the schema. Exits
-    with 4 when the time was over, or SIGTERM came, before all was looked at.
+    Data that is still needed stays, and is reported. Only the owner of the schema can drop partitions of the log. Exits
+    with 4 if the time is up, or SIGTERM arrives, before everything was checked.
     """
     retention = retention_of(options)
     with load_database(settings, "sweep").connect_sync() as connection:
@@ -84,7 +84,7 @@ def sweep(
 
 @contextmanager
 def _stopped_by_signal() -> Iterator[Callable[[], bool]]:
-    """SIGTERM ends the round between two statements, so that the next program need not wait for it."""
+    """SIGTERM ends the round between two statements, so that another program can start its round at once."""
     told = Event()
     before = signal.signal(signal.SIGTERM, lambda *_: told.set())
     try:
@@ -99,7 +99,7 @@ def _tell(outbox: str, swept: Sequence[Swept], dry_run: bool, as_json: bool) -> 
         print_json({"outbox": outbox, "dry_run": dry_run, "swept": found})
     else:
         rows = [(each.task.replace("_", " "), shown(each.keep), each.removed, each.finished) for each in swept]
-        print_table(("what", "kept for", "would go" if dry_run else "removed", "all looked at"), rows)
+        print_table(("what", "kept for", "would be removed" if dry_run else "removed", "complete"), rows)
     for each in swept:
         for reason in each.kept_back:
-            message(f"kept back: {each.task.replace('_', ' ')}: {printable(reason)}")
+            message(f"not removed: {each.task.replace('_', ' ')}: {printable(reason)}")

@@ -1,1 +1,1 @@
-"""What is in the database: tables, migrations, partitions, retention, indexes, views."""
+"""The database objects of an outbox: tables, migrations, partitions, retention, indexes, views."""

@@ -1,6 +1,7 @@
-"""What an audience adds to the tables: who hears of an event, and by what readers find theirs. Pure text.
+"""The columns, table and functions that an audience adds to a schema. Produces SQL text only.
 
-Programs that do not declare it yet run beside those that do, and must not lose it (docs/decisions/0016-audience.md).
+Programs that do not declare the audience yet may run beside those that do, and must not lose it
+(docs/decisions/0016-audience.md).
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ _PARTITIONED: Final = "p"
 
 
 def columns(shape: Shape) -> Iterator[str]:
-    """Adds the column to every table that holds events."""
+    """The statements that add the column to every table with events."""
     statements = Statements(shape)
     check = statements.part("audience_check", most=sql.Literal(MAX_AUDIENCE))
     for table in SCOPED_TABLES:
@@ -32,14 +33,14 @@ def columns(shape: Shape) -> Iterator[str]:
 
 
 def table(shape: Shape) -> str:
-    """Makes the table; its partitions are made with those of the log."""
+    """The statement that creates the table; its partitions are created with those of the log."""
     statements = Statements(shape)
     condition = statements.render("has_relation", relation=name_literal(shape.schema, AUDIENCE))
     return unless(shape, condition, statements.render("create_audience_table"))
 
 
 def guard(shape: Shape) -> tuple[str, str]:
-    """The stamp of the functions that keep an audience from being lost, and the statement that defines them."""
+    """The stamp of the functions that preserve the audience, and the statement that defines them."""
     statements = Statements(shape)
     bodies = {
         "log_body": quoted(statements.render("keep_audience_body")),
@@ -53,16 +54,16 @@ def guard(shape: Shape) -> tuple[str, str]:
 
 
 def conflicts(shape: Shape, catalog: Catalog) -> Iterator[str]:
-    """What stands where the audience belongs and is something else."""
+    """Columns and tables that have the audience's names but are something else."""
     for name in SCOPED_TABLES:
         column = catalog.columns.get((name, AUDIENCE))
         if column is not None and (column.type != COLUMN_TYPE or not column.not_null):
             yield (
-                f"{shape.schema}.{name} has a column {AUDIENCE!r} of type {column.type}, and an audience is "
+                f"{shape.schema}.{name} has a column {AUDIENCE!r} of type {column.type}, but the audience needs "
                 f"{COLUMN_TYPE} not null: rename it, or choose another schema for this outbox"
             )
     if catalog.kinds.get(AUDIENCE, _PARTITIONED) != _PARTITIONED:
         yield (
-            f"{shape.schema}.{AUDIENCE} is not the table that the outbox needs under this name: rename what is there, "
-            "or choose another schema for this outbox"
+            f"{shape.schema}.{AUDIENCE} exists, but is not the outbox's table: rename it, or choose another schema for "
+            "this outbox"
         )

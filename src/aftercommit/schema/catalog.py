@@ -1,4 +1,4 @@
-"""What a schema holds right now, read from PostgreSQL's catalogs: that needs no privilege on tables."""
+"""The present content of a schema, read from PostgreSQL's catalogs, which needs no privileges on the tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from aftercommit.postgres.statements import Statements
 
 SCOPED_TABLES = ("outbox", "log", "dead_letter_events")
 
-# A query with %(name)s parameters, and its rows: what any driver can do.
+# Runs a query with %(name)s parameters and returns its rows; any driver can implement it.
 Ask = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The type of a column as SQL writes it, whether it refuses null, and whether it fills itself."""
+    """The SQL type of a column, whether it is NOT NULL, and whether it has a default."""
 
     type: str
     not_null: bool
@@ -26,15 +26,15 @@ class Column:
 
     @property
     def must_be_given(self) -> bool:
-        """Whether a row without a value for it is refused."""
+        """Whether an INSERT must give a value for it."""
         return self.not_null and not self.has_default
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Tables, columns, views, indexes and functions of one schema; comments tell what is ours.
+    """Tables, columns, views, indexes and functions of one schema, with the comments that mark ours.
 
-    An index in `invalid` cannot be used: its build is under way, or was interrupted. `indexed` has the table of each.
+    An index in `invalid` cannot be used: its build is running, or was interrupted. `indexed` maps indexes to tables.
     """
 
     columns: Mapping[tuple[str, str], Column]
@@ -46,7 +46,7 @@ class Catalog:
 
 
 def asking(connection: psycopg.Connection[Any]) -> Ask:
-    """Questions on a psycopg connection, whatever row and cursor factories it has."""
+    """Queries on a psycopg connection, independent of its row and cursor factories."""
 
     def ask(query: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
@@ -56,7 +56,7 @@ def asking(connection: psycopg.Connection[Any]) -> Ask:
 
 
 def read(ask: Ask, shape: Shape) -> Catalog:
-    """The catalog of the shape's schema; everything is empty when the schema does not exist."""
+    """The catalog of the shape's schema; empty if the schema does not exist."""
     statements = Statements(shape)
     schema = {"schema": shape.schema}
     tables = {**schema, "tables": [*SCOPED_TABLES, "migration"]}

@@ -1,8 +1,7 @@
-"""What stands on top of the numbered migrations: scope columns, the audience, indexes, views, the partition maker.
+"""The parts of a schema that a declaration adds to the migrations: scope columns, audience, indexes, views, functions.
 
-Each piece is a statement that acts only where it is missing. A scope column that cannot be added or taken away without
-a decision about existing events is never forced: the error says what to run. An index on a large table is not built
-in a transaction.
+Each piece has statements that do nothing if it is already there. If adding a scope column needs a decision about
+existing events, the error says what to run. Indexes on large tables are built concurrently, outside a transaction.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +25,8 @@ from aftercommit.schema.numbered import migrations
 from aftercommit.schema.views import SchemaView, views
 from aftercommit.text import MIGRATE
 
-# A value for events from before the scope was declared; the reader of the message puts their own in its place.
-_PLACEHOLDERS = {
-    "varchar(255)": "'unassigned'",
-    "bigint": "0",
-    "uuid": "'00000000-0000-0000-0000-000000000000'",
-}
+# Example values for existing events in the remedy; the operator replaces them.
+_PLACEHOLDERS = {"varchar(255)": "'unassigned'", "bigint": "0", "uuid": "'00000000-0000-0000-0000-000000000000'"}
 _CATALOG_TYPES = {"varchar(255)": "character varying(255)"}
 OUTBOX_COLUMNS = frozenset(
     "id seq lane aggregate_type aggregate_id event_type schema_version occurred_at correlation_id causation_id "
@@ -41,24 +36,24 @@ OUTBOX_COLUMNS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One thing that the declaration adds, the statements that add it, and how to tell that it is there.
+    """One part of the declaration, the statements that add it, and a test whether it is there.
 
-    `stands_in` tells whether it is there in some form: newer code may have given it another definition.
+    `stands_in`, where given, tests whether it is there in any form: newer code may have given it another definition.
     """
 
     name: str
     statements: tuple[str, ...]
     is_in: Callable[[Catalog], bool]
-    stands_in: Callable[[Catalog], bool]
+    stands_in: Callable[[Catalog], bool] | None = None
     scope: str | None = None
     index: Index | None = None
 
 
 def pieces(shape: Shape, catalog: Catalog | None = None) -> Iterator[Piece]:
-    """Everything that this declaration adds to what is there, in the order in which it can be added."""
+    """All pieces of this declaration, in the order in which they can be added."""
     yield from (_scope_piece(shape, name) for name in shape.scope)
     if shape.audience:
-        yield _audience_column_piece(shape)
+        yield Piece("audience column", tuple(audience.columns(shape)), partial(_has_column, AUDIENCE))
         yield _keep_audience_piece(shape)
     yield from (_index_piece(shape, index) for index in _indexes(shape))
     yield from (_view_piece(view) for view in views(shape if catalog is None else _as_it_is(shape, catalog)))
@@ -70,26 +65,26 @@ def pieces(shape: Shape, catalog: Catalog | None = None) -> Iterator[Piece]:
         lambda catalog: "make_partitions" in catalog.function_comments,
     )
     if shape.audience:
-        # Behind the function, which makes its partitions.
-        yield _audience_table_piece(shape)
+        # After the function, which creates its partitions.
+        yield Piece("table audience", (audience.table(shape),), lambda catalog: AUDIENCE in catalog.kinds)
 
 
 def missing(shape: Shape, catalog: Catalog) -> list[Piece]:
-    """The pieces that are not there, or not as declared."""
+    """The pieces that are missing, or differ from the declaration."""
     return [piece for piece in pieces(shape, catalog) if not piece.is_in(catalog)]
 
 
 def absent(shape: Shape, catalog: Catalog) -> list[Piece]:
-    """The pieces that are not there in any form: what code that is behind the tables has to do without."""
-    return [piece for piece in pieces(shape, catalog) if not piece.stands_in(catalog)]
+    """The pieces that are missing in any form: what code that is older than the tables cannot use."""
+    return [piece for piece in pieces(shape, catalog) if not (piece.stands_in or piece.is_in)(catalog)]
 
 
 def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
-    """What stands against the declaration and cannot be put right without a decision, with what to do."""
+    """Differences from the declaration that need a decision, each with a remedy."""
     found = []
     for (table, name), column in catalog.columns.items():
         undeclared = name not in OUTBOX_COLUMNS and name not in shape.scope
-        # A column that fills itself is no scope: newer code has added it, and this code can do without.
+        # A column with a default is not a scope: newer code has added it, and this code does not need it.
         if table == "outbox" and undeclared and column.must_be_given:
             found.append(
                 f"{shape.schema}.outbox has the column {name!r} ({column.type}), which is not declared: "
@@ -102,25 +97,26 @@ def conflicts(shape: Shape, catalog: Catalog) -> list[str]:
     for index in _indexes(shape):
         if index.name in catalog.kinds and catalog.indexed.get(index.name) != index.table:
             found.append(
-                f"{shape.schema}.{index.name} is not the index of {index.table} that the outbox needs under this name: "
-                "rename what is there, or choose another schema for this outbox"
+                f"{shape.schema}.{index.name} exists, but is not an index of {index.table}: rename it, or choose "
+                "another schema for this outbox"
             )
     return found
 
 
 def apply(retrier: LockRetrier) -> list[str]:
-    """Bring the schema up to the declaration; returns in words what was done."""
+    """Add what the declaration needs; returns a description of each step."""
     done = retrier.run(lambda: _apply(retrier))
-    catalog = _catalog(retrier)
+    with committed(retrier.connection):
+        catalog = read(asking(retrier.connection), retrier.shape)
     for piece in missing(retrier.shape, catalog):
         if piece.index is not None:
             indexes.build_concurrently(retrier, piece.index)
-            done.append(f"made {piece.name} without blocking writers")
+            done.append(f"created {piece.name} without blocking writers")
     return done
 
 
 def _apply(retrier: LockRetrier) -> list[str]:
-    """What can be done in the transaction of this step; indexes on large tables are left."""
+    """Add everything that can be added in this transaction; indexes on large tables are left out."""
     connection, shape = retrier.connection, retrier.shape
     catalog = read(asking(connection), shape)
     if found := conflicts(shape, catalog):
@@ -133,13 +129,8 @@ def _apply(retrier: LockRetrier) -> list[str]:
             _add_scope(connection, shape, catalog, piece, piece.scope)
         else:
             _execute(connection, piece)
-        done.append(f"made {piece.name}")
+        done.append(f"created {piece.name}")
     return done
-
-
-def _catalog(retrier: LockRetrier) -> Catalog:
-    with committed(retrier.connection):
-        return read(asking(retrier.connection), retrier.shape)
 
 
 def _execute(connection: psycopg.Connection[Any], piece: Piece) -> None:
@@ -156,7 +147,7 @@ def _add_scope(connection: psycopg.Connection[Any], shape: Shape, catalog: Catal
     try:
         _execute(connection, piece)
     except psycopg.errors.NotNullViolation as problem:
-        # Somebody published since we looked.
+        # An event was published since we checked.
         raise _needs_a_decision(shape, name, problem.diag.table_name or "outbox", lacking) from problem
 
 
@@ -166,22 +157,22 @@ def _column_conflicts(shape: Shape, catalog: Catalog, table: str, name: str) -> 
     if column.type != _CATALOG_TYPES.get(declared, declared):
         yield (
             f"scope column {name!r} of {shape.schema}.{table} is {column.type}, but scope={{{name!r}: "
-            f"{shape.scope[name].__name__}}} means {declared}: declare the type that it has, or "
-            "choose another schema"
+            f"{shape.scope[name].__name__}}} means {declared}: declare the column's type, or choose another schema"
         )
     if not column.not_null:
         alter = sql.SQL("alter table {} alter column {} set not null").format(
             sql.Identifier(shape.schema, table), sql.Identifier(name)
         )
-        yield f"scope column {name!r} of {shape.schema}.{table} may be null: run {alter.as_string()}"
+        yield f"scope column {name!r} of {shape.schema}.{table} allows null: run {alter.as_string()}"
+
+
+def _has_column(name: str, catalog: Catalog) -> bool:
+    return all((table, name) in catalog.columns for table in SCOPED_TABLES)
 
 
 def _scope_piece(shape: Shape, name: str) -> Piece:
-    def is_in(catalog: Catalog) -> bool:
-        return all((table, name) in catalog.columns for table in SCOPED_TABLES)
-
     statements = tuple(_add_scope_column(shape, table, name) for table in SCOPED_TABLES)
-    return Piece(f"scope column {name}", statements, is_in, is_in, scope=name)
+    return Piece(f"scope column {name}", statements, partial(_has_column, name), scope=name)
 
 
 def _add_scope_column(shape: Shape, table: str, name: str) -> str:
@@ -202,16 +193,9 @@ def _column_parts(shape: Shape, table: str, name: str) -> dict[str, sql.Composab
 
 
 def _not_empty(name: str) -> sql.Composable:
-    # Every event enters by the outbox, also through a view or by hand: an empty text is no scope.
+    # All events enter through the outbox, also those inserted through a view or by hand.
     constraint = sql.Identifier(f"outbox_{name}_is_not_empty"[:MAX_IDENTIFIER])
     return sql.SQL("constraint {} check ({} <> '')").format(constraint, sql.Identifier(name))
-
-
-def _audience_column_piece(shape: Shape) -> Piece:
-    def is_in(catalog: Catalog) -> bool:
-        return all((table, AUDIENCE) in catalog.columns for table in SCOPED_TABLES)
-
-    return Piece("audience column", tuple(audience.columns(shape)), is_in, is_in)
 
 
 def _keep_audience_piece(shape: Shape) -> Piece:
@@ -224,17 +208,10 @@ def _keep_audience_piece(shape: Shape) -> Piece:
     )
 
 
-def _audience_table_piece(shape: Shape) -> Piece:
-    def is_in(catalog: Catalog) -> bool:
-        return AUDIENCE in catalog.kinds
-
-    return Piece("table audience", (audience.table(shape),), is_in, is_in)
-
-
 def _as_it_is(shape: Shape, catalog: Catalog) -> Shape:
-    """The shape that views show: an audience that another program declares stays in them.
+    """The shape for views: an audience that another program declares stays in them.
 
-    While a deployment is under way the version before, which knows of none, is started again and migrates as well.
+    During a deployment, the previous version, which does not know the audience, may be started again and migrate.
     """
     found = [catalog.columns.get((table, AUDIENCE)) for table in SCOPED_TABLES]
     is_there = all(column is not None and column.type == audience.COLUMN_TYPE for column in found)
@@ -276,14 +253,14 @@ def _index_piece(shape: Shape, index: Index) -> Piece:
     def is_in(catalog: Catalog) -> bool:
         return catalog.indexed.get(index.name) == index.table and index.name not in catalog.invalid
 
-    return Piece(f"index {index.name}", (indexes.statement(shape, index),), is_in, is_in, index=index)
+    return Piece(f"index {index.name}", (indexes.statement(shape, index),), is_in, index=index)
 
 
 def _needs_a_decision(shape: Shape, name: str, table: str, lacking: Sequence[str]) -> SchemaDrift:
     placeholder = _PLACEHOLDERS[SCOPE_TYPES[shape.scope[name]]]
     return SchemaDrift(
-        f"scope column {name!r} cannot be added: {shape.schema}.{table} has events without a value for it. Decide whom "
-        f"they belong to, put that in place of {placeholder} and run:\n{_remedy(shape, lacking, name)}\n"
+        f"scope column {name!r} cannot be added: {shape.schema}.{table} has events without a value for it. Replace "
+        f"{placeholder} by the value that they should get, and run:\n{_remedy(shape, lacking, name)}\n"
         f"Then {MIGRATE} again"
     )
 

@@ -1,7 +1,7 @@
-"""Indexes on tables that may be large: built in a transaction while the table is small, and CONCURRENTLY when not.
+"""Indexes: built in a transaction while the table is small, and CONCURRENTLY when it is large.
 
-A concurrent build blocks no writer, but leaves an invalid index behind when it is killed. That one is recognised, taken
-away and built again; a build that somebody else has under way is waited for and never taken for a dead one.
+A concurrent build does not block writers, but leaves an invalid index behind if it is killed. Such an index is dropped
+and built again. If another session is still building the index, we wait for it.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,17 +18,17 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.schema.catalog import asking
 from aftercommit.schema.lock_retry import LockRetrier
 
-# Up to this size an index is built within a second or so, and writers may wait for it.
+# Up to this size, building an index takes about a second, and writers can wait for it.
 SMALL_BYTES = 64 * 1024 * 1024
 _PARTITIONED = "p"
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index by its name and table, and its CREATE INDEX.
+    """An index: its name, its table, and a function that renders its CREATE INDEX.
 
-    `create` renders the statement for a shape with these places filled in: `index` and `table` (which may be those of
-    one partition), `concurrently` and `only` (which may be empty).
+    `create` takes a shape and values for the placeholders `index` and `table` (of the table or of one partition),
+    `concurrently` and `only` (which may be empty).
     """
 
     name: str
@@ -36,7 +36,7 @@ class Index:
     create: Callable[[Shape, Mapping[str, sql.Composable]], str]
 
     def creation(self, shape: Shape, **given: sql.Composable) -> str:
-        """The statement: an ordinary CREATE INDEX unless something else is given."""
+        """The statement; by default, an ordinary CREATE INDEX."""
         places: dict[str, sql.Composable] = {
             "index": sql.Identifier(self.name),
             "table": sql.Identifier(self.table),
@@ -47,7 +47,7 @@ class Index:
 
 
 def statement(shape: Shape, index: Index) -> str:
-    """One statement for a transaction: makes the index, unless it is there; refuses on a large table, with a remedy."""
+    """One statement for a transaction: creates the index if it is missing; on a large table, raises an error."""
     body = Statements(shape).render(
         "create_small_index",
         index=sql.Identifier(index.name),
@@ -61,13 +61,13 @@ def statement(shape: Shape, index: Index) -> str:
 
 
 def is_large(retrier: LockRetrier, index: Index) -> bool:
-    """Whether building it in a transaction would hold writers up."""
+    """Whether building it in a transaction would block writers for too long."""
     query = _table_bytes(retrier.shape, index).as_string()
     return bool(asking(retrier.connection)(query, {})[0][0] > SMALL_BYTES)
 
 
 def build_concurrently(retrier: LockRetrier, index: Index) -> None:
-    """Build an index without blocking writers, or finish what an earlier run has begun. Takes as long as it takes."""
+    """Build an index without blocking writers, or finish an earlier, interrupted build. Can take long."""
     table_name = name_literal(retrier.shape.schema, index.table)
     kind = _ask(retrier, "relation_kind", relation=table_name)[0][0]
     if kind == _PARTITIONED:
@@ -81,19 +81,16 @@ def _table_bytes(shape: Shape, index: Index) -> sql.SQL:
 
 
 def _build_on_partitions(retrier: LockRetrier, index: Index) -> None:
-    """First on the parent alone, so that new partitions get theirs by themselves; then one partition at a time."""
+    """First on the parent only, so that new partitions get the index automatically; then on one partition at a time."""
     shape = retrier.shape
     parent_name = name_literal(shape.schema, index.name)
     exists = Statements(shape).render("has_relation", relation=parent_name)
     parent = unless(shape, exists, index.creation(shape, only=sql.SQL("only")))
     retrier.run(lambda: retrier.connection.execute(parent.encode()))
     for (partition,) in _ask(
-        retrier,
-        "partitions_without_index",
-        table_name=name_literal(shape.schema, index.table),
-        index_name=parent_name,
+        retrier, "partitions_without_index", table_name=name_literal(shape.schema, index.table), index_name=parent_name
     ):
-        # Retention may drop a partition meanwhile.
+        # Retention may drop a partition in the meantime.
         with suppress(psycopg.errors.UndefinedTable):
             _build_on_partition(retrier, index, str(partition))
 
@@ -110,7 +107,7 @@ def _build(retrier: LockRetrier, index: Index, name: str, table: str) -> None:
     parts = {"index": sql.Identifier(name), "table": sql.Identifier(table)}
     creation = index.creation(retrier.shape, **parts, concurrently=sql.SQL("concurrently if not exists"))
     index_name = name_literal(retrier.shape.schema, name)
-    # Whoever else builds it makes ours wait and then do nothing; if they died of it, the next turn clears it away.
+    # If another session is building it, ours waits and then does nothing; if that build failed, we drop its rest.
     while (valid := _ask(retrier, "index_is_valid", index_name=index_name)) != [(True,)]:
         if valid:
             _clear_away(retrier, name, table)

@@ -1,4 +1,4 @@
-"""Asks for locks briefly and again: writers queue up behind a question for a table, so it must never be a long one."""
+"""Runs migration steps with short lock timeouts and retries: writers queue behind a session that waits for a lock."""
 
 import time
 from collections.abc import Callable
@@ -22,22 +22,22 @@ Result = TypeVar("Result")
 
 
 class LockRetrier:
-    """Runs the steps of a migration, and again when somebody else held a lock, until its time is up."""
+    """Runs the steps of a migration, and repeats a step if another session holds a lock, until the time is up."""
 
     def __init__(
         self, connection: psycopg.Connection[Any], shape: Shape, lock_timeout: float, max_wait_seconds: float
     ) -> None:
-        """`lock_timeout` and `max_wait_seconds` in seconds; the clock of the latter begins to run."""
+        """`lock_timeout` is in seconds. The time of `max_wait_seconds` starts now."""
         self.connection = connection
         self.shape = shape
         self._lock_timeout = lock_timeout
         self._deadline = time.monotonic() + max_wait_seconds
 
     def run(self, step: Callable[[], Result], *, first: str | None = None) -> Result:
-        """A step in a transaction of its own, under the lock that lets one migrator work at a time.
+        """Run a step in its own transaction, under the lock that lets one migrator work at a time.
 
-        `first` takes a lock before anything else is asked: a concurrent index build waits for every transaction that
-        had a snapshot before, and one that waits for the build in turn would be the end of one of the two.
+        `first` is a statement that takes a lock before anything else. A concurrent index build waits for every
+        transaction with an older snapshot; if such a transaction waited for the build in turn, they would deadlock.
         """
 
         def in_transaction() -> Result:
@@ -51,7 +51,7 @@ class LockRetrier:
         return self._again_and_again(in_transaction)
 
     def run_outside(self, statement: str) -> None:
-        """A statement that cannot be part of a transaction; the connection is left as it was."""
+        """Run a statement that cannot be part of a transaction; restores the connection's autocommit mode."""
         before = self.connection.autocommit
         self.connection.autocommit = True
         try:
@@ -93,6 +93,6 @@ def _blocked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseError
         for pid, user, application, state, seconds, statement in holders
     )
     return DatabaseError(
-        f"schema {shape.schema!r} cannot be migrated now: {who or 'another session'} holds a lock that is needed. "
-        "Wait for it to end, or end it with select pg_terminate_backend(pid), and run it again"
+        f"schema {shape.schema!r} cannot be migrated now: {who or 'another session'} holds a lock that the migration "
+        "needs. Wait until it ends, or end it with select pg_terminate_backend(pid), and migrate again"
     )

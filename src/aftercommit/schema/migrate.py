@@ -1,9 +1,9 @@
-"""Numbered migrations, applied once each, in order, one transaction per file; then what the outbox declares on top.
+"""Applies the numbered migrations, each once and in one transaction, and then what the outbox declares.
 
-Safe when several programs start at once (a transaction-level advisory lock, so poolers are fine), when killed half-way
-(a file is applied whole or not at all, an index that was not finished is built again), beside long readers (locks are
-asked for briefly and again, so that writers never queue up behind a migration), and beside running programs of the
-version before (docs/decisions/0008-upgrades.md). Never runs by itself: a program or a person calls it.
+Safe when several programs migrate at once (a transaction-level advisory lock, so poolers are fine), when it is killed
+(a file is applied completely or not at all; an unfinished index is built again), beside long-running readers (short
+lock timeouts with retries, so that writers do not queue up for long), and beside running programs of the previous
+version (docs/decisions/0008-upgrades.md).
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,11 @@ from aftercommit.postgres.commits import committed
 from aftercommit.postgres.database import read_only
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
-from aftercommit.schema import declared, partitions, privileges
+from aftercommit.schema import declared, partitions
 from aftercommit.schema.catalog import Ask, Catalog, asking, read
 from aftercommit.schema.lock_retry import LockRetrier
 from aftercommit.schema.numbered import SqlMigration, migrations
+from aftercommit.schema.privileges import grants
 from aftercommit.text import MIGRATE, OF_APP
 
 __all__ = [
@@ -54,10 +55,10 @@ _MIGRATION_COLUMNS = {"version": "integer", "name": "text", "checksum": "text"}
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a schema stands: what was applied, what is missing, and in words how the declaration differs.
+    """The state of a schema: applied and pending migrations, and differences from the declaration.
 
-    `conflicts` are those differences that `up` refuses to settle, because they need a decision of yours. `newer` are
-    migrations that newer code has applied and that this code can work with, as during a deployment.
+    `conflicts` are the differences that `up` does not resolve, because they need your decision. `newer` are migrations
+    that newer code has applied and that this code can work with, as during a deployment.
     """
 
     applied: dict[int, str]
@@ -68,17 +69,17 @@ class Status:
 
     @property
     def is_current(self) -> bool:
-        """Nothing left to do."""
+        """Whether there is nothing left to do."""
         return not self.pending and not self.declaration
 
 
 def up(
     connection: psycopg.Connection[Any], shape: Shape, *, lock_timeout: float = 1.0, max_wait_seconds: float = 30.0
 ) -> list[str]:
-    """Apply what is missing; returns what was done, in words. The connection must not be inside a transaction.
+    """Apply what is missing; returns a description of each step. The connection must not be inside a transaction.
 
-    A table that somebody else has locked is asked for during `lock_timeout` seconds, because writers queue up behind
-    the question, and then again after a pause. After `max_wait_seconds` the error names who is in the way.
+    Each attempt waits `lock_timeout` seconds for a locked table, because writers queue up behind it, and is repeated
+    after a pause. After `max_wait_seconds` it fails, and the error names the sessions that hold the locks.
     """
     _refuse_transaction(connection)
     done: list[str] = []
@@ -90,14 +91,14 @@ def up(
             done += retrier.run(lambda migration=migration: _apply(connection, shape, migration))  # type: ignore[misc]
         if not found.is_current:
             done += declared.apply(retrier)
-        done += [f"made partition {name}" for name in partitions.ensure(connection, shape)]
+        done += [f"created partition {name}" for name in partitions.ensure(connection, shape)]
     return done
 
 
 def status(connection: psycopg.Connection[Any], shape: Shape, *, declarations: bool = True) -> Status:
-    """What was applied, what is missing, and how the declaration differs. Changes nothing and leaves nothing open.
+    """The state of the schema. Changes nothing and leaves no transaction open.
 
-    Without `declarations` the migrations alone are looked at: for who knows the schema's name and not its outbox.
+    Without `declarations`, compares only migrations: for callers that know the schema's name, but not its outbox.
     """
     _refuse_transaction(connection)
     with _explained(connection, shape, reading=True), connection.transaction():
@@ -106,7 +107,7 @@ def status(connection: psycopg.Connection[Any], shape: Shape, *, declarations: b
 
 
 def status_by(ask: Ask, shape: Shape) -> Status:
-    """The same, by any driver that can ask a question."""
+    """The same, with any driver."""
     catalog = read(ask, shape)
     applied = _applied(ask, shape, catalog)
     _refuse_foreign(applied, shape)
@@ -123,7 +124,7 @@ def status_by(ask: Ask, shape: Shape) -> Status:
 
 
 def check(connection: psycopg.Connection[Any], shape: Shape, *, declarations: bool = True) -> None:
-    """Refuse to work on tables that this code does not know; without `declarations` by the migrations alone."""
+    """Raise an error unless the tables match this code; without `declarations`, compares only migrations."""
     found = status(connection, shape, declarations=declarations)
     _refuse_behind(found, shape)
     if found.pending:
@@ -132,21 +133,21 @@ def check(connection: psycopg.Connection[Any], shape: Shape, *, declarations: bo
         raise SchemaDrift("; ".join(found.conflicts))
     if found.declaration:
         raise SchemaDrift(
-            f"schema {shape.schema!r} is not what the outbox declares: {'; '.join(found.declaration)}: {MIGRATE}"
+            f"schema {shape.schema!r} does not match the declared outbox: {'; '.join(found.declaration)}: {MIGRATE}"
         )
 
 
 def statements(shape: Shape, after: int = 0, to: int | None = None) -> Iterator[str]:
-    """Everything as single statements for any driver, in one transaction of the caller's.
+    """All statements, for any driver, to run in one transaction of the caller.
 
-    Each looks before it acts, so all of them can run on an empty database, on an older schema and again. `after` leaves
-    out the migrations up to that version, which the schema must have had. `to` stops at a version, and then what the
-    outbox declares is left out too unless it is the newest.
+    They do nothing where their work is already done, so they can run on an empty database, on an older schema, and
+    again. `after` leaves out the migrations up to that version, which the schema must already have. `to` stops at a
+    version; unless that is the newest, the statements for the declaration are left out too.
     """
     newest = migrations()[-1].version
     last = newest if to is None else to
     if not 0 <= after <= newest or not 1 <= last <= newest:
-        raise DeclarationError(f"there is no migration {after if to is None else to}: they go from 1 to {newest}")
+        raise DeclarationError(f"there is no migration {after if to is None else to}: give 1 to {newest}")
     yield _preparation(shape, after)
     yield from (migration.statement(shape) for migration in migrations() if after < migration.version <= last)
     if last == newest:
@@ -157,16 +158,11 @@ def statements(shape: Shape, after: int = 0, to: int | None = None) -> Iterator[
 
 
 def script(shape: Shape, after: int = 0) -> Iterator[str]:
-    """The same statements as plain SQL for a person or another tool to run, transaction included."""
+    """The same statements as an SQL script with its own transaction, to run by hand or with another tool."""
     yield "begin;\nset local client_min_messages = warning;\n"
     for statement in statements(shape, after):
         yield f"\n{statement};\n"
     yield "\ncommit;\n"
-
-
-def grants(shape: Shape, role: str) -> list[str]:
-    """The statements that let a role publish, relay and consume, but not migrate. Run them as the schema's owner."""
-    return privileges.grants(shape, role)
 
 
 def _apply(connection: psycopg.Connection[Any], shape: Shape, migration: SqlMigration) -> list[str]:
@@ -194,7 +190,7 @@ def _preparation(shape: Shape, after: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """A migration as the schema remembers it."""
+    """A row of the table `migration`."""
 
     name: str
     checksum: str
@@ -216,8 +212,8 @@ def _applied(ask: Ask, shape: Shape, catalog: Catalog) -> dict[int, _Applied]:
 
 def _not_ours(shape: Shape) -> DatabaseError:
     return DatabaseError(
-        f"schema {shape.schema!r} already holds a table 'migration' that is not ours: "
-        "choose another schema name for the outbox"
+        f"schema {shape.schema!r} already has a table 'migration' that does not belong to aftercommit: choose another "
+        "schema for the outbox"
     )
 
 
@@ -227,53 +223,53 @@ def _refuse_foreign(applied: dict[int, _Applied], shape: Shape) -> None:
     for version, each in applied.items():
         if version in known and each.checksum != known[version].checksum:
             raise SchemaDrift(
-                f"migration {version:04d}_{each.name} was applied with checksum {each.checksum}, the file here has "
-                f"{known[version].checksum}: a released migration never changes, so one of the two is not ours"
+                f"migration {version:04d}_{each.name} was applied with checksum {each.checksum}, but the file here has "
+                f"{known[version].checksum}. Released migrations do not change: install an unmodified aftercommit"
             )
         if each.needs_code > newest:
             raise SchemaTooNew(
                 f"schema {shape.schema!r} has migration {version:04d}_{each.name}, which needs code that knows "
-                f"migration {each.needs_code:04d}, and this code knows up to {newest:04d}: "
+                f"migration {each.needs_code:04d}, but this code knows only up to {newest:04d}: "
                 "deploy the newer aftercommit, or restore a backup from before the upgrade"
             )
 
 
 def _refuse_behind(found: Status, shape: Shape) -> None:
-    """Newer code decides what the tables look like; this code can only use what is there."""
+    """Once newer code has migrated the tables, this code may use them, but not change them."""
     if found.newer and (found.pending or found.declaration):
         lacking = [f"migration {migration} is missing" for migration in found.pending]
         raise SchemaTooNew(
-            f"schema {shape.schema!r} was migrated by newer code ({', '.join(found.newer)}), and this code may not "
-            f"change it any more: {'; '.join([*lacking, *found.declaration])}. Migrate with the newer aftercommit"
+            f"newer code has migrated schema {shape.schema!r} ({', '.join(found.newer)}), so this code may not change "
+            f"it: {'; '.join([*lacking, *found.declaration])}. Migrate with the newer aftercommit"
         )
 
 
 def _refuse_transaction(connection: psycopg.Connection[Any]) -> None:
     if connection.closed:
-        raise DatabaseUnavailable("the connection for migrating is closed: open a new one")
+        raise DatabaseUnavailable("the connection for the migration is closed: open a new one")
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise DatabaseError(
-            "the connection for migrating is inside a transaction, which would be held open or committed with it: "
-            "commit or roll back first, or give it a connection of its own"
+            "the connection for the migration is inside a transaction: commit or roll back first, or use another "
+            "connection"
         )
 
 
 @contextmanager
 def _explained(connection: psycopg.Connection[Any], shape: Shape, *, reading: bool = False) -> Iterator[None]:
-    """Errors of PostgreSQL as ours, with what to do about them."""
+    """Turn PostgreSQL's errors into ours, with a remedy."""
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as problem:
         raise _missing_privilege(connection, shape, problem, reading) from problem
     except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject) as problem:
         raise DatabaseError(
-            f"schema {shape.schema!r} already holds something that is not ours ({problem.diag.message_primary}): "
-            "choose another schema name for the outbox, or rename what is there"
+            f"schema {shape.schema!r} already has an object that does not belong to aftercommit "
+            f"({problem.diag.message_primary}): choose another schema for the outbox, or rename the object"
         ) from problem
     except psycopg.errors.DependentObjectsStillExist as problem:
         raise DatabaseError(
-            f"a view of schema {shape.schema!r} has to be made anew, but something depends on it: "
-            f"{problem.diag.message_detail}. Drop that, migrate, and create it again"
+            f"a view of schema {shape.schema!r} must be recreated, but another object depends on it: "
+            f"{problem.diag.message_detail}. Drop that object, migrate, and create it again"
         ) from problem
     except psycopg.errors.ReadOnlySqlTransaction as problem:
         raise read_only(problem) from problem
@@ -281,8 +277,8 @@ def _explained(connection: psycopg.Connection[Any], shape: Shape, *, reading: bo
         error = DatabaseUnavailable if connection.broken else DatabaseError
         said = problem.diag.message_primary or str(problem).strip()
         raise error(
-            f"the work on schema {shape.schema!r} was interrupted: {said}. Nothing is half done: run it again, and it "
-            "goes on from there"
+            f"the work on schema {shape.schema!r} was interrupted: {said}. Run it again; it continues from the last "
+            "completed step"
         ) from problem
 
 
@@ -293,12 +289,12 @@ def _missing_privilege(
         user, owner = asking(connection)(Statements(shape).render("who_am_i"), {"schema": shape.schema})[0]
     role, database = sql.Identifier(user).as_string(), sql.Identifier(connection.info.dbname).as_string()
     if reading:
-        remedy = f"let {owner!r}, who owns the schema, run what `aftercommit migrate grants {user} {OF_APP}` prints"
+        remedy = f"as the schema's owner {owner!r}, run the output of `aftercommit migrate grants {user} {OF_APP}`"
     elif owner is None:
-        remedy = f"grant create on database {database} to {role}; or let the database's owner migrate"
+        remedy = f"grant create on database {database} to {role}; or migrate as the database's owner"
     else:
         membership = f"grant {sql.Identifier(owner).as_string()} to {role}"
-        remedy = f"let {owner!r}, who owns the schema, migrate; or {membership}"
+        remedy = f"migrate as the schema's owner {owner!r}; or {membership}"
     doing = "use" if reading else "migrate"
     return MissingPrivilege(
         f"user {user!r} may not {doing} schema {shape.schema!r}: {problem.diag.message_primary}. Remedy: {remedy}"

@@ -1,10 +1,10 @@
-"""The numbered SQL files: what each one does in a transaction, which indexes it leaves for afterwards, and which code
-can work with the tables once it was applied. Pure text.
+"""The numbered SQL files: the statements for a transaction, the indexes to build afterwards, and which code can work
+with the tables once a file was applied.
 
-A file begins with what it is for. `-- needs code: 0002` says that code which knows the migrations up to that one can
-work on the new tables, too; without such a line only code that has the file itself can. Behind a line
-`-- concurrently: index on table` stands one CREATE INDEX, which is built without blocking writers where the table is
-large (docs/decisions/0008-upgrades.md).
+A file begins with its purpose. `-- needs code: 0002` means that code which knows the migrations up to 0002 can also
+work with the new tables; without such a line, only code that has the file itself can. A line
+`-- concurrently: index on table` is followed by one CREATE INDEX, which is built without blocking writers if the table
+is large (docs/decisions/0008-upgrades.md).
 """
 
 import hashlib
@@ -35,23 +35,23 @@ class SqlMigration:
     text: str
 
     def __str__(self) -> str:
-        """As the file is called."""
+        """The name of the file, without its extension."""
         return f"{self.version:04d}_{self.name}"
 
     @property
     def checksum(self) -> str:
-        """Tells whether the file that was applied is the file that is here."""
+        """A hash of the file, to compare it with the one that was applied."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     @property
     def needs_code(self) -> int:
-        """The newest migration that code has to know to work on tables that have had this one."""
+        """The newest migration that code must know to work with the tables after this one."""
         said = _NEEDS_CODE.search(self.text)
         return int(said[1]) if said else self.version
 
     @property
     def indexes(self) -> tuple[Index, ...]:
-        """What is built after the transaction where its table is large."""
+        """The indexes that are built after the transaction if their table is large."""
         parts = _CONCURRENTLY.split(self.text)
         return tuple(
             Index(name, table, partial(_creation, template.strip().rstrip(";")))
@@ -59,7 +59,7 @@ class SqlMigration:
         )
 
     def statement(self, shape: Shape) -> str:
-        """The file and its record as one statement, which does nothing in a schema that has had it."""
+        """The file and its record as one statement, which does nothing if the schema already has it."""
         transactional = _CONCURRENTLY.split(self.text)[0]
         body = Statements(shape).render(
             "apply_migration",

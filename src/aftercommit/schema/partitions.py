@@ -1,7 +1,7 @@
-"""Partitions of the log: made ahead of the tip, dropped whole by retention. Neither ever blocks a writer.
+"""Partitions of the log: created ahead of the tip, dropped whole by retention, both without blocking writers.
 
-A partition covers a fixed range of positions, so its bounds follow from its number and two programs make the same one.
-Where an audience is declared it has the same partitions, which come and go with those of the log.
+A partition covers a fixed range of positions, so its number determines its bounds, and two programs create the same
+one. The table `audience`, if there is one, has the same partitions.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ logger = logging.getLogger("aftercommit.retention")
 
 _BOUNDS = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
 _CONDEMNED = "aftercommit: retention drops this"
-# Somebody is in the way, or somebody else is doing the same: the next run goes on.
+# Another session holds a lock or does the same work: the next run continues.
 _LATER = (
     psycopg.errors.QueryCanceled,
     psycopg.errors.LockNotAvailable,
@@ -47,7 +47,7 @@ _LATER = (
 class Partition:
     """One partition: positions from `lower` up to but not including `upper`.
 
-    `detaching` when its detach was begun and not finished, `condemned` when retention has decided to drop it.
+    `detaching` means that its detach has begun and not finished, `condemned` that retention has decided to drop it.
     """
 
     name: str
@@ -59,9 +59,9 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What a run of retention over the log did: the partitions that are gone, and where it stopped.
+    """What a retention run over the log did: the dropped partitions, and where and why it stopped.
 
-    `held` names those who still need the partition at which it stopped; `horizon` is the time of the newest event gone.
+    `held` says what still needs the partition at which it stopped. `horizon` is the time of the newest dropped event.
     """
 
     partitions: tuple[str, ...]
@@ -72,7 +72,7 @@ class Dropped:
 
 
 def existing(connection: psycopg.Connection[Any], shape: Shape, table: str = "log") -> list[Partition]:
-    """The partitions of the log or of the audience, lowest positions first; none where there is no such table."""
+    """The partitions of the log or of the audience, lowest positions first; none if there is no such table."""
     parameters = {"table": sql.Identifier(shape.schema, table).as_string(), "condemned": _CONDEMNED}
     found = []
     for name, bounds, detaching, condemned in asking(connection)(Statements(shape).render("partitions"), parameters):
@@ -82,10 +82,10 @@ def existing(connection: psycopg.Connection[Any], shape: Shape, table: str = "lo
 
 
 def ensure(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
-    """Make the partitions ahead of the tip that are missing; returns their names.
+    """Create the missing partitions ahead of the tip; returns their names.
 
-    Safe from several programs at once, and for a role that may not create tables: the work is done by a function of the
-    schema's owner. Takes milliseconds and gives up after five seconds behind somebody's lock.
+    Several programs can call it at once, also with a role that may not create tables: it calls a function of the
+    schema's owner. Takes milliseconds, and gives up after waiting five seconds for a lock.
     """
     try:
         with committed(connection):
@@ -93,15 +93,15 @@ def ensure(connection: psycopg.Connection[Any], shape: Shape) -> list[str]:
     except psycopg.errors.InsufficientPrivilege as problem:
         user = connection.info.user
         raise MissingPrivilege(
-            f"user {user!r} may not make partitions in schema {shape.schema!r}: {problem.diag.message_primary}. "
-            f"`aftercommit migrate grants {user} {OF_APP}` prints what to grant"
+            f"user {user!r} may not create partitions in schema {shape.schema!r}: {problem.diag.message_primary}. "
+            f"`aftercommit migrate grants {user} {OF_APP}` prints the grants"
         ) from problem
     except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as problem:
         raise SchemaNotMigrated(f"schema {shape.schema!r} has no function make_partitions: {MIGRATE}") from problem
     except psycopg.errors.LockNotAvailable as problem:
         raise DatabaseError(
-            f"partitions of {shape.schema}.log could not be made within five seconds: a migration runs, or a session "
-            "holds a lock on the log. Nothing is lost while partitions are left; try again"
+            f"could not create partitions of {shape.schema}.log within five seconds: a migration is running, or a "
+            "session holds a lock on the log. Try again; nothing is lost while the log still has partitions ahead"
         ) from problem
 
 
@@ -113,12 +113,12 @@ def drop_before(
     force: bool = False,
     max_wait_seconds: float = 10.0,
 ) -> list[str]:
-    """Drop whole partitions whose newest event is older, lowest first; returns the names of those that are gone.
+    """Drop whole partitions whose newest event is older, lowest first; returns the names of the dropped ones.
 
-    Stops at the first partition that is not full or that a consumer, a dead letter or an operation still needs (unless
-    forced), so no gap is left in what remains. Readers are waited for up to `max_wait_seconds`, and writers not at all;
-    what could not be finished is left to the next run. The connection must be in autocommit mode and belong to the
-    schema's owner: a partition is detached concurrently, which cannot be part of a transaction.
+    Stops at the first partition that is not full, or that a consumer, a dead letter or an operation still needs (unless
+    `force`), so the rest has no gap. Waits up to `max_wait_seconds` for readers; unfinished work is left to the next
+    run. The connection must be in autocommit mode, because a partition is detached concurrently, which is not possible
+    in a transaction, and must belong to the schema's owner.
     """
     found = retain(connection, shape, older_than=older_than, force=force, max_wait_seconds=max_wait_seconds)
     if found.reason is not None:
@@ -137,14 +137,14 @@ def retain(
     go_on: Callable[[], bool] = lambda: True,
     dry_run: bool = False,
 ) -> Dropped:
-    """The same, telling where it stopped and why; `go_on` is asked before each partition."""
+    """The same, and returns where it stopped and why. Calls `go_on` before each partition."""
     if not connection.autocommit:
         raise DatabaseError("retention needs a connection in autocommit mode: psycopg.connect(…, autocommit=True)")
     if older_than.tzinfo is None:
         raise DeclarationError(f"older_than={older_than!r} has no time zone: use datetime.now(UTC) - timedelta(…)")
-    run = _Retention(connection, shape, older_than, force, dry_run)
+    run = _Retention(connection, shape, older_than, force, dry_run, max_wait_seconds, go_on)
     try:
-        gone = tuple(run.run(max_wait_seconds, go_on))
+        gone = tuple(run.run())
     except psycopg.errors.InsufficientPrivilege as problem:
         raise MissingPrivilege(
             f"user {connection.info.user!r} may not drop partitions of schema {shape.schema!r}: "
@@ -154,7 +154,7 @@ def retain(
 
 
 def definition(shape: Shape) -> tuple[str, str]:
-    """The stamp of the function that makes partitions, and the statement that defines it where it is not current."""
+    """The stamp of the function that creates partitions, and the statement that defines it unless it is current."""
     statements = Statements(shape)
     body = statements.render(
         "make_partitions_body",
@@ -171,68 +171,69 @@ def definition(shape: Shape) -> tuple[str, str]:
     return stamp, unless(shape, condition, action)
 
 
+@dataclass
 class _Retention:
-    """One run of retention over the log, lowest partitions first."""
+    """One retention run over the log, lowest partitions first."""
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], shape: Shape, older_than: datetime, force: bool, dry_run: bool
-    ) -> None:
-        self._connection = connection
-        self._shape = shape
-        self._older_than = older_than
-        self._force = force
-        self._dry_run = dry_run
-        self._statements = Statements(shape)
-        self._ask = asking(connection)
-        self.stopped_at: str | None = None
-        self.reason: str | None = None
-        self.held: tuple[str, ...] = ()
-        self.horizon: datetime | None = None
+    connection: psycopg.Connection[Any]
+    shape: Shape
+    older_than: datetime
+    force: bool
+    dry_run: bool
+    max_wait_seconds: float
+    go_on: Callable[[], bool]
+    stopped_at: str | None = None
+    reason: str | None = None
+    held: tuple[str, ...] = ()
+    horizon: datetime | None = None
 
-    def run(self, max_wait_seconds: float, go_on: Callable[[], bool]) -> Iterator[str]:
-        """Drop what may go; yields the names of those that are gone."""
-        detached, attached = self._found(max_wait_seconds)
+    def __post_init__(self) -> None:
+        self._statements = Statements(self.shape)
+        self._ask = asking(self.connection)
+
+    def run(self) -> Iterator[str]:
+        """Drop what may be dropped; yields the names of the dropped partitions."""
+        detached, attached = self._found()
         for name in detached:
-            if go_on() and self._try(name, ["drop_partition"], max_wait_seconds) and _table_of(name) == "log":
+            if self.go_on() and self._try(name, ["drop_partition"]) and _table_of(name) == "log":
                 yield name
-        self._drop_unheard(max_wait_seconds)
+        self._drop_unheard()
         for partition in attached:
-            if not go_on() or not self._try(partition.name, self._steps(partition), max_wait_seconds):
+            if not self.go_on() or not self._try(partition.name, self._steps(partition)):
                 return
-            self._drop_unheard(max_wait_seconds)
+            self._drop_unheard()
             yield partition.name
 
-    def _drop_unheard(self, max_wait_seconds: float) -> None:
-        """Let partitions of the audience go whose events are gone.
+    def _drop_unheard(self) -> None:
+        """Drop the partitions of the audience whose events are no longer in the log.
 
-        In this order: a reader behind what is left of the log is told so, and one behind what is left of the audience
-        would not be.
+        After those of the log: readers notice that their events are gone from the log, but not from the audience.
         """
         try:
-            with _cancelled_after(self._connection, max_wait_seconds):
-                first = min((kept.lower for kept in existing(self._connection, self._shape)), default=0)
-                heard = existing(self._connection, self._shape, AUDIENCE)
+            with _cancelled_after(self.connection, self.max_wait_seconds):
+                first = min((kept.lower for kept in existing(self.connection, self.shape)), default=0)
+                heard = existing(self.connection, self.shape, AUDIENCE)
         except _LATER as problem:
             self._stopped(AUDIENCE, "the audience", problem)
             return
         for partition in heard:
             if partition.upper <= first:
-                self._try(partition.name, self._leave(partition), max_wait_seconds)
+                self._try(partition.name, self._leave(partition))
 
-    def _found(self, max_wait_seconds: float) -> tuple[list[str], list[Partition]]:
-        """Tables that are detached and were to go, and the partitions; nothing while somebody has locked the log."""
-        parameters = {"schema": self._shape.schema, "condemned": _CONDEMNED}
+    def _found(self) -> tuple[list[str], list[Partition]]:
+        """Detached tables that are still to be dropped, and the partitions; nothing while the log is locked."""
+        parameters = {"schema": self.shape.schema, "condemned": _CONDEMNED}
         try:
-            with _cancelled_after(self._connection, max_wait_seconds):
+            with _cancelled_after(self.connection, self.max_wait_seconds):
                 detached = self._ask(self._statements.render("condemned_tables"), parameters)
-                return [name for (name,) in detached], existing(self._connection, self._shape)
+                return [name for (name,) in detached], existing(self.connection, self.shape)
         except _LATER as problem:
             self._stopped("log", "the log", problem)
             return [], []
 
-    def _try(self, name: str, steps: Iterable[str], max_wait_seconds: float) -> bool:
+    def _try(self, name: str, steps: Iterable[str]) -> bool:
         try:
-            with _cancelled_after(self._connection, max_wait_seconds):
+            with _cancelled_after(self.connection, self.max_wait_seconds):
                 for step in steps:
                     self._execute(step, name)
         except _Stays as stays:
@@ -244,11 +245,11 @@ class _Retention:
         return True
 
     def _stopped(self, name: str, what: str, problem: psycopg.Error) -> None:
-        self.stopped_at, self.reason = name, f"somebody is in the way: {problem.diag.message_primary}"
+        self.stopped_at, self.reason = name, f"another session is in the way: {problem.diag.message_primary}"
         self.held = (f"{what}: {self.reason}",)
 
     def _steps(self, partition: Partition) -> Iterator[str]:
-        """What takes this partition away; an interrupted run is taken up where it stopped."""
+        """The statements that drop this partition; continues an interrupted run."""
         if not (partition.condemned and partition.detaching):
             self._check_may_go(partition)
         yield from self._leave(partition)
@@ -261,12 +262,12 @@ class _Retention:
 
     def _check_may_go(self, partition: Partition) -> None:
         if partition.detaching:
-            raise _Stays("somebody else is detaching it")
+            raise _Stays("another session is detaching it")
         try:
             self._check_nobody_needs(partition)
         except _Stays:
             if partition.condemned:
-                # A run that was interrupted before the detach decided it, and somebody has come to need it since.
+                # An earlier run decided to drop it and was interrupted; since then something has come to need it.
                 self._execute("pardon_partition", partition.name)
             raise
 
@@ -276,24 +277,24 @@ class _Retention:
         if not is_over:
             raise _Stays("it is not full")
         if position is None:
-            # Made ahead for a life of the log that ended before it came so far.
+            # Created ahead for a life of the log that ended before it reached this partition.
             return
-        if ts >= self._older_than:
+        if ts >= self.older_than:
             raise _Stays("its newest event is not old enough")
         holders = self._ask(self._statements.render("log_holders"), {"position": position})
-        if holders and not self._force:
+        if holders and not self.force:
             held = tuple(_need(*holder) for holder in holders)
             raise _Stays(held[0], held)
         self.horizon = ts
 
     def _execute(self, query: str, partition: str) -> None:
-        if not self._dry_run:
+        if not self.dry_run:
             parts = {
                 "table": sql.Identifier(_table_of(partition)),
                 "partition": sql.Identifier(partition),
                 "condemned": sql.Literal(_CONDEMNED),
             }
-            self._connection.execute(self._statements.render(query, **parts).encode())
+            self.connection.execute(self._statements.render(query, **parts).encode())
 
 
 def _table_of(partition: str) -> str:
@@ -301,7 +302,7 @@ def _table_of(partition: str) -> str:
 
 
 class _Stays(Exception):
-    """Why a partition may not go yet, and who still needs it."""
+    """Why a partition cannot be dropped yet, and what still needs it."""
 
     def __init__(self, reason: str, held: tuple[str, ...] = ()) -> None:
         super().__init__(reason)
@@ -309,28 +310,28 @@ class _Stays(Exception):
 
 
 def _need(kind: str, name: str, position: int) -> str:
-    """Who needs what, in words."""
+    """What needs a partition, for messages."""
     match kind:
         case "consumer":
-            return f"consumer {name!r} has read up to {position} only"
+            return f"consumer {name!r} has only read up to position {position}"
         case "dead letter":
-            return f"a dead letter of {name!r} is open at position {position}"
+            return f"{name!r} has an open dead letter at position {position}"
         case "outbox":
-            return f"event {name}, at position {position}, waits in the outbox to be delivered once more"
+            return f"event {name} at position {position} waits in the outbox to be delivered again"
         case _:
-            return f"operation {name} is under way and goes through position {position}"
+            return f"operation {name} is running and needs position {position}"
 
 
 @contextlib.contextmanager
 def _cancelled_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Cancels what runs when the time is over.
+    """Cancel the running statement when the time is up.
 
-    A timeout setting would not do: DETACH … CONCURRENTLY cannot run in a transaction, and a setting of the session
-    would reach other clients through a pooler.
+    A timeout setting does not work here: DETACH … CONCURRENTLY cannot run in a transaction, and through a pooler a
+    session setting would affect other clients.
     """
 
     def cancel() -> None:
-        # A connection that is gone has nothing left to cancel.
+        # A broken connection has nothing to cancel.
         with contextlib.suppress(psycopg.OperationalError):
             connection.cancel_safe()
 

@@ -1,6 +1,6 @@
-"""What a role needs to publish, relay and consume: exact privileges, and nothing that could change the tables.
+"""The privileges that a role needs to publish, relay and consume.
 
-The log can be read and added to, and neither changed nor emptied, by the role's own privileges.
+With them, the role can read the log and append to it, but not update or delete it, and cannot change table definitions.
 """
 
 from collections.abc import Mapping
@@ -38,9 +38,9 @@ RUNTIME: Mapping[str, str] = {
 
 
 def grants(shape: Shape, role: str) -> list[str]:
-    """The statements that let a role do everything but migrate and drop old partitions. Run them as the owner.
+    """The statements that let a role do everything except migrate and drop old partitions. Run them as the owner.
 
-    They are the same after every upgrade that adds no table, and harmless to run again.
+    Run them again after an upgrade that adds a table; repeating them is harmless.
     """
     statements = Statements(shape)
     grantee = sql.Identifier(checked_identifier(role, "role"))
@@ -53,10 +53,7 @@ def grants(shape: Shape, role: str) -> list[str]:
     for relation, privileges in relations.items():
         found.append(
             statements.render(
-                "grant_on_relation",
-                privileges=sql.SQL(privileges),
-                relation=sql.Identifier(relation),
-                role=grantee,
+                "grant_on_relation", privileges=sql.SQL(privileges), relation=sql.Identifier(relation), role=grantee
             )
         )
     found.append(statements.render("grant_on_function", function=sql.Identifier("make_partitions"), role=grantee))

@@ -1,4 +1,4 @@
-"""Whether the tables of an outbox are those that this code works with."""
+"""Checks that the tables of an outbox match this code."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from aftercommit.text import MIGRATE
 
 
 async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape) -> None:
-    """Refuse to work on tables that are missing, older than this code or too new for it; nothing is changed.
+    """Raise an error if the tables are missing, older than this code or too new for it. Changes nothing.
 
-    Tables that newer code has migrated are fine where the migration says so, and what newer code has added to them is
-    left alone: programs of the version before can be started again while a deployment is under way.
+    Tables that newer code has migrated are accepted if the migration allows it, so that programs of the previous
+    version can still be started during a deployment.
     """
     known = migrations()[-1].version
     try:
@@ -36,8 +36,8 @@ async def require_schema(connection: psycopg.AsyncConnection[Any], shape: Shape)
         )
     if needed > known:
         raise SchemaTooNew(
-            f"schema {shape.schema!r} is at migration {version}, which needs code that knows migration {needed}, and "
-            f"this code knows up to {known}: deploy the newer aftercommit"
+            f"schema {shape.schema!r} is at migration {version}, which needs code that knows migration {needed}, but "
+            f"this code knows only up to {known}: deploy the newer aftercommit"
         )
     await _require_scope(connection, shape)
 
@@ -50,9 +50,9 @@ async def _require_scope(connection: psycopg.AsyncConnection[Any], shape: Shape)
         wanted = SCOPE_TYPES[python_type].replace("varchar", "character varying")
         there = found[name].type if name in found else "missing"
         if there != wanted:
-            raise SchemaDrift(f"scope {name!r} is declared as {wanted} and is {there} in {shape.schema!r}: {MIGRATE}")
+            raise SchemaDrift(f"scope {name!r} is declared as {wanted}, but is {there} in {shape.schema!r}: {MIGRATE}")
     if shape.audience and AUDIENCE not in found:
-        raise SchemaDrift(f"an audience is declared, and outbox {shape.schema!r} has no column for it: {MIGRATE}")
+        raise SchemaDrift(f"an audience is declared, but outbox {shape.schema!r} has no column for it: {MIGRATE}")
     for name in sorted(found.keys() - OUTBOX_COLUMNS - shape.scope.keys()):
         if found[name].must_be_given:
             raise SchemaDrift(

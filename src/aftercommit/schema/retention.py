@@ -1,8 +1,8 @@
-"""How long things are kept, and the round that removes the rest. Never in anybody's way, never what is still needed.
+"""How long data is kept, and the retention round that removes older data, in short transactions.
 
-Partitions of the log are dropped whole. The other tables are gone through page by page, some pages to a statement and
-each page once in a pass, so a statement is short however large the table, and no index has to be kept for it. How far a
-pass has come stands in `upkeep`: any program can go on with it.
+The log is dropped one partition at a time. The other tables are scanned page by page, a few pages per statement and
+each page once per pass, so statements are short however large the table is, and need no index. The table `upkeep`
+records how far a pass has come, so any program can continue it.
 """
 
 import time
@@ -26,25 +26,26 @@ from aftercommit.schema import partitions
 from aftercommit.schema.catalog import asking
 from aftercommit.text import OF_APP
 
-# About three thousand inbox rows: a statement of some ten milliseconds.
+# About three thousand inbox rows: about ten milliseconds per statement.
 PAGES_AT_ONCE = 32
 EVENTS_AT_ONCE = 2000
 OPERATIONS_AT_ONCE = 100
-# How long a partition's readers are waited for: the next round tries again.
+# How long to wait for the readers of a partition; the next round tries again.
 PATIENCE = 2.0
-# A round that died is over after this long: sooner than the next one gives up waiting for it.
+# A round whose program has died ends after this time: sooner than `aftercommit sweep` gives up waiting for it.
 LEASE = 20.0
 LONGEST = timedelta(days=36_500)
 _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
-_RELIED_ON = "somebody relies on its horizon at this moment"
+_RELIED_ON = "another session relies on its horizon at the moment"
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long an outbox keeps what it no longer needs itself; None is for ever.
+    """How long an outbox keeps data that it no longer needs itself; None means forever.
 
-    `log` counts from the newest event of a partition, `inbox` from when an event was handled, `keys` (of idempotency)
-    from the publish, `dead_letters` from when one was resolved or discarded, `operations` from their end.
+    The time of `log` starts with the newest event of a partition, of `inbox` when an event was handled, of `keys`
+    (idempotency keys) with the publish, of `dead_letters` when a letter was resolved or discarded, of `operations` with
+    their end.
     """
 
     log: timedelta | None = None
@@ -54,21 +55,21 @@ class Retention:
     operations: timedelta | None = timedelta(days=90)
 
     def __post_init__(self) -> None:
-        """Refuse times that keep nothing, and such as no calendar holds."""
+        """Refuse times that are not positive, or too long for a timestamp."""
         for each in fields(self):
             keep = getattr(self, each.name)
             if keep is not None and not (isinstance(keep, timedelta) and timedelta() < keep <= LONGEST):
                 raise DeclarationError(
-                    f"retention of {each.name}={keep!r} cannot be kept: give a timedelta of more than nothing and at "
-                    "most 100 years, or None to keep it for ever"
+                    f"retention {each.name}={keep!r} is out of range: give a timedelta of more than zero and at most "
+                    "100 years, or None to keep it forever"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What became of one kind of thing: how many were removed, and what stayed although it was old, with who holds it.
+    """The result for one kind of data: how many rows were removed, and what old data had to stay, and why.
 
-    `finished` is False when the time was over before all was looked at; the next round goes on there.
+    `finished` is False if the time was up before everything was checked; the next round continues there.
     """
 
     task: str
@@ -81,33 +82,32 @@ class Swept:
 
 @contextmanager
 def _briefly(connection: psycopg.Connection[Any], statements: Statements) -> Iterator[None]:
-    """A transaction that waits for nobody's locks for long."""
+    """A transaction with a short lock timeout."""
     with committed(connection):
         connection.execute(statements["brief_locks"])
         yield
 
 
 class SweepTurn:
-    """The right to do a round, for one program at a time; it runs out unless it is renewed."""
+    """A lease on the retention round, so that one program at a time runs it."""
 
     def __init__(self, connection: psycopg.Connection[Any], shape: Shape, lease_seconds: float) -> None:
-        """Not ours yet."""
         self._connection, self._statements, self._lease = connection, Statements(shape), lease_seconds
         self._until: datetime | None = None
         self._asked_at = 0.0
 
     def claim(self, interval: float) -> bool:
-        """Take it, if nobody has it and the last round began `interval` seconds ago."""
+        """Take the lease if it is free and the last round began at least `interval` seconds ago."""
         return self._take("claim_sweep", interval=interval)
 
     def renew(self) -> bool:
-        """Whether it is still ours; asks when half of the time is over."""
+        """Whether we still hold the lease; renews it when half of its time has passed."""
         if time.monotonic() < self._asked_at + self._lease / 2:
             return True
         return self._take("renew_sweep", until=self._until)
 
     def release(self) -> None:
-        """Let the next one begin. Where that does not work now, it runs out by itself."""
+        """Give the lease back. If that fails, it expires by itself."""
         with suppress(*_BUSY), _briefly(self._connection, self._statements):
             self._connection.execute(self._statements["release_sweep"], {"until": self._until})
 
@@ -134,9 +134,9 @@ def the_only_one(
     max_wait_seconds: float = 0.0,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[SweepTurn | None]:
-    """Our turn, if a round is ours to do now: one program at a time, not sooner than `interval` seconds after the last.
+    """The lease on a round, or None: for one program at a time, and at least `interval` seconds after the last round.
 
-    With `max_wait_seconds`, somebody else's round is waited for that long, and then SweepUnderWay is raised.
+    With `max_wait_seconds`, waits that long for another program's round, and then raises SweepUnderWay.
     """
     turn = SweepTurn(connection, shape, lease)
     deadline = time.monotonic() + max_wait_seconds
@@ -144,8 +144,8 @@ def the_only_one(
         time.sleep(0.1)
     if not claimed and max_wait_seconds and not stopping():
         raise SweepUnderWay(
-            f"another program sweeps outbox {shape.schema!r}, or has locked its table upkeep, and was not through "
-            f"within {max_wait_seconds:g} s: try again later"
+            f"another program has been sweeping outbox {shape.schema!r}, or locking its table upkeep, for "
+            f"{max_wait_seconds:g} s: try again later"
         )
     try:
         yield turn if claimed else None
@@ -156,12 +156,12 @@ def the_only_one(
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """A table whose old rows are found by going through its pages."""
+    """A table whose old rows are found by scanning its pages."""
 
     task: str
     table: str
     old: str
-    # Whether operations under way rely on the rows as they were when the operation began.
+    # Whether running operations rely on the rows as they were when the operation began.
     waits_for_operations: bool = False
 
 
@@ -174,12 +174,12 @@ _TABLES = (
 
 @dataclass
 class Round:
-    """One round of retention on a connection in autocommit mode.
+    """One retention round on a connection in autocommit mode.
 
-    It ends after `seconds` or when `stopping` says so, between two statements, or when the `turn` has passed to
-    somebody else; nobody's locks are waited for longer than a moment. `whole` goes through everything from the
-    beginning, as somebody who calls it by hand expects; otherwise a pass that rests is left to rest, and one under way
-    goes on. `dry_run` counts and changes nothing. `even_if_unread` drops partitions that somebody still needs.
+    It ends after `seconds`, when `stopping` returns True, or when another program has taken over the `turn`; in each
+    case between two statements. It waits only briefly for locks. `whole` starts every pass from the beginning, as a
+    manual call should; otherwise an unfinished pass continues, and a finished one starts again only when it is due.
+    `dry_run` counts and changes nothing. `even_if_unread` drops partitions that are still needed.
     """
 
     connection: psycopg.Connection[Any]
@@ -194,7 +194,7 @@ class Round:
     _deadline: float = field(init=False, default=0.0)
 
     def run(self) -> list[Swept]:
-        """Do the round; what was done comes in the order of the journey: log, inbox, keys, dead letters, operations."""
+        """Run the round; returns a result for each of log, inbox, keys, dead letters and operations."""
         if not self.connection.autocommit:
             raise DatabaseError("retention needs a connection in autocommit mode: psycopg.connect(…, autocommit=True)")
         self._ask, self._statements = asking(self.connection), Statements(self.shape)
@@ -209,8 +209,8 @@ class Round:
         except psycopg.errors.InsufficientPrivilege as problem:
             user = self.connection.info.user
             raise MissingPrivilege(
-                f"user {user!r} may not remove what is old from schema {self.shape.schema!r}: "
-                f"{problem.diag.message_primary}. `aftercommit migrate grants {user} {OF_APP}` prints what to grant"
+                f"user {user!r} may not remove old data from schema {self.shape.schema!r}: "
+                f"{problem.diag.message_primary}. `aftercommit migrate grants {user} {OF_APP}` prints the grants"
             ) from problem
 
     def _task(self, name: str, work: Callable[[], Swept]) -> Swept:
@@ -220,7 +220,7 @@ class Round:
         try:
             return work()
         except _BUSY:
-            return Swept(name, keep, kept_back=("somebody's lock is in the way",), finished=False)
+            return Swept(name, keep, kept_back=("another session holds a lock",), finished=False)
 
     def _goes_on(self) -> bool:
         ours = self.turn is None or self.turn.renew()
@@ -256,7 +256,7 @@ class Round:
         return self._kept(swept, found.horizon if found.partitions else None)
 
     def _kept(self, swept: Swept, horizon: datetime | None = None) -> Swept:
-        """Write down how it went."""
+        """Record the result."""
         if self.dry_run:
             return swept
         try:
@@ -273,7 +273,7 @@ class Round:
             return swept if swept.keep is None else replace(swept, kept_back=(*swept.kept_back, _RELIED_ON))
         return swept
 
-    # Tables that are gone through page by page
+    # Tables that are scanned page by page
 
     def _table(self, table: _Pages) -> Swept:
         keep = getattr(self.retention, table.task)
@@ -293,21 +293,21 @@ class Round:
         return self._walk(table, keep, *begun)
 
     def _begin(self, table: _Pages, keep: timedelta) -> tuple[datetime, int, Counter[str]] | Swept:
-        """Begin a pass or go on with one: rows older than this moment, from this page; what was held back so far."""
+        """Begin or continue a pass: the time before which rows are old, the next page, and what had to stay so far."""
         parameters = {"task": table.task, "keep": keep}
         page, before, same, due, held_back = self._ask(self._statements.render("lock_upkeep"), parameters)[0]
         if page is not None and same and not self.whole:
             return before, page, Counter(held_back)
         if not due and same and not self.whole:
             return Swept(table.task, keep)
-        # Asked behind the lock: an operation that was about to begin under the old horizon is among these.
+        # Asked while we hold the lock, so operations that began under the old horizon are among these.
         if held := self._running_operations(table):
             return self._kept(Swept(table.task, keep, kept_back=held))
         return self._value("begin_pass", parameters), 0, Counter()
 
     def _running_operations(self, table: _Pages) -> tuple[str, ...]:
         running = self._rows("running_operations", {}) if table.waits_for_operations else ()
-        return tuple(f"operation {name} ({kind}, by {by}) is under way" for name, kind, by in running)
+        return tuple(f"operation {name} ({kind}, by {by}) is running" for name, kind, by in running)
 
     def _walk(self, table: _Pages, keep: timedelta, before: datetime, page: int, holders: Counter[str]) -> Swept:
         name = sql.Identifier(self.shape.schema, table.table).as_string()
@@ -322,7 +322,7 @@ class Round:
         return Swept(table.task, keep, removed, words(holders), page >= pages)
 
     def _step(self, table: _Pages, before: datetime, page: int, pages: int, holders: Counter[str]) -> int:
-        """The next pages, with the note of how far we are, in one transaction."""
+        """Remove old rows from the next pages and record the progress, in one transaction."""
         statement = self._statements.render(
             "count_pages" if self.dry_run else "sweep_pages",
             old=self._statements.part(table.old),
@@ -336,8 +336,8 @@ class Round:
                 removed, held = self._ask(statement, parameters)[0]
                 self._note(table, next_page, removed, holders + Counter(held))
         except _BUSY:
-            removed, held = 0, {"somebody's lock": 1}
-            # Where not even that can be written down, these pages are looked at again.
+            removed, held = 0, {"another session's lock": 1}
+            # If even this cannot be recorded, these pages are scanned again.
             with suppress(*_BUSY), _briefly(self.connection, self._statements):
                 self._note(table, next_page, removed, holders + Counter(held))
         holders.update(held)
@@ -375,5 +375,5 @@ class Round:
 
 
 def words(kept_back: Mapping[str, int]) -> tuple[str, ...]:
-    """What was held back, in words; where rows were counted, with how many."""
+    """What had to stay, for messages; if rows were counted, with their number."""
     return tuple(f"{count} held by {who}" if count else who for who, count in sorted(kept_back.items()))

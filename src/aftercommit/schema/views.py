@@ -1,4 +1,4 @@
-"""Views that show every event with its status: the canonical ones, and those that a declaration adds. Pure text."""
+"""Views that show every event with its status: the canonical ones and the declared ones. Produces SQL text only."""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from aftercommit.postgres.blocks import block, bounded, name_literal, quoted
-from aftercommit.postgres.shape import (
-    AUDIENCE,
-    ID_COLUMNS,
-    SCOPE_TYPES,
-    VIEW_COLUMNS,
-    DeclaredView,
-    Shape,
-)
+from aftercommit.postgres.shape import AUDIENCE, ID_COLUMNS, SCOPE_TYPES, VIEW_COLUMNS, DeclaredView, Shape
 from aftercommit.postgres.statements import Statements, scope_list
 
 CANONICAL = ("event_outbox", "event_log")
 
-# What an event has besides its id: the name in table and envelope, the type, and what a new event gets by default.
+# The columns of an event besides its id: name in table and envelope, type, and default for a new event.
 _EVENT_COLUMNS = (
     ("aggregate_type", "varchar(50)", "'event'"),
     ("aggregate_id", "varchar(255)", "incoming::text"),
@@ -28,13 +21,13 @@ _EVENT_COLUMNS = (
     ("correlation_id", "varchar(255)", "incoming::text"),
     ("causation_id", "uuid", "null"),
 )
-# What the row itself has to bring.
+# The columns that an inserted row must have.
 _GIVEN_COLUMNS = ("event_type", "payload")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaView:
-    """A view of the schema: its name, what makes or replaces it, and the stamp that tells whether it is current."""
+    """A view of the schema: its name, the statement that creates or replaces it, and the stamp of its definition."""
 
     name: str
     statement: str
@@ -54,7 +47,7 @@ def views(shape: Shape) -> Iterator[SchemaView]:
 
 
 def stamp_of(*texts: str) -> str:
-    """A comment that says what made an object, so that a changed definition is noticed."""
+    """A comment with a hash of an object's definition, so that a changed definition is noticed."""
     return "aftercommit:" + hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
@@ -108,7 +101,9 @@ def _envelope(shape: Shape) -> sql.Composable:
 
 
 def _insert_function(shape: Shape, view: DeclaredView) -> str:
-    shown = {canonical: _new(name) for name, canonical in view.columns.items()}
+    shown: dict[str, sql.Composable] = {
+        canonical: sql.SQL("new.") + sql.Identifier(name) for name, canonical in view.columns.items()
+    }
     pending_word = sql.Literal(view.statuses.get("pending", "pending"))
     status = sql.SQL("coalesce({}, {})").format(shown["status"], pending_word) if "status" in shown else pending_word
     columns = [*(name for name, _, _ in _EVENT_COLUMNS), *_GIVEN_COLUMNS]
@@ -125,12 +120,8 @@ def _insert_function(shape: Shape, view: DeclaredView) -> str:
     )
 
 
-def _new(column: str) -> sql.Composable:
-    return sql.SQL("new.") + sql.Identifier(column)
-
-
 def _incoming_id(shown: dict[str, sql.Composable]) -> sql.Composable:
-    """The event's own id, or else the row's, which a replay may have marked."""
+    """The event's id, or else the row's id, which may have a replay suffix."""
     found = []
     for canonical in ID_COLUMNS:
         if canonical in shown:
@@ -139,7 +130,7 @@ def _incoming_id(shown: dict[str, sql.Composable]) -> sql.Composable:
 
 
 def _values(shape: Shape, shown: dict[str, sql.Composable]) -> sql.Composable:
-    """Each column as it is stored, else as the row says, else as the envelope says, else the default."""
+    """The value of each column: the stored one, else the row's, else the envelope's, else the default."""
     values = [_value(name, type_name, default, shown) for name, type_name, default in _EVENT_COLUMNS]
     values.append(sql.SQL("coalesce(known.event_type, {})").format(shown["event_type"]))
     values.append(sql.SQL("coalesce(known.payload, coalesce(envelope -> 'payload', given)::text::json)"))
@@ -150,7 +141,7 @@ def _values(shape: Shape, shown: dict[str, sql.Composable]) -> sql.Composable:
 
 
 def _audience(shape: Shape, shown: dict[str, sql.Composable]) -> sql.Composable:
-    """The same of the readers. Without any of it nobody hears of the event."""
+    """The same for the audience; its default is empty."""
     row = sql.SQL("{}, ").format(shown[AUDIENCE]) if AUDIENCE in shown else sql.SQL("")
     return Statements(shape).part("view_audience", row=row)
 
