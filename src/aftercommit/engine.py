@@ -1,4 +1,4 @@
-"""Puts the parts together for one process: a listener, a relay, workers. What the CLI and small programs start."""
+"""Combines the parts that run in one process: a listener, a relay and workers. The CLI and small programs start it."""
 
 import asyncio
 import time
@@ -16,9 +16,9 @@ from aftercommit.relay.transport import Transport
 from aftercommit.relay.transports import BusTransport, LogTransport
 from aftercommit.service import Probe, Service, finish_all, until_one_ends
 
-# Somebody who looks at relays and workers is told within this time that their database does not answer.
+# A health check reports within this time that the database does not answer.
 READY_WITHIN = 10.0
-# Longer than a handler may reasonably keep the event loop for itself.
+# Longer than a handler may reasonably block the event loop.
 ALIVE_WITHIN = 60.0
 
 TransportName = Literal["log", "bus"]
@@ -26,7 +26,7 @@ BUS_CARRIERS = 4
 
 
 class Engine(Service):
-    """Everything of one outbox that runs in this process; ends when it is stopped or when one part fails for good."""
+    """All services of one outbox in this process. Ends when it is stopped or when one of them fails for good."""
 
     name = "engine"
 
@@ -43,7 +43,7 @@ class Engine(Service):
         listen: bool = True,
         probe: Probe | None = None,
     ) -> None:
-        """A relay, and workers for all consumers of the outbox or those named; with the bus the relay runs handlers."""
+        """A relay, and workers for all consumers or the named ones. With the bus, the relay runs the handlers."""
         super().__init__(probe)
         self.outbox = outbox
         self._turned_at = time.monotonic()
@@ -68,17 +68,17 @@ class Engine(Service):
 
     @property
     def not_ready(self) -> list[str]:
-        """Why this process does not do its work now; nothing when it does. May be asked from another thread."""
+        """The reasons why this process is not ready; empty when it is. Can be read from another thread."""
         parts = [part for part in (self.relay, *self.workers) if part is not None]
         return [reason for part in parts if (reason := part.not_ready(max(READY_WITHIN, part.silence)))]
 
     @property
     def is_alive(self) -> bool:
-        """Whether the event loop turns; if not, only a restart helps. May be asked from another thread."""
+        """Whether the event loop runs; if it does not, restart the process. Can be read from another thread."""
         return time.monotonic() - self._turned_at < ALIVE_WITHIN
 
     async def up(self) -> None:
-        """Until the relay and every worker have found their tables and work, for the first time."""
+        """Wait until the relay and every worker have found their tables and started to work."""
         for part in (self.relay, *self.workers):
             if part is not None:
                 await part.up.wait()
@@ -89,7 +89,7 @@ class Engine(Service):
             await asyncio.sleep(1.0)
 
     async def run(self) -> None:
-        """Start everything, wait, stop everything; the first error of a part is raised."""
+        """Start all services, wait, stop them; the first error of a service is raised."""
         turning = asyncio.create_task(self._turn(), name="engine turns")
         try:
             await self._run(self.services)
@@ -102,7 +102,7 @@ class Engine(Service):
         try:
             await until_one_ends(self.stopping.wait(), *(part.wait() for part in parts))
         finally:
-            # The listener goes last: hand-overs are announced through the database, but wake-ups come through it.
+            # The listener stops last: the others still need its wake-ups while they hand over.
             try:
                 await finish_all(part.stop() for part in parts if part is not self.listener)
             finally:
@@ -116,7 +116,7 @@ def _transport(chosen: TransportName | Transport, outbox: Outbox, database: Data
     if chosen == "bus":
         return BusTransport(Dispatcher(outbox, database))
     if isinstance(chosen, str):
-        raise DeclarationError(f"transport {chosen!r} is not known: use 'log', 'bus' or a Transport object")
+        raise DeclarationError(f"unknown transport {chosen!r}: use 'log', 'bus' or a Transport object")
     return chosen
 
 
@@ -127,6 +127,6 @@ def _chosen(outbox: Outbox, workers: bool | Sequence[str]) -> list[Consumer]:
     for name in names:
         if name not in outbox.consumers:
             raise DeclarationError(
-                f"consumer {name!r} is not declared: declared are {', '.join(outbox.consumers) or 'none'}"
+                f"consumer {name!r} is not declared. Declared consumers: {', '.join(outbox.consumers) or 'none'}"
             )
     return [outbox.consumers[name] for name in names]

@@ -219,7 +219,7 @@ def test_an_address_with_a_slash_too_many_leads_to_the_one_without(database: str
 def test_what_cannot_be_served_is_said_in_a_line(database: str, tmp_path: Path) -> None:
     told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path)}
     for arguments, said in (
-        (("serve",), "say where your Application or ASGI application is"),
+        (("serve",), "name your Application or ASGI application"),
         (("serve", "--app", "systems.investigations:outbox"), "neither an Application nor an ASGI application"),
         (("serve", "--app", "aftercommit.demo.orders:application"), "has no HTTP routes"),
         (("serve", "--app", "nonsense"), "should look like package.module:name"),

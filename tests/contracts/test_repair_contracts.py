@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from aftercommit.cli import cli
 from aftercommit.consumer import LogWorker
 from aftercommit.event.envelope import Event
-from aftercommit.operate.repair import Repair, Selection
+from aftercommit.operate import Repair, Selection
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.shape import DeclaredView
 from aftercommit.testing.postgres import PostgresServerForTests

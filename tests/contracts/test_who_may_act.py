@@ -72,12 +72,12 @@ def test_without_a_service_token_a_server_does_not_start_and_says_how_to_make_on
         told = {"DATABASE_URL": empty, KEYS: KEY_SET}
         with running("doctor", "--app", APP, "--schema", "tasks_events", folder=REPOSITORY, **told) as doctor:
             assert doctor.ends() == 3, doctor
-            doctor.line("no service token may name them", doctor.stdout)
+            doctor.line("no service token allows a program to send it", doctor.stdout)
         for more in ((), ("--development", "--host", "0.0.0.0")):
             with running("serve", "--app", APP, "--port", "0", *more, folder=REPOSITORY, **told) as server:
                 assert server.ends() == 1
                 said = " ".join(server.stderr)
-                assert "the header X-User-Id names the readers" in said
+                assert "readers are identified by the header X-User-Id" in said
                 assert "aftercommit token create bot --may act-as-user --schema tasks_events" in said
         command = ("token", "create", "bot", "--may", "act-as-user", "--schema", "tasks_events")
         with running(*command, folder=REPOSITORY, **told) as making:

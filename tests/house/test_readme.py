@@ -97,7 +97,7 @@ def test_a_terminated_make_up_leaves_nothing_running(tmp_path: Path) -> None:
                 seen += _rest_of(printed, started)
             finally:
                 make.wait(60)
-        assert "PostgreSQL is stopped" in "".join(seen), "".join(seen)
+        assert "PostgreSQL has stopped" in "".join(seen), "".join(seen)
         assert not list(home.rglob("postmaster.pid"))
 
 

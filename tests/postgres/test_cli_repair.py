@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from aftercommit.cli import cli
 from aftercommit.errors import RepairError
-from aftercommit.operate.repair import Selection
+from aftercommit.operate import Selection
 from tests.support.consuming import letters, numbered, place_in_log
 from tests.support.programs import CLEANED, running
 from tests.support.repairing import Fragile, desk
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.newest
 APP = "tests.support.shop_app:outbox"
 CONSUMER = "order-index"
 LARGE = 99999999999999999999
+NO_TERMINAL = "error: cannot ask for confirmation, because stdin is not a terminal: give"
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +58,8 @@ class TestPages:
     def test_behind_the_last_letter_the_total_is_still_the_total(self, parked: list[str]) -> None:
         assert json.loads(run("dead", "list", "--offset", "5", "--json").stdout) == {"letters": [], "total": 2}
         shown = run("dead", "list", "--offset", "5")
-        assert shown.stderr == "0 of 2 letters: --limit and --offset show others\n"
-        assert run("dead", "list", "--offset", "1").stderr == "1 of 2 letters: --limit and --offset show others\n"
+        assert shown.stderr == "0 of 2 letters: use --limit and --offset to see others\n"
+        assert run("dead", "list", "--offset", "1").stderr == "1 of 2 letters: use --limit and --offset to see others\n"
 
     @pytest.mark.parametrize("limit", [0, -1, LARGE, True, 1.5, "10"])
     async def test_limits_that_cannot_be_counted_are_refused_in_python_too(self, shop: Shop, limit: Any) -> None:
@@ -79,35 +80,35 @@ class TestUnknownEvents:
     def test_an_event_without_a_letter_is_named_and_the_others_are_dealt_with(self, parked: list[str]) -> None:
         unknown = str(uuid4())
         done = run("dead", "retry", parked[0], unknown, "--yes", status=4)
-        assert "1 letter will be tried again" in done.stderr
-        assert f"left alone: {unknown}: has no dead letter: `aftercommit dead list` shows those" in done.stderr
+        assert "1 letter will be retried" in done.stderr
+        assert f"unchanged: {unknown}: no dead letter: see `aftercommit dead list`" in done.stderr
 
     @pytest.mark.parametrize("verb", ["retry", "discard"])
     @pytest.mark.thorough
     def test_an_unknown_event_alone_is_partial_and_says_why(self, parked: list[str], verb: str) -> None:
         unknown = str(uuid4())
         said = run("dead", verb, unknown, "--yes", "--reason", "x", status=4).stderr
-        assert said.startswith(f"left alone: {unknown}: has no dead letter: ")
+        assert said.startswith(f"unchanged: {unknown}: no dead letter: ")
         document = json.loads(run("dead", verb, unknown, "--yes", "--reason", "x", "--json", status=4).stdout)
         assert (document["done"], [each["event_id"] for each in document["not_found"]]) == (0, [unknown])
 
     def test_a_letter_that_is_resolved_says_so(self, shop: Shop, parked: list[str]) -> None:
         shop.rows("update dead_letter_events set status = 'resolved' where event_id = %s", [parked[0]])
         said = run("dead", "retry", parked[0], "--yes", status=4).stderr
-        assert said == f"left alone: {parked[0]}: its dead letter is resolved already\n"
+        assert said == f"unchanged: {parked[0]}: its dead letter is already resolved\n"
         other = run("dead", "retry", parked[1], "--type", "order.paid", "--yes", status=4).stderr
-        assert "has no dead letter that matches" in other
+        assert "no dead letter that matches" in other
 
     def test_many_of_them_are_counted_and_listed_by_json(self, parked: list[str]) -> None:
         unknown = [str(uuid4()) for _ in range(8)]
         said = run("dead", "retry", *unknown, "--yes", status=4).stderr.splitlines()
         assert len(said) == 6
-        assert said[-1] == "left alone: 3 more, which --json lists"
+        assert said[-1] == "unchanged: 3 more, use --json to list them"
 
     def test_a_replay_of_nothing_says_so_and_is_partial(self, shop: Shop, parked: list[str]) -> None:
         unknown = str(uuid4())
         said = run("replay", "start", unknown, "--to", CONSUMER, "--yes", status=4).stderr
-        assert f"there is nothing to replay: no event or dead letter matches (event_ids={unknown})" in said
+        assert f"nothing to replay: no event or dead letter matches (event_ids={unknown})" in said
         assert "1 named event is left out: not in the log" in said
         assert json.loads(run("replay", "start", unknown, "--to", CONSUMER, "--json", status=4).stdout)["total"] == 0
         assert shop.value("select count(*) from operation") == 0
@@ -129,7 +130,7 @@ class TestOperations:
         operation = str(asyncio.run(work()))
         shown = run("replay", "show", operation)
         assert shown.stdout.count("was handled already") == 20
-        assert shown.stderr == "5 more problems not shown: --limit 25 shows all\n"
+        assert shown.stderr == "5 more problems not shown: use --limit 25 to see all\n"
         assert json.loads(run("replay", "show", operation, "--json").stdout)["problems_not_shown"] == 5
         whole = run("replay", "show", operation, "--limit", "25")
         assert (whole.stdout.count("was handled already"), whole.stderr) == (25, "")
@@ -138,7 +139,7 @@ class TestOperations:
     def test_a_replay_that_is_interrupted_prints_its_document(self, shop: Shop, parked: list[str]) -> None:
         start = ("replay", "start", "--consumer", CONSUMER, "--yes", "--json")
         with running(*start, DATABASE_URL=shop.dsn) as program:
-            program.line("nobody works for consumer", program.stderr)
+            program.line("has no worker", program.stderr)
             program.send(signal.SIGINT)
             assert program.ends() == 130
         document = json.loads("".join(program.stdout))
@@ -150,20 +151,20 @@ class TestOperations:
         self, shop: Shop, parked: list[str]
     ) -> None:
         with running("replay", "start", "--consumer", CONSUMER, "--yes", DATABASE_URL=shop.dsn) as program:
-            waits = program.line("the replay waits for that", program.stderr)
+            waits = program.line("the replay is waiting for that", program.stderr)
             program.send(signal.SIGINT)
             assert program.ends() == 130
         ((operation,),) = shop.rows("select id from operation")
-        assert f"Ctrl-C ends the waiting and keeps what is left: `aftercommit replay resume {operation}` goes" in waits
+        assert f"Ctrl-C stops it here; `aftercommit replay resume {operation}` continues" in waits
 
     @pytest.mark.thorough
     def test_without_json_it_says_how_to_go_on(self, shop: Shop, parked: list[str]) -> None:
         with running("replay", "start", "--consumer", CONSUMER, "--yes", DATABASE_URL=shop.dsn) as program:
-            program.line("nobody works for consumer", program.stderr)
+            program.line("has no worker", program.stderr)
             program.send(signal.SIGTERM)
             assert program.ends() == 130
         assert program.stdout == []
-        assert "goes on" in program.line("stopped at 0 done, 0 skipped, 0 failed", program.stderr)
+        assert "continue with" in program.line("stopped at 0 done, 0 skipped, 0 failed", program.stderr)
 
 
 class TestEdit:
@@ -181,7 +182,7 @@ class TestEdit:
     def test_a_key_that_the_type_does_not_read_is_refused_by_name(self, shop: Shop, parked: list[str]) -> None:
         payload = b'{"order_id": "o-1", "number": 1, "nubmer": 2}'
         said = self.edit(parked[0], payload, "--app", APP)
-        assert "has the key 'nubmer', which order.placed does not read: it may have note, number, order_id" in said
+        assert "has the key 'nubmer', which order.placed does not read: use note, number, order_id" in said
         # Without the declaration nobody knows what is read.
         self.edit(parked[0], payload, status=0)
 
@@ -197,7 +198,7 @@ class TestEdit:
     ) -> None:
         payload = json.dumps({"order_id": "o-1", "note": "x" * (1 << 20)}).encode()
         said = self.edit(parked[0], payload, *app)
-        assert f"the new payload is {len(payload):,} bytes, the limit is 1,048,576" in said
+        assert f"the new payload has {len(payload):,} bytes, and the limit is 1,048,576" in said
 
     def test_what_was_published_under_a_higher_limit_can_be_edited(self, shop: Shop, parked: list[str]) -> None:
         large = json.dumps({"order_id": "o-1", "number": 1, "note": "x" * (2 << 20)})
@@ -216,8 +217,8 @@ class TestEdit:
         editor.chmod(0o755)
         monkeypatch.setenv("EDITOR", str(editor))
         said = run("dead", "edit", parked[0], "--yes", status=1).stderr
-        assert "is not UTF-8 (invalid start byte at byte 29)" in said
-        kept = Path(said.partition("kept in ")[2].partition(";")[0])
+        assert "did not save UTF-8 (invalid start byte at byte 29)" in said
+        kept = Path(said.partition("Your text is in ")[2].partition(": ")[0])
         assert b"\xff" in kept.read_bytes()
         kept.unlink()
 
@@ -235,7 +236,7 @@ class TestQuestions:
     def test_where_nobody_can_be_asked_it_says_what_to_say(self, shop: Shop, command: Any, parked: list[str]) -> None:
         for more in ((), ("--json",)):
             result = run(*command, *more, status=1)
-            assert result.stderr.splitlines()[-1] == "error: nobody can be asked here: say --yes or --dry-run"
+            assert result.stderr.splitlines()[-1] == f"{NO_TERMINAL} --yes or --dry-run"
         assert shop.value("select count(*) from operation") == 0
 
     @pytest.mark.parametrize("command", ASKING)
@@ -247,7 +248,7 @@ class TestQuestions:
 
     def test_what_has_no_dry_run_does_not_propose_one(self, parked: list[str]) -> None:
         said = run("consumers", "forget", CONSUMER, status=1).stderr
-        assert said.splitlines()[-1] == "error: nobody can be asked here: say --yes"
+        assert said.splitlines()[-1] == f"{NO_TERMINAL} --yes"
 
 
 class TestLettersThatAreNotThere:
@@ -256,12 +257,12 @@ class TestLettersThatAreNotThere:
     def test_an_unknown_event_is_status_4(self, parked: list[str], command: list[str]) -> None:
         unknown = str(uuid4())
         said = run("dead", command[0], unknown, *command[1:], status=4, input="{}").stderr
-        assert said == f"error: event {unknown} has no dead letter: `aftercommit dead list` shows those there are\n"
+        assert said == f"error: event {unknown} has no dead letter: see `aftercommit dead list`\n"
 
     def test_a_letter_under_way_is_status_4(self, shop: Shop, parked: list[str]) -> None:
         run("dead", "retry", parked[0], "--yes")
         said = run("dead", "edit", parked[0], "--payload", "-", "--yes", status=4, input="{}").stderr
-        assert "is retrying: only parked and discarded ones can be edited" in said
+        assert "is retrying: only parked and discarded letters can be edited" in said
 
     @pytest.mark.thorough
     def test_a_replay_of_no_parked_letter_says_which_others_match(self, shop: Shop, parked: list[str]) -> None:
@@ -269,8 +270,8 @@ class TestLettersThatAreNotThere:
         run("dead", "discard", parked[1], "--yes", "--reason", "x")
         said = run("replay", "start", "--consumer", CONSUMER, "--yes", status=4).stderr
         assert said == (
-            f"there is nothing to replay: no parked letter matches (consumer={CONSUMER}), but 1 retrying and 1 "
-            "discarded: --status chooses them\n"
+            f"nothing to replay: no parked letter matches (consumer={CONSUMER}), but 1 retrying and 1 "
+            "discarded: choose them with --status\n"
         )
         nothing = run("replay", "start", "--error-class", "Other", "--yes", status=4).stderr
-        assert nothing == "there is nothing to replay: no parked letter matches (error_class=Other)\n"
+        assert nothing == "nothing to replay: no parked letter matches (error_class=Other)\n"

@@ -12,10 +12,10 @@ import pytest
 from aftercommit.consumer import names
 from aftercommit.embedded import EmbeddedPostgres
 from aftercommit.errors import ConsumerNameTaken, OperationBusy
+from aftercommit.operate import ReplayDriver, Selection
 from aftercommit.operate.doctor import diagnose
 from aftercommit.operate.health import problems
 from aftercommit.operate.overview import Overview, overview
-from aftercommit.operate.repair import ReplayDriver, Selection
 from aftercommit.relay import RelaySettings
 from aftercommit.schema import migrate
 from aftercommit.schema.retention import the_only_one

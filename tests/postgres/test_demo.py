@@ -178,9 +178,9 @@ class TestUp:
         assert '"outbox": "demo_orders"' in "\n".join(status.stdout)
         assert "customer-totals" in consumers.stdout[1]
         assert "there is no state of a bot in " in str(nothing)
-        assert "the bot's state is found in " in str(bot)
+        assert "using the bot's state in " in str(bot)
         assert server_of(home) is None
-        assert f"PostgreSQL is stopped; the data is in {home}" in up.stderr
+        assert f"PostgreSQL has stopped; the data is in {home}" in up.stderr
         assert "\x1b" not in str(up)
         assert not [line for line in up.stderr if line.startswith("Traceback")], up
 
@@ -191,7 +191,7 @@ class TestUp:
         with running(*arguments, folder=tmp_path) as first:
             figures(first, "handled", 1)
             with running(*arguments, folder=tmp_path) as second:
-                attached = second.line("runs there already: attached to it", second.stderr)
+                attached = second.line("using the PostgreSQL that already runs there", second.stderr)
                 figures(second, "published", 1)
                 assert f"process {server_of(home)}" in attached
                 first.send(signal.SIGINT)
@@ -213,11 +213,11 @@ class TestUp:
             server = server_of(home)
             assert server is not None
             up.send(signal.SIGINT)
-            up.line("stopping; Ctrl-C again ends at once", up.stderr)
+            up.line("stopping; press Ctrl-C again to end at once", up.stderr)
             up.send(signal.SIGINT)
             assert up.ends() in (-signal.SIGINT, 0), up
         # It may have been as good as done when the second came.
-        assert any("PostgreSQL was told to stop" in line or "PostgreSQL is stopped" in line for line in up.stderr), up
+        assert any("PostgreSQL is stopping" in line or "PostgreSQL has stopped" in line for line in up.stderr), up
         deadline = time.monotonic() + PATIENCE
         while server_of(home) is not None:
             assert time.monotonic() < deadline, "PostgreSQL stays"
@@ -266,7 +266,7 @@ class TestUp:
             up.send(signal.SIGTERM)
             assert up.ends() == 0, up
         assert not (tmp_path / ".aftercommit").exists()
-        assert up.stderr[0].startswith("using the PostgreSQL of --dsn or DATABASE_URL")
+        assert up.stderr[0].startswith("(from --dsn or DATABASE_URL)")
 
     def test_your_application_runs_instead_of_the_example(self, database: str, tmp_path: Path) -> None:
         (tmp_path / "my_shop.py").write_text(

@@ -49,7 +49,7 @@ class TestMint:
 
         (token,) = result.stdout.splitlines()
         assert token not in result.stderr
-        assert "for 'ann', until " in result.stderr
+        assert "valid for user 'ann' until " in result.stderr
         file = home / "token-keys.json"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         reader = TokenVerifier(TokenKeys.from_file(file)).verify(token)
@@ -93,8 +93,8 @@ class TestMint:
             (["--may", READ], 2, "--user"),
             (["--user", "ann", "--may", "a:b*"], 1, "cannot be granted"),
             (["--user", "", "--may", READ], 1, "cannot be named"),
-            (["--user", "ann", "--may", READ, "--for", "soon"], 2, "is not a time"),
-            (["--user", "ann", "--may", READ, "--for", "forever"], 2, "a JWT ends"),
+            (["--user", "ann", "--may", READ, "--for", "soon"], 2, "is not a duration"),
+            (["--user", "ann", "--may", READ, "--for", "forever"], 2, "a JWT must expire"),
             (["--user", "ann", "--may", READ, "--for", "50w", "--keys", "/nowhere/keys"], 1, "are not there"),
         ],
     )
@@ -113,13 +113,13 @@ class TestServiceTokens:
 
         assert "X-User-Id" not in reader.stderr + second.stderr
         assert first.stderr.splitlines()[1] == (
-            "from now on, development servers do not believe `X-User-Id` alone either: a program that names users "
-            "needs this token (the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
+            "from now on, development servers too require this token with `X-User-Id`. Give it to the programs that "
+            "send this header (for the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
         )
         good("revoke", "--yes", token_id, second_id)
         again = good("create", "bot", "--may", "act-as-user", "--json")
         assert json.loads(again.stdout)["name"] == "bot"
-        assert "development servers do not believe `X-User-Id` alone" in again.stderr
+        assert "development servers too require this token" in again.stderr
 
     def test_a_token_is_made_listed_and_revoked_and_shown_once(self, outbox: Shop) -> None:
         made = good("create", "bot", "--may", READ, "--may", "act-as-user", "--for", "90d", "--by", "ann")
@@ -176,7 +176,7 @@ class TestServiceTokens:
 
         refused = run("revoke", token_id, "--user", "bob", input="n\n")
         assert refused.exit_code == 1
-        assert "Revoke 1 token and every JWT that 'bob' has until now?" in refused.stderr
+        assert "Revoke 1 token and all JWTs of 'bob' that were issued so far?" in refused.stderr
         assert run("revoke", "-", input=f"{token_id}\n").exit_code == 1
         assert outbox.value("select count(*) from service_token where revoked_at is null") == 1
 

@@ -13,10 +13,10 @@ from aftercommit.cli import cli
 from aftercommit.client.bookmark_table import PostgresBookmark
 from aftercommit.clock import utc_now
 from aftercommit.contrib.telegram import Link, open_store
+from aftercommit.operate import Repair
 from aftercommit.operate.doctor import Finding, diagnose
 from aftercommit.operate.health import problems
 from aftercommit.operate.overview import Overview, overview
-from aftercommit.operate.repair import Repair
 from aftercommit.postgres import lives
 from aftercommit.schema.partitions import existing, retain
 from tests.feed.journal import until

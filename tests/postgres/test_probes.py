@@ -140,7 +140,7 @@ def test_commands_say_that_the_tables_are_gone(shop: Shop, command: tuple[str, .
 def test_a_worker_without_consumers_says_which_module_to_name(shop: Shop) -> None:
     with running("worker", "--app", "tests.support.no_handlers_app:outbox", "--dsn", shop.dsn) as program:
         assert program.ends() == 1, program
-    assert "name one that imports them all" in program.stderr[-1]
+    assert "name a module that imports them all" in program.stderr[-1]
 
 
 def test_times_in_json_are_those_of_rfc_3339(shop: Shop) -> None:

@@ -12,7 +12,7 @@ import pytest
 from aftercommit.consumer.names import forget, rename
 from aftercommit.errors import OperationBusy, SetChanged
 from aftercommit.event.envelope import Record
-from aftercommit.operate.repair import RELAY, TO_TRANSPORT, ReplayDriver, ReplayProgress, Selection
+from aftercommit.operate import RELAY, TO_TRANSPORT, ReplayDriver, ReplayProgress, Selection
 from aftercommit.testing.signals import Signals
 from tests.postgres.test_repair_letters import carry_out, deliver_by_bus, parked_behind_bus
 from tests.support.consuming import bus_on, inbox, letters, numbered, place_in_log, settled, worker_on
@@ -200,7 +200,7 @@ async def test_a_replay_of_another_number_than_was_counted_is_not_begun(shop: Sh
     counted = await desk(shop).preview(PARKED)
     place_in_log(shop, ("o-2", 2))
     await fragile.work()
-    with pytest.raises(SetChanged, match="has 3 items now, and had 2 when they were counted") as problem:
+    with pytest.raises(SetChanged, match="has 3 items now, and had 2 when it was counted") as problem:
         await desk(shop).start(PARKED, expected=counted.total)
     assert (problem.value.expected, problem.value.found) == (2, 3)
     assert shop.value("select count(*) from operation") == 0
@@ -352,4 +352,4 @@ async def test_without_the_declaration_it_says_what_it_may_wait_for(
 
         driving = desk(shop, declared=False).driver(operation.id, show)
         await asyncio.wait_for(driving.run(), 60)
-    assert [text.split(",")[0] for text in said] == ["order o-1 has a failed delivery"]
+    assert [text.split(".")[0] for text in said] == ["order o-1 has a failed delivery"]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aftercommit.cli import cli
-from aftercommit.operate.repair import Operation, Repair, Selection
+from aftercommit.operate import Operation, Repair, Selection
 from tests.support.consuming import letters, numbered, place_in_log
 from tests.support.programs import CLEANED, running
 from tests.support.repairing import Fragile, desk
@@ -91,8 +91,8 @@ def test_groups_and_show(shop: Shop, parked: list[str]) -> None:
 
 def test_a_retry_asks_with_the_count_and_does_nothing_when_told_no(shop: Shop, parked: list[str]) -> None:
     refused = run("dead", "retry", "--consumer", CONSUMER, input="n\n", status=1)
-    assert "retry 2 letters (consumer=order-index)?" in refused.stderr
-    assert "2 letters would be tried again" in run("dead", "retry", "--consumer", CONSUMER, "--dry-run").stderr
+    assert "Retry 2 letters (consumer=order-index)?" in refused.stderr
+    assert "2 letters would be retried" in run("dead", "retry", "--consumer", CONSUMER, "--dry-run").stderr
     assert letters(shop, "status") == [("parked",), ("parked",)]
 
     done = run("dead", "retry", parked[0], "--yes", "--json", "--reason", "mended", "--by", "ann")
@@ -134,15 +134,15 @@ def test_an_edit_asks_and_can_be_tried_first(shop: Shop, parked: list[str], tmp_
     edit = ("dead", "edit", parked[0], "--payload", str(new))
 
     refused = run(*edit, input="n\n", status=1)
-    assert f"edit the payload of event {parked[0]} and retry it?" in refused.stderr
-    assert run(*edit, "--dry-run").stderr == "1 letter would be edited and tried again\n"
+    assert f"Edit the payload of event {parked[0]} and retry it?" in refused.stderr
+    assert run(*edit, "--dry-run").stderr == "1 letter would be edited and retried\n"
     assert letters(shop, "status, (payload->>'number')::int") == [("parked", 1), ("parked", 3)]
-    assert "say --yes as well" in run("dead", "edit", parked[0], "--payload", "-", input="{}", status=2).stderr
+    assert "give --yes as well" in run("dead", "edit", parked[0], "--payload", "-", input="{}", status=2).stderr
     assert "does not exist" in run("dead", "edit", parked[0], "--payload", "nofile.json", status=2).stderr
 
     said = run(*edit, input="y\n").stderr
-    assert "1 letter edited, will be tried again" in said
-    assert f"nobody works for consumer '{CONSUMER}'" in said
+    assert "1 letter edited, will be retried" in said
+    assert f"consumer '{CONSUMER}' has no worker" in said
     assert letters(shop, "status, (payload->>'number')::int") == [("retrying", 10), ("parked", 3)]
 
 
@@ -152,7 +152,7 @@ def test_what_was_typed_into_the_editor_is_not_lost_when_it_is_refused(
     monkeypatch.setenv("EDITOR", "sed -i s/}/,/")
     refused = run("dead", "edit", parked[0], status=1)
     assert "the new payload is not JSON" in refused.stderr
-    (kept,) = re.findall(r"is kept in (\S+\.json)", refused.stderr)
+    (kept,) = re.findall(r"is saved in (\S+\.json)", refused.stderr)
     assert Path(kept).read_text().rstrip().endswith(",")
     Path(kept).unlink()
 
@@ -166,14 +166,14 @@ def test_what_was_typed_into_the_editor_is_not_lost_when_it_is_refused(
 def test_a_consumer_that_nobody_knows_is_refused(shop: Shop, parked: list[str]) -> None:
     for command in (("list",), ("groups",), ("retry", "--yes"), ("discard", "--yes", "--reason", "x")):
         refused = run("dead", *command, "--consumer", "oder-index", status=1)
-        assert f"consumer 'oder-index' is not known: there are @relay, {CONSUMER}" in refused.stderr
+        assert f"unknown consumer 'oder-index'. Known consumers: @relay, {CONSUMER}" in refused.stderr
     assert run("dead", "list", "--consumer", "@relay").stderr == "no dead letters match (consumer=@relay)\n"
 
 
 def test_an_action_that_nothing_matched_says_so_and_is_partial(shop: Shop, parked: list[str]) -> None:
     for command in (("retry",), ("discard", "--reason", "x")):
         said = run("dead", *command, "--yes", "--error", "nothing like it", status=4).stderr
-        assert said == "no parked letters match (error=nothing like it): --status chooses others\n"
+        assert said == "no parked letters match (error=nothing like it): use --status to choose others\n"
     run("dead", "retry", "--consumer", CONSUMER, "--yes")
     assert "no parked letters match" in run("dead", "retry", "--consumer", CONSUMER, "--yes", status=4).stderr
 
@@ -181,8 +181,8 @@ def test_an_action_that_nothing_matched_says_so_and_is_partial(shop: Shop, parke
 def test_a_retry_says_what_it_waits_for_and_attempts_count_on(shop: Shop, parked: list[str]) -> None:
     said = run("dead", "retry", "--consumer", CONSUMER, "--yes").stderr
     assert said.splitlines() == [
-        "2 letters will be tried again",
-        f"nobody works for consumer '{CONSUMER}': start `aftercommit worker {CONSUMER} --app module:outbox`",
+        "2 letters will be retried",
+        f"consumer '{CONSUMER}' has no worker: start `aftercommit worker {CONSUMER} --app module:outbox`",
     ]
     assert "1 attempt" in run("dead", "show", parked[0]).stdout
     (letter, _) = json.loads(run("dead", "list", "--json").stdout)["letters"]
@@ -198,14 +198,14 @@ def test_groups_count_letters_that_only_wait_and_show_no_cause_for_them(shop: Sh
     asyncio.run(work())
     result = run("dead", "groups")
     assert len(result.stdout.splitlines()) == 2
-    assert result.stderr == "2 letters wait behind these in strict order: --status waiting shows them\n"
+    assert result.stderr == "2 letters wait behind these in strict order: list with --status waiting\n"
     assert "WaitsBehind" in run("dead", "groups", "--status", "waiting").stdout
 
 
 def test_a_replay_is_previewed_driven_and_shown(shop: Shop, parked: list[str]) -> None:
     preview = run("replay", "start", "--to", CONSUMER, "--from-position", "1", "--dry-run")
     assert preview.stderr.splitlines()[0] == f"5 items to consumer '{CONSUMER}': from_position=1"
-    assert "3  of them were handled already and are skipped" in preview.stderr
+    assert "3  of them were handled already and will be skipped" in preview.stderr
     assert json.loads(run("replay", "start", "--consumer", CONSUMER, "--dry-run", "--json").stdout)["total"] == 2
     assert shop.value("select count(*) from operation") == 0
 
@@ -247,7 +247,7 @@ def test_a_replay_asks_again_when_its_set_has_changed_since_it_was_counted(
     monkeypatch.setattr(click, "confirm", confirm)
     result = run("replay", "start", "--consumer", CONSUMER, status=1)
     assert asked == ["Replay 2 items?", "Replay 3 items?"]
-    assert "2 items when they were counted, 3 now" in result.stderr
+    assert "the selection had 2 items when it was counted, and has 3 now" in result.stderr
     assert shop.value("select count(*) from operation") == 0
 
 
@@ -264,7 +264,7 @@ def test_a_replay_that_is_not_to_ask_says_both_numbers_and_goes_on(
     monkeypatch.setattr(Repair, "start", start)
     with running("worker", "--app", APP, DATABASE_URL=shop.dsn):
         result = run("replay", "start", "--consumer", CONSUMER, "--yes", "--json")
-    assert "2 items when they were counted, 3 now" in result.stderr
+    assert "the selection had 2 items when it was counted, and has 3 now" in result.stderr
     assert json.loads(result.stdout)["total"] == 3
 
 
@@ -280,10 +280,10 @@ def test_an_aborted_replay_is_partial(shop: Shop, parked: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("dead", "list", "--since", "yesterday"), "is no time"),
+        (("dead", "list", "--since", "yesterday"), "is not a time"),
         (("dead", "list", "--scope", "acme"), "NAME=VALUE"),
         (("dead", "show", "17"), "UUID"),
-        (("replay", "start", "--since", "1h", "--until", "2h", "--to", "x"), "nothing lies between"),
+        (("replay", "start", "--since", "1h", "--until", "2h", "--to", "x"), "must be before"),
         (("replay", "start", "--to", "x", "--through-transport"), "exclude each other"),
     ],
 )
@@ -295,7 +295,7 @@ def test_wrong_usage_is_said_and_is_status_two(shop: Shop, arguments: tuple[str,
     ("arguments", "said"),
     [
         (("replay", "start", "--from-position", "1"), "--to NAME, --through-transport"),
-        (("replay", "start", "--from-position", "1", "--to", "nobody"), "consumer 'nobody' is not known"),
+        (("replay", "start", "--from-position", "1", "--to", "nobody"), "unknown consumer 'nobody'"),
         (("replay", "show", "00000000-0000-0000-0000-000000000000"), "no operation"),
         (("dead", "list", "--scope", "user=1"), "it has tenant_id"),
         (("dead", "retry", "--yes"), "--status parked"),

@@ -10,7 +10,7 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import DeclarationError, LetterNotFound, PastHorizon
 from aftercommit.event.envelope import Event
-from aftercommit.operate.repair import TO_TRANSPORT, Operation, ReplayDriver, ReplayProgress, Selection
+from aftercommit.operate import TO_TRANSPORT, Operation, ReplayDriver, ReplayProgress, Selection
 from tests.postgres.test_repair_letters import deliver_by_bus, parked_behind_bus, parked_by_relay
 from tests.postgres.test_repair_races import Held
 from tests.support.consuming import (
@@ -63,7 +63,7 @@ class TestAgainBehindTheBus:
         forget_inbox_before(shop, "now")
         before = good.ledger.numbers()
         chosen = Selection(event_ids=(event_id,))
-        with pytest.raises(PastHorizon, match=r"1 of 1 events .* twice by others than 'index'.*--past-horizon"):
+        with pytest.raises(PastHorizon, match=r"1 of 1 events .* twice by consumers other than 'index'.*-horizon"):
             await desk(shop).start(chosen, to="index", again=True)
         async with bus_on(shop):
             await replay(shop, chosen, to="index", again=True, past_horizon=True)
@@ -245,7 +245,7 @@ class TestEditsOfWhatWasPublished:
     async def test_when_it_has_left_the_log_nothing_is_published_in_its_name(self, shop: Shop) -> None:
         event_id = await self.spared(shop)
         shop.rows("delete from log")
-        with pytest.raises(LetterNotFound, match="was published and has left the log since"):
+        with pytest.raises(LetterNotFound, match="was published, and retention has removed it"):
             await desk(shop).edit(event_id, NEW)
         left = await desk(shop).retry(Selection(event_ids=(event_id,)))
         assert (left.done, len(left.left_alone)) == (0, 1)
@@ -264,7 +264,7 @@ class TestEditsOfWhatWasPublished:
         place_in_log(shop, ("o-2", 1))
         if dropped:
             shop.rows("delete from log")
-            with pytest.raises(LetterNotFound, match="may have been published and dropped from the log"):
+            with pytest.raises(LetterNotFound, match="may have been published and then removed from the log"):
                 await desk(shop).edit(event_id, NEW)
         else:
             assert (await desk(shop).edit(event_id, NEW)).done == 1

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from aftercommit.errors import InvalidPayload, LetterNotFound, RepairError, SelectionError
-from aftercommit.operate.repair import RELAY, TO_TRANSPORT, Selection
+from aftercommit.operate import RELAY, TO_TRANSPORT, Selection
 from tests.support.consuming import append, bus_on, inbox, letters, numbered, place_in_log, settled, worker_on
 from tests.support.recording import RecordingTransport
 from tests.support.relays import relay_on
@@ -113,7 +113,7 @@ class TestLooking:
         assert Selection.from_json(json.loads(json.dumps(selection.as_json()))) == selection
 
     async def test_a_scope_that_the_outbox_does_not_have_is_refused(self, shop: Shop) -> None:
-        with pytest.raises(SelectionError, match=r"'user_id' is not a column of outbox 'shop': it has tenant_id"):
+        with pytest.raises(SelectionError, match=r"outbox 'shop' has no scope 'user_id': it has tenant_id"):
             await desk(shop).letters(Selection(scope={"user_id": 1}))
 
     async def test_an_unknown_letter_is_not_found(self, shop: Shop) -> None:
@@ -191,7 +191,7 @@ class TestOfLogConsumers:
             (b'{"order_id": "\\u0000"}', False, "NUL|null character"),
             (b'{"number": 1}', True, "order_id"),
             (b'{"order_id": "o-1", "number": "one"}', True, "number"),
-            (b'{"order_id": "o-2", "number": 1}', True, "is of order 'o-2', but the event is of 'o-1'"),
+            (b'{"order_id": "o-2", "number": 1}', True, "names order 'o-2', but the event belongs to 'o-1'"),
         ],
     )
     async def test_a_payload_that_is_none_is_refused(
@@ -220,11 +220,11 @@ class TestOfLogConsumers:
         assert shop.value("select count(*) from operation") == 0
 
     async def test_what_is_too_wide_or_has_no_reason_is_refused(self, shop: Shop) -> None:
-        with pytest.raises(RepairError, match="nothing is chosen"):
+        with pytest.raises(RepairError, match="no letters chosen"):
             await desk(shop).retry(Selection())
-        with pytest.raises(RepairError, match="for a reason"):
+        with pytest.raises(RepairError, match="needs a reason"):
             await desk(shop).discard(PARKED, reason=" ")
-        with pytest.raises(RepairError, match="resolved cannot be acted on"):
+        with pytest.raises(RepairError, match="does not accept letters that are resolved"):
             await desk(shop).retry(Selection(statuses=("resolved",)))
 
     async def test_resolved_letters_are_told_in_one_line(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -353,7 +353,7 @@ class TestOfARelay:
         left = await desk(shop).discard(Selection(event_ids=(event_id,)), reason="too late")
 
         assert left.done == 0
-        assert "may be on its way" in (left.left_alone[0].note or "")
+        assert "may be in delivery" in (left.left_alone[0].note or "")
         assert outbox_rows(shop) == [(event_id, "pending", 0)]
 
     async def test_an_edit_corrects_what_is_delivered(self, shop: Shop) -> None:
@@ -373,7 +373,7 @@ class TestOfARelay:
         transport.refuse = lambda record: ValueError("no route")
         async with relay_on(shop, transport=transport):
             await replay(shop, Selection(event_ids=(event_id,)), to=TO_TRANSPORT)
-        with pytest.raises(LetterNotFound, match="is in the log, which never changes"):
+        with pytest.raises(LetterNotFound, match="is in the log, which cannot be changed"):
             await desk(shop).edit(event_id, b'{"order_id": "o-1", "number": 5, "note": ""}')
         assert letters(shop, "status, payload->>'number'") == [("parked", "7")]
 

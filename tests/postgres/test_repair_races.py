@@ -11,7 +11,7 @@ from aftercommit.backoff import Constant
 from aftercommit.consumer.names import forget, rename
 from aftercommit.errors import LetterNotFound
 from aftercommit.event.envelope import Event, Record
-from aftercommit.operate.repair import Operation, ReplayDriver, ReplayProgress, Selection
+from aftercommit.operate import Operation, ReplayDriver, ReplayProgress, Selection
 from aftercommit.relay.transport import Capabilities, Failure
 from aftercommit.testing.signals import Signals
 from tests.support.consuming import (
@@ -76,11 +76,11 @@ class TestEdits:
         async with relay_on(shop, transport=transport):
             event_id = shop.place("o-1", 1, note="old")
             await asyncio.wait_for(transport.inside.wait(), 60)
-            with pytest.raises(LetterNotFound, match="is retrying: only parked and discarded ones can be edited"):
+            with pytest.raises(LetterNotFound, match="is retrying: only parked and discarded letters can be edited"):
                 await desk(shop).edit(event_id, NEW)
             # However the letter came to be parked while its row is pending: the relay may have read the row.
             shop.rows("update dead_letter_events set status = 'parked', next_retry_at = null")
-            with pytest.raises(LetterNotFound, match="may be on its way: wait until it is parked"):
+            with pytest.raises(LetterNotFound, match="may be in delivery: wait until it is parked"):
                 await desk(shop).edit(event_id, NEW)
             transport.gate.set()
             await shop.value_becomes("select count(*)::int from log", 1)
@@ -147,7 +147,7 @@ class TestLettersInHand:
             held.gate.set()
             await settled(shop, "index")
         assert [(done.done, [each.note for each in done.left_alone]) for done in (discarded, retried)] == [
-            (0, ["it is being handled at this moment: try again when that has ended"])
+            (0, ["a worker is handling it at the moment: try again later"])
         ] * 2
         assert letters(shop, "status") == [("resolved",)]
         assert held.ledger.numbers() == [1]
@@ -364,6 +364,6 @@ async def test_a_retry_says_who_is_missing(shop: Shop) -> None:
     async with worker_on(shop, fragile.consumer, lease_seconds=600.0):
         await shop.signals.wait("consumer.idle")
         attended = await desk(shop).retry(chosen)
-    assert list(alone.missing) == ["nobody works for consumer 'index': start `aftercommit worker index`"]
-    assert list(paused.missing) == ["consumer 'index' is paused: `aftercommit consumers resume index`"]
+    assert list(alone.missing) == ["consumer 'index' has no worker: start `aftercommit worker index`"]
+    assert list(paused.missing) == ["consumer 'index' is paused: run `aftercommit consumers resume index`"]
     assert list(attended.missing) == []

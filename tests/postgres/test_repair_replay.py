@@ -11,7 +11,7 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import OperationBusy, PastHorizon, RepairError, SelectionError
 from aftercommit.event.envelope import Event
-from aftercommit.operate.repair import RELAY, TO_TRANSPORT, ReplayDriver, ReplayProgress, Selection
+from aftercommit.operate import RELAY, TO_TRANSPORT, ReplayDriver, ReplayProgress, Selection
 from aftercommit.testing.signals import Signals
 from tests.support.consuming import (
     Ledger,
@@ -228,7 +228,7 @@ class TestThroughTheTransport:
         assert sorted(fragile.ledger.numbers()) == [0, 0, 0, 1, 1, 1]
 
     async def test_again_for_everybody_is_refused(self, shop: Shop) -> None:
-        with pytest.raises(RepairError, match="say which one"):
+        with pytest.raises(RepairError, match="name the one"):
             await replay(shop, ALL, to=TO_TRANSPORT, again=True)
 
 
@@ -343,7 +343,7 @@ class TestDrivers:
         async with worker_on(shop, fragile.consumer):
             await drive_when_free(shop, operation.id)
             hold.release()
-            with pytest.raises(OperationBusy, match="taken replay"):
+            with pytest.raises(OperationBusy, match="taken over replay"):
                 await zombie
         assert fragile.ledger.numbers() == [0, 1, 2, 3] * 2
 
@@ -415,7 +415,7 @@ class TestDrivers:
         await asyncio.wait_for(told.wait(), 60)
         driver.stopping.set()
         assert (await driving).status == "running"
-        assert said[0] == "nobody works for consumer 'index': start `aftercommit worker index`"
+        assert said[0] == "consumer 'index' has no worker: start `aftercommit worker index`"
 
     async def test_a_rate_bounds_what_is_fed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         # A fiftieth of a second from one look at the clock to the next, though the machine may stand still for longer.
@@ -476,12 +476,12 @@ async def test_thousands_of_letters_are_replayed_with_progress_broken_off_and_fi
 @pytest.mark.parametrize(
     ("selection", "to", "said"),
     [
-        (ALL, None, "say to="),
+        (ALL, None, "give to="),
         (Selection(), TO_TRANSPORT, "from_position=1"),
-        (ALL, "nobody", r"consumer 'nobody' is not known: there are index"),
-        (ALL, RELAY, "is not known"),
+        (ALL, "nobody", r"unknown consumer 'nobody'. Known consumers: index"),
+        (ALL, RELAY, "unknown consumer '@relay'"),
         (ALL, "@owner", "only dead letters have an owner"),
-        (Selection(consumer="other"), "index", "do not go to 'index'"),
+        (Selection(consumer="other"), "index", "cannot be replayed to 'index'"),
     ],
 )
 async def test_a_replay_to_nowhere_is_refused(shop: Shop, selection: Selection, to: str | None, said: str) -> None:

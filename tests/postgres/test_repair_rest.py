@@ -5,7 +5,7 @@ import json
 import pytest
 
 from aftercommit.errors import RepairError
-from aftercommit.operate.repair import RELAY, Selection
+from aftercommit.operate import RELAY, Selection
 from tests.postgres.test_repair_letters import carry_out, deliver_by_bus, parked_behind_bus, parked_by_relay
 from tests.support.consuming import bus_on, inbox, letters, numbered, place_in_log, worker_on
 from tests.support.repairing import Fragile, desk, outbox_rows, replay
@@ -22,7 +22,7 @@ async def test_a_discarded_letter_is_not_wanted_again_while_its_event_is_on_its_
     (event_id,) = (row[0] for row in letters(shop, "event_id"))
     await desk(shop).discard(PARKED, reason="not wanted")
     left = await desk(shop).retry(Selection(event_ids=(event_id,)))
-    assert (left.done, ["may be on its way" in (each.note or "") for each in left.left_alone]) == (0, [True])
+    assert (left.done, ["may be in delivery" in (each.note or "") for each in left.left_alone]) == (0, [True])
     await deliver_by_bus(shop)
     fragile.mend()
     await desk(shop).retry(Selection(event_ids=(event_id,)))

@@ -13,7 +13,7 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import RepairError
 from aftercommit.event.envelope import Event
-from aftercommit.operate.repair import Selection
+from aftercommit.operate import Selection
 from aftercommit.outbox.handlers import Consumer
 from tests.support.consuming import WRITE, Ledger, bus_on, letters, place_in_log, row_of, worker_on
 from tests.support.repairing import desk

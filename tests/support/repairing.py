@@ -4,7 +4,7 @@ from typing import Any
 
 from aftercommit.backoff import Constant
 from aftercommit.event.envelope import Event
-from aftercommit.operate.repair import Operation, Repair, Selection
+from aftercommit.operate import Operation, Repair, Selection
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.shape import Shape
 from tests.support.consuming import Ledger, handle_all

@@ -105,7 +105,7 @@ def test_the_command_line_shows_what_was_set_aside(state: str, store: Store):
     )
     shown = run("status", state=state, status=3).output
     assert "unreachable  1" in shown
-    assert "trouble      not known while no bot runs" in shown
+    assert "trouble      unknown: the bot is not running" in shown
     shown = run("failures", state=state).output
     assert "task_created" in shown
     assert "Forbidden: blocked" in shown
@@ -148,7 +148,7 @@ def test_links_are_shown_and_ended(state: str, store: Store):
     shown = json.loads(run("links", "--json", state=state).output)
     assert [(each["chat_id"], each["user_id"], each["place"]) for each in shown] == [(5, "17", "3"), (6, "17", "3")]
     assert "hush" not in json.dumps(shown)
-    assert "nobody can be asked here" in run("unlink", "--user", "17", state=state, status=1).output
+    assert "cannot ask for confirmation" in run("unlink", "--user", "17", state=state, status=1).output
     run("unlink", "--chat", "6", "--yes", state=state)
     run("unlink", "--user", "17", "--yes", state=state)
     assert store.links() == []
@@ -158,28 +158,31 @@ def test_links_are_shown_and_ended(state: str, store: Store):
 
 def test_a_code_is_printed_once_and_ends(state: str):
     made = run("code", "--user", "17", "--name", "Ada", "--json", state=state)
-    assert "a new state is made in" in made.stderr
+    assert "creating a new state in" in made.stderr
     told = json.loads(made.stdout)
     assert told["start"] == f"/start {told['code']}"
     assert len(run("code", "--user", "17", state=state).stdout.strip()) == 10
     for wrong in (("--for", "0s"), ("--for", "8d"), ("--for", "for ever")):
         run("code", "--user", "17", *wrong, state=state, status=2)
-    assert "--for 8d: a code ends" in run("code", "--user", "17", "--for", "8d", state=state, status=2).output
+    assert (
+        "--for 8d: give more than 0s and at most 7d"
+        in run("code", "--user", "17", "--for", "8d", state=state, status=2).output
+    )
     for user in (" ", "Zoë", "1\n7", " 17", "1" * 201):
-        assert "give the user as the feed knows them" in run("code", "--user", user, state=state, status=2).output
+        assert "give the user's id in the feed" in run("code", "--user", user, state=state, status=2).output
 
 
 def test_where_there_is_nothing_to_show_it_says_so(state: str, store: Store):
-    assert "no chat is linked: `" in run("links", state=state).stderr
-    assert run("failures", state=state).stderr == "nothing was set aside\n"
-    assert run("failures", "--user", "17", state=state).stderr == "nothing was set aside for these\n"
+    assert "no chat is linked: create a code with `" in run("links", state=state).stderr
+    assert run("failures", state=state).stderr == "no failures\n"
+    assert run("failures", "--user", "17", state=state).stderr == "no failures of this user or chat\n"
     assert json.loads(run("links", "--json", state=state).stdout) == []
 
 
 def test_an_option_that_means_nothing_to_the_bot_is_not_passed_over_in_silence(state: str, store: Store):
     shown = run("links", "--dsn", "postgresql://elsewhere/x", "--schema", "orders", state=state).stderr
-    assert "--dsn is not used: what the bot remembers is found by --state" in shown
-    assert "--schema is not used" in shown
+    assert "--dsn is ignored: use --state to choose the bot's state" in shown
+    assert "--schema is ignored" in shown
 
 
 @pytest.mark.parametrize(
@@ -214,7 +217,7 @@ def test_without_a_file_the_state_is_found_where_up_runs_a_bot(
     found = CliRunner().invoke(cli, ["bot", "links"])
     assert found.exit_code == 0, found.output
     assert "17" in found.stdout
-    assert "the bot's state is found in" in found.stderr
+    assert "using the bot's state in" in found.stderr
     # The file comes first: `aftercommit bot` by itself remembers there.
     file = open_store(str(tmp_path / "bot.sqlite"))
     file.prepare()

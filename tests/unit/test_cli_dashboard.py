@@ -48,9 +48,9 @@ def failure(**fields: object) -> logging.LogRecord:
 def test_a_failed_attempt_is_one_line_and_says_whose_what_when_again_and_why(record: logging.LogRecord) -> None:
     line = BriefFormatter().format(record)
     assert (
-        line[9:] == "customer-totals: order.paid, attempt 2, again in 0.5 s: ValueError: the bank did not answer (01a1)"
+        line[9:] == "customer-totals: order.paid, attempt 2, next in 0.5 s: ValueError: the bank did not answer (01a1)"
     )
-    assert ", attempt 2, the last one: " in BriefFormatter().format(failure(retry_in=None))
+    assert ", attempt 2, no more retries: " in BriefFormatter().format(failure(retry_in=None))
     assert ", attempt 2, parked: " in BriefFormatter().format(failure())
 
 

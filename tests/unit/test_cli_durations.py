@@ -8,7 +8,7 @@ import pytest
 from aftercommit.cli.durations import parse_duration, shown_duration
 from aftercommit.cli.retention import Duration
 from aftercommit.cli.selecting import selection_options
-from aftercommit.operate.repair import Selection
+from aftercommit.operate import Selection
 
 WRITTEN = [
     ("45s", timedelta(seconds=45)),

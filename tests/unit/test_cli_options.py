@@ -158,7 +158,7 @@ def test_a_scope_is_named_once_and_has_a_value() -> None:
     ],
 )
 def test_what_is_not_text_is_wrong_usage_wherever_it_stands(arguments: tuple[str, ...], text: str) -> None:
-    assert f"{text!r} is not text" in refused(*arguments, text)
+    assert f"{text!r} is not valid UTF-8 text" in refused(*arguments, text)
     assert "Write it in UTF-8" in refused(*arguments, text)
 
 
@@ -166,27 +166,27 @@ def test_what_is_not_text_is_wrong_usage_wherever_it_stands(arguments: tuple[str
 def test_an_environment_that_is_not_text_is_wrong_usage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "postgresql://ann:secret@\udcff")
     said = refused("status")
-    assert f"{name} is not text" in said
+    assert f"{name} is not valid UTF-8 text" in said
     assert "secret" not in said
 
 
 def test_an_address_that_is_not_text_keeps_its_password() -> None:
     said = refused("status", "--dsn", "postgresql://ann:secret@\udcff/shop")
-    assert "the address of the database is not text" in said
+    assert "the address of the database is not valid UTF-8 text" in said
     assert "secret" not in said
 
 
 def test_a_scope_value_that_is_not_text_is_wrong_usage() -> None:
-    assert "is not text" in refused("dead", "list", "--scope", "tenant_id=a\x00b")
+    assert "is not valid UTF-8 text" in refused("dead", "list", "--scope", "tenant_id=a\x00b")
 
 
 @pytest.mark.parametrize("option", ["--consumer", "--type", "--error", "--aggregate", "--correlation"])
 def test_an_empty_value_is_wrong_usage(option: str) -> None:
-    assert f"{option} is empty: say what is meant, or leave it out" in refused("dead", "list", option, "")
+    assert f"{option} is empty: give a value, or leave it out" in refused("dead", "list", option, "")
 
 
 def test_a_replay_of_everything_has_to_be_meant() -> None:
-    assert "--from-position 1 means the whole log" in refused("replay", "start", "--to", "index")
+    assert "--from-position 1 chooses the whole log" in refused("replay", "start", "--to", "index")
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, id=" ".join(path) or "aftercommit") for path, _ in commands()])

@@ -6,7 +6,7 @@ import pytest
 
 from aftercommit.cli import progress
 from aftercommit.cli.progress import ProgressBar
-from aftercommit.operate.repair import ReplayProgress
+from aftercommit.operate import ReplayProgress
 
 ID = UUID(int=7)
 
@@ -21,18 +21,17 @@ def test_a_line_is_written_when_a_count_changes_and_not_otherwise(capsys: pytest
         for done in (0, 0, 0, 1, 1):
             bar.show(ReplayProgress(ID, "running", 7, done=done, under_way=7 - done))
 
-    assert capsys.readouterr().err.splitlines() == ["0/7 7 under way", "1/7 6 under way"]
+    assert capsys.readouterr().err.splitlines() == ["0/7 7 in progress", "1/7 6 in progress"]
 
 
 def test_who_is_missing_and_the_way_out_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar() as bar:
-        for missing in ((), ("nobody works for it",), (), ("nobody works for it",), ("it is paused",)):
+        for missing in ((), ("it has no worker",), (), ("it has no worker",), ("it is paused",)):
             bar.show(ReplayProgress(ID, "running", 2, under_way=2, missing=missing))
 
     assert capsys.readouterr().err.splitlines() == [
-        "0/2 2 under way",
-        "nobody works for it",
-        "the replay waits for that. Ctrl-C ends the waiting and keeps what is left: "
-        f"`aftercommit replay resume {ID}` goes on",
+        "0/2 2 in progress",
+        "it has no worker",
+        f"the replay is waiting for that. Ctrl-C stops it here; `aftercommit replay resume {ID}` continues it",
         "it is paused",
     ]

@@ -1,7 +1,7 @@
-"""The command line: one module per group of commands. Parses, calls, prints; what it does is done in other rooms.
+"""The command line: one module per group of commands. It parses, calls other packages and prints.
 
-Data goes to stdout and everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage, 3 the schema is not
-what the code needs or `status` or `doctor` found something to look at, 4 only a part was done, 130 interrupted.
+Data goes to stdout and everything else to stderr. Exit status: 0 done, 1 failed, 2 wrong usage, 3 the schema does not
+match the code or `status` or `doctor` found a problem, 4 only a part was done, 130 interrupted.
 """
 
 import traceback
@@ -44,17 +44,15 @@ def _status_of(problem: AftercommitError) -> int:
 
 
 class _Root(click.Group):
-    """Turns our errors into one line and an exit status; only a bug leaves a traceback behind."""
+    """Turns expected errors into one line and an exit status; --verbose adds the traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse what is not text before anybody takes it for a name: what follows can be stored, sent and shown."""
+        """Refuse arguments that are not valid text, so that commands can store, send and show them."""
         for argument in args:
             if text_problem(argument) is not None:
-                # An address may hold a password.
+                # An address may contain a password.
                 shown = "the address of the database" if "://" in argument else f"{argument!r:.100}"
-                raise click.UsageError(
-                    f"{shown} is not text: it has bytes that are not UTF-8, or NUL. Write it in UTF-8", ctx
-                )
+                raise click.UsageError(f"{shown} is not valid UTF-8 text, or contains NUL. Write it in UTF-8", ctx)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -88,7 +86,7 @@ class _Root(click.Group):
 @global_options
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """What was committed is what everyone hears about: outbox, relay, log and consumers on PostgreSQL."""
+    """Transactional outbox, ordered event log and live feeds for PostgreSQL."""
     ctx.obj = ctx.ensure_object(Given)
 
 

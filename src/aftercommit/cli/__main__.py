@@ -1,4 +1,4 @@
-"""`python -m aftercommit.cli`, where the program itself is not on the path."""
+"""`python -m aftercommit.cli`, for when `aftercommit` is not on the PATH."""
 
 from aftercommit.cli import main
 

@@ -1,6 +1,5 @@
-"""`aftercommit consumers`: look at checkpoints, pause, resume, move, rename and forget them."""
+"""`aftercommit consumers`: list consumers, pause, resume, move, rename and forget them."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -8,16 +7,16 @@ from typing import Any
 import click
 import psycopg
 
-from aftercommit.cli.loading import find_shape, load_database
+from aftercommit.cli.loading import find_outbox, find_shape, load_database
 from aftercommit.cli.numbers import Count
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table
 from aftercommit.cli.prompts import confirm
 from aftercommit.cli.repair_output import document
-from aftercommit.cli.selecting import Moment, by_option, dry_run_option, open_repair, run, yes_option
+from aftercommit.cli.selecting import Moment, by_option, dry_run_option, open_repair, reason_option, run, yes_option
 from aftercommit.consumer import names
 from aftercommit.operate.overview import ConsumerState, overview
-from aftercommit.operate.repair import SeekResult, SeekTarget
+from aftercommit.operate.repair.seeking import SeekResult, SeekTarget
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
 from aftercommit.text import plural
@@ -30,14 +29,14 @@ Change = Callable[[psycopg.AsyncConnection[Any], Shape], Awaitable[None]]
 @click.group()
 @global_options
 def consumers() -> None:
-    """Consumers of the log: where they are, and whether they may go on."""
+    """List the consumers of the log, pause and resume them, or move their checkpoints."""
 
 
 @consumers.command("list")
 @as_json
 @pass_settings
 def list_consumers(settings: Settings, as_json: bool) -> None:
-    """Show every consumer with its checkpoint, its lag and who works for it."""
+    """Show every consumer with its checkpoint, its lag and its worker."""
     with load_database(settings, "consumers").connect_sync() as connection:
         found = overview(connection, find_shape(settings, connection)).consumers
     if as_json:
@@ -47,7 +46,7 @@ def list_consumers(settings: Settings, as_json: bool) -> None:
 
 
 def consumer_rows(found: Iterable[ConsumerState]) -> list[tuple[Any, ...]]:
-    """The rows of the table that `status` shows too."""
+    """The rows of the consumer table, which `status` shows as well."""
     return [(each.name, each.position, each.lag, each.lag_seconds, each.paused, each.holder) for each in found]
 
 
@@ -55,7 +54,7 @@ def consumer_rows(found: Iterable[ConsumerState]) -> list[tuple[Any, ...]]:
 @click.argument("name")
 @pass_settings
 def pause(settings: Settings, name: str) -> None:
-    """Let a consumer rest; its worker finishes what it has begun and then waits."""
+    """Pause a consumer. Its worker finishes the events in progress and then waits."""
     _change(settings, lambda connection, shape: names.set_paused(connection, shape, name, True))
     message(f"consumer {name!r} is paused")
 
@@ -64,9 +63,9 @@ def pause(settings: Settings, name: str) -> None:
 @click.argument("name")
 @pass_settings
 def resume(settings: Settings, name: str) -> None:
-    """Let a paused consumer go on from where it stopped."""
+    """Resume a paused consumer from where it stopped."""
     _change(settings, lambda connection, shape: names.set_paused(connection, shape, name, False))
-    message(f"consumer {name!r} goes on")
+    message(f"consumer {name!r} is resumed")
 
 
 @consumers.command()
@@ -75,9 +74,9 @@ def resume(settings: Settings, name: str) -> None:
 @yes_option
 @pass_settings
 def rename(settings: Settings, old: str, new: str, yes: bool) -> None:
-    """Give a checkpoint, its inbox and its dead letters the name that the code uses now."""
+    """Rename a consumer after you have renamed it in your code. Its checkpoint, inbox and dead letters move along."""
     if not yes:
-        confirm(f"Rename consumer {old!r} to {new!r}? Its checkpoint, inbox and dead letters go with it")
+        confirm(f"Rename consumer {old!r} to {new!r}? Its checkpoint, inbox and dead letters move along")
     _change(settings, lambda connection, shape: names.rename(connection, shape, old, new))
     message(f"consumer {old!r} is now {new!r}")
 
@@ -90,20 +89,20 @@ def forget(settings: Settings, name: str, yes: bool) -> None:
     """Remove the checkpoint and the inbox of a consumer that no program declares any more."""
     if not yes:
         confirm(
-            f"Forget consumer {name!r}? Its checkpoint and inbox are removed; under this name everything would be "
-            "consumed again"
+            f"Forget consumer {name!r}? This removes its checkpoint and inbox. A new consumer with this name would "
+            "handle everything again"
         )
     _change(settings, lambda connection, shape: names.forget(connection, shape, name))
     message(f"consumer {name!r} is forgotten")
 
 
 class Where(click.ParamType[SeekTarget]):
-    """A place of the log: start, end, a position, or a moment."""
+    """A place in the log: start, end, a position, or a time."""
 
     name = "place"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SeekTarget:
-        """As `Repair.seek` takes it."""
+        """Convert to what `Repair.seek` takes."""
         if value in ("start", "end"):
             return "start" if value == "start" else "end"
         if value.lstrip("+-").isdecimal():
@@ -119,20 +118,21 @@ class Where(click.ParamType[SeekTarget]):
     type=Where(),
     required=True,
     metavar="PLACE",
-    help="start (the first event that is kept), end (the tip), a position (it goes on behind it), or a time (it goes "
-    "on with what was published then or later): ISO 8601, or 2h for two hours ago.",
+    help="start (the oldest event in the log), end (only new events), a position (continue after it), or a time "
+    "(continue with events published from then on): ISO 8601, or 2h for two hours ago.",
 )
-@click.option("--force", is_flag=True, help="Take the consumer away from the worker that holds it; it begins anew.")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
+@click.option("--force", is_flag=True, help="Move it even if a worker holds the consumer; the worker starts over.")
+@reason_option
 @by_option
 @dry_run_option
 @yes_option
 @as_json
 @pass_settings
 def seek(settings: Settings, name: str, to: SeekTarget, **options: Any) -> None:
-    """Move the checkpoint of a consumer of the log, back or ahead. Counts first and asks.
+    """Move the checkpoint of a consumer back or ahead. Counts the events in between and asks first.
 
-    What its inbox knows as handled is not handled again: to have that, `aftercommit replay start --to NAME --again`.
+    Events that are in the consumer's inbox are not handled again. To handle those again, use
+    `aftercommit replay start --to NAME --again`.
     """
     repair = open_repair(settings, "consumers", options["by"])
     found = replace(run(repair.seek(name, to, dry_run=True)), dry_run=options["dry_run"])
@@ -146,33 +146,34 @@ def seek(settings: Settings, name: str, to: SeekTarget, **options: Any) -> None:
     if options["as_json"]:
         print_json(document(found))
     elif is_there:
-        message(f"consumer {name!r} is there already, behind position {found.before}: nothing was moved")
+        message(f"consumer {name!r} is already at position {found.before}: nothing was moved")
     elif not found.dry_run:
-        message(f"consumer {name!r} goes on behind position {found.after}")
+        message(f"consumer {name!r} continues after position {found.after}")
 
 
 def _show_sought(found: SeekResult, force: bool) -> None:
-    """What lies between the two places, and what becomes of it."""
+    """Show the events between the old and the new checkpoint, and what happens to them."""
     line(f"{found.consumer}: {found.before} -> {found.after}")
     message(between(found))
     if found.goes_back and found.keeps_inbox and found.unknown:
-        verb, them = ("is", "it was") if found.unknown == 1 else ("are", "they were")
-        message(f"{found.unknown:,} of these {verb} from before the inbox's horizon: if {them} handled, then now twice")
+        verb, them = ("is", "it") if found.unknown == 1 else ("are", "them")
+        message(f"{found.unknown:,} of these {verb} older than the inbox: the consumer may handle {them} twice")
     if found.worker is not None:
-        message(f"{found.worker} works for it" + (" and will begin anew" if force else ": stop that first, or --force"))
+        remedy = " and will start over" if force else ": stop that worker first, or give --force"
+        message(f"{found.worker} is running this consumer{remedy}")
 
 
 def between(found: SeekResult) -> str:
-    """What becomes of the events between the two places of a checkpoint, in one sentence."""
+    """One sentence about the events between the old and the new checkpoint."""
     rest = found.events - found.handled - found.lettered
-    letter = (found.lettered, "has an open dead letter and goes its way", "have an open dead letter and go its way")
+    letter = (found.lettered, "has an open dead letter, which stays", "have an open dead letter, which stays")
     if not found.goes_back:
         handled = (found.handled, "was handled", "were handled")
-        others = (rest, "was not handled and never will be", "were not handled and never will be")
+        others = (rest, "was not handled and will be skipped", "were not handled and will be skipped")
     elif not found.keeps_inbox:
         handled = (0, "", "")
         rest += found.handled
-        others = (rest, "will be handled again, without an inbox", "will be handled again, without an inbox")
+        others = (rest, "will be handled again (no inbox)", "will be handled again (no inbox)")
     else:
         handled = (found.handled, "is in the inbox and will be skipped", "are in the inbox and will be skipped")
         others = (rest, "will be handled", "will be handled")
@@ -181,7 +182,7 @@ def between(found: SeekResult) -> str:
 
 
 def _share(total: int, count: int, one: str, several: str) -> str:
-    """A part of so many: `it is`, `all are`, `3 are`."""
+    """A part of the total with its verb: `it is`, `all are`, `3 are`."""
     if count == total:
         return f"it {one}" if total == 1 else f"all {several}"
     return f"{count:,} {one if count == 1 else several}"
@@ -190,12 +191,10 @@ def _share(total: int, count: int, one: str, several: str) -> str:
 def _change(settings: Settings, change: Change) -> None:
     database = load_database(settings, "consumers")
     with database.connect_sync() as connection:
-        shape = find_shape(settings, connection)
-        # Says what to do where there is no outbox, before anything is tried.
-        overview(connection, shape)
+        shape = find_outbox(settings, connection)
 
-    async def run() -> None:
+    async def apply() -> None:
         async with await database.connect() as connection:
             await change(connection, shape)
 
-    asyncio.run(run())
+    run(apply())

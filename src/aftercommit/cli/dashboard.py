@@ -1,7 +1,6 @@
-"""What `aftercommit up` shows: a live panel on a terminal, one plain line every few seconds elsewhere."""
+"""The output of `aftercommit up`: a live panel on a terminal, one plain line every few seconds elsewhere."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,87 +23,70 @@ from aftercommit.service import Service
 
 Seen = Overview | DatabaseUnavailable
 Sight = tuple[str, Seen, Figures]
-# Of a consumer; a longer one is cut off, so that its figures have room on eighty columns.
+# Longer consumer names are cut off, so that the figures fit on eighty columns.
 _LONGEST_NAME = 20
-# Of the panel: its edges and the empty lines inside, before the log lines too; and its edges at both sides.
+# Lines that the panel's border and blank lines take, and columns that its border takes.
 _FRAME = 5
 _SIDES = 6
-# Lines for the log, however many the figures need: of a panel that is too high the terminal shows the beginning.
+# Log lines that are always shown: if the panel gets too high, the terminal cuts off its end.
 _LEAST_ROOM = 3
 _INDENT = 2
 
 Show = Callable[[Sequence[Sight]], object]
 
 
-class OutboxView:
-    """One outbox, looked at again and again."""
-
-    def __init__(self, outbox: Outbox, reader: OverviewReader, window: RateWindow) -> None:
-        self._outbox, self._reader, self._window = outbox, reader, window
-
-    def now(self) -> Sight:
-        """Its name, its tables, and what this process has done for it."""
-        try:
-            seen: Seen = self._reader.now()
-        except DatabaseUnavailable as problem:
-            seen = problem
-        figures = replace(self._window.figures(), has_consumers=bool(self._outbox.consumers))
-        return self._outbox.schema, seen, figures
-
-
 class Dashboard(Service):
-    """Looks every `interval_seconds` seconds and shows what it saw."""
+    """Reads and shows the state of all outboxes every `interval_seconds`."""
 
     name = "dashboard"
 
     def __init__(
         self, views: Sequence[tuple[OverviewReader, Outbox]], interval_seconds: float, recent: RecentLines | None
     ) -> None:
-        """With `recent` log lines a panel for a terminal, without them plain lines."""
+        """Shows a panel with the `recent` log lines; without `recent`, plain lines."""
         super().__init__()
-        self._views = [OutboxView(outbox, reader, RateWindow(outbox.meter)) for reader, outbox in views]
+        self._views = [(reader, outbox, RateWindow(outbox.meter)) for reader, outbox in views]
         self._interval = interval_seconds
         self._recent = recent
 
     async def run(self) -> None:
-        """Until stopped."""
+        """Run until stopped."""
         with self._shown() as show:
             while not self.stopping.is_set():
-                show(await asyncio.to_thread(lambda: [view.now() for view in self._views]))
+                show(await asyncio.to_thread(lambda: [_sight(*view) for view in self._views]))
                 await self.pause(self._interval)
 
     @contextmanager
     def _shown(self) -> Iterator[Show]:
         if self._recent is None:
-            yield _print_lines
+            yield lambda sights: line("\n".join(plain_line(*sight) for sight in sights))
             return
         recent = self._recent
         with Live(console=Console(highlight=False), auto_refresh=False) as live:
             yield lambda sights: live.update(Screenful(sights, recent.lines), refresh=True)
 
 
-def is_terminal() -> bool:
-    """Whether somebody looks at stdout."""
-    return sys.stdout.isatty()
-
-
-def _print_lines(sights: Sequence[Sight]) -> None:
-    for sight in sights:
-        line(plain_line(*sight))
+def _sight(reader: OverviewReader, outbox: Outbox, window: RateWindow) -> Sight:
+    """An outbox: its name, the state of its tables, and the figures of this process."""
+    try:
+        seen: Seen = reader.now()
+    except DatabaseUnavailable as problem:
+        seen = problem
+    return outbox.schema, seen, replace(window.figures(), has_consumers=bool(outbox.consumers))
 
 
 @dataclass(frozen=True)
 class Screenful:
-    """One look as a box: the figures, and below them as many of the last log lines as the terminal has room for."""
+    """The panel: the figures, and below them as many of the last log lines as the terminal has room for."""
 
     sights: Sequence[Sight]
     recent: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Log lines are wrapped, so that what to do can be read; where there is no room, the oldest are left out."""
+        """Wrap log lines, so that remedies stay readable; if there is no room, leave out the oldest."""
         figures = list(_figures(self.sights))
         height = options.height or console.size.height
-        room = height - _FRAME - sum(_height(each) for each in figures)
+        room = height - _FRAME - sum(each.row_count if isinstance(each, Table) else 1 for each in figures)
         told = _wrapped(console, self.recent, options.max_width - _SIDES, max(_LEAST_ROOM, room))
         yield Panel(
             Group(*figures, *([Text("")] if told else []), *told),
@@ -117,7 +99,7 @@ class Screenful:
 
 
 def _wrapped(console: Console, recent: Sequence[str], width: int, room: int) -> list[Text]:
-    """The newest lines for which there is room, what continues one set in; the oldest of them may be cut off."""
+    """The newest lines that fit, with continuation lines indented; the oldest of them may be cut off."""
     told: list[Text] = []
     for each in reversed(recent):
         left = room - len(told)
@@ -135,7 +117,7 @@ def _wrapped(console: Console, recent: Sequence[str], width: int, room: int) -> 
 
 
 def plain_line(outbox: str, seen: Seen, figures: Figures) -> str:
-    """One look as one line."""
+    """The state of an outbox as one line."""
     told = f"outbox={outbox} published={figures.published} rate={figures.publish_rate:.1f}/s"
     told += f" p50={_milliseconds(figures.p50_ms)} p99={_milliseconds(figures.p99_ms)}"
     if figures.has_consumers:
@@ -143,13 +125,13 @@ def plain_line(outbox: str, seen: Seen, figures: Figures) -> str:
     if isinstance(seen, DatabaseUnavailable):
         return f"{told} database=unavailable"
     return (
-        f"{told} pending={seen.pending} oldest={seen.oldest_seconds:.1f}s log={seen.head} lag={_lag(seen)} "
+        f"{told} pending={seen.pending} oldest={seen.oldest_seconds:.1f}s log={seen.head} lag={seen.max_lag} "
         f"failed_attempts={figures.failed} retrying={seen.dead('retrying')} parked={seen.dead('parked')}"
     )
 
 
 def _figures(sights: Sequence[Sight]) -> Iterator[Text | Table]:
-    """A heading over each outbox where there are several, and its figures, all in the same columns."""
+    """The figures of each outbox in the same columns; if there are several outboxes, each has a heading."""
     blocks = [(outbox, list(_rows(seen, figures))) for outbox, seen, figures in sights]
     rows = [row for _, block in blocks for row in block]
     widths = min(_LONGEST_NAME, max(len(row[0]) for row in rows)), max(7, *(len(row[1]) for row in rows))
@@ -162,7 +144,7 @@ def _figures(sights: Sequence[Sight]) -> Iterator[Text | Table]:
 
 
 def _grid(rows: Sequence[tuple[str, str, str]], name_width: int, value_width: int) -> Table:
-    # No figure wraps: what stands below would jump with every look. Where it is narrow, the right is cut off.
+    # Figures do not wrap, or the lines below would jump. In a narrow window the right side is cut off.
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(no_wrap=True, overflow="ellipsis", width=name_width)
     grid.add_column(no_wrap=True, justify="right", width=value_width)
@@ -172,29 +154,21 @@ def _grid(rows: Sequence[tuple[str, str, str]], name_width: int, value_width: in
     return grid
 
 
-def _height(figures: Text | Table) -> int:
-    return figures.row_count if isinstance(figures, Table) else 1
-
-
 def _rows(seen: Seen, figures: Figures) -> Iterator[tuple[str, str, str]]:
     latency = f"to the log p50 {_milliseconds(figures.p50_ms)}, p99 {_milliseconds(figures.p99_ms)}"
     yield "published", f"{figures.published:,}", f"{figures.publish_rate:.1f}/s, {latency}"
     if figures.has_consumers:
         yield "handled", f"{figures.handled:,}", f"{figures.handle_rate:.1f}/s, {figures.failed:,} failed attempts"
     if isinstance(seen, DatabaseUnavailable):
-        yield "database", "away", printable(str(seen))
+        yield "database", "down", printable(str(seen))
         return
-    yield "pending", f"{seen.pending:,}", f"the oldest for {seen.oldest_seconds:.1f} s" if seen.pending else ""
-    yield "in the log", f"{seen.head:,}", f"relays at work: {sum(relay.is_alive for relay in seen.relays)}"
+    yield "pending", f"{seen.pending:,}", f"oldest {seen.oldest_seconds:.1f} s" if seen.pending else ""
+    yield "in the log", f"{seen.head:,}", f"relays running: {sum(relay.is_alive for relay in seen.relays)}"
     for consumer in seen.consumers:
-        doing = "paused" if consumer.paused else f"worked on by {consumer.holder or 'nobody'}"
+        doing = "paused" if consumer.paused else f"worker {consumer.holder}" if consumer.holder else "no worker"
         yield printable(consumer.name), f"{consumer.lag:,}", f"behind, {printable(doing)}"
     retrying, parked = seen.dead("retrying"), seen.dead("parked")
-    yield "dead letters", f"{parked:,}", f"parked, {retrying:,} to be tried again"
-
-
-def _lag(seen: Overview) -> int:
-    return max((consumer.lag for consumer in seen.consumers), default=0)
+    yield "dead letters", f"{parked:,}", f"parked, {retrying:,} to be retried"
 
 
 def _milliseconds(value: float | None) -> str:

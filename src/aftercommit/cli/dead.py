@@ -1,4 +1,4 @@
-"""`aftercommit dead`: what could not be delivered or handled; look at it, retry it, edit it, give it up."""
+"""`aftercommit dead`: show dead letters, retry, edit or discard them."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import click
 
 from aftercommit.cli.editing import edit_payload, read_payload
 from aftercommit.cli.exits import PARTIAL
-from aftercommit.cli.numbers import LARGEST, Count
+from aftercommit.cli.numbers import LARGEST, Count, limit_option
 from aftercommit.cli.options import as_json, global_options, pass_settings
 from aftercommit.cli.output import message
 from aftercommit.cli.prompts import confirm, nothing_changed
@@ -29,56 +29,54 @@ from aftercommit.cli.selecting import (
     dry_run_option,
     event_ids_argument,
     open_repair,
+    reason_option,
     run,
     selection_options,
     yes_option,
 )
 from aftercommit.errors import RepairError
-from aftercommit.operate.repair import LetterGroup, LetterPage, Repair, RepairResult, Selection
-from aftercommit.operate.repair.actions import DISCARDED, RETRIED
-from aftercommit.operate.repair.selection import FAILING, OPEN, STATUSES
+from aftercommit.operate.repair.actions import DISCARDED, REASON_MISSING, RETRIED, RepairResult, the_only
+from aftercommit.operate.repair.letters import LetterGroup, LetterPage, unknown_consumer
+from aftercommit.operate.repair.repair import Repair
+from aftercommit.operate.repair.selection import FAILING, OPEN, STATUSES, Selection
 from aftercommit.settings import Settings
 from aftercommit.text import plural
 
-_limit = click.option(
-    "--limit", type=Count(1), default=50, show_default=True, metavar="COUNT", help="Show so many at most."
-)
-_reason = click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
-_consumer = click.option("--consumer", metavar="NAME", help="Whose letter, where an event has several.")
-# What was done to letters, and what would be.
+_limit = limit_option(50)
+_consumer = click.option("--consumer", metavar="NAME", help="The letter of this consumer, if the event has several.")
+# What an action did to letters, and what it would do.
 _WORDS = {
-    "retry": ("will be tried again", "would be tried again"),
-    "edit": ("edited, will be tried again", "would be edited and tried again"),
+    "retry": ("will be retried", "would be retried"),
+    "edit": ("edited, will be retried", "would be edited and retried"),
     "discard": ("discarded", "would be discarded"),
 }
-# Letters that an action has something to say about, when their events are named.
+# The statuses that an action reports on when events are named.
 _LOOKED_AT = {"retry": (*OPEN, *RETRIED), "discard": (*OPEN, *DISCARDED)}
 
 
-@click.group(short_help="Dead letters: look at them, retry, correct, give up.")
+@click.group(short_help="Show dead letters, retry, edit or discard them.")
 @global_options
 def dead() -> None:
-    """Dead letters: events that a consumer or the transport could not take."""
+    """Dead letters: events that a consumer could not handle or the transport did not accept."""
 
 
 @dead.command("list")
 @selection_options
 @_limit
-@click.option(
-    "--offset", type=Count(), default=0, show_default=True, metavar="COUNT", help="Leave out so many of the first."
-)
+@click.option("--offset", type=Count(), default=0, show_default=True, metavar="COUNT", help="Skip the first COUNT.")
 @as_json
 @pass_settings
 def list_letters(settings: Settings, selection: Selection, limit: int, offset: int, as_json: bool) -> None:
-    """Show letters, last seen first. Open ones, unless --status says otherwise. Payloads are shown by `show` alone."""
-    page = run(_open_repair(settings, selection).letters(_open(selection), limit=limit, offset=offset))
+    """List dead letters without their payloads, last seen first. Only open ones, unless --status is given."""
+    chosen = selection if selection.statuses else replace(selection, statuses=OPEN)
+    page = run(_open_repair(settings, selection).letters(chosen, limit=limit, offset=offset))
 
     def show(page: LetterPage) -> None:
         show_letters(page.letters)
         if not page.total:
             message(_nothing(selection))
         elif len(page.letters) < page.total:
-            message(f"{len(page.letters):,} of {plural(page.total, 'letter')}: --limit and --offset show others")
+            message(f"{len(page.letters):,} of {plural(page.total, 'letter')}: use --limit and --offset to see others")
 
     tell(page, as_json, show)
 
@@ -89,7 +87,7 @@ def list_letters(settings: Settings, selection: Selection, limit: int, offset: i
 @as_json
 @pass_settings
 def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) -> None:
-    """Show letters by consumer and error, the most frequent first. Those that only wait behind another are counted."""
+    """Group dead letters by consumer and error, most frequent first. Letters that wait for others are only counted."""
     repair = _open_repair(settings, selection)
     failing = selection if selection.statuses else replace(selection, statuses=FAILING)
 
@@ -101,25 +99,25 @@ def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) 
         waiting = replace(selection, statuses=("waiting",))
         if count := 0 if selection.statuses else run(repair.letters(waiting, limit=1)).total:
             verb = "waits" if count == 1 else "wait"
-            message(f"{plural(count, 'letter')} {verb} behind these in strict order: --status waiting shows them")
+            message(f"{plural(count, 'letter')} {verb} behind these in strict order: list with --status waiting")
 
     tell(run(repair.groups(failing, limit=limit)), as_json, show)
 
 
-@dead.command(short_help="Show all about the letters of one event.")
+@dead.command(short_help="Show the dead letters of one event in full.")
 @click.argument("event_id", type=click.UUID)
 @_consumer
 @as_json
 @pass_settings
 def show(settings: Settings, event_id: UUID, consumer: str | None, as_json: bool) -> None:
-    """Show all about the letters of one event: payload, attempts, and what operators did."""
+    """Show the dead letters of one event in full: payload, attempts, and operators' actions."""
     tell(run(open_repair(settings, "dead").letter(event_id, consumer)), as_json, show_details)
 
 
 @dead.command()
 @event_ids_argument
 @selection_options
-@_reason
+@reason_option
 @by_option
 @dry_run_option
 @yes_option
@@ -127,9 +125,9 @@ def show(settings: Settings, event_id: UUID, consumer: str | None, as_json: bool
 @pass_settings
 @click.pass_context
 def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
-    """Give letters all their attempts again, at once. Parked ones, unless event ids or --status say otherwise.
+    """Retry dead letters now, with a fresh set of attempts. Only parked ones, unless you give event ids or --status.
 
-    For many letters at a pace, with progress, see `replay start`.
+    To retry many letters at a limited rate and watch the progress, use `replay start`.
     """
     repair = _open_repair(settings, selection, options["by"])
     absent = _absent(repair, selection, "retry")
@@ -141,7 +139,7 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 @dead.command()
 @event_ids_argument
 @selection_options
-@click.option("--reason", metavar="TEXT", help="Why: it is asked for, and kept.")
+@click.option("--reason", metavar="TEXT", help="Why. Required, and kept on record.")
 @by_option
 @dry_run_option
 @yes_option
@@ -149,7 +147,7 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 @pass_settings
 @click.pass_context
 def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **options: Any) -> None:
-    """Give letters up. Nothing is lost: they stay on record with their event, and can be retried."""
+    """Discard dead letters. They stay on record with their event until retention removes them, and can be retried."""
     repair = _open_repair(settings, selection, options["by"])
     absent = _absent(repair, selection, "discard")
     _ask(repair, selection, "discard", options)
@@ -158,7 +156,7 @@ def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **o
     _tell(ctx, done, selection, "discard", options["as_json"], absent)
 
 
-@dead.command(short_help="Correct the payload of a letter and retry it.")
+@dead.command(short_help="Edit the payload of a letter and retry it.")
 @click.argument("event_id", type=click.UUID)
 @_consumer
 @click.option(
@@ -166,7 +164,7 @@ def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **o
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     help="The new payload: a file, or - for stdin.",
 )
-@_reason
+@reason_option
 @by_option
 @dry_run_option
 @yes_option
@@ -174,13 +172,14 @@ def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **o
 @pass_settings
 @click.pass_context
 def edit(ctx: click.Context, /, settings: Settings, event_id: UUID, payload: str | None, **options: Any) -> None:
-    """Correct the payload of a parked or discarded letter and retry it; opens $EDITOR unless --payload is given.
+    """Edit the payload of a parked or discarded letter and retry it. Opens $EDITOR unless --payload is given.
 
-    The log never changes. With --app the payload is checked against its event type. The former one is kept on record.
+    The event in the log stays as it is. With --app the new payload is checked against its event type. The old payload
+    is kept on record.
     """
     asks = not (options["yes"] or options["dry_run"])
     if payload == "-" and asks:
-        raise click.UsageError("--payload - reads stdin, so that nobody can be asked: say --yes as well")
+        raise click.UsageError("--payload - reads stdin, so you cannot be asked to confirm: give --yes as well")
     selection = Selection(event_ids=(event_id,), consumer=options["consumer"])
     repair = _open_repair(settings, selection, options["by"])
     new = read_payload(payload) if payload is not None else _edited(repair, event_id, options["consumer"])
@@ -188,27 +187,24 @@ def edit(ctx: click.Context, /, settings: Settings, event_id: UUID, payload: str
         nothing_changed()
     _check(repair, event_id, options["consumer"], new)
     if asks:
-        confirm(f"edit the payload of event {event_id} and retry it?")
+        confirm(f"Edit the payload of event {event_id} and retry it?")
     chosen = {name: options[name] for name in ("consumer", "reason", "dry_run")}
     done = run(repair.edit(event_id, new, **chosen))
     _tell(ctx, done, selection, "edit", options["as_json"])
 
 
 def _open_repair(settings: Settings, selection: Selection, by: str | None = None) -> Repair:
-    """Repair; a consumer that nobody knows is a slip of the pen, and not one without letters."""
+    """Open Repair. An unknown consumer is an error: probably its name is misspelled."""
     repair = open_repair(settings, "dead", by)
     if selection.consumer is not None:
         known = run(repair.owners())
         if selection.consumer not in known:
-            raise RepairError(
-                f"consumer {selection.consumer!r} is not known: there are {', '.join(known)}. One behind the bus that "
-                "has no dead letters yet is found in your declarations, with --app"
-            )
+            raise RepairError(unknown_consumer(selection.consumer, known))
     return repair
 
 
 def _absent(repair: Repair, selection: Selection, verb: str) -> list[Absent]:
-    """Events that were named and have no letter to act on, each with the reason; nobody else would say a word."""
+    """The named events that have no letter to act on, each with the reason."""
     if not selection.event_ids:
         return []
     asked = selection.statuses or _LOOKED_AT[verb]
@@ -220,44 +216,34 @@ def _absent(repair: Repair, selection: Selection, verb: str) -> list[Absent]:
     for event_id in dict.fromkeys(selection.event_ids):
         statuses = known.get(event_id, [])
         if not statuses:
-            found.append(
-                Absent(event_id, f"has no dead letter{matching}: `aftercommit dead list` shows those there are")
-            )
+            found.append(Absent(event_id, f"no dead letter{matching}: see `aftercommit dead list`"))
         elif not set(statuses) & set(asked):
-            found.append(Absent(event_id, f"its dead letter is {' and '.join(dict.fromkeys(statuses))} already"))
+            found.append(Absent(event_id, f"its dead letter is already {' and '.join(dict.fromkeys(statuses))}"))
     return found
 
 
-def _open(selection: Selection) -> Selection:
-    return selection if selection.statuses else replace(selection, statuses=OPEN)
-
-
 def _ask(repair: Repair, selection: Selection, verb: str, options: dict[str, Any]) -> None:
-    """Say how many it will be, and let the operator think again."""
+    """Show how many letters the action is for, and ask the operator to confirm."""
     if options["yes"] or options["dry_run"]:
         return
     count = run(getattr(repair, verb)(selection, reason="counting", dry_run=True)).done
-    if count == 0:
-        return
-    confirm(f"{verb} {plural(count, 'letter')} ({described(selection)})?")
+    if count:
+        confirm(f"{verb.capitalize()} {plural(count, 'letter')} ({described(selection)})?")
 
 
 def _asked_reason() -> str:
     if not sys.stdin.isatty():
-        raise RepairError("a letter is discarded for a reason, which is kept: say it with --reason")
+        raise RepairError(REASON_MISSING)
     return str(click.prompt("Why", err=True))
 
 
 def _edited(repair: Repair, event_id: UUID, consumer: str | None) -> bytes | None:
-    (letter, *others) = run(repair.letter(event_id, consumer))
-    if others:
-        names = ", ".join(each.consumer for each in (letter, *others))
-        raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
+    letter = the_only(run(repair.letter(event_id, consumer)))
     return edit_payload(letter.payload, lambda new: _check(repair, event_id, consumer, new))
 
 
 def _check(repair: Repair, event_id: UUID, consumer: str | None, payload: bytes) -> None:
-    """Refused is refused before anybody is asked."""
+    """Refuse an invalid payload before asking for confirmation."""
     run(repair.edit(event_id, payload, consumer=consumer, dry_run=True))
 
 
@@ -280,7 +266,7 @@ def _tell(
             show_repaired(done, *_WORDS[verb])
         elif not absent:
             said = selection.statuses or selection.event_ids
-            which, others = ("", "") if said else ("parked ", ": --status chooses others")
+            which, others = ("", "") if said else ("parked ", ": use --status to choose others")
             message(f"no {which}letters match ({described(selection)}){others}")
         show_absent(absent)
 

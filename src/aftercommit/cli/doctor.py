@@ -1,4 +1,4 @@
-"""`aftercommit doctor`: looks everything over and says what is wrong and what to do. Exit status 3 at a problem."""
+"""`aftercommit doctor`: checks server, tables and flow, and says what is wrong and what to do."""
 
 import sys
 from collections import Counter
@@ -32,20 +32,20 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 @pass_settings
 @click.pass_context
 def doctor(ctx: click.Context, /, settings: Settings, as_json: bool, **options: Any) -> None:
-    """Look the outbox over: server, settings, tables, flow. Each finding comes with its remedy; nothing is changed.
+    """Check the server, its settings, the tables and the flow of events. Each finding comes with a remedy.
 
-    With --app, also what the application declares is compared. Whatever is a problem for `status` is one here, by the
-    same limits. Exits with 3 when there is a problem; warnings are no reason to.
+    Changes nothing. With --app it also compares the tables with your declarations. Includes the checks of `status`,
+    with the same limits. Exits with 3 if there is a problem, and with 0 if there are only warnings.
     """
     outbox, found = _application(settings)
-    # An application that cannot be imported should not keep us from looking at its tables.
+    # If the application cannot be imported, its tables are checked all the same.
     told = settings if outbox is not None else replace(settings, app=None)
     declared = None if outbox is None else outbox.consumers.keys()
     limits = limits_of(options)
     try:
         database = load_database(settings, "doctor")
     except AftercommitError as error:
-        found.append(Finding("connection", "problem", str(error), "say which database is meant"))
+        found.append(Finding("connection", "problem", str(error), "give the address of the database"))
     else:
         found += diagnose(
             database,
@@ -54,17 +54,13 @@ def doctor(ctx: click.Context, /, settings: Settings, as_json: bool, **options: 
             limits=limits,
             users_by_header=outbox is not None and outbox in load_application(settings).users_by_header,
         )
-    found = [_with_commands(each) for each in found]
+    found = [replace(each, found=pasteable(each.found), remedy=pasteable(each.remedy or "") or None) for each in found]
     unhealthy = any(each.level == "problem" for each in found)
     if as_json:
         print_json({"healthy": not unhealthy, "checks": [asdict(each) for each in found]})
     else:
         _print(found)
     ctx.exit(NOT_AS_IT_SHOULD_BE if unhealthy else 0)
-
-
-def _with_commands(found: Finding) -> Finding:
-    return replace(found, found=pasteable(found.found), remedy=pasteable(found.remedy) if found.remedy else None)
 
 
 def _application(settings: Settings) -> tuple[Outbox | None, list[Finding]]:
@@ -74,7 +70,7 @@ def _application(settings: Settings) -> tuple[Outbox | None, list[Finding]]:
         outbox = load_outbox(settings)
     except Exception as error:  # noqa: BLE001 - an application can fail to import in any way, and that is the finding
         said = f"--app {settings.app} cannot be imported: {type(error).__name__}: {error}"
-        return None, [Finding("application", "problem", said, "mend the import; relays and workers need it")]
+        return None, [Finding("application", "problem", said, "fix the import: relays and workers need it")]
     found = (
         f"outbox {outbox.schema!r} with {plural(len(list(outbox.registry)), 'event type')} and "
         f"{plural(len(outbox.consumers), 'consumer')}"
@@ -86,7 +82,7 @@ def _upcasters(outbox: Outbox) -> list[Finding]:
     try:
         outbox.registry.require_upcasters()
     except DeclarationError as error:
-        return [Finding("upcasters", "problem", str(error), "relays, workers and servers do not start without it")]
+        return [Finding("upcasters", "problem", str(error), "add it: relays, workers and servers need it to start")]
     return []
 
 
@@ -103,7 +99,7 @@ def _print(found: Sequence[Finding]) -> None:
 
 
 def _wrapped(text: str) -> list[str]:
-    """Lines for a terminal; in a pipe a finding is one line, and its remedy another."""
+    """Wrap for a terminal. In a pipe, a finding is one line and its remedy another."""
     if not sys.stdout.isatty():
         return [text]
     width = max(60, get_terminal_size().columns - 1) - len(_INDENT)

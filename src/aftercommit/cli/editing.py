@@ -1,4 +1,4 @@
-"""Where `aftercommit dead edit` gets the new payload from: a file, stdin, or the operator's editor."""
+"""Reads the new payload for `aftercommit dead edit` from a file, from stdin, or from the operator's editor."""
 
 import sys
 import tempfile
@@ -13,14 +13,15 @@ from aftercommit.errors import ContractViolation, InvalidPayload, UnreadableEven
 
 
 def read_payload(source: str) -> bytes:
-    """A payload that was prepared elsewhere; `-` is stdin."""
+    """Read a payload from a file; `-` is stdin."""
     return sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
 
 
 def edit_payload(payload: str, check: Callable[[bytes], None]) -> bytes | None:
-    """What the operator made of a payload; None when nothing was changed.
+    """Let the operator edit a payload; None when it was not changed.
 
-    What `check` refuses is shown with the reason and can be edited further; nothing that was typed is lost.
+    If `check` refuses the new payload, the operator sees the reason and can edit further; if they do not, the text is
+    saved in a file.
     """
     before = msgspec.json.format(payload, indent=2)
     text = before
@@ -29,15 +30,13 @@ def edit_payload(payload: str, check: Callable[[bytes], None]) -> bytes | None:
         if edited is None or edited.strip() == before.strip():
             return None
         try:
-            # Indented for the eye alone: stored is what a publisher would have written.
+            # The editor shows it indented; the database gets it compact, as a publisher would have written it.
             new = msgspec.json.format(edited.encode(), indent=-1) if _is_json(edited) else edited.encode()
             check(new)
         except (ContractViolation, UnreadableEvent) as problem:
             message(printable(str(problem)))
             if not _asks_again():
-                message(
-                    f"what you wrote is kept in {_kept(edited.encode())}: correct it there, and give it with --payload"
-                )
+                message(f"your text is saved in {_kept(edited.encode())}: correct it there, then give it as --payload")
                 raise
             text = edited
         else:
@@ -50,8 +49,8 @@ def _edited(text: str) -> str | None:
     except UnicodeDecodeError as problem:
         kept = _kept(problem.object)
         raise InvalidPayload(
-            f"what the editor saved is not UTF-8 ({problem.reason} at byte {problem.start}): it is kept in {kept}; "
-            "save it as UTF-8 there, and give it with --payload"
+            f"the editor did not save UTF-8 ({problem.reason} at byte {problem.start}). Your text is in {kept}: save "
+            "it as UTF-8, then give it as --payload"
         ) from problem
 
 
@@ -67,7 +66,7 @@ def _asks_again() -> bool:
     try:
         return click.confirm("Open the editor again?", default=True, err=True)
     except click.Abort:
-        # Nobody is there to ask, or they have had enough.
+        # There is no terminal, or the operator has pressed Ctrl-C.
         return False
 
 

@@ -1,4 +1,4 @@
-"""Rates and quantiles from what a meter has counted. Pure: two samples in, figures out."""
+"""Rates and quantiles, computed from two samples of a meter."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ WINDOW_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a meter had counted at one moment."""
+    """The counts of a meter at one time."""
 
     at: float
     published: int
@@ -25,7 +25,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What happened since the process began, and how fast it goes at present."""
+    """Totals since the process started, and present rates."""
 
     published: int
     publish_rate: float
@@ -69,7 +69,7 @@ def compare(before: Sample, now: Sample) -> Figures:
 
 
 def quantile(counts: Sequence[int], share: float, bounds: Sequence[float] = LATENCY_BUCKETS_MS) -> float | None:
-    """The value below which this share lies, straight between the bounds of its bucket; None without values."""
+    """The value below which this share of the counts lies, interpolated within its bucket; None without counts."""
     total = sum(counts)
     if total == 0:
         return None
@@ -85,14 +85,14 @@ def quantile(counts: Sequence[int], share: float, bounds: Sequence[float] = LATE
 
 
 class RateWindow:
-    """Samples of the last seconds, so that the figures follow what happens and do not jump."""
+    """Keeps samples of the last seconds, so that rates are current but do not jump."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._samples: deque[Sample] = deque([sample(meter, time.monotonic())])
 
     def figures(self) -> Figures:
-        """The figures of this moment."""
+        """The figures now."""
         now = sample(self._meter, time.monotonic())
         self._samples.append(now)
         while len(self._samples) > 2 and now.at - self._samples[1].at >= WINDOW_SECONDS:
@@ -101,16 +101,16 @@ class RateWindow:
 
 
 class RateTracker:
-    """What comes in and goes out in a second, from looks at the tables: for who watches and has no meter."""
+    """Events in and out per second, computed from successive overviews: for processes that have no meter."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Overview]] = deque()
 
     def of(self, seen: Overview, at: float) -> Overview:
-        """The look with rates of the last seconds; the first one keeps those of the last minute, which it brings."""
+        """The overview with the rates of the last seconds. The first one keeps its own, of the last minute."""
         last = self._looks[-1][1] if self._looks else seen
         if (seen.outbox, _life(seen)) != (last.outbox, _life(last)) or seen.head < last.head:
-            # Another life of the log: what was counted before says nothing about it.
+            # Another life of the log: earlier overviews cannot be compared with it.
             self._looks.clear()
         self._looks.append((at, seen))
         while len(self._looks) > 2 and at - self._looks[1][0] >= WINDOW_SECONDS:
@@ -119,7 +119,7 @@ class RateTracker:
         if at <= began:
             return seen
         delivered = seen.head - first.head
-        # What came in is what went out, and what waits more than before.
+        # Events in = events out + growth of the backlog.
         published = delivered + (seen.pending + seen.failed) - (first.pending + first.failed)
         return replace(seen, published_rate=max(0.0, published / (at - began)), delivered_rate=delivered / (at - began))
 

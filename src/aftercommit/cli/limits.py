@@ -1,18 +1,17 @@
-"""The options that say what is still all right, the same for every command that tells problems."""
+"""The options that set the limits of `status` and `doctor`."""
 
-from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from aftercommit.cli.numbers import Count, Seconds
+from aftercommit.cli.options import together
 from aftercommit.operate.health import HealthLimits
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
 _DEFAULTS = HealthLimits()
-_OPTIONS = (
+
+limit_options = together(
     click.option(
         "--max-age",
         "max_age_seconds",
@@ -20,16 +19,13 @@ _OPTIONS = (
         default=_DEFAULTS.max_age_seconds,
         show_default=True,
         metavar="SECONDS",
-        help="How long an event, or a retry that nobody makes, may wait before that is a problem.",
+        help="How long an event, or an overdue retry, may wait.",
     ),
     click.option(
-        "--max-lag", "max_lag_events", type=Count(), metavar="EVENTS", help="How far a consumer may be behind."
+        "--max-lag", "max_lag_events", type=Count(), metavar="EVENTS", help="How many events a consumer may lag."
     ),
     click.option(
-        "--max-lag-seconds",
-        type=Seconds(),
-        metavar="SECONDS",
-        help="How long an event in the log may wait for a consumer.",
+        "--max-lag-seconds", type=Seconds(), metavar="SECONDS", help="How long an event may wait for a consumer."
     ),
     click.option(
         "--max-dead",
@@ -38,7 +34,7 @@ _OPTIONS = (
         default=_DEFAULTS.max_dead_letters,
         show_default=True,
         metavar="COUNT",
-        help="How many dead letters may be parked, and events failed.",
+        help="How many dead letters may be parked, and how many events may have failed.",
     ),
     click.option(
         "--max-transaction",
@@ -47,18 +43,12 @@ _OPTIONS = (
         default=_DEFAULTS.max_transaction_seconds,
         show_default=True,
         metavar="SECONDS",
-        help="How long a transaction may hold things up.",
+        help="How long a transaction may block others.",
     ),
 )
-
-
-def limit_options(command: Decorated) -> Decorated:
-    """Let a command take --max-age and its like; `limits_of` makes HealthLimits of what was said."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+"""Adds --max-age and the other limits to a command; `limits_of` makes HealthLimits of their values."""
 
 
 def limits_of(options: dict[str, Any]) -> HealthLimits:
-    """What the options say, as one object; they are taken out of the dictionary."""
+    """Take the limits out of a command's options."""
     return HealthLimits(**{each.name: options.pop(each.name) for each in fields(HealthLimits)})

@@ -1,4 +1,4 @@
-"""From what was said on the command line to the objects that commands work with: the outbox and the database."""
+"""Loads the outbox and the database that the options of a command name."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from aftercommit.cli.options import Given
 from aftercommit.embedded import default_folder
 from aftercommit.embedded.postmaster import find_postmaster
 from aftercommit.errors import DatabaseError, DeclarationError
-from aftercommit.operate.overview import outboxes
+from aftercommit.operate.overview import outboxes, overview
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database, checked
 from aftercommit.postgres.shape import Shape
@@ -28,39 +28,39 @@ def load_outbox(settings: Settings) -> Outbox:
         found = _one_of(found, settings)
     if not isinstance(found, Outbox):
         raise DeclarationError(
-            f"--app {settings.app!r} is {found!r:.80} and not an Outbox: name the one that your service publishes with"
+            f"--app {settings.app!r} is {found!r:.80}, not an Outbox: name the Outbox that your service publishes with"
         )
     return found
 
 
 def _one_of(application: Application, settings: Settings) -> Outbox:
-    """The outbox of an application: the only one, or the one that --schema names."""
+    """The application's only outbox, or the one that --schema names."""
     known = {outbox.schema: outbox for outbox in application.outboxes}
     wanted = settings.schema or (next(iter(known)) if len(known) == 1 else None)
     if wanted not in known:
         raise DeclarationError(
-            f"--app {settings.app!r} has the outboxes {', '.join(known) or 'none'}: choose one with --schema"
+            f"--app {settings.app!r} has these outboxes: {', '.join(known) or 'none'}. Choose one with --schema"
         )
     return known[wanted]
 
 
 def load_application(settings: Settings) -> Application:
-    """The Application that --app names, or one that is no more than the Outbox it names."""
+    """The Application that --app names. An Outbox is wrapped in one."""
     found = load_named(settings, "Application or Outbox")
     if isinstance(found, Outbox):
         return Application(about="your application", outboxes=(found,))
     if not isinstance(found, Application):
         raise DeclarationError(
-            f"--app {settings.app!r} is {found!r:.80} and neither an Application nor an Outbox: name one of yours"
+            f"--app {settings.app!r} is {found!r:.80}, neither an Application nor an Outbox: name one of yours"
         )
     return found
 
 
 def load_named(settings: Settings, what: str) -> Any:
-    """What --app names; the current directory can be imported from, as `python -m` does it."""
+    """The object that --app names. Like `python -m`, imports from the current directory as well."""
     if settings.app is None:
         raise DeclarationError(
-            f"this command runs your declarations: say where your {what} is with --app package.module:name, or {APP}"
+            f"this command needs your declarations: name your {what} with --app package.module:name, or in {APP}"
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -69,14 +69,14 @@ def load_named(settings: Settings, what: str) -> Any:
 
 
 def load_shape(settings: Settings) -> Shape:
-    """What the tables should look like: by --app, or an outbox without scope and views in --schema."""
+    """The shape of the outbox that --app names; otherwise, of one in --schema without scope and views."""
     if settings.app is not None:
         return load_outbox(settings).shape
     return Shape(settings.schema) if settings.schema is not None else Shape()
 
 
 def load_shapes(settings: Settings) -> list[Shape]:
-    """The same of every outbox that --app names: of an Application there may be several."""
+    """The shapes of all outboxes that --app names: an Application may have several."""
     if settings.app is None:
         return [load_shape(settings)]
     found = load_application(settings).outboxes
@@ -86,18 +86,18 @@ def load_shapes(settings: Settings) -> list[Shape]:
 
 
 def load_database(settings: Settings, command: str) -> Database:
-    """The database of --dsn, DATABASE_URL, or the embedded server that is running; nothing is connected or started."""
+    """The database of --dsn, of DATABASE_URL, or of the running embedded server. Does not connect."""
     dsn = settings.dsn or running_server()
     if dsn is None:
         raise DatabaseError(
-            f"no database is given: set {DATABASE_URL} or --dsn; or run `aftercommit up`, which brings one (none is "
-            f"running in {default_folder().absolute()})"
+            f"no database: set {DATABASE_URL}, give --dsn, or run `aftercommit up`, which starts one (none is running "
+            f"in {default_folder().absolute()})"
         )
     return database_at(dsn, settings, command)
 
 
 def database_at(dsn: str, settings: Settings, command: str) -> Database:
-    """The database at this address. One that cannot be read is called by what the user has set."""
+    """The database at this address. An error names the option or variable that has the invalid address."""
     context = click.get_current_context(silent=True)
     given = context.find_object(Given) if context is not None else None
     checked(dsn, "--dsn" if given is not None and "dsn" in given.options else DATABASE_URL)
@@ -107,7 +107,7 @@ def database_at(dsn: str, settings: Settings, command: str) -> Database:
 
 
 def running_server() -> str | None:
-    """The address of the embedded server in AFTERCOMMIT_HOME, if one accepts connections there."""
+    """The address of the embedded server in AFTERCOMMIT_HOME, if one is running there."""
     for data_folder in sorted(default_folder().absolute().glob("postgres-*"), reverse=True):
         server = find_postmaster(data_folder) if data_folder.is_dir() else None
         if server is not None and server.is_ready:
@@ -117,7 +117,7 @@ def running_server() -> str | None:
 
 
 def find_shape(settings: Settings, connection: psycopg.Connection[Any]) -> Shape:
-    """The outbox meant by a command that only looks: what was said, or the only one there is in the database."""
+    """The outbox that --app or --schema names, or the only one in the database."""
     if settings.app is not None or settings.schema is not None:
         return load_shape(settings)
     found = outboxes(connection)
@@ -127,3 +127,10 @@ def find_shape(settings: Settings, connection: psycopg.Connection[Any]) -> Shape
             f"or {SCHEMA}"
         )
     return Shape(found[0]) if found else Shape()
+
+
+def find_outbox(settings: Settings, connection: psycopg.Connection[Any]) -> Shape:
+    """The same, after a check that the outbox exists and that this code can read it."""
+    shape = find_shape(settings, connection)
+    overview(connection, shape)
+    return shape

@@ -1,4 +1,4 @@
-"""Log lines of our own processes, to stderr: one line per record, as JSON for machines or as text for people."""
+"""Log lines on stderr: one per record, as JSON for machines or as text for people."""
 
 import copy
 import json
@@ -13,17 +13,17 @@ from aftercommit.settings import Settings
 from aftercommit.telemetry import JsonFormatter
 
 _OURS = "aftercommit"
-# Who reads warnings alone is told of an outage, and has to be told that it is over: `database_is_back` is no warning.
+# Always logged from INFO on: whoever was warned of an outage must also see `database_is_back`, which is not a warning.
 _OUTAGES = "aftercommit.database"
-# A line may be cut off at the edge of a terminal, so what people look for comes first.
+# A terminal may cut off a long line, so these fields come first.
 _FIRST = ("error", "remedy", "event_type", "consumer", "attempt", "retry_in")
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56 WARNING outbox_publish_failed event_id=… error="…"`: the same fields as the JSON, on one line too."""
+    """`12:34:56 WARNING outbox_publish_failed event_id=… error="…"`: the fields of the JSON format, on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line; an exception, if there is one, follows below it."""
+        """The record as one line, followed by its traceback, if it has one."""
         fields: dict[str, object] = json.loads(JsonFormatter().format(record))
         event, exception = fields.pop("event"), fields.pop("exception", None)
         for name in ("ts", "level", "logger"):
@@ -35,7 +35,7 @@ class TextFormatter(logging.Formatter):
 
 
 class BriefFormatter(logging.Formatter):
-    """For who looks on: a failed attempt is one sentence, anything else its line, and tracebacks are left out."""
+    """For the panel of `aftercommit up`: a failed attempt as one sentence, other records as text, no tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -46,33 +46,33 @@ class BriefFormatter(logging.Formatter):
 
 
 class WithoutTraceback(logging.Formatter):
-    """As another formatter writes it, but without the traceback."""
+    """Another formatter's output, without the traceback."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__()
         self._formatter = formatter
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record without its exception; others still see that."""
+        """Format a copy of the record without its exception; other handlers still get it."""
         record = copy.copy(record)
         record.exc_info = record.exc_text = None
         return self._formatter.format(record)
 
 
 def _told(record: logging.LogRecord) -> str | None:
-    """A failed attempt in the order in which people look: whose, what, how often, when again, why, and which event."""
+    """A failed attempt in the order in which people read it: consumer, type, attempt, next attempt, error, event."""
     fields = record.__dict__
     if not fields.keys() >= {"consumer", "event_type", "attempt", "error", "error_class", "event_id"}:
         return None
     again = fields.get("retry_in")
-    last = "the last one" if "retry_in" in fields else "parked"
-    then = last if again is None else f"again in {again:.1f} s"
+    last = "no more retries" if "retry_in" in fields else "parked"
+    then = last if again is None else f"next in {again:.1f} s"
     why = f"{fields['error_class']}: {fields['error']} ({fields['event_id']})"
     return f"{fields['consumer']}: {fields['event_type']}, attempt {fields['attempt']}, {then}: {why}"
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever sys.stderr is at the moment: a live display redirects it."""
+    """Looks sys.stderr up for every record: a live display redirects it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -84,7 +84,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def logging_to_stderr(settings: Settings, level: int, *, tracebacks: bool = True) -> Iterator[logging.Handler]:
-    """While inside, log lines of this level and above go to stderr (with --verbose, all of ours and tracebacks)."""
+    """Inside the block, log lines from this level on go to stderr; with --verbose, all of ours and tracebacks."""
     handler = _StderrHandler()
     chosen = formatter(settings)
     handler.setFormatter(chosen if tracebacks or settings.verbose else WithoutTraceback(chosen))
@@ -94,7 +94,7 @@ def logging_to_stderr(settings: Settings, level: int, *, tracebacks: bool = True
 
 @contextmanager
 def logging_to(handler: logging.Handler, level: int) -> Iterator[None]:
-    """While inside, log lines go to this handler: ours from the level on, those of others when they are warnings."""
+    """Inside the block, log lines go to this handler: ours from this level on, warnings of other libraries."""
     root, ours, outages = logging.getLogger(), logging.getLogger(_OURS), logging.getLogger(_OUTAGES)
     before = [(logger, logger.level) for logger in (root, ours, outages)]
     root.addHandler(handler)
@@ -110,7 +110,7 @@ def logging_to(handler: logging.Handler, level: int) -> Iterator[None]:
 
 
 def formatter(settings: Settings) -> logging.Formatter:
-    """As chosen; if nothing is chosen, text for a terminal and JSON for a file or a pipe."""
+    """The chosen format; by default, text for a terminal and JSON for a file or a pipe."""
     chosen = settings.log_format or ("text" if sys.stderr.isatty() else "json")
     return JsonFormatter() if chosen == "json" else TextFormatter()
 

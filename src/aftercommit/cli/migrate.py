@@ -1,4 +1,4 @@
-"""`aftercommit migrate`: bring the tables up to what the code needs, or say how they differ."""
+"""`aftercommit migrate`: create, upgrade and check the tables of an outbox."""
 
 from typing import Any
 
@@ -21,10 +21,9 @@ from aftercommit.text import OF_APP
 @click.group()
 @global_options
 def migrate() -> None:
-    """Make, change and check the tables of an outbox, or of all outboxes of an Application.
+    """Create, upgrade and check the tables of an outbox, or of all outboxes of an Application.
 
-    Without --app: of one with neither scope, audience nor views; `status` and `check` then look at the migrations
-    alone.
+    Without --app, the outbox has no scope, no audience and no views, and `status` and `check` only compare migrations.
     """
 
 
@@ -35,14 +34,14 @@ def migrate() -> None:
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to try when others hold locks.",
+    help="How long to keep trying while other sessions hold locks.",
 )
 @as_json
 @pass_settings
 def up(settings: Settings, patience: float, as_json: bool) -> None:
-    """Apply what is missing. Safe to repeat, from several programs at once, and beside running ones.
+    """Apply everything that is missing. Safe to repeat, to run several times at once, and while your programs run.
 
-    An index on a large table is built without blocking writers, and that takes as long as it takes.
+    Indexes on large tables are built without blocking writers. That can take a long time.
     """
     shapes = load_shapes(settings)
     results: list[dict[str, Any]] = []
@@ -60,11 +59,11 @@ def up(settings: Settings, patience: float, as_json: bool) -> None:
         _print_each(results)
 
 
-@migrate.command("status", short_help="Show what was applied, and what is missing.")
+@migrate.command("status", short_help="Show applied and pending migrations.")
 @as_json
 @pass_settings
 def status(settings: Settings, as_json: bool) -> None:
-    """Show what was applied, what is missing, and how the declaration differs. `check` decides by exit status."""
+    """Show applied and pending migrations, and differences from your declarations. See `check` for an exit status."""
     shapes = load_shapes(settings)
     with load_database(settings, "migrate").connect_sync() as connection:
         found = [(shape, migrations.status(connection, shape, declarations=_are_known(settings))) for shape in shapes]
@@ -79,24 +78,23 @@ def status(settings: Settings, as_json: bool) -> None:
 
 
 def _refuse_to_forget_an_audience(connection: psycopg.Connection[Any], shape: Shape) -> None:
-    """By a declaration without it the views would be made without it, and nobody has said that it is not wanted."""
+    """Without --app the views would be recreated without the audience column."""
     with committed(connection):
         columns = read(asking(connection), shape).columns
     if ("outbox", AUDIENCE) in columns:
         raise SchemaDrift(
-            f"{shape.schema}.outbox has an audience, which is not declared here, and its views would lose it: give "
-            f"{OF_APP} with the outbox that declares it"
+            f"{shape.schema}.outbox has an audience, which its views would lose without your declaration: give {OF_APP}"
         )
 
 
 def _are_known(settings: Settings) -> bool:
-    """Whether we were told what is declared: tables of an outbox that we were not shown are no drift."""
+    """Whether we know the declarations; without them, scope columns and views cannot be compared."""
     return settings.app is not None
 
 
 def _say_what_is_not_compared(settings: Settings) -> None:
     if not _are_known(settings):
-        message(f"declarations are not compared: give {OF_APP}")
+        message(f"declarations were not compared: give {OF_APP}")
 
 
 def _as_data(shape: Shape, found: migrations.Status, declarations: bool) -> dict[str, Any]:
@@ -116,19 +114,19 @@ def _applied(found: migrations.Status) -> list[str]:
 
 
 def _print_status(found: migrations.Status) -> None:
-    rows = [(name, "by newer code" if name in found.newer else "applied") for name in _applied(found)]
+    rows = [(name, "applied by newer code" if name in found.newer else "applied") for name in _applied(found)]
     rows += [(str(migration), "pending") for migration in found.pending]
     print_table(("migration", "state"), rows)
     for difference in found.declaration:
         line(f"differs: {difference}")
 
 
-@migrate.command("check", short_help="Exit with 0 when the tables are as declared.")
+@migrate.command("check", short_help="Exit with 0 if the tables match the code, else with 3.")
 @pass_settings
 def check(settings: Settings) -> None:
-    """Exit with 0 when the tables are what the code and its declarations say, with 3 when not.
+    """Exit with 0 if the tables match the code and its declarations, and with 3 if they do not.
 
-    Without --app, declarations are not compared.
+    Without --app, only migrations are compared.
     """
     shapes = load_shapes(settings)
     with load_database(settings, "migrate").connect_sync() as connection:
@@ -146,17 +144,17 @@ def check(settings: Settings) -> None:
     type=Count(),
     default=0,
     metavar="VERSION",
-    help="Leave out the migrations up to this one, which the schema has had.",
+    help="Leave out the migrations up to this one. The schema must have them already.",
 )
 @pass_settings
 def sql(settings: Settings, after: int) -> None:
-    """Print the whole as SQL, for a person or another tool to run. Needs no database."""
-    # As a whole or not at all: half a script would run.
+    """Print all migrations as one SQL script, to run by hand or with another tool. Needs no database."""
+    # Print all or nothing: a shell would also run half a script.
     scripts = ["".join(migrations.script(shape, after)) for shape in load_shapes(settings)]
     click.echo("".join(scripts), nl=False)
 
 
-@migrate.command("grants", short_help="Print GRANTs for a role that does all but migrate.")
+@migrate.command("grants", short_help="Print the GRANTs that a role needs to run.")
 @click.argument("role")
 @pass_settings
 def grants(settings: Settings, role: str) -> None:
@@ -167,5 +165,5 @@ def grants(settings: Settings, role: str) -> None:
 
 
 def _print_each(results: list[dict[str, Any]]) -> None:
-    """Of one outbox an object, of several a list."""
+    """Print one outbox as an object, several as a list."""
     print_json(results[0] if len(results) == 1 else results)

@@ -1,15 +1,17 @@
-"""Numbers as options take them: counts, amounts and seconds, neither endless nor no number, nor more than can be meant.
-
-Every option that is a number has one of these types, so that what is wrong with it is said in one way everywhere.
+"""Option types for numbers: counts, amounts and seconds, each within bounds. All number options use these types, so
+that error messages are the same everywhere.
 """
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import click
 
-# What a bigint of PostgreSQL holds: positions, limits.
+from aftercommit.cli.options import Command
+
+# The largest bigint of PostgreSQL.
 LARGEST: Final = 2**63 - 1
 DAY: Final = 86_400.0
 CENTURY: Final = 36_500 * DAY
@@ -26,16 +28,16 @@ class Number(click.ParamType[Any]):
         self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As a number, or wrong usage."""
+        """The number; otherwise a usage error."""
         number = self.read(str(value))
         if number is None:
-            self._refuse(value, f"no {self.kind}", param, ctx)
+            self._refuse(value, f"not a {self.kind}", param, ctx)
         if not self.least <= number <= self.most:
             self._refuse(value, "too small" if number < self.least else "too large", param, ctx)
         return number
 
     def read(self, text: str) -> float | None:
-        """The number that a text says; None when it says none."""
+        """Read a number; None if the text is not one."""
         try:
             number = float(text)
         except ValueError:
@@ -48,7 +50,7 @@ class Number(click.ParamType[Any]):
 
 
 class Count(Number):
-    """A whole number: so many of something, or a place."""
+    """A whole number: a count or a position."""
 
     name = "count"
     kind = "whole number"
@@ -57,24 +59,32 @@ class Count(Number):
         super().__init__(least, most)
 
     def read(self, text: str) -> int | None:
-        """The whole number that a text says, in digits."""
+        """Read a whole number in digits."""
         return int(text) if _WHOLE.fullmatch(text.strip()) else None
 
 
 class Amount(Number):
-    """A number that need not be whole, like a rate."""
+    """A number, not necessarily whole, like a rate."""
 
     name = "number"
 
 
 class Seconds(Number):
-    """A length of time that can be waited for."""
+    """A duration in seconds."""
 
     name = "seconds"
     kind = "number of seconds"
 
     def __init__(self, least: float = 0.0, most: float = CENTURY) -> None:
         super().__init__(least, most)
+
+
+def limit_option(default: int, most: int = LARGEST) -> Callable[[Command], Command]:
+    """The option --limit of commands that list things."""
+    kind = Count(1, most)
+    return click.option(
+        "--limit", type=kind, default=default, show_default=True, metavar="COUNT", help="Show at most COUNT."
+    )
 
 
 def _shown(number: float) -> str:

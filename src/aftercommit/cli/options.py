@@ -1,4 +1,4 @@
-"""The options that every command understands, before or after its name."""
+"""The options that all commands accept, before or after the command's name."""
 
 import functools
 import os
@@ -15,14 +15,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Given:
-    """What was said so far: the environment first, then each option as it is read."""
+    """The settings so far: from the environment, and then from each option as it is read."""
 
     def __init__(self) -> None:
         for name in (DATABASE_URL, LISTEN_URL, APP, SCHEMA):
             if text_problem(os.environ.get(name, "")) is not None:
-                # The value is not shown: it may hold a password.
-                raise click.UsageError(f"{name} is not text: it has bytes that are not UTF-8. Set it in UTF-8")
-        # Of the settings, those that were said as options: a command that we propose has to say them too.
+                # The message leaves out the value, which may contain a password.
+                raise click.UsageError(f"{name} is not valid UTF-8 text: set it in UTF-8")
+        # The settings that came from options: commands that we propose must repeat them.
         self.options: dict[str, Any] = {}
         try:
             self.settings = Settings.from_environment()
@@ -38,29 +38,27 @@ def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Non
         given.options[parameter.name] = value
 
 
+def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """One decorator that adds several options to a command, in this order."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
 _global_option = functools.partial(click.option, expose_value=False, callback=_remember)
-_OPTIONS = (
-    _global_option("--dsn", metavar="URL", help=f"The database; {DATABASE_URL} in the environment."),
-    _global_option("--app", metavar="MODULE:NAME", help=f"Your Outbox, as Python names it; {APP} in the environment."),
-    _global_option(
-        "--schema", metavar="NAME", help=f"The outbox, where no --app is needed; {SCHEMA} in the environment."
-    ),
+
+global_options = together(
+    _global_option("--dsn", metavar="URL", help=f"The database. Default: {DATABASE_URL}."),
+    _global_option("--app", metavar="MODULE:NAME", help=f"Your Outbox or Application in Python. Default: {APP}."),
+    _global_option("--schema", metavar="NAME", help=f"The outbox by its schema, without --app. Default: {SCHEMA}."),
     _global_option(
         "--log-format", type=click.Choice(["json", "text"]), help="Default: text on a terminal, json elsewhere."
     ),
-    _global_option("-v", "--verbose", is_flag=True, default=None, help="Say more, and where an error came from."),
+    _global_option("-v", "--verbose", is_flag=True, default=None, help="Log more, and show tracebacks of errors."),
 )
-
-
-def global_options(command: Command) -> Command:
-    """Let a command take these options too."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+"""Adds the options that all commands accept."""
 
 
 def pass_settings(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a command take the global options, and give it the settings that come of them as its first argument."""
+    """Add the global options to a command, and pass it the resulting settings as its first argument."""
 
     @click.make_pass_decorator(Given, ensure=True)
     def call(given: Given, *arguments: Any, **options: Any) -> Any:

@@ -1,10 +1,10 @@
-"""How the command line speaks: data to stdout, messages to stderr, tables where somebody looks, plain text in pipes."""
+"""Output of the command line: data to stdout, messages to stderr, tables on a terminal, plain columns in pipes."""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -20,22 +20,22 @@ Row = Sequence[object]
 
 
 def message(text: str) -> None:
-    """To whoever is looking, not to whoever reads the output."""
+    """Print a message for the person at the terminal, to stderr."""
     click.echo(pasteable(text), err=True)
 
 
 def line(text: str) -> None:
-    """One line of data."""
+    """Print one line of data to stdout."""
     click.echo(text)
 
 
 def print_json(data: Any, *, compact: bool = False) -> None:
-    """One JSON document; compact ones are one line each."""
+    """Print one JSON document to stdout, indented or on one line."""
     click.echo(json.dumps(data, default=_plain, indent=None if compact else 2, ensure_ascii=False))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """A table on a terminal; in a pipe plain columns, which are never cut off."""
+    """Print a table on a terminal, or plain columns, which are not cut off, in a pipe."""
     if sys.stdout.isatty():
         Console(highlight=False).print(rich_table(columns, rows))
         return
@@ -46,7 +46,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Row]) -> None:
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Row]) -> Table:
-    """The table for a terminal; numbers stand on the right."""
+    """The table for a terminal; numbers are aligned right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         numeric = all(isinstance(row[index], int | float) for row in rows) and bool(rows)
@@ -56,8 +56,19 @@ def rich_table(columns: Sequence[str], rows: Sequence[Row]) -> Table:
     return table
 
 
+def print_fields(fields: Mapping[str, object], width: int = 12) -> None:
+    """Print one line per field: its name and its value."""
+    for name, value in fields.items():
+        line(printable(f"{name:<{width}} {value}"))
+
+
+def day_and_time(moment: datetime) -> str:
+    """A time in UTC to the second, as tables show it."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
 def printable(text: str) -> str:
-    """Text from elsewhere, without the control characters by which it could paint over the terminal."""
+    """The text without control characters, which could rewrite the terminal's content."""
     return "".join(character if character in "\n\t" or character.isprintable() else "�" for character in text)
 
 

@@ -1,18 +1,18 @@
-"""What `relay` and `worker` have in common: an engine, its metrics, and the lines that say when it begins and ends."""
+"""Runs the engine of `relay` and `worker`, with its metrics, and logs when it starts and stops."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import click
 
 from aftercommit._version import __version__
 from aftercommit.cli.numbers import Count
+from aftercommit.cli.options import together
 from aftercommit.cli.running import run_until_stopped
 from aftercommit.contrib.prometheus import serve
-from aftercommit.contrib.prometheus.exposition import LOOPBACK, MetricsServer
+from aftercommit.contrib.prometheus.exposition import LOOPBACK
 from aftercommit.engine import Engine
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
@@ -20,22 +20,14 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.process")
 
-Decorated = TypeVar("Decorated", bound=Callable[..., object])
-
-
-def metrics_options(command: Decorated) -> Decorated:
-    """Where the figures of the process can be scraped."""
-    port = click.option(
-        "--metrics-port", type=Count(0, 65535), metavar="PORT", help="Serve /metrics, /livez and /readyz here."
-    )
-    address = click.option(
-        "--metrics-address",
-        default=LOOPBACK,
-        show_default=True,
-        metavar="ADDRESS",
-        help="The address to serve them on.",
-    )
-    return port(address(command))
+metrics_options = together(
+    click.option(
+        "--metrics-port", type=Count(0, 65535), metavar="PORT", help="Serve /metrics, /livez and /readyz on this port."
+    ),
+    click.option(
+        "--metrics-address", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="The address of that port."
+    ),
+)
 
 
 def run_engine(
@@ -46,8 +38,11 @@ def run_engine(
     metrics_port: int | None,
     metrics_address: str,
 ) -> None:
-    """Run until stopped, with metrics if they were asked for."""
-    with _metrics(outbox, metrics_port, metrics_address) as server:
+    """Run an engine until it is stopped; with a port, serve its metrics."""
+    with ExitStack() as stack:
+        server = serve(metrics_port, outbox, address=metrics_address) if metrics_port is not None else None
+        if server is not None:
+            stack.callback(server.stop)
         url = server.url if server is not None else None
         about = {"outbox": outbox.schema, "database": database.safe_dsn, "version": __version__, "metrics": url}
         telling: list[asyncio.Task[None]] = []
@@ -64,20 +59,8 @@ def run_engine(
             log_event(logger, logging.INFO, f"{name}_started", **about)
 
         def stop() -> None:
-            remedy = "what is under way is finished; a second signal ends the process at once"
+            remedy = "finishes the work in progress; a second signal ends the process at once"
             log_event(logger, logging.INFO, f"{name}_stopping", outbox=outbox.schema, remedy=remedy)
 
         run_until_stopped(begin, stop)
         log_event(logger, logging.INFO, f"{name}_stopped", outbox=outbox.schema)
-
-
-@contextmanager
-def _metrics(outbox: Outbox, port: int | None, address: str) -> Iterator[MetricsServer | None]:
-    if port is None:
-        yield None
-        return
-    server = serve(port, outbox, address=address)
-    try:
-        yield server
-    finally:
-        server.stop()

@@ -1,8 +1,7 @@
-"""Progress of a long operation, on stderr: a bar where somebody looks, a line when something has moved where not."""
+"""Progress of a replay on stderr: a bar on a terminal, elsewhere a line when something has changed."""
 
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -10,13 +9,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from aftercommit.cli.output import message, printable
 from aftercommit.cli.remedies import pasteable
-from aftercommit.operate.repair import ReplayProgress
+from aftercommit.operate.repair.driver import ReplayProgress
 
 SECONDS_BETWEEN_LINES = 5.0
 
 
 class ProgressBar:
-    """Shows how a replay goes."""
+    """Shows the progress of a replay."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
@@ -32,14 +31,12 @@ class ProgressBar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
     def show(self, progress: ReplayProgress) -> None:
-        """How it stands now."""
+        """Show the present progress."""
         ended = progress.done + progress.skipped + progress.failed
         words = _words(progress)
         for text in (*progress.missing, *_way_out(progress)):
@@ -52,7 +49,7 @@ class ProgressBar:
             self._write(f"{ended}/{progress.total} {words}".rstrip())
 
     def _write(self, line: str) -> None:
-        """In a pipe the same figures again would only fill the record of a replay that waits."""
+        # A replay that waits would otherwise fill a log file with the same line.
         if line != self._line:
             self._line, self._next_line_at = line, time.monotonic() + SECONDS_BETWEEN_LINES
             message(line)
@@ -65,13 +62,13 @@ class ProgressBar:
 
 
 def _way_out(progress: ReplayProgress) -> list[str]:
-    """What somebody who waits for others can do."""
+    """What the operator can do while the replay waits."""
     if not progress.missing:
         return []
     resume = f"`aftercommit replay resume {progress.operation_id}`"
-    return [f"the replay waits for that. Ctrl-C ends the waiting and keeps what is left: {resume} goes on"]
+    return [f"the replay is waiting for that. Ctrl-C stops it here; {resume} continues it"]
 
 
 def _words(progress: ReplayProgress) -> str:
-    parts = {"under way": progress.under_way, "skipped": progress.skipped, "failed": progress.failed}
+    parts = {"in progress": progress.under_way, "skipped": progress.skipped, "failed": progress.failed}
     return ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)

@@ -1,4 +1,4 @@
-"""Questions before something is changed: a no changes nothing, and where nobody can be asked that is an error."""
+"""Asks for confirmation. "No" changes nothing; without a terminal, asking is an error."""
 
 import sys
 from typing import NoReturn
@@ -10,30 +10,30 @@ from aftercommit.cli.output import message
 
 
 def confirm(question: str) -> None:
-    """Go on if the operator agrees; otherwise the command ends here, with status 1 and nothing changed."""
+    """Return if the operator agrees; otherwise exit with status 1, and nothing is changed."""
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort as problem:
-        # The question stands on a line that nobody has ended.
+        # End the line of the question.
         click.echo(err=True)
         if isinstance(problem.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         if not sys.stdin.isatty():
-            _nobody_there()
+            _no_terminal()
         agreed = False
     if not agreed:
         nothing_changed()
 
 
 def nothing_changed() -> NoReturn:
-    """End the command of an operator who thought better of it."""
+    """Exit because the operator does not want to go on."""
     message("nothing was changed")
     click.get_current_context().exit(FAILED)
 
 
-def _nobody_there() -> NoReturn:
+def _no_terminal() -> NoReturn:
     context = click.get_current_context()
     known = {option for parameter in context.command.params for option in parameter.opts}
     instead = " or ".join(option for option in ("--yes", "--dry-run") if option in known)
-    message(f"error: nobody can be asked here: say {instead}")
+    message(f"error: cannot ask for confirmation, because stdin is not a terminal: give {instead}")
     context.exit(FAILED)

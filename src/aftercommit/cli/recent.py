@@ -1,4 +1,4 @@
-"""The log lines that the panel of `aftercommit up` shows: the newest, each once, and no trouble that is over."""
+"""The log lines in the panel of `aftercommit up`: the newest, without repetition and without problems that are over."""
 
 import json
 import logging
@@ -10,27 +10,27 @@ from typing import Any, Final
 
 from aftercommit.telemetry import JsonFormatter
 
-# What ends a trouble, and which one.
+# Log events that report the end of a problem, and the log event that reported its beginning.
 _ENDS: Final[Mapping[str, str]] = {
     "database_is_back": "database_is_unavailable",
     "postgresql_runs_again": "postgresql_is_gone",
     "bot_updates_again": "bot_updates_failed",
     "bot_polling": "bot_not_connected",
 }
-# Says so less loudly than that it began. Relays and consumers say that much of every event.
+# The bot logs the end of a problem with INFO. Other loggers use INFO for every event.
 _WHERE: Final = "aftercommit.bot"
-# Said with each attempt that fails: silence, when the next one is past, says that it did not.
+# Logged for each failed attempt: if no other follows in time, the problem is over.
 _SAID_EACH_TIME: Final = frozenset({"bot_poll_failed", "bot_state_unavailable"})
 _SILENCE: Final = 60.0
-# More than are shown: what an outage has pushed aside is seen again when it is over.
+# More than are shown: lines that an outage has displaced come back when it is over.
 _REMEMBERED: Final = 32
-# By these alone two lines about one thing differ: when, for whom, by whom, how long until the next attempt.
+# Two lines that differ only in these fields are about the same problem.
 _NOT_WHAT: Final = ("ts", "exception", "user_id", "chat_id", "service", "attempts", "retry_in")
 
 
 @dataclass
 class Kept:
-    """A line, how often it was said, and which services have said it and not that it is over."""
+    """A line, how often it was logged, and the services that have logged it but not its end."""
 
     event: str
     text: str
@@ -40,7 +40,7 @@ class Kept:
 
 
 class RecentLines(logging.Handler):
-    """Keeps the last log lines for the panel, where printing them would tear it apart."""
+    """Keeps the last log lines for the panel; printed directly, they would break its layout."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RecentLines(logging.Handler):
         least: int = logging.WARNING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Shows `count` of them. Of records below `least` it takes those alone that end a trouble it knows of."""
+        """Shows `count` lines. Records below `least` are ignored unless they end a known problem."""
         super().__init__()
         self.setFormatter(formatter)
         self._count = count
@@ -60,7 +60,7 @@ class RecentLines(logging.Handler):
 
     @property
     def lines(self) -> list[str]:
-        """What there is to show now, the newest last; a line that was said several times once, and how often."""
+        """The lines to show now, newest last. A repeated line is shown once, with its count."""
         self.acquire()
         try:
             now = self._clock()
@@ -71,7 +71,7 @@ class RecentLines(logging.Handler):
             self.release()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remember a record: one line, or with a traceback several."""
+        """Remember a record."""
         ends = _ENDS.get(record.getMessage())
         if record.levelno < self._least and ends is None:
             return
@@ -91,10 +91,7 @@ class RecentLines(logging.Handler):
             del self._kept[next(iter(self._kept))]
 
     def _end(self, trouble: str | None, service: str) -> bool:
-        """For this service it is over; when it is for all that spoke of it, nobody needs to read of it.
-
-        Whether there was such a trouble: work that begins as it should ends none.
-        """
+        """End a problem of this service; a problem that no service has any more is removed. False if there was none."""
         ended = [(key, kept) for key, kept in self._kept.items() if kept.event == trouble and service in kept.services]
         for key, kept in ended:
             kept.services.discard(service)
@@ -105,7 +102,7 @@ class RecentLines(logging.Handler):
 
 @contextmanager
 def ends_are_heard() -> Iterator[None]:
-    """While inside, it is logged that a trouble is over also where warnings alone are."""
+    """Inside the block, the bot's logger also lets INFO pass, so that the end of a problem is noticed."""
     logger = logging.getLogger(_WHERE)
     before = logger.level
     logger.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""`aftercommit relay`: carry events from the outbox to a transport and into the log, until told to stop."""
+"""`aftercommit relay`: delivers events from the outbox to a transport and appends them to the log."""
 
 import logging
 from typing import Any
@@ -24,7 +24,7 @@ _DEFAULTS = RelaySettings()
     type=click.Choice(["log", "bus"]),
     default="log",
     show_default=True,
-    help="log: consumers follow the log, run `worker` for them. bus: their handlers run in this process.",
+    help="log: consumers read the log; start `worker` for them. bus: handlers run in this process.",
 )
 @click.option(
     "--batch-size",
@@ -32,13 +32,13 @@ _DEFAULTS = RelaySettings()
     default=_DEFAULTS.batch_size,
     show_default=True,
     metavar="EVENTS",
-    help="How many events are carried at a time.",
+    help="How many events to deliver at a time.",
 )
 @click.option(
     "--carriers",
     type=Count(1, 64),
     metavar="COUNT",
-    help=f"How many batches (1 to 64) may be under way side by side. Default: 1, with the bus {BUS_CARRIERS}.",
+    help=f"How many batches (1 to 64) to deliver concurrently. Default: 1, or {BUS_CARRIERS} with the bus.",
 )
 @click.option(
     "--lease",
@@ -46,7 +46,7 @@ _DEFAULTS = RelaySettings()
     default=_DEFAULTS.lease_seconds,
     show_default=True,
     metavar="SECONDS",
-    help="After a crash another relay takes over within this time.",
+    help="After a crash, another relay takes over within this time.",
 )
 @retention_options
 @metrics_options
@@ -61,10 +61,10 @@ def relay(
     metrics_address: str,
     **options: Any,
 ) -> None:
-    """Deliver what was published and append it to the log, until stopped. Several relays share the work.
+    """Deliver published events and append them to the log, until stopped. Several relays share the work.
 
-    An unreachable database is waited for. SIGTERM or Ctrl-C finishes what is under way and ends; a second one ends at
-    once.
+    If the database cannot be reached, the relay waits for it. SIGTERM or Ctrl-C finishes the work in progress; a second
+    signal ends the process at once.
     """
     retention = retention_of(options)
     outbox, database = load_outbox(settings), load_database(settings, "relay")

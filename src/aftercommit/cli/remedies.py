@@ -1,7 +1,7 @@
-"""Commands that we propose, such that they can be pasted: the program as it was called, and what it was told.
+"""Completes the commands that messages propose, so that they can be pasted.
 
-Other rooms write `aftercommit dead list` and know nothing of command lines. Here it becomes, for whoever called with
---schema shop, `aftercommit dead list --schema shop`.
+Other packages write `aftercommit dead list`. If this command was called with --schema shop, the user sees
+`aftercommit dead list --schema shop`.
 """
 
 import re
@@ -20,12 +20,12 @@ from aftercommit.text import OF_APP
 
 _PROPOSED = re.compile(r"`aftercommit ((?:[a-z]+)(?: [^`]*)?)`")
 _PROGRAM = "aftercommit"
-# These work by declarations, and would do it by none if they were not told whose.
+# These commands need the declarations.
 _BY_DECLARATIONS = ("migrate", "relay", "worker")
 
 
 def program() -> str:
-    """How to call us from where we were called: by name where that is found, otherwise by path; or as Django does."""
+    """How the user can call this program: by name if it is on the PATH, else by path; or through Django's manage.py."""
     context = click.get_current_context(silent=True)
     name = (context.find_root().info_name if context is not None else None) or _PROGRAM
     if name.endswith(f" {_PROGRAM}"):
@@ -37,7 +37,7 @@ def program() -> str:
 
 
 def pasteable(text: str) -> str:
-    """The text, in which every proposed command is one that does here what it says."""
+    """The text with its proposed commands completed."""
     return _PROPOSED.sub(lambda found: f"`{_completed(found[1])}`", text)
 
 
@@ -59,7 +59,7 @@ def _completed(command: str) -> str:
 def _options(given: Given, verb: str) -> Iterator[str]:
     told = given.options
     if "dsn" in told and verb != "up":
-        # Messages end up in logs and screenshots: whoever pastes this has the password elsewhere.
+        # Messages end up in logs and screenshots, so the password is left out.
         yield f"--dsn {shlex.quote(_without_password(told['dsn']))}"
     if verb == "up" and given.settings.app is not None and not _runs(given.settings.app):
         yield OF_APP
@@ -74,7 +74,7 @@ def _options(given: Given, verb: str) -> Iterator[str]:
 
 
 def _runs(app: str) -> bool:
-    """Whether `up` can run what --app names. `serve` takes any ASGI application too, and has imported it by now."""
+    """Whether `up` can run what --app names. `serve` also takes any ASGI application, and has imported it by now."""
     if click.get_current_context().find_root().invoked_subcommand != "serve":
         return True
     module, _, name = app.partition(":")
@@ -82,7 +82,7 @@ def _runs(app: str) -> bool:
 
 
 def _migrates_by_schema(given: Given, verb: str) -> bool:
-    """Whether the tables are made without declarations: whoever does that has said so."""
+    """Whether the user migrates by --schema, without declarations."""
     context = click.get_current_context()
     running = context.find_root().invoked_subcommand
     return verb == running == "migrate" and given.settings.schema is not None

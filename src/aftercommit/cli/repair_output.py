@@ -1,9 +1,9 @@
-"""How `dead` and `replay` show what they found: two lines per letter where a person looks, plain columns in a pipe."""
+"""Output of `dead` and `replay`: a few lines per entry on a terminal, plain columns in a pipe."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -11,29 +11,27 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from aftercommit.cli.output import line, message, print_json, print_table, printable
+from aftercommit.cli.durations import rough_duration
+from aftercommit.cli.output import line, message, print_fields, print_json, print_table, printable
 from aftercommit.cli.selecting import described
+from aftercommit.clock import utc_now
 from aftercommit.event.envelope import rfc3339
-from aftercommit.operate.repair import (
-    DeadLetter,
-    ItemProblem,
-    LetterDetail,
-    LetterGroup,
-    Operation,
-    Preview,
-    RepairResult,
-    Selection,
-)
+from aftercommit.operate.repair.actions import RepairResult
+from aftercommit.operate.repair.letters import DeadLetter, FailedAttempt, LetterDetail, LetterGroup
+from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, ItemProblem, Operation
+from aftercommit.operate.repair.replay import Preview
+from aftercommit.operate.repair.selection import Selection
 from aftercommit.text import plural
 
 Found = TypeVar("Found")
 
 _MOST_REASONS = 5
 _MOST_READERS = 20
+_WIDTH = 13
 
 
 def document(value: Any) -> Any:
-    """Anything of the repair room as JSON has it."""
+    """Any object of `operate.repair` as JSON-compatible data."""
     if isinstance(value, Selection):
         return value.as_json()
     if is_dataclass(value) and not isinstance(value, type):
@@ -51,14 +49,14 @@ def document(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """An event that was named, and that has no letter to act on."""
+    """A named event without a letter to act on."""
 
     event_id: UUID
     note: str
 
 
 def tell(found: Found, as_json: bool, show: Callable[[Found], None], **more: Any) -> None:
-    """What was found: as one JSON document, with `more` beside an object's own fields, or as `show` shows it."""
+    """Print a result as one JSON document, with `more` beside an object's own fields, or by calling `show`."""
     if as_json:
         print_json({**document(found), **document(more)} if more else document(found))
     else:
@@ -66,31 +64,21 @@ def tell(found: Found, as_json: bool, show: Callable[[Found], None], **more: Any
 
 
 def show_letters(letters: Sequence[DeadLetter]) -> None:
-    """A list of letters."""
+    """Print a list of letters."""
     if not sys.stdout.isatty():
-        columns = (
-            "event_id",
-            "consumer",
-            "status",
-            "attempts",
-            "failures",
-            "last_seen_at",
-            "event_type",
-            "aggregate",
-            "error",
-        )
+        columns = "event_id consumer status attempts failures last_seen_at event_type aggregate error".split()
         print_table(columns, [_letter_row(letter) for letter in letters])
         return
     for letter in letters:
         _entry(
             f"{letter.event_id}  {letter.status:<9}  {_times(letter)}, {ago(letter.last_seen_at)} ago",
             f"{letter.consumer} · {letter.event_type} · {letter.aggregate_type} {letter.aggregate_id}",
-            one_line(letter.error_class, letter.error),
+            _one_line(letter),
         )
 
 
 def _entry(first: str, *others: str) -> None:
-    """An entry of a list on a terminal: a line to copy from, and lines below it, none longer than the screen."""
+    """Print an entry of a list on a terminal: a heading and indented lines, cut off at the window's width."""
     console = Console(highlight=False)
     for indent, style, text in ((0, "bold", first), *((2, "", other) for other in others)):
         console.print(Padding(Text(printable(text), style, no_wrap=True, overflow="ellipsis"), (0, 0, 0, indent)))
@@ -106,31 +94,30 @@ def _letter_row(letter: DeadLetter) -> tuple[Any, ...]:
         rfc3339(letter.last_seen_at),
         letter.event_type,
         f"{letter.aggregate_type} {letter.aggregate_id}",
-        one_line(letter.error_class, letter.error),
+        _one_line(letter),
     )
 
 
 def show_groups(groups: Sequence[LetterGroup]) -> None:
-    """Letters by error."""
+    """Print groups of letters."""
     if sys.stdout.isatty():
         for group in groups:
             _entry(
-                f"{group.count:>7,}  {one_line(group.error_class, group.error)}",
+                f"{group.count:>7,}  {_one_line(group)}",
                 f"       {group.consumer} · {', '.join(group.event_types)} · {group.parked:,} parked",
                 f"       last seen {ago(group.last_seen_at)} ago, for example {group.example}",
             )
         return
     columns = ("letters", "parked", "consumer", "last_seen_at", "example", "error")
-    print_table(columns, [_group_row(group) for group in groups])
-
-
-def _group_row(group: LetterGroup) -> tuple[Any, ...]:
-    error = one_line(group.error_class, group.error)
-    return (group.count, group.parked, group.consumer, rfc3339(group.last_seen_at), group.example, error)
+    rows = [
+        (each.count, each.parked, each.consumer, rfc3339(each.last_seen_at), each.example, _one_line(each))
+        for each in groups
+    ]
+    print_table(columns, rows)
 
 
 def show_details(letters: Sequence[LetterDetail]) -> None:
-    """Some letters, each with everything."""
+    """Print letters in full."""
     for index, letter in enumerate(letters):
         if index:
             line("")
@@ -152,15 +139,14 @@ def _show_detail(letter: LetterDetail) -> None:
         "seen": f"{rfc3339(letter.first_seen_at)} to {rfc3339(letter.last_seen_at)}, {_times(letter)}",
         "error": f"{letter.error_class}: {letter.error}",
     }
-    for name, value in about.items():
-        line(printable(f"{name:<12}  {value}"))
+    print_fields(about, _WIDTH)
     line("payload")
     line(printable(letter.payload))
     if letter.history:
         line("attempts")
         for attempt in letter.history:
             times = f" ({attempt.attempts} times)" if attempt.attempts > 1 else ""
-            line(printable(f"  {rfc3339(attempt.at)}  {one_line(attempt.error_class, attempt.error)}{times}"))
+            line(printable(f"  {rfc3339(attempt.at)}  {_one_line(attempt)}{times}"))
     if letter.deeds:
         line("operators")
         for deed in letter.deeds:
@@ -179,46 +165,46 @@ def _readers(audience: Sequence[str]) -> str:
 def _place(letter: LetterDetail) -> str:
     places = [f"outbox ({letter.outbox_status})"] if letter.outbox_status else []
     places += [f"log at {position}" for position in letter.positions]
-    return ", ".join(places) or "nowhere but here"
+    return ", ".join(places) or "only in this letter"
 
 
 def show_repaired(done: RepairResult, was: str, would: str) -> None:
-    """What an action did, to whoever is looking."""
+    """Print what an action did."""
     message(f"{plural(done.done, 'letter')} {would if done.dry_run else was}")
     for text in done.missing:
         message(printable(text))
-    _show_left_alone([f"{each.event_id} with {each.consumer}: {each.note}" for each in done.left_alone])
+    _show_unchanged([f"{each.event_id} of {each.consumer}: {each.note}" for each in done.left_alone])
 
 
 def show_absent(absent: Sequence[Absent]) -> None:
-    """Which events were named for nothing, to whoever is looking."""
-    _show_left_alone([f"{each.event_id}: {each.note}" for each in absent])
+    """Print the named events that have no letter to act on."""
+    _show_unchanged([f"{each.event_id}: {each.note}" for each in absent])
 
 
-def _show_left_alone(texts: Sequence[str]) -> None:
+def _show_unchanged(texts: Sequence[str]) -> None:
     for text in texts[:_MOST_REASONS]:
-        message(printable(f"left alone: {text}"))
+        message(printable(f"unchanged: {text}"))
     if (more := len(texts) - _MOST_REASONS) > 0:
-        message(f"left alone: {more:,} more, which --json lists")
+        message(f"unchanged: {more:,} more, use --json to list them")
 
 
 def show_preview(found: Preview, selection: Selection, *, again: bool, past_horizon: bool) -> None:
-    """What a replay would do."""
+    """Print what a replay would do."""
     message(printable(f"{plural(found.total, 'item')} to {_target(found.target)}: {described(selection)}"))
     if found.first_position is not None:
         message(f"  positions {found.first_position} to {found.last_position}")
     for name, count in found.types:
         message(printable(f"  {count:>8,}  {name}"))
     if found.handled:
-        fate = "are handled once more" if again else "are skipped, unless --again"
+        fate = "will be handled again" if again else "will be skipped, unless you give --again"
         message(f"  {found.handled:>8,}  of them were handled already and {fate}")
     if found.past_horizon and found.horizon is not None:
-        fate = "may be handled twice" if past_horizon or again else "are refused, unless --past-horizon"
-        message(f"  {found.past_horizon:>8,}  of them the inbox has forgotten ({rfc3339(found.horizon)}): they {fate}")
+        fate = "may be handled twice" if past_horizon or again else "are refused, unless you give --past-horizon"
+        message(f"  {found.past_horizon:>8,}  of them are older than the inbox ({rfc3339(found.horizon)}) and {fate}")
 
 
 def show_operations(operations: Sequence[Operation]) -> None:
-    """A list of operations."""
+    """Print a list of operations."""
     if not operations:
         return
     if sys.stdout.isatty():
@@ -239,16 +225,16 @@ def _operation_row(each: Operation) -> tuple[Any, ...]:
 
 
 def counts(operation: Operation) -> str:
-    """What became of the items."""
+    """How many items are done, skipped and failed."""
     return f"{operation.done:,} done, {operation.skipped:,} skipped, {operation.failed:,} failed"
 
 
 def _target(target: str) -> str:
-    return {"@owner": "their owners", "@transport": "the transport"}.get(target, f"consumer {target!r}")
+    return {TO_OWNER: "their owners", TO_TRANSPORT: "the transport"}.get(target, f"consumer {target!r}")
 
 
 def show_operation(operation: Operation) -> None:
-    """One operation."""
+    """Print one operation."""
     about = {
         "operation": operation.id,
         "kind": operation.kind,
@@ -264,36 +250,30 @@ def show_operation(operation: Operation) -> None:
         "skipped": operation.skipped,
         "failed": operation.failed,
     }
-    for name, value in about.items():
-        line(printable(f"{name:<12}  {value}"))
+    print_fields(about, _WIDTH)
 
 
 def show_problems(problems: Sequence[ItemProblem]) -> None:
-    """What of an operation did not go through."""
+    """Print the items of an operation that failed or were skipped."""
     for each in problems:
-        whose = f" with {each.consumer}" if each.consumer else ""
+        whose = f" of {each.consumer}" if each.consumer else ""
         line(printable(f"{each.state:<12}  {each.event_id}{whose}: {' '.join(each.note.split())}"))
 
 
 def state(operation: Operation) -> str:
-    """The status, and whether anybody is at it."""
-    return operation.status if operation.is_finished or operation.is_driven else f"{operation.status}, nobody drives it"
+    """The status, and whether a process is working on it."""
+    return operation.status if operation.is_finished or operation.is_driven else f"{operation.status}, not driven"
 
 
-def one_line(error_class: str, error: str) -> str:
-    """An error as one line."""
-    return f"{error_class}: {' '.join(error.split())}"
+def _one_line(failed: DeadLetter | LetterGroup | FailedAttempt) -> str:
+    return f"{failed.error_class}: {' '.join(failed.error.split())}"
 
 
 def ago(moment: datetime) -> str:
     """How long ago, roughly."""
-    seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.0f}s"
+    return rough_duration((utc_now() - moment).total_seconds())
 
 
 def _times(letter: DeadLetter) -> str:
-    """All attempts that failed, also those before it was last retried by hand."""
+    """All failed attempts, including those before it was last retried by hand."""
     return plural(letter.attempts, "attempt")

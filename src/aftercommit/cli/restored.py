@@ -1,4 +1,4 @@
-"""`aftercommit restored`: says that the database was restored from a copy, which no server can tell by itself."""
+"""`aftercommit restored`: starts a new life of the log after a restore that the relay cannot detect."""
 
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +16,7 @@ from aftercommit.postgres import lives
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
 
-_REASON = "an operator said that the database was restored"
+_REASON = "an operator reported that the database was restored"
 
 
 @click.command(short_help="Begin a new life of the log after a restore from a copy.")
@@ -26,18 +26,18 @@ _REASON = "an operator said that the database was restored"
     type=Count(),
     default=0,
     metavar="POSITION",
-    help="Begin above this position at least, if the server's clock was wrong.",
+    help="Begin above this position at least. Needed only if the server's clock was wrong.",
 )
 @dry_run_option
 @yes_option
 @as_json
 @pass_settings
 def restored(settings: Settings, reason: str, above: int, **options: Any) -> None:
-    """Begin a new life of the log, above every position given before, after the database was restored from a copy.
+    """Begin a new life of the log, with positions above all earlier ones, after the database was restored from a copy.
 
-    You need this only after a copy of the data folder or a snapshot, or if the server does not show its timeline and
-    system identifier. The relay notices other restores by itself. Run it before you start anything else. If nothing
-    was restored, positions jump and nothing else happens.
+    You need this only after restoring a copy of the data folder or a snapshot, or if the server does not show its
+    timeline and system identifier. The relay notices other restores by itself. Run it before you start anything else.
+    Without a restore, it makes positions jump.
     """
     database = load_database(settings, "restored")
     with database.connect_sync() as connection:
@@ -50,9 +50,7 @@ def restored(settings: Settings, reason: str, above: int, **options: Any) -> Non
         if options["as_json"]:
             print_json({"outbox": shape.schema, "dry_run": True, "head": seen.head, "life": seen.life})
         else:
-            message(
-                "the new life would begin at the microseconds since 1970; no reader skips an event or sees one twice"
-            )
+            message("positions of the new life would begin at the present time in microseconds since 1970")
         return
     if not options["yes"]:
         confirm("Begin a new life of the log?")
@@ -65,4 +63,4 @@ def restored(settings: Settings, reason: str, above: int, **options: Any) -> Non
     if options["as_json"]:
         print_json({"outbox": shape.schema, "dry_run": False, **asdict(life)})
     else:
-        message(f"life {life.number} of the log has begun: it goes on after position {life.base:,}")
+        message(f"life {life.number} of the log has begun: it continues after position {life.base:,}")

@@ -1,11 +1,11 @@
-"""Runs services until somebody wants them to stop: the first signal asks, the second ends the process on the spot."""
+"""Runs services until a signal stops them: the first one asks them to end, the second one ends the process at once."""
 
 import asyncio
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from aftercommit.service import Service
@@ -15,7 +15,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Stopper:
-    """Waits for signals from the moment it is entered, also while nothing can be stopped yet."""
+    """Handles stop signals from the moment it is entered, even before there is anything to stop."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -25,30 +25,28 @@ class Stopper:
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            # nohup has the last word. An interrupt is ours also where a shell ignores it for what it runs behind.
+            # Respect nohup. Handle an interrupt even if a shell has told a background process to ignore it.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def calls(self, ask: Callable[[], object]) -> None:
-        """What to do when a stop is requested, in the running event loop; at once, if it has been already."""
+        """Call this in the running event loop when a stop is requested; now, if it was requested before."""
         loop = asyncio.get_running_loop()
         self._ask = lambda: loop.call_soon_threadsafe(ask)
         if self.requested:
             ask()
 
     def at_once(self, call: Callable[[], object]) -> None:
-        """What to do at the second signal, before the process ends on the spot. It must not wait."""
+        """Call this at the second signal, just before the process ends. It must not block."""
         self._at_once = call
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        """Run an event loop; a signal that comes when it is over is only remembered."""
+        """Run an event loop. A signal that comes after it has ended only sets `requested`."""
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(main)
@@ -69,7 +67,7 @@ class Stopper:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The quicker event loop where it is installed (`aftercommit[uvloop]`), otherwise that of Python."""
+    """uvloop if it is installed (`aftercommit[uvloop]`), otherwise Python's own event loop."""
     try:
         import uvloop
     except ImportError:
@@ -78,7 +76,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def run_until_stopped(make: Callable[[], Service], on_request: Callable[[], object]) -> None:
-    """Run a service to its end: by a signal (then `on_request` is called first), or by an error, which is raised."""
+    """Run a service until a signal stops it, after calling `on_request`, or until it fails; its error is raised."""
     with Stopper() as stopper:
         stopper.run(_run(make, on_request, stopper))
 

@@ -1,44 +1,27 @@
-"""The screen of `status --watch`: everything on one page of any size, the problems last and never cut away."""
+"""The screen of `status --watch`: everything on one page, with the problems at the end."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from aftercommit.cli.output import printable
-from aftercommit.cli.retention import FOR_EVER, shown
 from aftercommit.clock import utc_now
 from aftercommit.operate.overview import Overview, RelayState
 from aftercommit.postgres.shape import LANES
 
 
-def kept(seconds: float | None) -> str:
-    """How long something is kept."""
-    return FOR_EVER if seconds is None else shown(timedelta(seconds=seconds))
-
-
-def ago(seconds: float | None) -> str:
-    """A time that has passed, in the unit that reads best; a dash where it never began."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f}{unit} ago"
-    return f"{seconds:.0f}s ago"
-
-
 @dataclass(frozen=True)
 class Screen:
-    """One look, drawn to the size that the terminal has at that moment."""
+    """One overview, drawn for the present size of the terminal."""
 
     seen: Overview | None
     problems: Sequence[str]
     interval: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines that fit; of what does not, the middle is left out and said to be."""
+        """Problems take precedence; other lines that do not fit are replaced by a count."""
         height = options.height or console.size.height
         problems = [Text(f"problem: {printable(problem)}", style="red") for problem in self.problems]
         below = [wrapped for problem in problems for wrapped in problem.wrap(console, options.max_width)]
@@ -47,14 +30,14 @@ class Screen:
         room = max(3, height - len(below) - 1)
         if len(above) > room:
             left_out = len(above) - room + 1
-            above = [*above[: room - 1], Text(f"… {left_out} more lines: a larger window shows them", style="dim")]
+            above = [*above[: room - 1], Text(f"… {left_out} more lines: enlarge the window", style="dim")]
         for text in (*above, *below):
             text.truncate(options.max_width, overflow="ellipsis")
             text.no_wrap = True
             yield text
 
     def _lines(self) -> Iterator[tuple[str, str]]:
-        name = "the database is away" if self.seen is None else f"outbox {self.seen.outbox}"
+        name = "database unavailable" if self.seen is None else f"outbox {self.seen.outbox}"
         yield "bold", f"{name} at {utc_now():%H:%M:%S} UTC, every {self.interval:g} s, Ctrl-C ends"
         if self.seen is not None:
             for text in (*_flow(self.seen), *_readers(self.seen), *_repair(self.seen)):
@@ -69,7 +52,7 @@ def _flow(seen: Overview) -> Iterator[str]:
     if seen.life is not None and seen.life.number > 1:
         yield f"life {seen.life.number} of the log, after {seen.life.base:,}: {seen.life.reason}"
     drained = seen.drain_seconds
-    when = "not at this pace" if drained is None else f"in {drained:.0f} s"
+    when = "not at this rate" if drained is None else f"in {drained:.0f} s"
     held = f"lanes {LANES - seen.free_lanes} of {LANES} held"
     yield f"in {_rate(seen.published_rate)}   out {_rate(seen.delivered_rate)}   drained {when}   {held}"
     for relay in seen.relays:
@@ -80,13 +63,13 @@ def _doing(relay: RelayState) -> str:
     if relay.is_alive:
         return f"{relay.lanes} lanes"
     if relay.silent_seconds is None:
-        return "last sign of life in the future: the database's clock was set back"
+        return "last seen in the future: the database's clock was set back"
     return f"silent for {relay.silent_seconds:.0f} s"
 
 
 def _readers(seen: Overview) -> Iterator[str]:
     for each in sorted(seen.consumers, key=lambda consumer: -consumer.lag):
-        doing = "paused" if each.paused else each.holder or "nobody works for it"
+        doing = "paused" if each.paused else each.holder or "no worker"
         yield f"consumer {each.name}: {each.lag:,} behind ({each.lag_seconds:.1f} s), {doing}"
     for wait in seen.version_waits:
         yield f"consumer {wait.consumer} {wait}"
@@ -96,13 +79,13 @@ def _repair(seen: Overview) -> Iterator[str]:
     for letters in seen.dead_letters:
         yield f"dead letters of {letters.owner}: {letters.count:,} {letters.status}"
     for each in seen.operations:
-        driven = "driven" if each.driven else "nobody drives it"
+        driven = "driven" if each.driven else "not driven"
         yield f"operation {each.id} ({each.kind}): {each.through:,} of {each.total:,}, {each.failed:,} failed, {driven}"
     for holder in seen.holders:
-        yield f"held up by {holder}: {'; '.join(holder.holds)}"
+        yield f"blocked by {holder}: {'; '.join(holder.holds)}"
     for upkeep in seen.upkeep:
         for reason in upkeep.kept_back:
-            yield f"kept back, {upkeep.task.replace('_', ' ')}: {reason}"
+            yield f"retention of {upkeep.task.replace('_', ' ')} waits: {reason}"
 
 
 def _rate(rate: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The options by which commands choose events and dead letters: the grammar of `Selection` on the command line."""
+"""The options that choose events and dead letters: `Selection` on the command line."""
 
 import asyncio
 import functools
@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import click
 
 from aftercommit.cli.durations import parse_duration
-from aftercommit.cli.loading import find_shape, load_database, load_outbox
+from aftercommit.cli.loading import find_outbox, load_database, load_outbox
 from aftercommit.cli.numbers import Count
+from aftercommit.cli.options import together
 from aftercommit.errors import SelectionError
-from aftercommit.operate.overview import overview
-from aftercommit.operate.repair import Repair, Selection
-from aftercommit.operate.repair.selection import STATUSES
+from aftercommit.operate.repair.repair import Repair
+from aftercommit.operate.repair.selection import STATUSES, Selection
 from aftercommit.outbox import Outbox
 from aftercommit.outbox.row_maker import EARLIEST, LATEST
 from aftercommit.postgres.shape import Shape
@@ -24,18 +24,18 @@ Result = TypeVar("Result")
 
 
 class Moment(click.ParamType[datetime]):
-    """A moment in ISO 8601 (UTC where no zone is given), or so long ago, like 90s, 15m, 1.5h, 7d or 2w."""
+    """A time in ISO 8601 (UTC unless it has a time zone), or how long ago, like 90s, 15m, 1.5h, 7d or 2w."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """As a moment with its time zone."""
+        """A datetime in UTC."""
         try:
             ago = parse_duration(value)
             moment = datetime.fromisoformat(value) if ago is None else datetime.now(UTC) - ago
         except (ValueError, OverflowError):
             self.fail(
-                f"{value!r:.60} is no time: write 2026-03-01T10:00:00Z, 2026-03-01, or how long ago, like 2h",
+                f"{value!r:.60} is not a time: write 2026-03-01T10:00:00Z, 2026-03-01, or how long ago, like 2h",
                 param,
                 ctx,
             )
@@ -52,30 +52,34 @@ def _scope(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
         if not (name and equals and value):
             raise click.BadParameter(f"{given!r:.80} should look like NAME=VALUE")
         if name in found:
-            raise click.BadParameter(f"{name!r} is given twice: an event has one value of it, so nothing could match")
+            raise click.BadParameter(f"{name!r} is given twice: an event has only one value for it. Give one")
         found[name] = value
     return found
 
 
 _EVENT_OPTIONS = (
-    click.option("--type", "types", multiple=True, metavar="TYPE", help="Events of this type; may be repeated."),
+    click.option("--type", "types", multiple=True, metavar="TYPE", help="Events of this type. Repeat it for more."),
     click.option("--aggregate", "aggregate_id", metavar="ID", help="Events of the aggregate with this id."),
     click.option("--aggregate-type", metavar="TYPE", help="Events of aggregates of this type."),
-    click.option("--scope", multiple=True, callback=_scope, metavar="NAME=VALUE", help="Within this scope."),
-    click.option("--correlation", "correlation_id", metavar="ID", help="Events of this correlation."),
+    click.option("--scope", multiple=True, callback=_scope, metavar="NAME=VALUE", help="Events with this scope value."),
+    click.option("--correlation", "correlation_id", metavar="ID", help="Events with this correlation id."),
     click.option(
-        "--since", type=Moment(), metavar="TIME", help="Published then or later: ISO 8601, or 2h for two hours ago."
+        "--since", type=Moment(), metavar="TIME", help="Published from then on: ISO 8601, or 2h for two hours ago."
     ),
-    click.option("--until", type=Moment(), metavar="TIME", help="Published before that time."),
-    click.option("--from-position", type=Count(), metavar="N", help="At this position of the log or behind."),
-    click.option("--to-position", type=Count(), metavar="N", help="Up to this position."),
+    click.option("--until", type=Moment(), metavar="TIME", help="Published before then."),
+    click.option("--from-position", type=Count(), metavar="N", help="From this position in the log on."),
+    click.option("--to-position", type=Count(), metavar="N", help="Up to and including this position."),
 )
 _LETTER_OPTIONS = (
     click.option("--consumer", metavar="NAME", help="Dead letters of this consumer; @relay for the transport."),
-    click.option("--error-class", metavar="CLASS", help="That failed with this class of error."),
-    click.option("--error", metavar="TEXT", help="Whose error contains this text."),
+    click.option("--error-class", metavar="CLASS", help="Dead letters whose error has this class."),
+    click.option("--error", metavar="TEXT", help="Dead letters whose error contains this text."),
     click.option(
-        "--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="In this state; may be repeated."
+        "--status",
+        "statuses",
+        multiple=True,
+        type=click.Choice(STATUSES),
+        help="Dead letters with this status. Repeat it for more.",
     ),
 )
 
@@ -84,11 +88,11 @@ def _refuse_empty(chosen: dict[str, Any]) -> None:
     for parameter in click.get_current_context().command.params:
         value = chosen.get(parameter.name or "")
         if value == "" or (isinstance(value, tuple) and "" in value):
-            raise click.UsageError(f"{parameter.opts[0]} is empty: say what is meant, or leave it out")
+            raise click.UsageError(f"{parameter.opts[0]} is empty: give a value, or leave it out")
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a selection, and the selection itself as `selection`."""
+    """Add the options of a selection to a command, and pass it the result as `selection`."""
 
     @functools.wraps(command)
     def select(*arguments: Any, **options: Any) -> Any:
@@ -102,38 +106,35 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(str(problem)) from problem
         return command(*arguments, selection=selection, **options)
 
-    for option in reversed((*_EVENT_OPTIONS, *_LETTER_OPTIONS)):
-        select = option(select)
-    return select
+    return together(*_EVENT_OPTIONS, *_LETTER_OPTIONS)(select)
 
 
 event_ids_argument = click.argument("event_ids", nargs=-1, type=click.UUID, metavar="[EVENT_ID]...")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-by_option = click.option("--by", metavar="NAME", help="Who does it, for the record; you on this machine, if not given.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would happen, and change nothing.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+by_option = click.option("--by", metavar="NAME", help="Your name for the record. Default: user@machine.")
+reason_option = click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
 
 
 def open_repair(settings: Settings, command: str, by: str | None = None) -> Repair:
-    """Repair of the outbox that is meant; with --app it knows the declarations."""
+    """Repair for the outbox that the options name; with --app it knows the declarations."""
     database = load_database(settings, command)
     declared: Outbox | Shape
     if settings.app is not None:
         declared = load_outbox(settings)
     else:
         with database.connect_sync() as connection:
-            declared = find_shape(settings, connection)
-            # Says what to do where there is no outbox, before anything is tried.
-            overview(connection, declared)
+            declared = find_outbox(settings, connection)
     return Repair(declared, database, by=by)
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run to the end what a repair does in asyncio."""
+    """Run a coroutine to its end."""
     return asyncio.run(work)
 
 
 def described(selection: Selection) -> str:
-    """A selection in the words of its options."""
+    """A selection as one line of text."""
     parts = []
     for name, value in selection.as_json().items():
         shown = ",".join(value) if isinstance(value, list) else value

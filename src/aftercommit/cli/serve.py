@@ -1,6 +1,6 @@
-"""`aftercommit serve`: an application's HTTP routes, in as many processes as you like.
+"""`aftercommit serve`: serves an application's HTTP routes in one or several processes.
 
-Each process makes the application anew from what stands in the environment; this command writes there what it was told.
+The command writes its options to the environment; each server process creates the application from there.
 """
 
 import logging
@@ -11,8 +11,8 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -23,7 +23,8 @@ from aftercommit.application import Application, Serving
 from aftercommit.cli.loading import load_database, load_named, running_server
 from aftercommit.cli.logs import logging_to_stderr
 from aftercommit.cli.numbers import Count, Seconds
-from aftercommit.cli.options import pass_settings
+from aftercommit.cli.options import pass_settings, together
+from aftercommit.cli.output import day_and_time
 from aftercommit.errors import DatabaseUnavailable, DeclarationError
 from aftercommit.http.asgi import DRAIN_SECONDS, Asgi, is_loopback
 from aftercommit.postgres.database import Database
@@ -35,20 +36,19 @@ logger = logging.getLogger("aftercommit.server")
 
 PORT = 8090
 LOOPBACK = "127.0.0.1"
-# What server processes are told, by the environment that they inherit. Whatever was there before is written over.
+# The environment variables that server processes inherit. The command overwrites earlier values.
 _SERVING = "AFTERCOMMIT_SERVING"
 _COMPANIONS = "AFTERCOMMIT_COMPANIONS"
 _VERBOSE = "AFTERCOMMIT_VERBOSE"
 
 _HANDED_OVER = ("development", "drain_seconds", "local_users", "open_metrics", "docs")
 
-Decorated = TypeVar("Decorated", bound=Callable[..., object])
-# What a server process keeps until it ends.
+# Keeps logging set up until the server process ends.
 _to_the_end = ExitStack()
 
 
 class ListenAddress(NamedTuple):
-    """Where something is served, and by how many processes."""
+    """The address to serve on, and the number of server processes."""
 
     host: str
     port: int
@@ -56,21 +56,19 @@ class ListenAddress(NamedTuple):
 
 
 def is_for_this_machine(host: str) -> bool:
-    """Whether what is served on this address can be reached from this machine alone."""
+    """Whether an address can be reached only from this machine."""
     return host == "localhost" or is_loopback(host)
 
 
-def server_options(command: Decorated) -> Decorated:
-    """Where to serve, and in how many processes."""
-    for option in (
-        click.option(
-            "--workers", type=Count(1, 256), default=1, show_default=True, metavar="COUNT", help="Server processes."
-        ),
-        click.option("--port", type=Count(0, 65535), default=PORT, show_default=True, help="0 takes a free one."),
-        click.option("--host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="The address to serve on."),
-    ):
-        command = option(command)
-    return command
+server_options = together(
+    click.option("--host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="The address to serve on."),
+    click.option(
+        "--port", type=Count(0, 65535), default=PORT, show_default=True, metavar="PORT", help="0: any free one."
+    ),
+    click.option(
+        "--workers", type=Count(1, 256), default=1, show_default=True, metavar="COUNT", help="Server processes."
+    ),
+)
 
 
 @click.command(short_help="Serve an application's HTTP routes.")
@@ -81,24 +79,24 @@ def server_options(command: Decorated) -> Decorated:
     default=DRAIN_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How long open streams have to end when the server is stopped.",
+    help="How long open streams have to end when the server stops.",
 )
-@click.option("--open-metrics", is_flag=True, help="Answer /metrics to everybody, without a token.")
+@click.option("--open-metrics", is_flag=True, help="Answer /metrics without a token.")
 @click.option("--no-docs", is_flag=True, help="Do not serve /docs and /openapi.json.")
 @click.option(
     "--development",
     is_flag=True,
-    help="For your own machine: sample users, open /metrics; on loopback, X-User-Id counts without a service token.",
+    help="For your own machine: sample users, open /metrics; on loopback, X-User-Id works without a service token.",
 )
 @click.option(
-    "--socket", "descriptor", type=Count(0, 65_535), hidden=True, help="For `aftercommit up`: it listens already."
+    "--socket", "descriptor", type=Count(0, 65_535), hidden=True, help="For `aftercommit up`: the listening socket."
 )
 @pass_settings
 def serve(settings: Settings, host: str, port: int, descriptor: int | None, **options: Any) -> None:
     """Serve the Application, or any ASGI application, that --app names, until stopped.
 
-    Migrations and relays are not run here. SIGTERM or Ctrl-C lets answers and streams end, within --drain; SIGHUP
-    replaces the processes one after the other.
+    Does not run migrations or relays. SIGTERM or Ctrl-C lets open responses and streams end, within --drain; SIGHUP
+    replaces the server processes one by one.
     """
     from aftercommit.server import http_server
 
@@ -117,9 +115,9 @@ def serve(settings: Settings, host: str, port: int, descriptor: int | None, **op
         open_metrics=development or options["open_metrics"],
         docs=not options["no_docs"],
     )
-    # Beneath `up` somebody looks at a screen, and wants to see what went wrong alone.
+    # Under `up` a person looks at the dashboard, so only warnings are logged.
     hand_over(settings, serving, quiet=bound is not None)
-    # Made here for nothing else: what is wrong with it is said once, and not by every process that dies of it.
+    # Create the application once here, so that an error is reported once and not by every server process.
     made(serving)
     if bound is not None:
         _end_with_stdin()
@@ -134,51 +132,51 @@ def serve(settings: Settings, host: str, port: int, descriptor: int | None, **op
 
 
 def asgi() -> Asgi:
-    """The application of a server process, from the environment."""
+    """Create the application of a server process, from the environment."""
     settings = Settings.from_environment().told(verbose=_VERBOSE in os.environ)
     told = msgspec.json.decode(os.environ[_SERVING])
     level = _level(quiet=told.pop("quiet"))
     if multiprocessing.parent_process() is not None:
-        # In the process of the command itself logging is set up already.
+        # In the command's own process, logging is set up already.
         _to_the_end.enter_context(logging_to_stderr(settings, level))
     return servable(settings)(Serving(load_database(settings, "serve"), companions=_companions(), **told))
 
 
 def _companions() -> Mapping[str, str]:
-    """What runs beside the server, where `aftercommit up` has said so."""
+    """The services that `aftercommit up` runs beside the server."""
     told = os.environ.get(_COMPANIONS, "")
     return msgspec.json.decode(told, type=dict[str, str]) if told else {}
 
 
 def _require_service_tokens(settings: Settings, database: Database) -> None:
-    """Where users are named by a header, somebody must be able to prove that it may name them."""
+    """Refuse to start if users are identified by a header and no service token allows a program to send it."""
     found = load_named(settings, "Application or ASGI application")
     for outbox in found.users_by_header if isinstance(found, Application) else ():
         try:
             with database.connect_sync() as connection:
                 tokens = service_tokens.list_all(connection, outbox.shape)
         except (DatabaseUnavailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            # The server says so itself, and answers nobody by a header meanwhile.
+            # The server reports this itself, and does not trust the header meanwhile.
             continue
         may = service_tokens.ACT_AS_USER
         usable = [each for each in tokens if may in each.permissions and each.state != "revoked"]
         make = f"`aftercommit token create bot --may {may} --schema {outbox.schema}`"
         if not usable:
             raise DeclarationError(
-                f"the header X-User-Id names the readers of {outbox.schema!r}, and there is no service token that may "
-                f"name them. Make one with {make} and give it to the program that sends the header"
+                f"the readers of {outbox.schema!r} are identified by the header X-User-Id, and no service token allows "
+                f"a program to send it. Create one with {make} and give it to that program"
             )
         if all(each.state == "expired" for each in usable):
-            # No reason not to start: users with a token of their own do not need one, and a new one counts at once.
-            expired = [f"{each.name} ({each.id}), expired {_day(each.expires_at)}" for each in usable]
-            remedy = f"requests that name a user by X-User-Id are answered 401: make a new token with {make}"
+            # The server can start: users with their own token do not need it, and a new one is valid at once.
+            expired = [f"{each.name} ({each.id}), expired {_shown(each.expires_at)}" for each in usable]
+            remedy = f"requests with X-User-Id are answered with 401: create a new token with {make}"
             log_event(
                 logger, logging.WARNING, "service_tokens_expired", outbox=outbox.schema, tokens=expired, remedy=remedy
             )
 
 
-def _day(moment: datetime | None) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if moment is not None else "never"
+def _shown(moment: datetime | None) -> str:
+    return day_and_time(moment) if moment is not None else "never"
 
 
 def _level(*, quiet: bool) -> int:
@@ -186,7 +184,7 @@ def _level(*, quiet: bool) -> int:
 
 
 def servable(settings: Settings) -> Callable[[Serving], Asgi]:
-    """What makes the HTTP application that --app names."""
+    """The factory of the HTTP application that --app names."""
     found = load_named(settings, "Application or ASGI application")
     if isinstance(found, Application):
         if found.asgi is None:
@@ -194,13 +192,13 @@ def servable(settings: Settings) -> Callable[[Serving], Asgi]:
         return found.asgi
     if not callable(found):
         raise DeclarationError(
-            f"--app {settings.app!r} is {found!r:.80} and neither an Application nor an ASGI application: name one"
+            f"--app {settings.app!r} is {found!r:.80}, neither an Application nor an ASGI application: name one"
         )
     return lambda serving: found
 
 
 def hand_over(settings: Settings, serving: Serving, *, quiet: bool = True) -> None:
-    """Write to the environment what server processes are to know."""
+    """Write the configuration of server processes to the environment."""
     about = {name: getattr(serving, name) for name in _HANDED_OVER} | {"quiet": quiet}
     told = {
         APP: settings.app,
@@ -219,13 +217,13 @@ def hand_over(settings: Settings, serving: Serving, *, quiet: bool = True) -> No
 
 
 def _end_with_stdin() -> None:
-    """Whoever started us holds the other end, also when it is killed."""
+    """Stop when stdin closes: the parent process holds the other end, and the system closes it if the parent dies."""
 
     def watch() -> None:
-        # Not by way of sys.stdin, whose lock would be held while the interpreter ends.
+        # Not through sys.stdin: its lock would be held while the interpreter exits.
         while os.read(0, 4096):
             pass
-        # Its own, which it removes itself unless it was killed.
+        # The parent removes its folder itself, unless it was killed.
         remove_shared_folder()
         os.kill(os.getpid(), signal.SIGTERM)
 

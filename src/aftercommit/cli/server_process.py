@@ -1,4 +1,4 @@
-"""`aftercommit serve` as a part of `aftercommit up`, where several server processes are wanted."""
+"""`aftercommit serve` as a child process of `aftercommit up`, for several server processes."""
 
 import asyncio
 import sys
@@ -10,12 +10,12 @@ from aftercommit.service import Service
 
 
 class ServerProcess(Service):
-    """Runs it until stopped. It has no terminal, so that Ctrl-C reaches it through us and in our order."""
+    """Runs `aftercommit serve` until stopped, without a terminal: Ctrl-C reaches only `up`, which stops it in order."""
 
     name = "http"
 
     def __init__(self, bound: socket, url: str, workers: int, grace_seconds: float) -> None:
-        """What else it must know is in the environment. After a stop it has so many seconds to end by itself."""
+        """The other settings are in the environment. After a stop, it has `grace_seconds` to end by itself."""
         super().__init__()
         self.url = url
         self._socket = bound
@@ -23,7 +23,7 @@ class ServerProcess(Service):
         self._grace_seconds = grace_seconds
 
     async def run(self) -> None:
-        """Until stopped, or until it has ended by itself, which is an error."""
+        """Run until stopped. If the server ends by itself, raise an error."""
         with self._socket:
             process = await self._begun()
         ended = asyncio.create_task(process.wait())
@@ -31,7 +31,7 @@ class ServerProcess(Service):
         try:
             await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                raise AftercommitError(f"the HTTP server has ended with status {process.returncode}: see above why")
+                raise AftercommitError(f"the HTTP server exited with status {process.returncode}: see its output above")
         finally:
             stopping.cancel()
             await self._end(process)

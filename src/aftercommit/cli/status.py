@@ -1,9 +1,10 @@
-"""`aftercommit status`: one look at an outbox, or one every few seconds. Exit status 3 when it needs a person."""
+"""`aftercommit status`: shows the state of an outbox, once or every few seconds."""
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from aftercommit.cli.consumers import CONSUMER_COLUMNS, consumer_rows
+from aftercommit.cli.durations import rough_duration
 from aftercommit.cli.exits import NOT_AS_IT_SHOULD_BE
 from aftercommit.cli.figures import RateTracker
 from aftercommit.cli.limits import limit_options, limits_of
@@ -20,7 +22,8 @@ from aftercommit.cli.options import as_json, pass_settings
 from aftercommit.cli.output import line, message, print_json, print_table, printable
 from aftercommit.cli.overview_reader import OverviewReader
 from aftercommit.cli.remedies import pasteable
-from aftercommit.cli.screen import Screen, ago, kept
+from aftercommit.cli.retention import shown
+from aftercommit.cli.screen import Screen
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.operate.health import HealthLimits, HealthProblem, problems
 from aftercommit.operate.overview import Overview
@@ -31,15 +34,15 @@ from aftercommit.text import utc_second
 Section = tuple[Sequence[str], list[tuple[Any, ...]]]
 
 
-@click.command(short_help="Show what waits, who is at work, and what is wrong.")
-@click.option("-w", "--watch", is_flag=True, help="Look again and again, until interrupted.")
+@click.command(short_help="Show backlog, relays, consumers and problems.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh until interrupted.")
 @click.option(
     "--interval",
     type=Seconds(0.1, DAY),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between two looks of --watch.",
+    help="How often --watch refreshes.",
 )
 @limit_options
 @as_json
@@ -48,11 +51,10 @@ Section = tuple[Sequence[str], list[tuple[Any, ...]]]
 def status(
     ctx: click.Context, /, settings: Settings, watch: bool, interval: float, as_json: bool, **options: Any
 ) -> None:
-    """Show what waits, where the log and its consumers are, who is at work, what is held up by whom, and what is wrong.
+    """Show the backlog, the log, relays, consumers, dead letters, operations, blocking transactions and problems.
 
-    Exits with 3 when events wait without a relay or for too long, when a consumer or its retries have nobody to work
-    for them, when dead letters are parked, an operation is left alone, or a transaction holds things up; each is said
-    with its remedy.
+    Exits with 3 if there is a problem: events wait without a relay or too long, a consumer has no worker, dead letters
+    are parked, an operation is not driven, or a transaction blocks others. Each problem is shown with a remedy.
     """
     allowed = limits_of(options)
     database = load_database(settings, "status")
@@ -75,11 +77,11 @@ def status(
 
 
 def _watch(reader: OverviewReader, interval: float, limits: HealthLimits, as_json: bool) -> None:
-    """Until interrupted. The database may come and go meanwhile."""
+    """Refresh until interrupted, also across outages of the database."""
     pace = RateTracker()
     try:
         if sys.stdout.isatty() and not as_json:
-            # On a screen of its own, which the terminal puts away afterwards: nothing scrolls and nothing flickers.
+            # On the terminal's alternate screen: nothing scrolls or flickers.
             with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
                 while True:
                     live.update(_screen(reader, pace, limits, interval), refresh=True)
@@ -109,10 +111,9 @@ def _print_line(reader: OverviewReader, pace: RateTracker, limits: HealthLimits,
     if as_json:
         print_json(_document(found, wrong), compact=True)
         return
-    lag = max((consumer.lag for consumer in found.consumers), default=0)
     line(
         f"pending={found.pending} oldest={found.oldest_seconds:.1f}s in={_rate(found.published_rate)}/s "
-        f"out={_rate(found.delivered_rate)}/s failed={found.failed} head={found.head} lag={lag} "
+        f"out={_rate(found.delivered_rate)}/s failed={found.failed} head={found.head} lag={found.max_lag} "
         f"retrying={found.dead('retrying')} parked={found.dead('parked')} held_up_by={len(found.holders)} "
         f"problems={len(wrong)}"
     )
@@ -146,8 +147,8 @@ def _sections(found: Overview) -> Iterator[Section]:
     if found.life is not None and found.life.number > 1:
         life = found.life
         yield (
-            ("life of the log", "began", "goes on after", "life before ended at", "why"),
-            [(life.number, ago(life.seconds), life.base, life.previous_last, life.reason)],
+            ("life of the log", "began", "continues after", "previous life ended at", "why"),
+            [(life.number, _ago(life.seconds), life.base, life.previous_last, life.reason)],
         )
     yield from (section for section in _details(found) if section[1])
 
@@ -159,7 +160,7 @@ def _details(found: Overview) -> Iterator[Section]:
         [(wait.consumer, str(wait), utc_second(wait.until)) for wait in found.version_waits],
     )
     yield (
-        ("relay", "heard of (s)", "lanes", "alive"),
+        ("relay", "last seen (s)", "lanes", "alive"),
         [(relay.name, relay.silent_seconds, relay.lanes, relay.is_alive) for relay in found.relays],
     )
     yield (
@@ -167,24 +168,32 @@ def _details(found: Overview) -> Iterator[Section]:
         [(each.owner, each.status, each.count) for each in found.dead_letters],
     )
     yield (
-        ("operation", "kind", "status", "through", "failed", "driven"),
+        ("operation", "kind", "status", "finished", "failed", "driven"),
         [
             (each.id, each.kind, each.status, f"{each.through} of {each.total}", each.failed, each.driven)
             for each in found.operations
         ],
     )
     yield (
-        ("retention of", "kept for", "removed", "last looked at", "kept back"),
+        ("retention of", "kept for", "removed", "last run", "waits for"),
         [
             (
                 each.task.replace("_", " "),
-                kept(each.keep_seconds),
+                _kept(each.keep_seconds),
                 each.removed,
-                ago(each.ran_seconds_ago),
+                _ago(each.ran_seconds_ago),
                 "; ".join(each.kept_back) or None,
             )
             for each in found.upkeep
             if each.ran_seconds_ago is not None
         ],
     )
-    yield ("held up by", "what"), [(str(holder), "; ".join(holder.holds)) for holder in found.holders]
+    yield ("blocked by", "what"), [(str(holder), "; ".join(holder.holds)) for holder in found.holders]
+
+
+def _kept(seconds: float | None) -> str:
+    return shown(timedelta(seconds=seconds) if seconds is not None else None)
+
+
+def _ago(seconds: float) -> str:
+    return f"{rough_duration(seconds)} ago"

@@ -1,7 +1,8 @@
-"""`aftercommit token`: JWTs for development, service tokens, and the end of both. Secrets go to stdout, once."""
+"""`aftercommit token`: JWTs for development, service tokens, and revocation. Prints a new secret once, to stdout."""
 
 import sys
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,100 +11,86 @@ import msgspec
 import psycopg
 
 from aftercommit.cli.exits import PARTIAL
-from aftercommit.cli.loading import find_shape, load_database
-from aftercommit.cli.options import as_json, global_options, pass_settings
-from aftercommit.cli.output import line, message, print_json, print_table
+from aftercommit.cli.loading import find_outbox, load_database
+from aftercommit.cli.options import Command, as_json, global_options, pass_settings
+from aftercommit.cli.output import day_and_time, line, message, print_json, print_table
 from aftercommit.cli.prompts import confirm
 from aftercommit.cli.retention import FOR_EVER, Duration
-from aftercommit.cli.selecting import by_option, yes_option
+from aftercommit.cli.selecting import by_option, reason_option, yes_option
+from aftercommit.clock import utc_now
 from aftercommit.embedded import default_folder
-from aftercommit.operate.overview import overview
 from aftercommit.operate.repair.repair import this_user
 from aftercommit.postgres.shape import Shape
 from aftercommit.settings import Settings
-from aftercommit.text import plural
+from aftercommit.text import plural, utc_second
 
 if TYPE_CHECKING:
     from aftercommit.access.token_keys import TokenKeys
 
 SERVICE_COLUMNS = ("id", "name", "state", "may", "created", "by", "expires", "last used")
 REVOCATION_COLUMNS = ("revoked", "what", "when", "by", "reason", "until")
+_VALID = "How long it is valid."
 
 
-@click.group()
+@click.group(short_help="Create, list and revoke tokens.")
 @global_options
 def token() -> None:
-    """Tokens that readers of feeds show: JWTs for people, service tokens for programs."""
+    """Create and revoke the tokens that clients of feeds send: JWTs for people, service tokens for programs."""
 
 
-_may_option = click.option(
-    "--may",
-    multiple=True,
-    required=True,
-    metavar="PERMISSION",
-    help="What the bearer may, like 'investigation:*:read'; may be repeated.",
-)
+def _may_option(*, required: bool) -> Callable[[Command], Command]:
+    help_text = "A permission, like 'investigation:*:read'. Repeat it for more."
+    return click.option("--may", multiple=True, required=required, metavar="PERMISSION", help=help_text)
 
 
 @token.command(short_help="Sign a JWT, for development.")
-@click.option("--user", required=True, metavar="NAME", help="Whom the token speaks for.")
-@click.option(
-    "--may",
-    multiple=True,
-    metavar="PERMISSION",
-    help="A permission, like 'investigation:*:read'; repeat it for more. Default: none.",
-)
-@click.option("--for", "lifetime", type=Duration(), default="1h", show_default=True, metavar="TIME", help="How long.")
+@click.option("--user", required=True, metavar="NAME", help="The user whom the token identifies.")
+@_may_option(required=False)
+@click.option("--for", "lifetime", type=Duration(), default="1h", show_default=True, metavar="TIME", help=_VALID)
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A JWK set with a key that can sign. Default: AFTERCOMMIT_TOKEN_KEYS_FILE, AFTERCOMMIT_TOKEN_KEYS, or a key "
-    "in AFTERCOMMIT_HOME, which is made when it is first needed.",
+    help="A JWK set with a signing key. Default: AFTERCOMMIT_TOKEN_KEYS_FILE, AFTERCOMMIT_TOKEN_KEYS, or a key in "
+    "AFTERCOMMIT_HOME, which is created when it is first needed.",
 )
-@click.option("--issuer", metavar="NAME", help="Who issues it, where the keys do not say.")
-@click.option("--audience", metavar="NAME", help="For whom it is, where the keys do not say.")
+@click.option("--issuer", metavar="NAME", help="The claim `iss`, if the keys do not define it.")
+@click.option("--audience", metavar="NAME", help="The claim `aud`, if the keys do not define it.")
 @as_json
 @pass_settings
 def mint(settings: Settings, user: str, may: tuple[str, ...], lifetime: timedelta | str, **options: Any) -> None:
-    """Sign a JWT and print it. Needs no database: whoever has the key can mint."""
+    """Sign a JWT and print it. Needs no database, only the signing key."""
     from aftercommit.access import tokens
 
     if not isinstance(lifetime, timedelta):
-        raise click.UsageError(f"--for {lifetime}: a JWT ends; for one that does not, `aftercommit token create`")
+        raise click.UsageError(
+            f"--for {lifetime}: a JWT must expire. For a token that does not, use `aftercommit token create`"
+        )
     keys = _keys(options["keys"])
     minted = tokens.mint(keys, user, may, lifetime, issuer=options["issuer"], audience=options["audience"])
-    until = (datetime.now(UTC) + lifetime).isoformat(timespec="seconds").replace("+00:00", "Z")
+    until = utc_second(utc_now() + lifetime)
     if options["as_json"]:
         print_json({"token": minted, "user": user, "permissions": list(may), "expires_at": until})
         return
     line(minted)
-    message(f"for {user!r}, until {until}: send it as `Authorization: Bearer …`")
+    message(f"valid for user {user!r} until {until}: send it as `Authorization: Bearer …`")
     if not may:
-        message("it has no permissions (--may): enough for routes that ask for none, like the tasks; others answer 403")
+        message("it has no permissions (--may): routes that require one answer with 403")
 
 
-@token.command(short_help="Make a service token.")
+@token.command(short_help="Create a service token.")
 @click.argument("name")
-@_may_option
-@click.option(
-    "--for",
-    "lifetime",
-    type=Duration(),
-    default=FOR_EVER,
-    show_default=True,
-    metavar="TIME",
-    help="How long it counts.",
-)
+@_may_option(required=True)
+@click.option("--for", "lifetime", type=Duration(), default=FOR_EVER, show_default=True, metavar="TIME", help=_VALID)
 @by_option
 @as_json
 @pass_settings
 def create(settings: Settings, name: str, may: tuple[str, ...], lifetime: timedelta | str, **options: Any) -> None:
-    """Make a token for the program NAME and print it. Only its hash is stored: it is never shown again."""
+    """Create a token for the program NAME and print it. Only its hash is stored, so it cannot be shown again."""
     from aftercommit.access import service_tokens
 
     with load_database(settings, "token").connect_sync() as connection:
-        shape = _shape(settings, connection)
+        shape = find_outbox(settings, connection)
         ends = lifetime if isinstance(lifetime, timedelta) else None
         closes = service_tokens.ACT_AS_USER in may and not _is_closed(connection, shape)
         made = service_tokens.create(connection, shape, name, may, lifetime=ends, by=options["by"] or this_user())
@@ -111,16 +98,16 @@ def create(settings: Settings, name: str, may: tuple[str, ...], lifetime: timede
         print_json(msgspec.to_builtins(made) | {"name": name, "permissions": list(may)})
     else:
         line(made.token)
-        message(f"service token {made.id} for {name!r}. This is the only time that it is shown: keep it now")
+        message(f"service token {made.id} for {name!r}. Store it now: it cannot be shown again")
     if closes:
         message(
-            "from now on, development servers do not believe `X-User-Id` alone either: a program that names users "
-            "needs this token (the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
+            "from now on, development servers too require this token with `X-User-Id`. Give it to the programs that "
+            "send this header (for the bot: AFTERCOMMIT_BOT_CREDENTIAL)"
         )
 
 
 def _is_closed(connection: psycopg.Connection[Any], shape: Shape) -> bool:
-    """Whether a token of before has ended that users are believed by their header alone."""
+    """Whether development servers already require a service token with `X-User-Id`."""
     from aftercommit.access import service_tokens
 
     known = service_tokens.list_all(connection, shape)
@@ -131,11 +118,11 @@ def _is_closed(connection: psycopg.Connection[Any], shape: Shape) -> bool:
 @as_json
 @pass_settings
 def list_tokens(settings: Settings, as_json: bool) -> None:
-    """Show service tokens and revocations; secrets are not known here."""
+    """Show service tokens and revocations, without secrets."""
     from aftercommit.access import revocation, service_tokens
 
     with load_database(settings, "token").connect_sync() as connection:
-        shape = _shape(settings, connection)
+        shape = find_outbox(settings, connection)
         tokens = service_tokens.list_all(connection, shape)
         revoked = revocation.list_all(connection, shape)
     if as_json:
@@ -166,30 +153,30 @@ def list_tokens(settings: Settings, as_json: bool) -> None:
         )
 
 
-@token.command(short_help="End tokens before their time.")
+@token.command(short_help="Revoke tokens.")
 @click.argument("tokens", nargs=-1, metavar="[TOKEN]...")
-@click.option("--user", "users", multiple=True, metavar="NAME", help="All JWTs that this user has until now.")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for the record.")
+@click.option("--user", "users", multiple=True, metavar="NAME", help="All JWTs of this user that were issued so far.")
+@reason_option
 @by_option
 @yes_option
 @pass_settings
 def revoke(
     settings: Settings, tokens: tuple[str, ...], users: tuple[str, ...], reason: str, by: str | None, yes: bool
 ) -> None:
-    """End service tokens (by id) and JWTs (by their id, jti). A whole token is understood too; - reads from stdin, and
-    needs --yes.
+    """Revoke service tokens (by id) and JWTs (by id, the claim jti). TOKEN can also be the whole token, or - to read
+    tokens from stdin, which needs --yes.
 
-    Servers hear of it at once, and open streams of the bearer end.
+    Servers apply it at once and close the open streams of these tokens.
     """
     given = [word for each in tokens for word in (sys.stdin.read().split() if each == "-" else [each])]
     if not given and not users:
-        raise click.UsageError("nothing to revoke: name a token, its id, or --user")
+        raise click.UsageError("nothing to revoke: give a token, its id, or --user")
     if not yes:
         what = [plural(len(given), "token")] if given else []
-        what += [f"every JWT that {user!r} has until now" for user in users]
+        what += [f"all JWTs of {user!r} that were issued so far" for user in users]
         confirm(f"Revoke {' and '.join(what)}? This cannot be undone")
     with load_database(settings, "token").connect_sync() as connection:
-        shape, who = _shape(settings, connection), by or this_user()
+        shape, who = find_outbox(settings, connection), by or this_user()
         missing = [each for each in given if not _revoke_token(connection, shape, each, who, reason)]
         for user in users:
             _revoke_user(connection, shape, user, who, reason)
@@ -206,11 +193,11 @@ def _revoke_token(connection: psycopg.Connection[Any], shape: Shape, text: str, 
         message(f"service token {service} is revoked" if ended else f"service token {service} was revoked before")
         return True
     if text.startswith(service_tokens.PREFIX):
-        message(f"there is no service token {service or 'of this form'}")
+        message(f"there is no service token {service}" if service else "this is not a complete service token")
         return False
     token_id, until = tokens.named_by(text)
     revocation.revoke(connection, shape, "token", token_id, until=until, by=by, reason=reason)
-    message(f"token {token_id} is revoked" + (" (there is no service token of this id)" if "." not in text else ""))
+    message(f"JWT {token_id} is revoked" + (" (there is no service token with this id)" if "." not in text else ""))
     return True
 
 
@@ -218,7 +205,7 @@ def _revoke_user(connection: psycopg.Connection[Any], shape: Shape, user: str, b
     from aftercommit.access import revocation
 
     moment = revocation.revoke(connection, shape, "user", user, by=by, reason=reason)
-    message(f"tokens of {user!r} that were issued until {_day(moment)} are revoked")
+    message(f"all JWTs of {user!r} issued until {day_and_time(moment)} are revoked")
 
 
 def _keys(path: Path | None) -> "TokenKeys":
@@ -232,16 +219,10 @@ def _keys(path: Path | None) -> "TokenKeys":
     is_new = not (folder / DEVELOPMENT_FILE).exists()
     keys = TokenKeys.for_development(folder)
     if is_new:
-        message(f"made a new development key in {(folder / DEVELOPMENT_FILE).absolute()}: servers here believe it")
+        path = (folder / DEVELOPMENT_FILE).absolute()
+        message(f"created a new development key in {path}: development servers in this folder accept it")
     return keys
 
 
-def _shape(settings: Settings, connection: psycopg.Connection[Any]) -> Shape:
-    shape = find_shape(settings, connection)
-    # Says what to do where there is no outbox, before anything is tried.
-    overview(connection, shape)
-    return shape
-
-
 def _day(moment: datetime | None) -> str | None:
-    return moment.astimezone(UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z") if moment else None
+    return day_and_time(moment) if moment is not None else None

@@ -1,11 +1,11 @@
-"""`aftercommit up`: everything at once. PostgreSQL (yours or an embedded one), tables, relays, consumers, HTTP.
-
-Without --app it runs the order example, so that there is something to see.
+"""`aftercommit up`: runs everything in one process: PostgreSQL (yours or an embedded one), tables, relays, consumers
+and HTTP. Without --app it runs the order example.
 """
 
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aftercommit.application import Application, Companions, Serving
-from aftercommit.cli.dashboard import Dashboard, is_terminal
+from aftercommit.cli.dashboard import Dashboard
 from aftercommit.cli.loading import database_at, load_application
 from aftercommit.cli.logs import BriefFormatter, TextFormatter, logging_to, logging_to_stderr
 from aftercommit.cli.numbers import DAY, Amount, Seconds
@@ -32,7 +32,6 @@ from aftercommit.demo import orders
 from aftercommit.embedded import EmbeddedPostgres, default_folder
 from aftercommit.engine import Engine
 from aftercommit.errors import EmbeddedPostgresError, MissingExtra
-from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.relay import RelaySettings
 from aftercommit.schema import migrate
@@ -49,30 +48,29 @@ logger = logging.getLogger("aftercommit.up")
 
 _LOOK_AT_SERVER = 1.0
 _APPLICATION_NAME = "aftercommit up"
-# Set by a Makefile whose target runs us and hands its ARGS on: how people give us options there.
+# Set by a Makefile target that runs this command and passes its ARGS on: messages then show how to give options there.
 _STARTED_BY = "AFTERCOMMIT_STARTED_BY"
 _LARGEST_PORT = 65_535
 _CLOSED = (
-    "  note: the server listens on {host}, so it does not believe `X-User-Id` alone, not even the bot's. Use "
-    "127.0.0.1, or make a service token with `aftercommit token create bot --may act-as-user` and set "
-    "AFTERCOMMIT_BOT_CREDENTIAL"
+    "  note: the server listens on {host}, so `X-User-Id` needs a service token, also for the bot. Use 127.0.0.1, or "
+    "create a token with `aftercommit token create bot --may act-as-user` and set AFTERCOMMIT_BOT_CREDENTIAL"
 )
 
 
-@click.command(short_help="Run everything at once, for first steps.")
+@click.command(short_help="Run everything at once, for your first steps.")
 @click.option(
     "--rate",
     type=Amount(0, 10_000),
     default=6.0,
     show_default=True,
     metavar="EVENTS",
-    help="Events a second of the example; 0 for none.",
+    help="Sample events per second; 0 for none.",
 )
 @click.option(
     "--interval",
     type=Seconds(0.1, DAY),
     metavar="SECONDS",
-    help="Between two looks at the figures. Default: 0.5 on a terminal, 2 elsewhere.",
+    help="How often to refresh the figures. Default: 0.5 on a terminal, 2 elsewhere.",
 )
 @server_options
 @retention_options
@@ -80,10 +78,10 @@ _CLOSED = (
 def up(
     settings: Settings, rate: float, interval: float | None, host: str, port: int, workers: int, **options: Any
 ) -> None:
-    """Run everything: PostgreSQL, tables, relays, consumers, HTTP; the order example unless --app names yours.
+    """Run everything: PostgreSQL, tables, relays, consumers and HTTP. Without --app, runs the order example.
 
-    Without DATABASE_URL an embedded PostgreSQL is started in AFTERCOMMIT_HOME (./.aftercommit), or the one that runs
-    there is used. Ctrl-C stops everything that was started here; the data stays.
+    Without DATABASE_URL, starts an embedded PostgreSQL in AFTERCOMMIT_HOME (./.aftercommit), or uses the one that runs
+    there. Ctrl-C stops everything that this command has started; the data stays.
     """
     relay_settings = RelaySettings(gauge_seconds=1.0, retention=retention_of(options))
     application = load_application(settings) if settings.app is not None else orders.application
@@ -108,7 +106,7 @@ def up(
             )
             served = _server(settings, application, serving, ListenAddress(host, port, workers))
             if isinstance(served, ServerProcess):
-                # The relays are here and not in its processes: their figures are to be at `/metrics` too.
+                # The relays run in this process; share their figures with the server processes, for `/metrics`.
                 stack.enter_context(shared_folder())
                 with suppress(MissingExtra):
                     parts.append(SharedFigures(exposition(*application.outboxes), "up"))
@@ -119,9 +117,8 @@ def up(
                 message(_CLOSED.format(host=host))
             if served is not None:
                 message("\n" + click.style(f"  open in a browser:      {served.url}", bold=True))
-            views = [
-                (stack.enter_context(_overview_reader(database, outbox)), outbox) for outbox in application.outboxes
-            ]
+            readers = [stack.enter_context(OverviewReader(database, each.shape)) for each in application.outboxes]
+            views = tuple(zip(readers, application.outboxes, strict=True))
             parts.append(Dashboard(views, interval or (2.0 if recent is None else 0.5), recent))
             if served is not None and companions is not None:
                 parts += companions.services(served.url)
@@ -129,7 +126,7 @@ def up(
 
 
 def _check_address(host: str, port: int) -> None:
-    """Nothing was started yet: that somebody else listens there is the first thing to hear, and the only one."""
+    """Report that the address is in use before anything is started."""
     from aftercommit.server.http_server import AddressTaken, listen
 
     try:
@@ -138,13 +135,13 @@ def _check_address(host: str, port: int) -> None:
         target = os.environ.get(_STARTED_BY)
         if not target:
             raise
-        # The port beside it is that of a companion.
+        # A companion uses the port next to it.
         other = port + 2 if port + 2 <= _LARGEST_PORT else 0
         raise AddressTaken(f"{problem}, as in {target} ARGS='--port {other}'") from None
 
 
 def _companions(application: Application, database: Database, port: int) -> Companions | None:
-    """What runs beside the server, if there is one."""
+    """The services that run beside the server, if there is a server."""
     if application.asgi is None or application.companions is None:
         return None
     return application.companions(database, port)
@@ -153,12 +150,10 @@ def _companions(application: Application, database: Database, port: int) -> Comp
 def _server(
     settings: Settings, application: Application, serving: Serving, address: ListenAddress
 ) -> "HttpServer | ServerProcess | None":
-    """One server runs in this process, with its figures beside the relay's; several are processes of their own."""
+    """One server runs in this process; several run in processes of their own."""
     if application.asgi is None:
         if click.get_current_context().get_parameter_source("port") is click.core.ParameterSource.COMMANDLINE:
-            message(
-                f"--port {address.port} is not used: this application serves no HTTP (name an Application with asgi)"
-            )
+            message(f"--port {address.port} is ignored: this application has no HTTP routes (Application.asgi)")
         return None
     from aftercommit.server.http_server import MARGIN_SECONDS, HttpServer, listen, stop_seconds, url_of
 
@@ -171,12 +166,8 @@ def _server(
     return ServerProcess(bound, url_of(bound), address.workers, stop_seconds(serving.drain_seconds) + MARGIN_SECONDS)
 
 
-def _overview_reader(database: Database, outbox: Outbox) -> OverviewReader:
-    return OverviewReader(database, lambda connection: outbox.shape)
-
-
 class PostgresKeeper(Service):
-    """Starts the embedded server again when it is gone: it crashed, or another process that owned it has stopped it."""
+    """Restarts the embedded server after it has crashed, or after the process that owned it has stopped it."""
 
     name = "keeper"
 
@@ -186,7 +177,7 @@ class PostgresKeeper(Service):
         self._dsn = server.dsn
 
     async def run(self) -> None:
-        """Until stopped."""
+        """Run until stopped."""
         while not self.stopping.is_set():
             if not await asyncio.to_thread(self._server.is_running):
                 await self._start_again()
@@ -194,19 +185,19 @@ class PostgresKeeper(Service):
 
     async def _start_again(self) -> None:
         folder = str(self._server.cluster.folder)
-        log_event(logger, logging.WARNING, "postgresql_is_gone", folder=folder, remedy="it is started again")
+        log_event(logger, logging.WARNING, "postgresql_is_gone", folder=folder, remedy="restarting it")
         await asyncio.to_thread(self._server.start)
         if self._server.dsn != self._dsn:
             raise EmbeddedPostgresError(
-                f"PostgreSQL in {folder} runs again but under another address, {self._server.dsn}: run this again"
+                f"PostgreSQL in {folder} was restarted with another address, {self._server.dsn}: run this command again"
             )
         log_event(logger, logging.WARNING, "postgresql_runs_again", folder=folder, owned=not self._server.attached)
 
 
 @contextmanager
 def _logging(settings: Settings) -> Iterator[RecentLines | None]:
-    """On a terminal the last log lines are part of the panel; elsewhere they go to stderr as they come."""
-    if not is_terminal():
+    """On a terminal, the panel shows the last log lines; elsewhere, log lines go to stderr."""
+    if not sys.stdout.isatty():
         with logging_to_stderr(settings, logging.WARNING, tracebacks=False):
             yield None
     elif settings.verbose:
@@ -223,7 +214,7 @@ def _logging(settings: Settings) -> Iterator[RecentLines | None]:
 def _postgres(settings: Settings, stopper: Stopper) -> Iterator[tuple[Database, EmbeddedPostgres | None]]:
     if settings.dsn is not None:
         database = database_at(settings.dsn, settings, "up")
-        message(f"using the PostgreSQL of --dsn or {DATABASE_URL}: {database.safe_dsn}")
+        message(f"using PostgreSQL at {database.safe_dsn} (from --dsn or {DATABASE_URL})")
         yield database, None
         return
     server = EmbeddedPostgres(default_folder())
@@ -231,20 +222,20 @@ def _postgres(settings: Settings, stopper: Stopper) -> Iterator[tuple[Database, 
     message(f"starting PostgreSQL {server.cluster.version} in {server.cluster.folder}")
     server.start()
     if server.attached:
-        message(f"a PostgreSQL (process {server.pid}) runs there already: attached to it, and it stays when we stop")
+        message(f"using the PostgreSQL that already runs there (process {server.pid}); it will keep running")
     try:
         yield Database(server.dsn, application_name=_APPLICATION_NAME), server
     finally:
         owned = not server.attached
         server.stop()
         if owned:
-            message(f"PostgreSQL is stopped; the data is in {server.cluster.folder}")
+            message(f"PostgreSQL has stopped; the data is in {server.cluster.folder}")
 
 
 def _end_at_once(server: EmbeddedPostgres) -> None:
-    """Somebody is in a hurry: nobody waits for anything any more, and nothing stays behind."""
-    told = "PostgreSQL was told to stop; " if server.tell_to_stop() else ""
-    message(f"ending at once. {told}the data is in {server.cluster.folder}")
+    """At the second signal: tell PostgreSQL to stop, and do not wait for it."""
+    told = "PostgreSQL is stopping. " if server.tell_to_stop() else ""
+    message(f"ending at once. {told}The data is in {server.cluster.folder}")
 
 
 def _make_tables(database: Database, application: Application) -> None:
@@ -254,7 +245,7 @@ def _make_tables(database: Database, application: Application) -> None:
             message(f"schema {outbox.schema}: " + (f"{plural(len(steps), 'step')} applied" if steps else "up to date"))
         if application.create_tables is not None:
             application.create_tables(connection)
-        # Before we say that anything runs, and before one of several new consumers has its checkpoint.
+        # Before anything runs, and before the first of several new consumers gets its checkpoint.
         for outbox in application.outboxes:
             require_all_free(connection, outbox)
 
@@ -278,11 +269,11 @@ def _about(
 
 
 async def _run_together(parts: Sequence[Service], stopper: Stopper) -> None:
-    """Start the parts in order, wait for a stop or for the first that fails, stop them in reverse."""
+    """Start the services in order, wait for a stop or for the first that fails, stop them in reverse order."""
     stop = asyncio.Event()
 
     def end() -> None:
-        message("stopping; Ctrl-C again ends at once")
+        message("stopping; press Ctrl-C again to end at once")
         stop.set()
 
     stopper.calls(end)

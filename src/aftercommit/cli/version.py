@@ -1,4 +1,4 @@
-"""`aftercommit version`: what is installed, for reports of problems."""
+"""`aftercommit version`: the installed versions, for bug reports."""
 
 import platform
 from importlib.metadata import version as installed_version
@@ -8,7 +8,7 @@ import psycopg
 
 from aftercommit._version import __version__
 from aftercommit.cli.options import as_json, pass_settings
-from aftercommit.cli.output import line, print_json
+from aftercommit.cli.output import print_fields, print_json
 from aftercommit.schema.migrate import migrations
 from aftercommit.settings import Settings
 
@@ -17,7 +17,7 @@ from aftercommit.settings import Settings
 @as_json
 @pass_settings
 def version(settings: Settings, as_json: bool) -> None:
-    """Print the versions of aftercommit and of what it runs on."""
+    """Print the versions of aftercommit, Python, psycopg and the platform."""
     found = {
         "aftercommit": __version__,
         "migration": str(migrations()[-1]),
@@ -29,5 +29,4 @@ def version(settings: Settings, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    for name, value in found.items():
-        line(f"{name:<12} {value}")
+    print_fields(found)

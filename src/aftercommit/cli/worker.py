@@ -1,4 +1,4 @@
-"""`aftercommit worker`: run the handlers of consumers that follow the log, until told to stop."""
+"""`aftercommit worker`: runs the handlers of consumers that follow the log."""
 
 import logging
 
@@ -25,7 +25,7 @@ _DEFAULTS = WorkerSettings()
     default=_DEFAULTS.lease_seconds,
     show_default=True,
     metavar="SECONDS",
-    help="After a crash a standby takes over within this time.",
+    help="After a crash, a standby worker takes over within this time.",
 )
 @metrics_options
 @pass_settings
@@ -34,13 +34,14 @@ def worker(
 ) -> None:
     """Handle events for the named consumers, or for all that the outbox declares, until stopped.
 
-    A consumer has one worker at a time; further ones stand by. Unreachable databases and signals as with `relay`.
+    A consumer has one active worker; others stand by. If the database cannot be reached, the worker waits for it.
+    SIGTERM or Ctrl-C finishes the work in progress; a second signal ends the process at once.
     """
     outbox, database = load_outbox(settings), load_database(settings, "worker")
     if not outbox.consumers:
         raise DeclarationError(
-            f"outbox {outbox.schema!r} declares no consumers in what --app {settings.app} imports: if your handlers "
-            "are in other modules, name one that imports them all, e.g. --app shop.handlers:outbox"
+            f"outbox {outbox.schema!r} of --app {settings.app} has no consumers: if your handlers are in other "
+            "modules, name a module that imports them all, e.g. --app shop.handlers:outbox"
         )
     worker_settings = WorkerSettings(lease_seconds=lease)
     with logging_to_stderr(settings, logging.INFO):

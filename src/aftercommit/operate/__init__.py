@@ -1,4 +1,4 @@
-"""See how it stands, and set it right. The command line and the console both work with this."""
+"""Monitoring and repair of an outbox: overview, health, doctor, dead letters and replays. The command line uses it."""
 
 from aftercommit.operate.blockers import Blocker, find_blockers
 from aftercommit.operate.doctor import Finding, Level, diagnose
@@ -14,28 +14,21 @@ from aftercommit.operate.overview import (
     VersionWait,
     overview,
 )
-from aftercommit.operate.repair import (
-    RELAY,
-    TO_OWNER,
-    TO_TRANSPORT,
+from aftercommit.operate.repair.actions import RepairResult
+from aftercommit.operate.repair.driver import ReplayDriver, ReplayProgress
+from aftercommit.operate.repair.letters import (
     DeadLetter,
     FailedAttempt,
-    ItemOutcome,
-    ItemProblem,
     LetterDetail,
     LetterGroup,
     LetterPage,
-    Operation,
     OperatorAction,
-    Preview,
-    Repair,
-    RepairResult,
-    ReplayDriver,
-    ReplayProgress,
-    SeekResult,
-    SeekTarget,
-    Selection,
 )
+from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, ItemOutcome, ItemProblem, Operation
+from aftercommit.operate.repair.repair import Repair
+from aftercommit.operate.repair.replay import Preview
+from aftercommit.operate.repair.seeking import SeekResult, SeekTarget
+from aftercommit.operate.repair.selection import RELAY, Selection
 
 __all__ = [
     "RELAY",

@@ -1,9 +1,9 @@
-"""Who holds things up: open transactions, prepared ones, and replication slots, each with what it holds and the remedy.
+"""Finds what blocks an outbox: open transactions, prepared transactions and replication slots, each with a remedy.
 
-Reads PostgreSQL's own views, changes nothing. What a role may not see of other users' sessions is left unknown.
+Reads PostgreSQL's own views and changes nothing. Without pg_read_all_stats, details of other users' sessions are
+unknown.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,19 +14,21 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.schema.catalog import asking
 
-# Shorter ones are everyday work.
+# Shorter transactions are normal.
 WORTH_A_LOOK_SECONDS = 5.0
 _MIB = 1 << 20
+_WATERMARK = "the relays' watermark, because it has published and not committed"
+_VACUUM = "vacuum, which has to keep old row versions for it"
 
 Kind = Literal["transaction", "prepared transaction", "replication slot"]
 
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """Somebody who holds something up: a process id, the name of a prepared transaction, or of a slot.
+    """A session, prepared transaction or replication slot that blocks others; `name` is its process id or its name.
 
-    `seconds` is None where this role may not know; `holds` says what, the gravest first; `oldest` is how many
-    transactions ago the rows begin that vacuum has to leave for it.
+    `seconds` is None if this role may not see it. `holds` lists what it blocks, most serious first. `oldest` is the
+    age, in transactions, of the oldest rows that vacuum has to keep for it.
     """
 
     kind: Kind
@@ -40,7 +42,7 @@ class Blocker:
     locks_tables: bool = False
 
     def __str__(self) -> str:
-        """Who it is, in words."""
+        """A description for messages."""
         user = f" of user {self.user!r}" if self.user else ""
         application = f" ({self.application})" if self.application else ""
         since = f" for {self.seconds:.0f} s" if self.seconds is not None else ""
@@ -56,13 +58,13 @@ class Blocker:
             case "prepared transaction":
                 return f"commit prepared or rollback prepared {sql.quote(self.name)}"
             case "replication slot":
-                return f"let its reader come back, or: select pg_drop_replication_slot({sql.quote(self.name)})"
+                return f"start its reader again, or: select pg_drop_replication_slot({sql.quote(self.name)})"
 
 
 def find_blockers(
     connection: psycopg.Connection[Any], shape: Shape, *, seconds: float | None = None
 ) -> tuple[Blocker, ...]:
-    """Everybody who has held something up for longer than this (or than is worth a look), longest first."""
+    """Everything that has blocked others for longer than this, by default WORTH_A_LOOK_SECONDS; longest first."""
     seconds = WORTH_A_LOOK_SECONDS if seconds is None else seconds
     ask, statements = asking(connection), Statements(shape)
     transactions = ask(statements.render("holding_transactions"), {"schema": shape.schema, "seconds": seconds})
@@ -89,31 +91,25 @@ def _transaction(
     waiting: list[str],
     oldest: int | None,
 ) -> Blocker:
-    held = _holds(publishes, appends, locked, touches, waiting, oldest)
+    held = []
+    if appends:
+        held.append("every append to the log, because it has written to the head")
+    if publishes:
+        held.append(_WATERMARK)
+    if locked is not None:
+        held.append(f"readers and writers of table {locked}, which it has locked")
+    if waiting:
+        held.append(f"{', '.join(waiting[:3])}{' and others' if len(waiting) > 3 else ''}, waiting for its locks")
+    if touches and not (publishes or appends or locked):
+        held.append("migrations and the dropping of partitions, because it uses a table of the outbox")
+    if oldest is not None:
+        held.append(_VACUUM)
     return Blocker("transaction", pid, user, application, state, seconds, tuple(held), oldest, locked is not None)
 
 
-def _holds(
-    publishes: bool, appends: bool, locked: str | None, touches: bool, waiting: list[str], oldest: int | None
-) -> Iterator[str]:
-    if appends:
-        yield "every append to the log, because it has written to the head"
-    if publishes:
-        yield "the relays' watermark, because it has published and not committed"
-    if locked is not None:
-        yield f"readers and writers of table {locked}, which it has locked"
-    if waiting:
-        yield f"{', '.join(waiting[:3])}{' and others' if len(waiting) > 3 else ''}, waiting for its locks"
-    if touches and not (publishes or appends or locked):
-        yield "migrations and the dropping of partitions, because it uses a table of the outbox"
-    if oldest is not None:
-        yield "vacuum, which has to leave what it might still see"
-
-
 def _prepared(name: str, user: str, seconds: float, publishes: bool, oldest: int) -> Blocker:
-    held = ("the relays' watermark, because it has published and is not decided",) if publishes else ()
-    vacuum = "vacuum, which has to leave what it might still see"
-    return Blocker("prepared transaction", name, user, "", "prepared", seconds, (*held, vacuum), oldest)
+    held = (_WATERMARK,) if publishes else ()
+    return Blocker("prepared transaction", name, user, "", "prepared", seconds, (*held, _VACUUM), oldest)
 
 
 def _slot(
@@ -121,9 +117,9 @@ def _slot(
 ) -> Blocker:
     held = []
     if holds_rows:
-        held.append("vacuum, which has to leave what its reader might still see")
+        held.append(_VACUUM)
     if not active:
         size = f"{wal / _MIB:.0f} MiB of" if wal is not None else "an unknown amount of"
-        held.append(f"{size} WAL on the disk, which nobody reads ({wal_status})")
+        held.append(f"{size} unread WAL on disk ({wal_status})")
     state = f"{kind}, {'active' if active else 'not active'}"
     return Blocker("replication slot", name, None, "", state, None, tuple(held), oldest)

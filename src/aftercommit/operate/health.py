@@ -1,6 +1,6 @@
-"""When an outbox needs a person: limits, and what is beyond them in words, each with its remedy. Pure.
+"""Decides from an overview whether an outbox has problems: limits, and a text with a remedy for each problem.
 
-The one verdict on an outbox: `status` and `doctor` both say what is said here.
+`status` and `doctor` both use this verdict.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,11 @@ from aftercommit.operate.blockers import Blocker, Kind
 from aftercommit.operate.overview import ConsumerState, Overview
 from aftercommit.text import plural
 
-# Rows that a replication slot keeps from vacuum for longer than this make every scan slower.
+# A replication slot that makes vacuum keep older rows than this slows every scan down.
 OLD_TRANSACTIONS = 1_000_000
-# Of many with the same trouble, those with the most of it have a line of their own.
+# How many owners of dead letters get a line of their own, those with the most letters first.
 MOST_NAMED = 3
+FASTER = "make its handlers faster, handle batches, or raise its concurrency"
 
 Subject = Literal[
     "relays",
@@ -36,7 +37,7 @@ _HOLDERS: dict[Kind, Subject] = {
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """What is still all right; None leaves a figure out of it."""
+    """The limits of a healthy outbox; None means no limit."""
 
     max_age_seconds: float = 60.0
     max_lag_events: int | None = None
@@ -47,7 +48,7 @@ class HealthLimits:
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
-    """Something beyond a limit: what it is about, what was found, what to do; `consumer` where it is that of one."""
+    """A figure beyond its limit: the subject, a description, a remedy, and the consumer that it belongs to, if any."""
 
     about: Subject
     found: str
@@ -55,15 +56,15 @@ class HealthProblem:
     consumer: str | None = None
 
     def __str__(self) -> str:
-        """In one line."""
+        """The problem and its remedy in one line."""
         return f"{self.found}: {self.remedy}"
 
 
 def problems(seen: Overview, limits: HealthLimits | None = None) -> list[HealthProblem]:
-    """What an operator should look at; nothing when all is well."""
+    """The problems that need an operator; empty if the outbox is healthy."""
     limits = limits or HealthLimits()
     waiting = {wait.consumer for wait in seen.version_waits}
-    # Whoever waits for newer code falls behind on purpose, and not for ever.
+    # A consumer that waits for newer code falls behind on purpose, and only until its deadline.
     patient = replace(limits, max_lag_events=None, max_lag_seconds=None)
     return [
         *_flow(seen, limits),
@@ -83,29 +84,29 @@ def _flow(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
         verb = "waits" if seen.pending == 1 else "wait"
         found = f"{plural(seen.pending, 'event')} {verb} and no relay is alive"
         ahead = max((relay.ahead_seconds for relay in seen.relays), default=0.0)
-        clock = f"; and check the clock of the database server: it was set back by {ahead:.0f} s" if ahead else ""
+        clock = f", and check the clock of the database server: it was set back by {ahead:.0f} s" if ahead else ""
         yield HealthProblem("relays", found, f"start `aftercommit relay`{clock}")
     if seen.oldest_seconds > limits.max_age_seconds:
         yield HealthProblem(
             "lanes",
             f"the oldest of {plural(seen.pending, 'pending event')} has waited {seen.oldest_seconds:.0f} s, more than "
             f"{limits.max_age_seconds:g} s",
-            "see the relay's log for an outage of the transport, and `aftercommit dead list` for what is retried; too "
-            "few relays do it, too",
+            "check the relay's log for an outage of the transport and `aftercommit dead list` for retries, or start "
+            "more relays",
         )
 
 
 def _consumer(consumer: ConsumerState, limits: HealthLimits) -> Iterator[HealthProblem]:
     name = f"consumer {consumer.name!r}"
     behind = f"{plural(consumer.lag, 'event')} behind ({consumer.lag_seconds:.0f} s)"
-    resume = f"`aftercommit consumers resume {consumer.name}`"
+    resume = f"run `aftercommit consumers resume {consumer.name}`"
     start = f"start `aftercommit worker {consumer.name}`"
     if consumer.lost:
         yield HealthProblem(
             "consumers",
             f"{name} has read up to {consumer.position}, and the next {plural(consumer.lost, 'event')} "
             f"{_are(consumer.lost)} no longer in the log",
-            "it goes on after them: restore them from a backup, if it has to handle them, and publish them again",
+            "it will skip them. If it has to handle them, take them from a backup and publish them again",
             consumer.name,
         )
     if consumer.is_ahead:
@@ -113,17 +114,17 @@ def _consumer(consumer: ConsumerState, limits: HealthLimits) -> Iterator[HealthP
             "consumers",
             f"{name} has read up to {consumer.position}, past the end of the log: the log was restored, and the "
             "checkpoint was not",
-            "run `aftercommit restored`: the log then goes on above that position, and the consumer with new events",
+            "run `aftercommit restored`: the log then continues above that position, and the consumer gets new events",
             consumer.name,
         )
     idle = consumer.paused or consumer.holder is None
     if idle and consumer.overdue_seconds > limits.max_age_seconds:
-        due = f"{plural(consumer.overdue, 'dead letter')} to try again, due for {consumer.overdue_seconds:.0f} s"
-        why, remedy = ("is paused", resume) if consumer.paused else ("nobody works for it", start)
+        due = f"{plural(consumer.overdue, 'dead letter')} to retry, due for {consumer.overdue_seconds:.0f} s"
+        why, remedy = ("is paused", resume) if consumer.paused else ("has no worker", start)
         yield HealthProblem("consumers", f"{name} has {due}, and {why}", remedy, consumer.name)
     if consumer.lag > 0 and consumer.holder is None and not consumer.paused:
-        yield HealthProblem("consumers", f"{name} is {behind} and nobody works for it", start, consumer.name)
-    remedy = resume if consumer.paused else "speed its handlers up, batch them, or give it more concurrency"
+        yield HealthProblem("consumers", f"{name} is {behind} and has no worker", start, consumer.name)
+    remedy = resume if consumer.paused else FASTER
     if limits.max_lag_events is not None and consumer.lag > limits.max_lag_events:
         found = f"{name} is {behind}, more than {plural(limits.max_lag_events, 'event')}"
         yield HealthProblem("consumers", found, remedy, consumer.name)
@@ -137,17 +138,20 @@ def _dead(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
     if sum(each.count for each in parked) > limits.max_dead_letters:
         for each in parked[:MOST_NAMED]:
             found = f"{plural(each.count, 'dead letter')} of {each.owner} {_are(each.count)} parked"
-            remedy = f"`aftercommit dead groups`, then `aftercommit dead retry --consumer {each.owner}`, or `discard`"
+            remedy = (
+                f"see `aftercommit dead groups`, then run `aftercommit dead retry --consumer {each.owner}`, or discard "
+                "them"
+            )
             yield HealthProblem("dead letters", found, remedy)
         if others := parked[MOST_NAMED:]:
             count = sum(each.count for each in others)
-            found = f"{plural(count, 'dead letter')} of {plural(len(others), 'other')} {_are(count)} parked"
-            yield HealthProblem("dead letters", found, "`aftercommit dead groups` tells whose they are")
+            found = f"{plural(count, 'dead letter')} of {plural(len(others), 'other owner')} {_are(count)} parked"
+            yield HealthProblem("dead letters", found, "see `aftercommit dead groups`")
     if seen.failed > limits.max_dead_letters:
         yield HealthProblem(
             "failed events",
             f"{plural(seen.failed, 'event')} failed for good and {_are(seen.failed)} not in the log",
-            "`aftercommit dead list` says why; `aftercommit dead retry --status parked` puts them back",
+            "see `aftercommit dead list` for the errors; `aftercommit dead retry --status parked` delivers them again",
         )
 
 
@@ -156,14 +160,13 @@ def _operations(seen: Overview) -> Iterator[HealthProblem]:
         if not each.driven:
             yield HealthProblem(
                 "operations",
-                f"nobody drives operation {each.id} ({each.kind} by {each.requested_by}): it stands at {each.through} "
-                f"of {each.total}",
-                f"`aftercommit replay resume {each.id}`, or `aftercommit replay abort {each.id}`",
+                f"operation {each.id} ({each.kind} by {each.requested_by}) stopped at {each.through} of {each.total}",
+                f"run `aftercommit replay resume {each.id}`, or `aftercommit replay abort {each.id}`",
             )
 
 
 def holds_too_long(holder: Blocker, limits: HealthLimits) -> bool:
-    """Whether what somebody holds up is a problem by now."""
+    """Whether it has blocked others for longer than the limits allow."""
     if holder.kind == "replication slot":
         return (holder.oldest or 0) > OLD_TRANSACTIONS
     return holder.seconds is not None and holder.seconds > limits.max_transaction_seconds
@@ -172,7 +175,7 @@ def holds_too_long(holder: Blocker, limits: HealthLimits) -> bool:
 def _holders(seen: Overview, limits: HealthLimits) -> Iterator[HealthProblem]:
     for holder in seen.holders:
         if holds_too_long(holder, limits):
-            yield HealthProblem(_HOLDERS[holder.kind], f"{holder} holds up {'; '.join(holder.holds)}", holder.remedy)
+            yield HealthProblem(_HOLDERS[holder.kind], f"{holder} blocks {'; '.join(holder.holds)}", holder.remedy)
 
 
 def _are(count: int) -> str:

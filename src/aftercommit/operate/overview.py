@@ -1,8 +1,8 @@
-"""How an outbox is doing, read from its tables in one look. Changes nothing and locks nothing."""
+"""The state of an outbox, read from its tables in one transaction. Changes nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -19,17 +19,17 @@ from aftercommit.schema.catalog import asking
 from aftercommit.schema.retention import words
 from aftercommit.text import MIGRATE, utc_second
 
-# A relay speaks up several times within its lease; one without lanes is taken for alive this long.
+# A relay reports several times within its lease. One without lanes counts as alive for this long after its last report.
 SILENCE_SECONDS = 15.0
 _MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A consumer of the log: how far it is, who works for it (None: nobody), how long its next event has waited.
+    """A consumer of the log: its position, its worker (`holder`, None without one), how long its next event has waited.
 
-    `overdue` dead letters are due to be tried again, the oldest of them for `overdue_seconds`. `lost` events are next
-    for it and no longer in the log. It `is_ahead` when the log has never been where its checkpoint is.
+    `overdue` counts dead letters whose retry is due, the oldest for `overdue_seconds`. `lost` counts the events after
+    its checkpoint that are no longer in the log. `is_ahead` means that its checkpoint is past the end of the log.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ConsumerState:
 
 @dataclass(frozen=True, slots=True)
 class LifeState:
-    """The present life of the log: since when, why it began, and between which positions nothing was ever given."""
+    """The present life of the log: its age, why it began, and the unused positions between it and the previous life."""
 
     number: int
     seconds: float
@@ -57,9 +57,9 @@ class LifeState:
 
 @dataclass(frozen=True, slots=True)
 class VersionWait:
-    """A consumer that waits for code that knows a newer version of a type (`known` 0: a type that it does not know).
+    """A consumer that waits for code that knows a newer version of a type (`known` is 0 if it does not know the type).
 
-    What nobody has taken over by `until` is parked.
+    If no worker with newer code has started by `until`, it parks such events.
     """
 
     consumer: str
@@ -71,15 +71,15 @@ class VersionWait:
     behind_the_bus: bool
 
     def __str__(self) -> str:
-        """In words."""
-        return f"waits for version {self.version} of {self.event_type} since {utc_second(self.since)}"
+        """A description for messages."""
+        return f"has been waiting for version {self.version} of {self.event_type} since {utc_second(self.since)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RelayState:
-    """A relay on record: seconds since it was heard of (None: unknown), and how many lanes it holds.
+    """A known relay: seconds since its last report (None if unknown), and how many lanes it holds.
 
-    `ahead_seconds` is how far in the future it was last heard of: the database's clock was set back since.
+    `ahead_seconds` is how far in the future its last report is: then the database's clock was set back.
     """
 
     name: str
@@ -89,7 +89,7 @@ class RelayState:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still carries lanes, or was heard of just now."""
+        """Whether it holds lanes, or has reported recently."""
         return self.lanes > 0 or (self.silent_seconds is not None and self.silent_seconds < SILENCE_SECONDS)
 
 
@@ -104,7 +104,7 @@ class DeadLetterCount:
 
 @dataclass(frozen=True, slots=True)
 class OperationState:
-    """An operation under way: how many of its events are through, and whether a program drives it."""
+    """A running operation: how many of its events are finished (`through`), and whether a process drives it."""
 
     id: str
     kind: str
@@ -119,7 +119,7 @@ class OperationState:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepState:
-    """What retention does with one kind of thing: kept how long (None: for ever), what is gone, what had to stay."""
+    """Retention of one kind of data: how long it is kept (None: forever), how much was removed, what had to stay."""
 
     task: str
     keep_seconds: float | None
@@ -132,7 +132,7 @@ class UpkeepState:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """An outbox at one moment; rates are events a second, None where they could not be told."""
+    """The state of an outbox at one time; rates are events per second, None if unknown."""
 
     outbox: str
     pending: int
@@ -153,17 +153,22 @@ class Overview:
     version_waits: tuple[VersionWait, ...] = ()
 
     def dead(self, status: str) -> int:
-        """Dead letters in one status, whoever owns them."""
+        """How many dead letters of all owners have this status."""
         return sum(each.count for each in self.dead_letters if each.status == status)
 
     @property
+    def max_lag(self) -> int:
+        """The lag of the slowest consumer."""
+        return max((consumer.lag for consumer in self.consumers), default=0)
+
+    @property
     def drain_seconds(self) -> float | None:
-        """When nothing will be pending at this pace; None when it will not come to that, or nothing is known."""
+        """Seconds until the backlog is gone at the present rates; None if it does not shrink, or rates are unknown."""
         return drain_seconds(self.pending, self.published_rate, self.delivered_rate)
 
 
 def drain_seconds(pending: int, published_rate: float | None, delivered_rate: float | None) -> float | None:
-    """How long until a backlog is gone, from what comes in and what goes out in a second."""
+    """Seconds until a backlog is gone at these rates; None if it does not shrink, or rates are unknown."""
     if pending == 0:
         return 0.0
     if published_rate is None or delivered_rate is None or delivered_rate <= published_rate:
@@ -172,12 +177,12 @@ def drain_seconds(pending: int, published_rate: float | None, delivered_rate: fl
 
 
 def outboxes(connection: psycopg.Connection[Any]) -> list[str]:
-    """The schemas of this database that hold an outbox."""
+    """The schemas of this database that contain an outbox."""
     return [row[0] for row in asking(connection)(Statements(Shape()).render("find_outboxes"), {})]
 
 
 def require_outbox(connection: psycopg.Connection[Any], shape: Shape) -> None:
-    """SchemaNotMigrated where there is no outbox, or one that older code has made."""
+    """Raise SchemaNotMigrated if there is no outbox, or one of an older version."""
     ask, statements = asking(connection), Statements(shape)
     with explained(connection, shape), connection.transaction():
         ask(statements.render("overview_patience"), {})
@@ -185,7 +190,7 @@ def require_outbox(connection: psycopg.Connection[Any], shape: Shape) -> None:
 
 
 def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
-    """One look at an outbox; SchemaNotMigrated when it is not there."""
+    """The present state of an outbox; SchemaNotMigrated if there is none."""
     statements, ask = Statements(shape), asking(connection)
 
     def rows(query: str) -> Any:
@@ -223,21 +228,21 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
 
 
 def empty_head(shape: Shape) -> tuple[str, str]:
-    """What is wrong with a head that has no row, and the remedy."""
+    """The problem of a head without a row, and its remedy."""
     remedy = Statements(shape).render("fill_head", table=sql.Identifier("head"))
-    found = f"table head of outbox {shape.schema!r} is empty: nothing can be appended to the log"
+    found = f"table head of outbox {shape.schema!r} is empty, so nothing can be appended to the log"
     return found, without_purpose(remedy)
 
 
 @contextmanager
 def explained(connection: psycopg.Connection[Any], shape: Shape) -> Iterator[None]:
-    """Errors of PostgreSQL about tables that are not there, locked, or not for this user, as ours."""
+    """Turn PostgreSQL's errors about missing tables, locks and privileges into ours, with a remedy."""
     try:
         yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as problem:
         raise SchemaNotMigrated(
-            f"there is no outbox of this version in schema {shape.schema!r} of database {connection.info.dbname!r}: "
-            f"{MIGRATE}"
+            f"schema {shape.schema!r} of database {connection.info.dbname!r} has no outbox, or one of an older "
+            f"version: {MIGRATE}"
         ) from problem
     except psycopg.errors.InsufficientPrivilege as problem:
         raise privilege(connection.info.user, shape, problem) from problem
@@ -247,24 +252,19 @@ def explained(connection: psycopg.Connection[Any], shape: Shape) -> Iterator[Non
 
 def _locked(connection: psycopg.Connection[Any], shape: Shape) -> DatabaseUnavailable:
     found = find_blockers(connection, shape, seconds=0.0)
-    who = "; ".join(f"{each} holds up {each.holds[0]} ({each.remedy})" for each in found if each.locks_tables)
-    return DatabaseUnavailable(f"a table of outbox {shape.schema!r} is locked and cannot be read: {who or 'ask again'}")
+    who = "; ".join(f"{each} blocks {each.holds[0]} ({each.remedy})" for each in found if each.locks_tables)
+    return DatabaseUnavailable(f"a table of outbox {shape.schema!r} is locked and cannot be read: {who or 'try again'}")
 
 
 def _relay(name: str, silent_seconds: float, lanes: int) -> RelayState:
-    """A word from a little in the future was heard now; one from further ahead says nothing about now."""
+    """A report from slightly in the future counts as now; one from further ahead says nothing about now."""
     if silent_seconds < -SILENCE_SECONDS:
         return RelayState(name, None, lanes, -silent_seconds)
     return RelayState(name, max(0.0, silent_seconds), lanes)
 
 
-def _upkeep(
-    task: str,
-    keep_seconds: float | None,
-    horizon: datetime | None,
-    removed: int,
-    kept_back: dict[str, int],
-    under_way: bool,
-    ran_seconds_ago: float | None,
-) -> UpkeepState:
-    return UpkeepState(task, keep_seconds, horizon, removed, words(kept_back), under_way, ran_seconds_ago)
+def _upkeep(*row: Any) -> UpkeepState:
+    found = UpkeepState(*row)
+    # The table has a JSON object with counts.
+    kept_back: Any = found.kept_back
+    return replace(found, kept_back=words(kept_back))

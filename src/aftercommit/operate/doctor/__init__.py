@@ -1,7 +1,7 @@
-"""Looks an outbox over from end to end: named checks, each with what was found and what to do about it.
+"""Checks an outbox from end to end: named checks, each with a finding and a remedy.
 
-Changes nothing in the database; a notification to itself is the most it sends. Each check stands alone: one that cannot
-look says so, and the others go on.
+Changes nothing in the database; to check notifications, it sends one to itself. A check that fails reports that, and
+the others still run.
 """
 
 from aftercommit.operate.doctor.diagnosis import diagnose

@@ -1,4 +1,4 @@
-"""Runs the checks in order and collects what they find. A check that cannot look is a finding of its own."""
+"""Runs the checks in order and collects their findings."""
 
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
@@ -10,9 +10,7 @@ from aftercommit.clock import utc_now
 from aftercommit.errors import AftercommitError
 from aftercommit.operate.doctor.findings import Check, CheckContext, Finding, Level
 from aftercommit.operate.doctor.flow import FLOW
-from aftercommit.operate.doctor.lives import LIVES
-from aftercommit.operate.doctor.server import HELD_UP, SERVER
-from aftercommit.operate.doctor.service_tokens import SERVICE_TOKENS
+from aftercommit.operate.doctor.server import SERVER, STATE
 from aftercommit.operate.doctor.tables import MIGRATIONS, TABLES
 from aftercommit.operate.health import HealthLimits
 from aftercommit.operate.overview import explained
@@ -20,9 +18,9 @@ from aftercommit.postgres.database import Database
 from aftercommit.postgres.shape import Shape
 
 _GRAVE = (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
-_AGAIN = "mend that, and ask again"
+_AGAIN = "fix that, and run this again"
 
-CHECKS = (*SERVER, MIGRATIONS, *TABLES, *LIVES, *HELD_UP, *FLOW, SERVICE_TOKENS)
+CHECKS = (*SERVER, MIGRATIONS, *TABLES, *STATE, *FLOW)
 
 ChooseShape = Callable[[psycopg.Connection[Any]], Shape]
 
@@ -36,28 +34,28 @@ def diagnose(
     users_by_header: bool = False,
     now: Callable[[], datetime] = utc_now,
 ) -> list[Finding]:
-    """Everything that the checks find; where there is no connection, that alone.
+    """The findings of all checks; without a connection, only that finding.
 
-    `choose_shape` names the outbox once connected; `declared` are the consumers of the application, where it is known.
-    `limits` say what of the flow is a problem, as for `status`; `users_by_header`, that readers are named by
-    `X-User-Id`.
+    `choose_shape` returns the outbox, given the connection. `declared` has the consumers that the application declares,
+    if it is known. `limits` are those of `status`. `users_by_header` means that readers are identified by `X-User-Id`.
     """
     try:
         connection = database.connect_sync()
     except AftercommitError as error:
-        return [Finding("connection", "problem", str(error), "until it can be reached, nothing else can be looked at")]
+        return [Finding("connection", "problem", str(error), "the other checks need a connection: fix this first")]
     with connection:
         at = f"{database.safe_dsn}, as user {connection.info.user!r}"
-        found = [Finding("connection", "ok", f"PostgreSQL {_version(connection)} at {at}")]
+        version = connection.info.parameter_status("server_version") or "of an unknown version"
+        found = [Finding("connection", "ok", f"PostgreSQL {version} at {at}")]
         try:
             shape = choose_shape(connection)
             context = CheckContext(
                 connection, database, shape, declared, now, limits or HealthLimits(), users_by_header
             )
         except AftercommitError as error:
-            return [*found, Finding("outbox", "problem", str(error), "say which outbox is meant")]
+            return [*found, Finding("outbox", "problem", str(error), "name the outbox")]
         except psycopg.Error as error:
-            said = f"could not be looked for: {_said(error)}"
+            said = f"the search for outboxes failed: {_said(error)}"
             return [*found, Finding("outbox", "problem", said, _AGAIN)]
         return [*found, *_all(context)]
 
@@ -67,7 +65,7 @@ def _all(context: CheckContext) -> Iterator[Finding]:
         found = list(_one(context, check))
         yield from found
         if check is MIGRATIONS and any(each.level == "problem" for each in found):
-            # Of tables that are not there, or not as the code needs them, nothing more can be said.
+            # The other checks need the tables.
             return
 
 
@@ -80,19 +78,15 @@ def _one(context: CheckContext, check: Check) -> Iterator[Finding]:
                 found.append(Finding(check.name, trouble.level, trouble.found, trouble.remedy))
     except (psycopg.Error, AftercommitError) as error:
         level: Level = "problem" if _is_grave(context, error) else "warning"
-        found.append(Finding(check.name, level, f"could not be looked at: {_said(error)}", _AGAIN))
+        found.append(Finding(check.name, level, f"the check failed: {_said(error)}", _AGAIN))
     yield from found or [Finding(check.name, "ok", check.fine)]
 
 
 def _is_grave(context: CheckContext, error: Exception) -> bool:
-    """Whether what keeps us from looking would keep relays and workers from their work, or hides everything."""
+    """Whether the error would also stop relays and workers, or hides everything else."""
     cause = error if isinstance(error, psycopg.Error) else error.__cause__
     return context.connection.closed or isinstance(cause, _GRAVE)
 
 
 def _said(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _version(connection: psycopg.Connection[Any]) -> str:
-    return connection.info.parameter_status("server_version") or "of an unknown version"

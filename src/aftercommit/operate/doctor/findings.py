@@ -1,10 +1,10 @@
-"""What a check found, and what checks look at."""
+"""Findings of checks, and the context that checks work with."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 import psycopg
 
@@ -22,7 +22,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found, and the remedy where something is not as it should be."""
+    """The finding of one check, with a remedy unless its level is `ok`."""
 
     check: str
     level: Level
@@ -32,92 +32,104 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckProblem:
-    """Something that a check found wrong."""
+    """A warning or problem that a check found."""
 
     level: Literal["warning", "problem"]
     found: str
     remedy: str
 
 
-def warning(found: str, remedy: str) -> CheckProblem:
-    """It works, and somebody should know."""
-    return CheckProblem("warning", found, remedy)
+# Things work, but an operator should know about this.
+warning = partial(CheckProblem, "warning")
+# Something does not work, or data may be lost.
+problem = partial(CheckProblem, "problem")
 
 
-def problem(found: str, remedy: str) -> CheckProblem:
-    """It does not work, or may lose something."""
-    return CheckProblem("problem", found, remedy)
+class ServerFacts(NamedTuple):
+    """A row of the query `doctor_server`."""
+
+    number: int
+    version: str
+    in_recovery: bool
+    user: str
+    database: str
 
 
+class UserRights(NamedTuple):
+    """A row of the query `doctor_rights`."""
+
+    may_make_partitions: bool
+    may_drop_partitions: bool
+    may_see_others: bool
+
+
+@dataclass
 class CheckContext:
-    """The outbox that is looked over, through one connection; what several checks need is read once."""
+    """The outbox to check, on one connection. Data that several checks need is read once. See `diagnose`."""
 
-    def __init__(
-        self,
-        connection: psycopg.Connection[Any],
-        database: Database,
-        shape: Shape,
-        declared: Collection[str] | None,
-        now: Callable[[], datetime],
-        limits: HealthLimits,
-        users_by_header: bool = False,
-    ) -> None:
-        """`declared` are the consumers that the application declares, where it is known. `users_by_header` says that
-        its readers are named by `X-User-Id`.
-        """
-        self.connection = connection
-        self.database = database
-        self.shape = shape
-        self.declared = declared
-        self.now = now
-        self.limits = limits
-        self.users_by_header = users_by_header
-        self.statements = Statements(shape)
+    connection: psycopg.Connection[Any]
+    database: Database
+    shape: Shape
+    declared: Collection[str] | None
+    now: Callable[[], datetime]
+    limits: HealthLimits
+    users_by_header: bool = False
 
     def rows(self, query: str, **parameters: Any) -> Sequence[Sequence[Any]]:
-        """The rows of a query of ours."""
-        return asking(self.connection)(self.statements.render(query), {"schema": self.shape.schema, **parameters})
+        """The rows of a named query."""
+        return asking(self.connection)(
+            Statements(self.shape).render(query), {"schema": self.shape.schema, **parameters}
+        )
 
     def settings(self, *names: str) -> dict[str, str]:
-        """Settings of the server as they hold for this user in this database."""
+        """Server settings as they apply to this user in this database."""
         return {str(name): str(value) for name, value in self.rows("doctor_settings", names=list(names))}
 
     @property
     def overview(self) -> Overview:
-        """How the outbox is doing."""
+        """The state of the outbox."""
         if isinstance(self._overview, Exception):
             raise self._overview
         return self._overview
 
     @cached_property
     def _overview(self) -> Overview | AftercommitError | psycopg.Error:
-        # What kept us from looking is remembered too: the next check would only wait for the same lock again.
+        # An error is remembered too: the next check would only wait for the same lock again.
         try:
             return overview(self.connection, self.shape)
         except (AftercommitError, psycopg.Error) as error:
             return error
 
     def problems(self, about: Subject, consumer: str | None = None) -> Iterator[CheckProblem]:
-        """What is beyond a limit, in the words of `status`; where it is that of a consumer, of this one."""
+        """The problems that `status` reports about a subject, or about one consumer."""
         for each in self.beyond_limits:
             if (each.about, each.consumer) == (about, consumer):
                 yield problem(each.found, each.remedy)
 
     @cached_property
     def beyond_limits(self) -> list[HealthProblem]:
-        """Everything about which `status` would call for a person."""
+        """All problems that `status` would report."""
         return problems(self.overview, self.limits)
 
     @cached_property
     def user(self) -> str:
-        """Who we are to the database."""
-        _number, _version, _in_recovery, user, _database = self.rows("doctor_server")[0]
-        return str(user)
+        """The name of the database user."""
+        return self.server.user
+
+    @cached_property
+    def rights(self) -> UserRights:
+        """What the database user may do."""
+        return UserRights(*self.rows("doctor_rights")[0])
+
+    @cached_property
+    def server(self) -> ServerFacts:
+        """Version, state, user and database of the connection."""
+        return ServerFacts(*self.rows("doctor_server")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A named look; `fine` is what it says when it finds nothing."""
+    """A named check; `fine` is its finding if it finds no problem."""
 
     name: str
     fine: str

@@ -1,13 +1,15 @@
-"""Checks of the flow: relays and lanes, consumers, what failed, operations, retention."""
+"""Checks of the flow: relays and lanes, consumers, failures, operations, retention, service tokens."""
 
 from collections.abc import Iterator
 
-from aftercommit.operate.doctor.findings import Check, CheckContext, CheckProblem, warning
+from aftercommit.operate.doctor.findings import Check, CheckContext, CheckProblem, problem, warning
+from aftercommit.operate.health import FASTER
 from aftercommit.operate.overview import ConsumerState, VersionWait
 from aftercommit.text import plural, utc_second
 
 _FAR_BEHIND = 10_000
 _ROUND_SECONDS = 3600.0
+_ACT_AS_USER = "act-as-user"
 
 
 def _relays(context: CheckContext) -> Iterator[CheckProblem]:
@@ -15,14 +17,14 @@ def _relays(context: CheckContext) -> Iterator[CheckProblem]:
     for relay in seen.relays:
         if relay.ahead_seconds:
             yield warning(
-                f"the last sign of life of {relay.name} is {relay.ahead_seconds:.0f} s in the future: the clock of the "
+                f"the last report of {relay.name} is {relay.ahead_seconds:.0f} s in the future: the clock of the "
                 "database server was set back",
-                "check that clock and its NTP; a relay that still runs reports again within its lease",
+                "check that clock and its NTP; a running relay reports again within its lease",
             )
         elif not relay.is_alive:
             yield warning(
                 f"{relay.name} has been silent for {relay.silent_seconds or 0.0:.0f} s",
-                "it died or lost the database: see its log; another relay takes its lanes over",
+                "it has died or lost the database: see its log. Another relay takes over its lanes",
             )
     yield from context.problems("relays")
     if not seen.pending and not any(relay.is_alive for relay in seen.relays):
@@ -35,7 +37,7 @@ def _lanes(context: CheckContext) -> Iterator[CheckProblem]:
         have = "has" if seen.free_lanes == 1 else "have"
         yield warning(
             f"{plural(seen.free_lanes, 'lane')} {have} no holder although a relay is alive: events of such lanes wait",
-            "a lease later somebody should have taken them: see the relays' logs, and start one more",
+            "a relay should take them within its lease: if not, see the relays' logs, and start one more",
         )
     yield from context.problems("lanes")
 
@@ -48,7 +50,7 @@ def _consumers(context: CheckContext) -> Iterator[CheckProblem]:
     for name in sorted(set(context.declared or ()) - known):
         yield warning(
             f"consumer {name!r} is declared and has no checkpoint: it has never run",
-            f"`aftercommit worker {name}`; behind the bus, consumers need none",
+            f"start `aftercommit worker {name}`; consumers behind the bus need no checkpoint",
         )
 
 
@@ -57,26 +59,25 @@ def _consumer(context: CheckContext, consumer: ConsumerState) -> Iterator[CheckP
     behind = f"{plural(consumer.lag, 'event')} behind ({consumer.lag_seconds:.0f} s)"
     grave = list(context.problems("consumers", consumer.name))
     if context.declared is not None and consumer.name not in context.declared and consumer.holder is None:
-        # What else would be wrong with it (nobody works for it) has this as its cause.
+        # This is also why it has no worker.
         yield warning(
-            f"{name} has a checkpoint, is {behind}, and is not declared by the application",
-            f"`aftercommit consumers rename {consumer.name} NEW`, or `aftercommit consumers forget {consumer.name}`; "
-            "leave it, if another program declares it",
+            f"{name} has a checkpoint, is {behind}, and the application does not declare it",
+            f"`aftercommit consumers rename {consumer.name} NEW` or `aftercommit consumers forget {consumer.name}`, "
+            "or leave it if another program declares it",
         )
         return
     yield from grave
     yield from (_waits(wait) for wait in context.overview.version_waits if wait.consumer == consumer.name)
     if consumer.paused:
-        yield warning(f"{name} is paused, {behind}", f"`aftercommit consumers resume {consumer.name}`")
+        yield warning(f"{name} is paused, {behind}", f"run `aftercommit consumers resume {consumer.name}`")
     elif consumer.lag > _FAR_BEHIND and not grave:
-        yield warning(f"{name} is {behind}", "speed its handlers up, batch them, or give it more concurrency")
+        yield warning(f"{name} is {behind}", FASTER)
 
 
 def _waits(wait: VersionWait) -> CheckProblem:
     return warning(
         f"consumer {wait.consumer!r} {wait}",
-        f"start a worker (behind the bus: a relay) with code that knows it; after {utc_second(wait.until)} such "
-        "events are parked",
+        f"start a worker (behind the bus, a relay) with newer code. It parks such events at {utc_second(wait.until)}",
     )
 
 
@@ -84,23 +85,41 @@ def _retention(context: CheckContext) -> Iterator[CheckProblem]:
     for each in context.overview.upkeep:
         for reason in each.kept_back:
             yield warning(
-                f"{each.task.replace('_', ' ')} could not be removed although old: {reason}",
-                "deal with who holds it; for the log, `aftercommit sweep --even-if-unread` drops it all the same",
+                f"retention could not remove old {each.task.replace('_', ' ')}: {reason}",
+                "resolve that first; for the log, `aftercommit sweep --even-if-unread` drops it anyway",
             )
     ran = [each.ran_seconds_ago for each in context.overview.upkeep if each.ran_seconds_ago is not None]
     if any(relay.is_alive for relay in context.overview.relays) and ran and min(ran) > _ROUND_SECONDS:
         yield warning(
-            f"the last round of retention was {min(ran):.0f} s ago although a relay is alive",
+            f"the last retention round was {min(ran):.0f} s ago although a relay is alive",
             "see the relay's log for retention_failed",
         )
 
 
+def _service_tokens(context: CheckContext) -> Iterator[CheckProblem]:
+    tokens = context.rows("service_tokens")
+    states = [state for _id, _name, permissions, *_, state in tokens if _ACT_AS_USER in permissions]
+    make = f"`aftercommit token create bot --may {_ACT_AS_USER} --schema {context.shape.schema}`"
+    if context.users_by_header and all(state == "revoked" for state in states):
+        yield problem(
+            "readers are identified by the header X-User-Id, and no service token allows a program to send it: `serve` "
+            "does not start, and a running server answers with 401",
+            f"create one with {make} and give it to the program that sends the header",
+        )
+    elif "expired" in states and "valid" not in states:
+        yield warning(
+            "all service tokens for the header X-User-Id have expired: requests with them are answered with 401",
+            f"create a new one with {make}, then revoke the old ones",
+        )
+
+
 FLOW = (
-    Check("relays", "those on record are alive", _relays),
-    Check("lanes", "none waits for a holder, and no event has waited for long", _lanes),
+    Check("relays", "all known relays are alive", _relays),
+    Check("lanes", "all have a holder, and no event has waited too long", _lanes),
     Check("consumers", "all keep up", _consumers),
     Check("dead letters", "none is parked", lambda context: context.problems("dead letters")),
     Check("failed events", "there are none", lambda context: context.problems("failed events")),
-    Check("operations", "none is left alone", lambda context: context.problems("operations")),
-    Check("retention", "nothing is held back", _retention),
+    Check("operations", "all running operations are driven", lambda context: context.problems("operations")),
+    Check("retention", "old data was removed", _retention),
+    Check("service tokens", "if programs send X-User-Id, a valid token allows it", _service_tokens),
 )

@@ -14,9 +14,9 @@ from aftercommit.schema.catalog import asking
 from aftercommit.schema.privileges import RUNTIME
 from aftercommit.text import MIGRATE, OF_APP
 
-# Stretches of the log that are looked at, and their length; the newest is always among them.
+# How many samples of the log are checked, and their size; the newest events are always among them.
 SAMPLES, SAMPLE_SIZE = 20, 1000
-# Dead rows are everyday work; five times what should have set autovacuum off are not.
+# Dead rows are normal, but not five times as many as should have triggered autovacuum.
 _DEAD_ROWS, _TIMES_THE_THRESHOLD = 10_000, 5
 
 
@@ -29,7 +29,7 @@ def _migrations(context: CheckContext) -> Iterator[CheckProblem]:
     for migration in found.pending:
         yield problem(f"migration {migration} is not applied", MIGRATE)
     if context.declared is not None:
-        # Without an application nothing is known about scope and views.
+        # Without the application, scope and views are unknown.
         yield from (problem(difference, MIGRATE) for difference in found.declaration)
 
 
@@ -40,18 +40,17 @@ def _privileges(context: CheckContext) -> Iterator[CheckProblem]:
         f"{each} on {relation}"
         for relation, each in context.rows("doctor_privileges", relations=relations, privileges=privileges)
     ]
-    may_make, may_drop, _ = context.rows("doctor_rights")[0]
-    if not may_make:
+    if not context.rights.may_make_partitions:
         lacking.append("execute on make_partitions()")
     if lacking:
         yield problem(
             f"user {context.user!r} lacks {', '.join(lacking)}",
-            f"let the owner of the schema run what `aftercommit migrate grants {context.user} {OF_APP}` prints",
+            f"as the owner of the schema, run the output of `aftercommit migrate grants {context.user} {OF_APP}`",
         )
     keeps = {each.task: each.keep_seconds for each in context.overview.upkeep}
-    if keeps.get("log") is not None and not may_drop:
+    if keeps.get("log") is not None and not context.rights.may_drop_partitions:
         yield warning(
-            f"old partitions of the log are to go, and user {context.user!r} may not drop them",
+            f"the log has a retention time, but user {context.user!r} may not drop its old partitions",
             "run `aftercommit sweep` as the owner of the schema, for example daily by cron",
         )
 
@@ -61,12 +60,12 @@ def _partitions(context: CheckContext) -> Iterator[CheckProblem]:
     yield from _strays(context, found)
     gaps = [gap for *_, gaps_of_log in context.rows("doctor_log") for gap in gaps_of_log]
     for before, after in pairwise(found):
-        # Between two lives of the log no position was ever given.
+        # There are no events between two lives of the log.
         is_between = any(low <= before.upper and after.lower <= high + 1 for low, high in gaps)
         if before.upper != after.lower and not is_between:
             yield problem(
                 f"positions {before.upper} to {after.lower - 1} have no partition (after {before.name})",
-                "attach the one that is missing again",
+                "attach the missing partition again",
             )
     following = context.overview.head + 1
     ahead = [each for each in found if each.upper > following]
@@ -75,8 +74,8 @@ def _partitions(context: CheckContext) -> Iterator[CheckProblem]:
         yield problem(f"there is no partition for the next position, {following}", remedy)
     elif len(ahead) < partitions.AHEAD:
         yield warning(
-            f"of {partitions.AHEAD} partitions from the tip on there are {len(ahead)}",
-            f"a relay makes them: see its log for log_partitions_not_made, or {MIGRATE}",
+            f"there are only {len(ahead)} of {partitions.AHEAD} partitions ahead of the tip",
+            f"a relay creates them: see its log for log_partitions_not_made, or {MIGRATE}",
         )
 
 
@@ -85,15 +84,15 @@ def _strays(context: CheckContext, found: Iterable[partitions.Partition]) -> Ite
     for (name,) in context.rows("doctor_default_partition", log=log):
         partition = sql.Identifier(context.shape.schema, name).as_string()
         yield warning(
-            f"the log has a default partition, {name}: new ones are checked against it, and none can be detached",
+            f"the log has a default partition, {name}: it slows down new partitions, and none can be detached",
             f"move its rows elsewhere, then: alter table {log} detach partition {partition}",
         )
     for each in found:
         if each.detaching:
             partition = sql.Identifier(context.shape.schema, each.name).as_string()
             yield warning(
-                f"the detaching of {each.name} was begun and is not finished",
-                f"`aftercommit sweep` as the owner, or: alter table {log} detach partition {partition} finalize",
+                f"the detaching of {each.name} has begun and is not finished",
+                f"run `aftercommit sweep` as the owner, or: alter table {log} detach partition {partition} finalize",
             )
 
 
@@ -101,7 +100,7 @@ def _autovacuum(context: CheckContext) -> Iterator[CheckProblem]:
     for name, value in context.settings("autovacuum", "track_counts").items():
         if value != "on":
             yield problem(
-                f"{name} is {value}: tables grow and everything becomes slower",
+                f"{name} is {value}: tables grow, and everything becomes slower",
                 f"alter system set {name} = on; select pg_reload_conf()",
             )
     for table, dead, threshold, seconds, enabled in context.rows("doctor_vacuum"):
@@ -111,15 +110,15 @@ def _autovacuum(context: CheckContext) -> Iterator[CheckProblem]:
         if dead > max(_DEAD_ROWS, _TIMES_THE_THRESHOLD * threshold):
             last = "never" if seconds is None else f"{seconds:.0f} s ago"
             yield warning(
-                f"{table} has {dead} dead rows (autovacuum should come at {threshold:.0f}, and last came {last})",
-                f"see who holds it up (transactions, slots); vacuum {name}; more autovacuum_max_workers or cost limit",
+                f"{table} has {dead} dead rows (autovacuum should run at {threshold:.0f}; last run: {last})",
+                f"end what blocks it (transactions, slots); vacuum {name}; raise autovacuum_max_workers or cost limit",
             )
 
 
 def _indexes(context: CheckContext) -> Iterator[CheckProblem]:
     for index, table in context.rows("doctor_indexes"):
         name = sql.Identifier(context.shape.schema, index).as_string()
-        yield problem(f"index {index} of {table} is not valid and not used", f"reindex index concurrently {name}")
+        yield problem(f"index {index} of {table} is invalid and not used", f"reindex index concurrently {name}")
 
 
 def _log(context: CheckContext) -> Iterator[CheckProblem]:
@@ -130,8 +129,8 @@ def _log(context: CheckContext) -> Iterator[CheckProblem]:
     head, last, first, missing, gaps = found[0]
     if last is not None and (head < last or missing):
         yield problem(
-            f"the head is at {head} and the log ends at {last}: positions would be given twice or left out",
-            "stop all relays; if a restore did this, restore head and log from the same backup",
+            f"the head is at {head} and the log ends at {last}: positions would be used twice or skipped",
+            "stop all relays; if a restore caused this, restore head and log from the same backup",
         )
     if last is None:
         return
@@ -140,18 +139,18 @@ def _log(context: CheckContext) -> Iterator[CheckProblem]:
         end = min(last, start + SAMPLE_SIZE - 1)
         if count != expected:
             yield problem(
-                f"positions {start} to {end} hold {count} events and should hold {expected}",
-                "readers will stop there or leave events out: restore what is missing from a backup",
+                f"positions {start} to {end} have {count} events and should have {expected}",
+                "readers will stop there or miss events: restore the missing events from a backup",
             )
         if backwards:
             yield problem(
                 f"between positions {start} and {end} the time of the log runs backwards",
-                "somebody changed the log by hand: restore those rows from a backup",
+                "the log was changed by hand: restore those rows from a backup",
             )
 
 
 def _sampled(first: int, last: int, gaps: Sequence[tuple[int, int]]) -> list[int]:
-    """Where the stretches begin that are looked at: the newest, and some at random in every life of the log."""
+    """The first positions of the samples: the newest events, and random ones in every life of the log."""
     begins = [first, *(high + 1 for _, high in gaps if high >= first)]
     ends = [*(low - 1 for low, high in gaps if high >= first), last]
     found = {max(begins[-1], last - SAMPLE_SIZE + 1)}
@@ -160,11 +159,11 @@ def _sampled(first: int, last: int, gaps: Sequence[tuple[int, int]]) -> list[int
     return sorted(each for each in found if each <= last)
 
 
-MIGRATIONS = Check("migrations", "the tables are what the code needs", _migrations)
+MIGRATIONS = Check("migrations", "the tables match the code", _migrations)
 TABLES = (
     Check("privileges", "this user may publish, relay and consume", _privileges),
     Check("partitions", "the log has partitions ahead of its tip, without a gap", _partitions),
     Check("autovacuum", "it runs and keeps up", _autovacuum),
     Check("indexes", "all are valid", _indexes),
-    Check("log", "it ends at its head, and the stretches looked at have no gap", _log),
+    Check("log", "it ends at its head, and the samples have no gap", _log),
 )

@@ -1,7 +1,7 @@
-"""Dead letters are acted on: retried, edited, discarded. One transaction each, on record with who and why.
+"""Retries, edits and discards dead letters. Each action is one transaction, recorded with operator and reason.
 
-Whose letter it is decides how. One of a log consumer has a position and is the letter itself: the live worker takes it
-up. One without belongs to a relay: its event is a row of the outbox, and the row is what goes again.
+A letter of a consumer that follows the log has a position: its worker picks the letter up. A letter without a position
+belongs to a relay: its event is a row of the outbox, and the relay delivers that row again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,31 +16,32 @@ from aftercommit.operate.repair.payloads import checked_payload
 from aftercommit.operate.repair.selection import OPEN, RELAY, Selection
 from aftercommit.operate.repair.session import RepairSession
 
-# Letters at rest. One that is being retried may be in somebody's hands, with the payload it had.
+# The statuses that each action accepts. A letter that is being retried may be in use, with its present payload.
 RETRIED: Final = ("parked", "discarded")
 EDITED: Final = ("parked", "discarded")
 DISCARDED: Final = ("parked", "waiting")
-BUSY: Final = "its event is being settled by a relay at this moment"
-ON_ITS_WAY: Final = "its event is pending and may be on its way: wait until it is parked or delivered"
-PUBLISHED: Final = "its event is in the log, which never changes: publish another event with what is right"
+BUSY: Final = "a relay is settling its event at the moment: try again"
+ON_ITS_WAY: Final = "its event is pending and may be in delivery: wait until it is parked or delivered"
+PUBLISHED: Final = "its event is in the log, which cannot be changed: publish a correcting event instead"
 UNDER_WAY: Final = "it is being retried: wait until it is parked or resolved"
-WAITS: Final = "it waits behind another letter of its aggregate: deal with that one"
-IN_HAND: Final = "it is being handled at this moment: try again when that has ended"
-CHANGED: Final = "somebody else has taken it up at this moment"
-OTHERS_WAIT: Final = "consumers still wait for its event: discard their letters first, or with it"
-NOTHING_TO_SEND: Final = "its event has been delivered meanwhile"
-GONE: Final = "its event was published and has left the log since, so that nothing can be delivered any more"
+WAITS: Final = "it waits behind another letter of its aggregate: handle that one first"
+IN_HAND: Final = "a worker is handling it at the moment: try again later"
+CHANGED: Final = "another process has just changed it: try again"
+OTHERS_WAIT: Final = "consumers still wait for its event: discard their letters first, or together with it"
+NOTHING_TO_SEND: Final = "its event has been delivered in the meantime"
+GONE: Final = "its event was published, and retention has removed it from the log: it cannot be delivered again"
 PERHAPS_PUBLISHED: Final = (
-    "its event may have been published and dropped from the log since, and what is published never changes: retry the "
-    "letter as it is, or publish another event with what is right"
+    "its event may have been published and then removed from the log, and published events cannot be changed: retry "
+    "the letter as it is, or publish a correcting event"
 )
+REASON_MISSING: Final = "discarding needs a reason, which is kept on record: give reason=… (--reason)"
 
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """What an action did: how many letters were dealt with, and which were left alone for what reason.
+    """The result of an action: how many letters it changed, and which it left alone (`left_alone`), with the reason.
 
-    `missing` says in words who does not work at the moment, so that what was retried has to wait.
+    `missing` has messages about relays and workers that are not running, for which retried letters have to wait.
     """
 
     operation_id: UUID | None
@@ -68,7 +69,7 @@ class _Chosen:
 async def retry(
     session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False
 ) -> RepairResult:
-    """The chosen letters get all their attempts again, at once and in order."""
+    """Retry the selected letters now and in order, with a fresh set of attempts."""
     locked = await _lock(session, selection, RETRIED)
     if dry_run:
         return RepairResult(None, len(locked.letters), locked.left, dry_run=True)
@@ -79,9 +80,9 @@ async def retry(
 async def discard(
     session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False
 ) -> RepairResult:
-    """The chosen letters are given up. Nothing is lost: a letter keeps its event, and can be retried later."""
+    """Discard the selected letters. A discarded letter keeps its event and can be retried later."""
     if not reason.strip():
-        raise RepairError("a letter is discarded for a reason, which is kept: say reason=…, or --reason")
+        raise RepairError(REASON_MISSING)
     locked = await _lock(session, selection, DISCARDED)
     if dry_run:
         return RepairResult(None, len(locked.letters), locked.left, dry_run=True)
@@ -102,8 +103,13 @@ async def edit(
     reason: str,
     dry_run: bool = False,
 ) -> RepairResult:
-    """A letter gets another payload and is retried with it. The log never changes; the former payload is on record."""
-    letter = await only_letter(session, event_id, consumer)
+    """Replace the payload of a letter and retry it. The log does not change; the old payload is recorded."""
+    letter = the_only(await show_letters(session, event_id, consumer))
+    if letter.status not in EDITED:
+        raise LetterNotFound(
+            f"the letter of event {event_id} for {owner(letter.consumer)} is {letter.status}: only "
+            f"{' and '.join(EDITED)} letters can be edited"
+        )
     text = checked_payload(session, letter, payload)
     selection = Selection(event_ids=(event_id,), consumer=letter.consumer)
     locked = await _lock(session, selection, EDITED)
@@ -111,7 +117,7 @@ async def edit(
     obstacle = _obstacle(letter, locked, published)
     if obstacle is not None:
         whose = owner(letter.consumer)
-        raise LetterNotFound(f"the letter of event {event_id} with {whose} cannot be edited: {obstacle}")
+        raise LetterNotFound(f"the letter of event {event_id} for {whose} cannot be edited: {obstacle}")
     if dry_run:
         return RepairResult(None, 1, (), dry_run=True)
     before_publishing = letter.is_of_relay and not published
@@ -125,13 +131,13 @@ async def edit(
 
 
 async def _was_published(session: RepairSession, letter: LetterDetail) -> bool | None:
-    """Whether the event was ever in the log; None where nobody can know."""
+    """Whether the event was ever in the log; None if unknown."""
     row = await session.row("was_published", {"event_id": letter.event_id, "consumer": letter.consumer})
     return row[0] if row is not None else None
 
 
 def _obstacle(letter: LetterDetail, locked: "_Locked", published: bool | None) -> str | None:
-    """Why a payload cannot be replaced: somebody may have the old one in hand, or everybody."""
+    """Why the payload cannot be replaced: the old one may be in use or published."""
     if not locked.letters:
         return locked.left[0].note if locked.left else CHANGED
     if not letter.is_of_relay:
@@ -143,23 +149,17 @@ def _obstacle(letter: LetterDetail, locked: "_Locked", published: bool | None) -
     return GONE if published and not letter.positions else None
 
 
-async def only_letter(session: RepairSession, event_id: UUID, consumer: str | None) -> LetterDetail:
-    """The one letter that is meant; RepairError when there are several, or when it has been dealt with."""
-    found = await show_letters(session, event_id, consumer)
+def the_only(found: Sequence[LetterDetail]) -> LetterDetail:
+    """The letter of an event that has only one; RepairError if it has several."""
     if len(found) > 1:
         names = ", ".join(letter.consumer for letter in found)
-        raise RepairError(f"event {event_id} has several dead letters ({names}): say whose with --consumer")
-    if found[0].status not in EDITED:
-        raise LetterNotFound(
-            f"the letter of event {event_id} with {owner(found[0].consumer)} is {found[0].status}: only "
-            f"{' and '.join(EDITED)} ones can be edited"
-        )
+        raise RepairError(f"event {found[0].event_id} has several dead letters ({names}): choose one with --consumer")
     return found[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Locked:
-    """Letters at rest, in the order of their events; and those that are left alone, each with the reason."""
+    """The letters to act on, in the order of their events, and those to leave alone, each with the reason."""
 
     letters: list[_Chosen]
     left: list[ItemOutcome]
@@ -171,22 +171,24 @@ class _Locked:
 
     @property
     def of_relay(self) -> list[_Chosen]:
-        """Letters of a relay, and of consumers behind the bus."""
+        """Letters of the relay, and of consumers behind the bus."""
         return [each for each in self.letters if each.position is None]
 
 
 async def _lock(session: RepairSession, selection: Selection, allowed: Sequence[str]) -> _Locked:
-    """The letters that are meant: parked ones, unless something else is said or one event is named."""
+    """Lock the selected letters: parked ones, unless statuses or events are given."""
     asked = selection.statuses or ((*OPEN, *allowed) if selection.event_ids else ("parked",))
     if not set(asked) & {*OPEN, *allowed}:
-        raise RepairError(f"letters that are {', '.join(asked)} cannot be acted on: choose {', '.join(allowed)} ones")
+        raise RepairError(
+            f"this action does not accept letters that are {', '.join(asked)}: choose {', '.join(allowed)} ones"
+        )
     wanted = tuple(status for status in dict.fromkeys(asked) if status in OPEN or status in allowed)
     selection = replace(selection, statuses=wanted)
     which, parameters = session.which_letters(selection), session.parameters(selection)
     found = {_key(row): _Chosen(*row) for row in await session.rows("find_letters", parameters, which=which)}
     events = {"ids": list({letter.event_id for letter in found.values() if letter.position is None})}
     there = {row[0] for row in await session.rows("find_rows", events)}
-    # Rows before letters, as the relay does it, or the two would deadlock.
+    # Lock rows before letters, like the relay, or the two would deadlock.
     rows = dict(await session.rows("lock_rows", events))
     held = {_key(row): _Chosen(*row) for row in await session.rows("lock_letters", parameters, which=which)}
     letters, left = [], []
@@ -205,7 +207,7 @@ async def _lock(session: RepairSession, selection: Selection, allowed: Sequence[
 
 
 def _why_not(letter: _Chosen, allowed: Sequence[str], row_status: str | None) -> str | None:
-    """Why a letter is not at rest; None when it is."""
+    """Why the action cannot change a letter; None if it can."""
     if row_status == "pending":
         return ON_ITS_WAY
     if letter.status not in allowed:
@@ -226,7 +228,7 @@ async def _retry(session: RepairSession, locked: _Locked) -> list[ItemOutcome]:
 
 
 async def _redeliver(session: RepairSession, letters: Sequence[_Chosen]) -> list[ItemOutcome]:
-    """Their events go out again, to those who have not taken them."""
+    """Deliver their events again, to the consumers that have not handled them."""
     if not letters:
         return []
     gone = {row[0] for row in await session.rows("gone_events", _keys(letters))}
@@ -254,7 +256,7 @@ async def _discard(session: RepairSession, letters: Sequence[_Chosen]) -> list[I
 
 
 async def _discard_behind_bus(session: RepairSession, locked: _Locked) -> list[ItemOutcome]:
-    """A consumer is spared the event as if it had handled it; the event goes on when nobody else has to be asked."""
+    """The consumer skips the event as if it had handled it. If no open letter is left, the event is delivered."""
     letters = [each for each in locked.of_relay if each.consumer != RELAY]
     if not letters:
         return []
@@ -265,7 +267,7 @@ async def _discard_behind_bus(session: RepairSession, locked: _Locked) -> list[I
 
 
 async def _discard_deliveries(session: RepairSession, locked: _Locked) -> list[ItemOutcome]:
-    """The event leaves the outbox and stays in its letter."""
+    """Remove the event from the outbox; it stays in its letter."""
     letters = [each for each in locked.of_relay if each.consumer == RELAY]
     if not letters:
         return []

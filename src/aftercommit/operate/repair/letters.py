@@ -1,10 +1,10 @@
-"""Dead letters to look at: a list, groups by error, and one with all that is known about it. Changes nothing.
+"""Reads dead letters: lists, groups by error, and single letters in full. Changes nothing.
 
-Payloads are in the answer about one event alone: lists are read over shoulders and pasted into tickets.
+Only single letters come with their payload: lists are pasted into tickets.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -17,10 +17,10 @@ from aftercommit.postgres.records import declared_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A dead letter: an event that one consumer (or, as `@relay`, a transport) could not take.
+    """A dead letter: an event that one consumer could not handle, or that the transport did not accept (`@relay`).
 
-    `attempts` are all that failed, over all retries; `failures` are those on record with their error, the last fifty at
-    most. Behind the bus it is one for each delivery, in which a handler may be called several times.
+    `attempts` counts all failed attempts, over all retries. `failures` counts those recorded with their error, at most
+    the last fifty; behind the bus it is one per delivery, in which a handler may be called several times.
     """
 
     event_id: UUID
@@ -40,13 +40,13 @@ class DeadLetter:
 
     @property
     def is_of_relay(self) -> bool:
-        """Whether the event is still to be delivered: it waits in the outbox and not before a consumer of the log."""
+        """Whether its event waits in the outbox to be delivered; otherwise a consumer of the log handles the letter."""
         return self.position is None
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """One attempt that failed; behind the bus one delivery, with how many `attempts` the handler was given in it."""
+    """One failed attempt; behind the bus one delivery, with the number of `attempts` that the handler had in it."""
 
     at: datetime
     error: str
@@ -56,7 +56,7 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAction:
-    """What an operator did to an event; `former_payload` where it was edited."""
+    """An operator's action on an event; `former_payload` is set if it was edited."""
 
     operation_id: UUID
     kind: str
@@ -70,7 +70,7 @@ class OperatorAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterDetail(DeadLetter):
-    """A letter with its payload, its attempts, and what was done about it."""
+    """A letter with its payload, its attempts, and the operators' actions (`deeds`)."""
 
     schema_version: int
     occurred_at: datetime
@@ -88,7 +88,7 @@ class LetterDetail(DeadLetter):
 
 @dataclass(frozen=True, slots=True)
 class LetterPage:
-    """Some of the chosen letters, last seen first, and how many there are."""
+    """One page of the selected letters, last seen first, and their total number."""
 
     letters: Sequence[DeadLetter]
     total: int
@@ -96,7 +96,7 @@ class LetterPage:
 
 @dataclass(frozen=True, slots=True)
 class LetterGroup:
-    """Letters of one owner that fail in the same way; numbers and ids in the text are shown as #."""
+    """Letters of one owner with the same error; numbers and ids in its text are replaced by #."""
 
     consumer: str
     error_class: str
@@ -109,42 +109,37 @@ class LetterGroup:
     example: UUID
 
 
-_SUMMARY = (
-    "event_id consumer status event_type aggregate_type aggregate_id position error error_class attempts "
-    "first_seen_at last_seen_at next_retry_at failures".split()
-)
+_SUMMARY = [each.name for each in fields(DeadLetter)]
 _DETAIL = (
     "schema_version occurred_at created_at correlation_id causation_id payload history outbox_status positions".split()
 )
 
 
 async def list_letters(session: RepairSession, selection: Selection, limit: int, offset: int) -> LetterPage:
-    """A page of the chosen letters."""
+    """One page of the selected letters."""
     parameters = {**session.parameters(selection), "limit": limit, "offset": offset}
     rows = await session.rows("list_letters", parameters, which=session.which_letters(selection))
     letters = [DeadLetter(**dict(zip(_SUMMARY, row, strict=False))) for row in rows]
     if not rows and offset:
-        # Behind the last one there is no row to carry the count.
+        # The total is part of each row, and this page has none.
         return LetterPage([], (await list_letters(session, selection, 1, 0)).total)
     return LetterPage(letters, rows[0][-1] if rows else 0)
 
 
 async def group_letters(session: RepairSession, selection: Selection, limit: int) -> list[LetterGroup]:
-    """The chosen letters by owner and error, the largest group first."""
+    """The selected letters by owner and error, the largest group first."""
     parameters = {**session.parameters(selection), "limit": limit}
     rows = await session.rows("group_letters", parameters, which=session.which_letters(selection))
     return [LetterGroup(*row) for row in rows]
 
 
 async def show_letters(session: RepairSession, event_id: UUID, consumer: str | None) -> list[LetterDetail]:
-    """The letters of one event, of all owners or of one; LetterNotFound when there are none."""
+    """The letters of one event, of all owners or of one; LetterNotFound if there are none."""
     rows = await session.rows("show_letters", {"event_id": event_id, "consumer": consumer})
     if not rows:
-        whose = f" with {consumer!r}" if consumer is not None else ""
-        raise LetterNotFound(
-            f"event {event_id} has no dead letter{whose}: `aftercommit dead list` shows those there are"
-        )
-    deeds = await _deeds(session, event_id)
+        whose = f" for {consumer!r}" if consumer is not None else ""
+        raise LetterNotFound(f"event {event_id} has no dead letter{whose}: see `aftercommit dead list`")
+    deeds = [OperatorAction(*row) for row in await session.rows("operations_on_event", {"event_id": event_id})]
     return [_detail(session, row, deeds) for row in rows]
 
 
@@ -159,18 +154,21 @@ def _detail(session: RepairSession, row: Sequence[Any], deeds: Sequence[Operator
     return LetterDetail(**known, scope=scope, audience=audience, deeds=deeds)
 
 
-async def _deeds(session: RepairSession, event_id: UUID) -> list[OperatorAction]:
-    rows = await session.rows("operations_on_event", {"event_id": event_id})
-    return [OperatorAction(*row) for row in rows]
-
-
 async def owners(session: RepairSession) -> list[str]:
-    """Everybody who can have letters: the relay, and consumers that the database or the declaration knows."""
+    """All possible owners of letters: the relay, and the consumers in the database or in the declarations."""
     known = {row[0] for row in await session.rows("known_owners", {})}
     declared = session.outbox.consumers if session.outbox is not None else ()
     return [RELAY, *sorted(known.union(declared))]
 
 
 def owner(consumer: str) -> str:
-    """Whose letter it is, in words."""
+    """The owner of a letter, for messages."""
     return "the transport" if consumer == RELAY else f"consumer {consumer!r}"
+
+
+def unknown_consumer(name: str, known: Sequence[str]) -> str:
+    """The message about a consumer that is not among the known ones."""
+    return (
+        f"unknown consumer {name!r}. Known consumers: {', '.join(known) or 'none'}. If it is behind the bus and has no "
+        "dead letters yet, give --app"
+    )

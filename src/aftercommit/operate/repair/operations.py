@@ -1,7 +1,7 @@
-"""What operators did, on record: every retry, edit, discard and replay is an operation with its events."""
+"""The record of operators' actions: every retry, edit, discard, replay and seek is an operation with its events."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -21,10 +21,10 @@ TO_TRANSPORT = "@transport"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation and how it stands.
+    """One operation and its state.
 
-    `target` is a consumer, `@transport`, or `@owner` (each letter to whom it belongs). `is_driven` says whether a
-    process is at work on it.
+    `target` is a consumer, `@transport`, or `@owner` (each letter goes to its own consumer). `is_driven` means that a
+    process is working on it.
     """
 
     id: UUID
@@ -46,12 +46,12 @@ class Operation:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether it has ended."""
         return self.finished_at is not None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it came to its end and nothing failed."""
+        """Whether it has ended and nothing failed."""
         return self.status == "done" and self.failed == 0
 
 
@@ -67,7 +67,7 @@ class ItemProblem:
 
 @dataclass(frozen=True, slots=True)
 class ItemOutcome:
-    """One letter that an action was for: dealt with, or left alone for a reason."""
+    """What an action did to one letter: it changed the letter, or left it alone for the reason in `note`."""
 
     event_id: UUID
     consumer: str
@@ -87,7 +87,7 @@ async def record(
     per_second: float | None = None,
     status: str = "done",
 ) -> UUID:
-    """Write an operation down; returns its id."""
+    """Record an operation and return its id."""
     operation_id = uuid7()
     parameters = {
         "id": operation_id,
@@ -105,7 +105,7 @@ async def record(
 
 
 async def record_dealt(session: RepairSession, operation_id: UUID, dealt: Sequence[ItemOutcome]) -> None:
-    """Which letters it was."""
+    """Record the letters of an operation."""
     parameters = {
         "id": operation_id,
         "ids": [each.event_id for each in dealt],
@@ -124,42 +124,39 @@ async def find_operations(session: RepairSession, kinds: Sequence[str] | None, l
 
 
 async def find_operation(session: RepairSession, operation_id: UUID) -> Operation:
-    """One operation; RepairError when there is none."""
+    """One operation; RepairError if there is none."""
     row = await session.row("operations", {"id": operation_id, "kinds": None, "limit": 1})
     if row is None:
-        raise RepairError(
-            f"there is no operation {operation_id}: `aftercommit replay list --all` shows those there are"
-        )
+        raise RepairError(f"there is no operation {operation_id}: see `aftercommit replay list --all`")
     return _operation(row)
 
 
 async def problems(session: RepairSession, operation_id: UUID, limit: int) -> list[ItemProblem]:
-    """Events of an operation that did not go through, first to last."""
+    """The events of an operation that failed or were skipped, in order."""
     rows = await session.rows("failed_items", {"id": operation_id, "limit": limit})
     return [ItemProblem(*row) for row in rows]
 
 
 async def who_is_missing(session: RepairSession, operation_id: UUID, state: str) -> list[str]:
-    """In words: without whom the items of an operation that are in this state do not get on."""
+    """Messages about the workers and relays that the items of an operation in this state wait for."""
     found = []
     for name, paused in await session.rows("who_is_missing", {"id": operation_id, "state": state}):
         if name is None:
             found.append("no relay is alive: start `aftercommit relay`")
         elif paused is None:
-            found.append(f"consumer {name!r} has no checkpoint: if still wanted, start `aftercommit worker {name}`")
+            found.append(f"consumer {name!r} has no checkpoint: if you need it, start `aftercommit worker {name}`")
         elif paused:
-            found.append(f"consumer {name!r} is paused: `aftercommit consumers resume {name}`")
+            found.append(f"consumer {name!r} is paused: run `aftercommit consumers resume {name}`")
         else:
-            found.append(f"nobody works for consumer {name!r}: start `aftercommit worker {name}`")
+            found.append(f"consumer {name!r} has no worker: start `aftercommit worker {name}`")
     for aggregate_type, aggregate_id in await session.rows("held_up", {"id": operation_id}):
         found.append(
-            f"{aggregate_type} {aggregate_id} has a failed delivery, behind which others wait if the outbox is strict: "
-            f"`aftercommit dead list --aggregate {aggregate_id}`"
+            f"{aggregate_type} {aggregate_id} has a failed delivery. In a strict outbox, other events wait behind it: "
+            f"see `aftercommit dead list --aggregate {aggregate_id}`"
         )
     return found
 
 
 def _operation(row: Sequence[Any]) -> Operation:
-    known = list(row)
-    known[6] = Selection.from_json(known[6])
-    return Operation(*known)
+    found = Operation(*row)
+    return replace(found, selection=Selection.from_json(found.selection))

@@ -1,4 +1,4 @@
-"""Whether another payload may take the place of the one that a dead letter has. Decides only; nothing is written."""
+"""Checks whether a new payload may replace the one of a dead letter. Writes nothing."""
 
 import json
 from typing import Any, Final
@@ -13,12 +13,12 @@ from aftercommit.operate.repair.letters import LetterDetail
 from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.declaration import MAX_PAYLOAD_BYTES
 
-# No type takes this: where it is put in a value's place and nobody objects, nobody reads that value.
+# No type accepts this. If an event type does not object to it in place of a value, it does not read that value.
 _NONSENSE: Final[list[Any]] = [{"": [[]]}]
 
 
 def checked_payload(session: RepairSession, letter: LetterDetail, payload: bytes) -> str:
-    """The payload as text that can be stored, if it is what the event's type promises; InvalidPayload otherwise."""
+    """The payload as text, if it matches the event's type; InvalidPayload otherwise."""
     _check_size(session, letter, payload)
     document = _document(payload)
     json_rules.check(document, typed=False)
@@ -31,20 +31,20 @@ def _check_size(session: RepairSession, letter: LetterDetail, payload: bytes) ->
     if session.outbox is not None:
         limit, remedy = session.outbox.max_payload_bytes, "raise Outbox(max_payload_bytes=…)"
     else:
-        # What was published was within the limit, whatever that is.
+        # The old payload was within the limit, whatever that is.
         limit = max(MAX_PAYLOAD_BYTES, len(letter.payload.encode()))
         remedy = "if your outbox allows more, name it with --app"
     if len(payload) > limit:
         raise PayloadTooLarge(
-            f"the new payload is {len(payload):,} bytes, the limit is {limit:,}: store the large part elsewhere and "
-            f"refer to it, or {remedy}"
+            f"the new payload has {len(payload):,} bytes, and the limit is {limit:,}: store the large part elsewhere "
+            f"and refer to it, or {remedy}"
         )
 
 
 def _document(payload: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(payload)
-        # Of a key that is there twice every reader keeps the one it likes: said here, where somebody can mend it.
+        # Readers differ in which of two equal keys they keep, so refuse duplicates here.
         json.loads(payload, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
     except (msgspec.DecodeError, ValueError, RecursionError) as problem:
         raise InvalidPayload(f"the new payload is not JSON: {problem}", field="$") from problem
@@ -63,21 +63,21 @@ def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_type(event_type: EventType, letter: LetterDetail, payload: bytes, document: dict[str, Any]) -> None:
-    # As a handler will read it, lifted to the version of this code; and as a publisher would have had to write it.
+    # Check it as a handler will read it, upcast to the current version, and as a publisher would write it.
     read = event_type.read(_stored(letter, payload)).payload
     written = event_type.encode(read)
     _refuse_unread(event_type, letter, document, written)
     named = event_type.aggregate_id_of(read)
     if named not in (None, letter.aggregate_id, _former_key(event_type, letter)):
         raise InvalidPayload(
-            f"the new payload is of {letter.aggregate_type} {named!r:.80}, but the event is of {letter.aggregate_id!r} "
-            "and keeps its place there: discard the letter and publish another event instead",
+            f"the new payload names {letter.aggregate_type} {named!r:.80}, but the event belongs to "
+            f"{letter.aggregate_id!r}, which cannot change: discard the letter and publish another event instead",
             field=f"$.{event_type.key}" if isinstance(event_type.key, str) else None,
         )
 
 
 def _refuse_unread(event_type: EventType, letter: LetterDetail, document: dict[str, Any], written: bytes) -> None:
-    """A key that the type does not read is a slip of the pen, unless the payload had it before."""
+    """Refuse a key that the type does not read, probably a typing error, unless the old payload has it too."""
     allowed = {*msgspec.json.decode(written), *_former(letter)}
     for key in [key for key in document if key not in allowed]:
         changed = msgspec.json.encode({**document, key: _NONSENSE})
@@ -88,7 +88,7 @@ def _refuse_unread(event_type: EventType, letter: LetterDetail, document: dict[s
         if not is_read:
             known = ", ".join(sorted(allowed))
             raise InvalidPayload(
-                f"the new payload has the key {key!r:.80}, which {event_type.name} does not read: it may have {known}",
+                f"the new payload has the key {key!r:.80}, which {event_type.name} does not read: use {known}",
                 field=json_rules.dotted([key]),
             )
 
@@ -99,7 +99,7 @@ def _former(letter: LetterDetail) -> dict[str, Any]:
 
 
 def _former_key(event_type: EventType, letter: LetterDetail) -> str | None:
-    """What the key said before: a publisher may have named another aggregate by hand. None when it cannot be read."""
+    """The aggregate that the old payload names; a publisher may have given another one. None if it is unreadable."""
     try:
         return event_type.aggregate_id_of(event_type.read(_stored(letter, letter.payload.encode())).payload)
     except (UnreadableEvent, InvalidPayload):

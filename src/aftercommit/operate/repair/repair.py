@@ -1,4 +1,4 @@
-"""Repair: what an operator can do about events that did not get where they should. The room's front door."""
+"""Repair: the actions that operators can take on dead letters, events and checkpoints."""
 
 import asyncio
 import getpass
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 def this_user() -> str:
-    """Who acts, where nobody says it: the login and the machine."""
+    """The default name of the operator: login and machine."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -40,17 +40,17 @@ def this_user() -> str:
 
 
 class Repair:
-    """Look at dead letters, retry, edit or discard them, and replay events; each change is on record with who and why.
+    """Show, retry, edit or discard dead letters, replay events and move checkpoints. Every change is recorded.
 
         repair = Repair(outbox, Database(dsn))
         await repair.retry(Selection(consumer="order-totals", error_class="Timeout"), reason="the ledger is back")
 
-    With an `Outbox`, payloads and consumers are checked against what it declares; otherwise a `Shape` with the name of
-    its schema will do.
+    With an `Outbox`, payloads and consumers are checked against its declarations. A `Shape` with the name of the schema
+    is enough otherwise.
     """
 
     def __init__(self, declared: Outbox | Shape, database: Database, *, by: str | None = None) -> None:
-        """Nothing is connected. `by` says who acts; the user of this process unless given."""
+        """Does not connect. `by` is the operator's name; by default, the user of this process."""
         self._declared = declared
         self._database = database
         self._by = by or this_user()
@@ -68,17 +68,17 @@ class Repair:
             return await letters.group_letters(session, selection, limit)
 
     async def letter(self, event_id: UUID, consumer: str | None = None) -> list[LetterDetail]:
-        """All that is known about the letters of one event, with the payload; LetterNotFound when there are none."""
+        """The letters of one event in full, with the payload; LetterNotFound if there are none."""
         async with self._session() as session:
             return await letters.show_letters(session, event_id, consumer)
 
     async def owners(self) -> list[str]:
-        """Whose letters there can be: consumers with a checkpoint, with letters, or declared; and the relay."""
+        """All possible owners of letters: consumers with a checkpoint, with letters, or declared; and the relay."""
         async with self._session() as session:
             return await letters.owners(session)
 
     async def retry(self, selection: Selection, *, reason: str = "", dry_run: bool = False) -> RepairResult:
-        """Give the chosen letters all their attempts again: parked ones, unless statuses or event_ids say otherwise."""
+        """Retry letters with a fresh set of attempts: parked ones, unless the selection has statuses or event_ids."""
         _refuse_everything(selection)
         return await self._act(
             lambda session: actions.retry(session, selection, by=self._by, reason=reason, dry_run=dry_run)
@@ -87,12 +87,12 @@ class Repair:
     async def edit(
         self, event_id: UUID, payload: bytes, *, consumer: str | None = None, reason: str = "", dry_run: bool = False
     ) -> RepairResult:
-        """Give a letter another payload and retry it; the log never changes, the former payload stays on record."""
+        """Replace the payload of a letter and retry it. The log does not change; the old payload is recorded."""
         options: dict[str, Any] = {"by": self._by, "reason": reason, "dry_run": dry_run}
         return await self._act(lambda session: actions.edit(session, event_id, consumer, payload, **options))
 
     async def discard(self, selection: Selection, *, reason: str, dry_run: bool = False) -> RepairResult:
-        """Give the chosen letters up, for a reason that is kept. They can be retried later all the same."""
+        """Discard the selected letters, for a reason that is recorded. They can still be retried later."""
         _refuse_everything(selection)
         return await self._act(
             lambda session: actions.discard(session, selection, by=self._by, reason=reason, dry_run=dry_run)
@@ -101,16 +101,16 @@ class Repair:
     async def seek(
         self, consumer: str, to: SeekTarget, *, reason: str = "", force: bool = False, dry_run: bool = False
     ) -> SeekResult:
-        """Move the checkpoint of a consumer of the log: to "start", "end", behind a position, or before a moment.
+        """Move the checkpoint of a consumer of the log: to "start", "end", after a position, or before a time.
 
-        What the inbox knows as handled is not handled again. Refused while a worker holds the consumer, unless `force`
-        takes it away from the worker, which begins anew from there.
+        Events in the inbox are not handled again. Refused while a worker holds the consumer; with `force`, that worker
+        loses its lease and starts over from the new position.
         """
         options: dict[str, Any] = {"by": self._by, "reason": reason, "force": force, "dry_run": dry_run}
         return await self._act(lambda session: seeking.seek(session, consumer, to, **options))
 
     async def preview(self, selection: Selection, *, to: str | None = None, again: bool = False) -> Preview:
-        """What a replay would do, before it does anything."""
+        """What a replay would do. Changes nothing."""
         async with self._session() as session:
             return await replay.preview(session, selection, to, again=again)
 
@@ -125,12 +125,12 @@ class Repair:
         expected: int | None = None,
         reason: str = "",
     ) -> Operation:
-        """Freeze a set of events for a replay; `drive` then works through it.
+        """Record the set of events for a replay; `drive` then works through it.
 
-        `to` is a consumer's name or "@transport"; dead letters go to their owners when it is not given. `again` lets a
-        consumer handle what it has handled before. PastHorizon when the inbox cannot tell that any more (with `again`:
-        of others, where the event goes by the bus), unless `past_horizon`. SetChanged when `expected` is given (the
-        total of a preview) and the set has another number.
+        `to` is a consumer's name or "@transport"; without it, dead letters go to their owners. `again` lets a consumer
+        handle events that it has handled before. Raises PastHorizon if some events are older than the inbox, so that
+        nobody knows whether they were handled (with `again`, only where other consumers behind the bus are affected);
+        `past_horizon` accepts that. Raises SetChanged if the set does not have `expected` events.
         """
         options = ReplayOptions(per_second, again, past_horizon, expected)
 
@@ -141,15 +141,15 @@ class Repair:
         return await self._act(begin)
 
     def driver(self, operation_id: UUID, on_progress: Callable[[ReplayProgress], None] | None = None) -> ReplayDriver:
-        """What works through a replay, for callers that want to stop it halfway."""
+        """The object that works through a replay, for callers that want to stop it."""
         return ReplayDriver(self._declared, self._database, operation_id, on_progress=on_progress)
 
     async def drive(self, operation_id: UUID, on_progress: Callable[[ReplayProgress], None] | None = None) -> Operation:
-        """Work through a replay to its end; also one whose driver has died. OperationBusy when another is at it."""
+        """Work through a replay to its end, also after a driver has died. OperationBusy if another one is active."""
         return await self.driver(operation_id, on_progress).run()
 
     async def abort(self, operation_id: UUID) -> Operation:
-        """Feed nothing further, and take back what was fed and not tried yet; waits until that is done."""
+        """Abort a replay: feed no more events, take back those that were not tried yet, and wait until that is done."""
         async with self._session() as session:
             await operations.find_operation(session, operation_id)
             await session.rows("ask_to_abort", {"id": operation_id})
@@ -160,18 +160,18 @@ class Repair:
                 await asyncio.sleep(0.1)
 
     async def operation(self, operation_id: UUID) -> Operation:
-        """One operation; RepairError when there is none of this id."""
+        """One operation; RepairError if there is none with this id."""
         async with self._session() as session:
             return await operations.find_operation(session, operation_id)
 
     async def operations(self, kinds: Sequence[str] | None = None, *, limit: int = 50) -> list[Operation]:
-        """What was done, newest first: of all kinds, or of some ("retry", "edit", "discard", "replay", "seek")."""
+        """Operations, newest first: all, or only some kinds ("retry", "edit", "discard", "replay", "seek")."""
         limit = checked_count("limit", limit, 1)
         async with self._session() as session:
             return await operations.find_operations(session, kinds, limit)
 
     async def problems(self, operation_id: UUID, *, limit: int = 50) -> list[ItemProblem]:
-        """Events of an operation that failed or were skipped, each with the reason."""
+        """The events of an operation that failed or were skipped, each with the reason."""
         limit = checked_count("limit", limit, 1)
         async with self._session() as session:
             return await operations.problems(session, operation_id, limit)
@@ -185,7 +185,7 @@ class Repair:
             await close_quietly(connection)
 
     async def _act(self, work: Callable[[RepairSession], Awaitable[Result]]) -> Result:
-        """In one transaction, which is run again when it had to give way to another."""
+        """Run in one transaction, and again after a deadlock."""
         async with self._session() as session:
 
             async def once() -> Result:
@@ -198,6 +198,6 @@ class Repair:
 def _refuse_everything(selection: Selection) -> None:
     if selection.is_everything:
         raise RepairError(
-            "nothing is chosen: say which letters, by event ids or by what they have in common; --status parked "
-            "(statuses=('parked',)) means all that are parked"
+            "no letters chosen: give event ids or selection options. --status parked (statuses=('parked',)) chooses "
+            "all that are parked"
         )

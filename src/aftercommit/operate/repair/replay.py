@@ -1,4 +1,4 @@
-"""A replay before it runs: which events it would take, whether it may, and the frozen set. The driver does the rest."""
+"""Prepares a replay: chooses the events, checks that it is allowed, and records the set. The driver then runs it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from psycopg import sql
 
 from aftercommit.errors import PastHorizon, RepairError, SelectionError, SetChanged
 from aftercommit.event.envelope import rfc3339
+from aftercommit.operate.repair.letters import unknown_consumer
 from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, record
 from aftercommit.operate.repair.selection import RELAY, Selection
 from aftercommit.operate.repair.session import RepairSession
@@ -18,9 +19,9 @@ from aftercommit.outbox.handlers import ANY_TYPE
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would do. Of `total` items, `handled` ones are skipped unless they are to be handled again.
+    """What a replay would do. Of `total` items, `handled` are skipped unless they are to be handled again.
 
-    `past_horizon` counts those of which the inbox no longer knows whether they were handled.
+    `past_horizon` counts the items older than the inbox, so that nobody knows whether they were handled.
     """
 
     target: str
@@ -39,9 +40,9 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How a replay goes: at most `per_second` items; `again` although they were handled; `past_horizon` knowingly.
+    """Options of a replay: at most `per_second` items; `again`: also handled ones; `past_horizon`: also unknown ones.
 
-    `expected` is how many items the preview had: the operator has agreed to these, and to no others.
+    `expected` is the number of items that the operator has confirmed.
     """
 
     per_second: float | None = None
@@ -50,9 +51,9 @@ class ReplayOptions:
     expected: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a rate at which nothing would ever happen."""
+        """Refuse a rate that is not a positive number."""
         if self.per_second is not None and not 0 < self.per_second < float("inf"):
-            raise RepairError(f"a rate of {self.per_second!r} per second is no rate: give a positive number")
+            raise RepairError(f"per_second={self.per_second!r} is not a rate: give a positive number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +68,25 @@ class _Set:
 
 
 async def preview(session: RepairSession, selection: Selection, to: str | None, *, again: bool = False) -> Preview:
-    """Count before anything is done. Nothing is changed."""
+    """Count what a replay would do. Changes nothing."""
     return await _preview(session, await _set(session, selection, to), again)
 
 
 async def start(
     session: RepairSession, selection: Selection, to: str | None, options: ReplayOptions, *, by: str, reason: str
 ) -> UUID:
-    """Freeze the set and write the operation down; a driver can begin. PastHorizon when it might handle twice."""
+    """Record the operation and its set of events. PastHorizon if events might be handled twice."""
     frozen = await _set(session, selection, to)
     _refuse_again(frozen, options)
     await session.rows("hold_horizon", {})
     found = await _preview(session, frozen, options.again)
     if found.past_horizon and found.horizon is not None and not options.past_horizon:
-        # To handle them again is what is wanted of one consumer; behind the bus the event passes all the others too.
-        by_whom = f" by others than {frozen.target!r}" if options.again else ""
+        # With `again` one consumer is meant to handle them again, but behind the bus the event reaches the others too.
+        by_whom = f" by consumers other than {frozen.target!r}" if options.again else ""
         raise PastHorizon(
-            f"{found.past_horizon} of {found.total} events were published before {rfc3339(found.horizon)}, and what "
-            f"was handled before then the inbox does not know any more: they might be handled twice{by_whom}. Leave "
-            f"them out (--since {rfc3339(found.horizon)}), or accept it with --past-horizon",
+            f"{found.past_horizon} of {found.total} events were published before {rfc3339(found.horizon)}. The inbox "
+            f"does not go back that far, so they might be handled twice{by_whom}. Leave them out "
+            f"(--since {rfc3339(found.horizon)}), or accept that with --past-horizon",
             found.past_horizon,
         )
     detail = {"again": options.again, "past_horizon": options.past_horizon}
@@ -100,8 +101,8 @@ async def start(
         per_second=options.per_second,
         status="running",
     )
-    row = await session.row("freeze", {**frozen.parameters, "id": operation_id}, chosen=frozen.chosen)
-    _refuse_others(row[0], options.expected)
+    (total,) = await session.row("freeze", {**frozen.parameters, "id": operation_id}, chosen=frozen.chosen)
+    _refuse_others(total, options.expected)
     return operation_id
 
 
@@ -118,19 +119,17 @@ async def _set(session: RepairSession, selection: Selection, to: str | None) -> 
     target = to or (TO_OWNER if selection.is_of_letters else None)
     if target is None:
         raise RepairError(
-            "events of the log are replayed to a consumer or through the transport: say to='consumer-name' or "
-            "to='@transport' (--to NAME, --through-transport)"
+            "events of the log need a target: give to='consumer-name' or to='@transport' (--to NAME, "
+            "--through-transport)"
         )
     if selection.is_of_letters:
         return _letters(session, selection, target)
     if target == TO_OWNER:
         raise SelectionError(
-            "only dead letters have an owner: choose them by consumer, error class or status, or say to"
+            "only dead letters have an owner: choose them by consumer, error class or status, or give `to`"
         )
     if selection.is_everything:
-        raise SelectionError(
-            "a replay of the whole log is not chosen by saying nothing: give from_position=1 to mean it"
-        )
+        raise SelectionError("the selection is empty: to replay the whole log, give from_position=1")
     if target == TO_TRANSPORT:
         return _for_transport(session, selection, target, None, None)
     return await _for_consumer(session, selection, target)
@@ -140,8 +139,8 @@ def _letters(session: RepairSession, selection: Selection, target: str) -> _Set:
     if target not in (TO_OWNER, TO_TRANSPORT):
         if selection.consumer not in (None, target):
             raise SelectionError(
-                f"dead letters of {selection.consumer!r} do not go to {target!r}: choose events of the log instead, by "
-                "type, aggregate, scope, time or position"
+                f"dead letters of {selection.consumer!r} cannot be replayed to {target!r}: choose events of the log "
+                "instead, by type, aggregate, scope, time or position"
             )
         selection, target = replace(selection, consumer=target), TO_OWNER
     selection = selection if selection.statuses else replace(selection, statuses=("parked",))
@@ -156,10 +155,7 @@ async def _for_consumer(session: RepairSession, selection: Selection, name: str)
     if row is None:
         known = [each[0] for each in await session.rows("known_owners", {})]
         if declared is None and (name not in known or name == RELAY):
-            raise RepairError(
-                f"consumer {name!r} is not known: there are {', '.join(known) or 'none'}. One behind the bus that has "
-                "no dead letters yet is found in your declarations, with --app"
-            )
+            raise RepairError(unknown_consumer(name, known))
         return _for_transport(session, selection, name, name, declared.types if declared is not None else None)
     checkpoint, taken, inbox = row
     keeps_inbox = declared.inbox if declared is not None else inbox
@@ -188,8 +184,8 @@ def _for_transport(
 def _refuse_others(total: int, expected: int | None) -> None:
     if expected is not None and total != expected:
         raise SetChanged(
-            f"the selection has {total} items now, and had {expected} when they were counted: look again, and say "
-            f"expected={total} if all of them are meant",
+            f"the selection has {total} items now, and had {expected} when it was counted: check it again, and give "
+            f"expected={total} to replay all of them",
             expected,
             total,
         )
@@ -198,11 +194,11 @@ def _refuse_others(total: int, expected: int | None) -> None:
 def _refuse_again(chosen: _Set, options: ReplayOptions) -> None:
     if options.again and chosen.target == TO_TRANSPORT:
         raise RepairError(
-            "through the transport an event reaches every consumer, and again would mean all of them: say which one is "
-            "to handle it again, with --to NAME"
+            "through the transport, an event reaches every consumer, so `again` would affect all of them: name the one "
+            "that is to handle it again with --to NAME"
         )
     if not chosen.keeps_inbox and not options.again:
         raise RepairError(
-            f"consumer {chosen.target!r} is declared with inbox=False, so nobody knows which of these it has handled: "
-            "all of them would be handled again. Say again=True (--again) if that is meant"
+            f"consumer {chosen.target!r} is declared with inbox=False, so it would handle all of these again. Give "
+            "again=True (--again) to accept that"
         )

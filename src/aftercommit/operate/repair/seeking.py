@@ -1,12 +1,11 @@
-"""A checkpoint is moved by hand: a consumer of the log goes back, or passes over what it is not to handle.
+"""Moves the checkpoint of a consumer of the log by hand, back to handle events again or ahead to skip them.
 
-The only place where a checkpoint moves without its events being handled. Nobody may hold the consumer meanwhile:
-whoever does is stopped first, or (by `force`) fenced, and then begins from where it was moved to.
+No worker may hold the consumer meanwhile. With `force`, its worker is fenced and starts over from the new position.
 """
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from uuid import UUID
 
 import psycopg
@@ -20,19 +19,19 @@ from aftercommit.operate.repair.session import RepairSession
 from aftercommit.outbox.handlers import ANY_TYPE
 
 SeekTarget = Literal["start", "end"] | int | datetime
-"""Where to: the first event that is kept, the tip, behind a position, or before what was published then or later."""
+"""The oldest event in the log, the end of the log, after a position, or before the events published from a time on."""
 
 _NOTHING: Final = Selection()
 
 
 @dataclass(frozen=True, slots=True)
 class SeekResult:
-    """A checkpoint that was moved, or (`dry_run`) would be, and what lies between its two places.
+    """A checkpoint that was moved, or (`dry_run`) would be, and the events between the old and the new position.
 
-    Of the `events` in between that the consumer takes, `handled` ones are in its inbox, and `lettered` ones are not but
-    have an open dead letter, by which they are handled wherever the checkpoint is. Of `unknown` ones, which are from
-    before the inbox's horizon, nobody knows. `worker` held the consumer. `keeps_inbox`: without one, everything else
-    behind the new place is handled again.
+    `events` counts the events in between that the consumer takes. Of these, `handled` are in its inbox; `lettered` are
+    not, but have an open dead letter, which is retried wherever the checkpoint is; `unknown` are older than the inbox,
+    so nobody knows whether they were handled. `worker` held the consumer. If not `keeps_inbox`, all events after the
+    new position are handled again.
     """
 
     consumer: str
@@ -49,7 +48,7 @@ class SeekResult:
 
     @property
     def goes_back(self) -> bool:
-        """Whether events come by again; otherwise some are passed over."""
+        """Whether the consumer reads events again; otherwise it skips some."""
         return self.after < self.before
 
 
@@ -71,7 +70,7 @@ async def seek(
     force: bool = False,
     dry_run: bool = False,
 ) -> SeekResult:
-    """Move the checkpoint; on record with who and why."""
+    """Move the checkpoint, and record it."""
     found = await _checkpoint(session, consumer)
     if not dry_run:
         _refuse_held(consumer, found, force)
@@ -99,14 +98,14 @@ async def _checkpoint(session: RepairSession, consumer: str) -> _Checkpoint:
     if row is None:
         known = [each[0] for each in await session.rows("consumers", {})]
         raise RepairError(
-            f"consumer {consumer!r} has no checkpoint, as only consumers that follow the log have one: there are "
+            f"consumer {consumer!r} has no checkpoint: only consumers that follow the log have one. Known consumers: "
             f"{', '.join(known) or 'none'}"
         )
     return _Checkpoint(*row)
 
 
 async def _hold(session: RepairSession, consumer: str) -> _Checkpoint:
-    """The same, held until the transaction ends; what a handler has in hand is waited for, but not for ever."""
+    """The checkpoint, locked until the transaction ends; waits at most PATIENCE seconds for a running handler."""
     await session.rows("wait_briefly", {"patience": f"{PATIENCE * 1000:.0f}ms"})
     try:
         await session.rows("hold_horizons", {})
@@ -114,8 +113,8 @@ async def _hold(session: RepairSession, consumer: str) -> _Checkpoint:
         await session.rows("hold_consumer", {"consumer": consumer}, checkpoint=checkpoint)
     except psycopg.errors.LockNotAvailable as problem:
         raise RepairError(
-            f"consumer {consumer!r} has events in hand, and has had for {PATIENCE:g} s: nothing was moved. Try again "
-            "when they are handled, or stop the worker"
+            f"consumer {consumer!r} has been handling events for {PATIENCE:g} s: nothing was moved. Try again later, "
+            "or stop the worker"
         ) from problem
     return await _checkpoint(session, consumer)
 
@@ -123,13 +122,13 @@ async def _hold(session: RepairSession, consumer: str) -> _Checkpoint:
 def _refuse_held(consumer: str, found: _Checkpoint, force: bool) -> None:
     if found.worker is not None and not force:
         raise ConsumerNameTaken(
-            f"consumer {consumer!r} is at work ({found.worker}): stop that worker first, or say force=True (--force) "
-            "to take the consumer away from it; it then begins from the new place"
+            f"{found.worker} is running consumer {consumer!r}: stop that worker first, or give force=True (--force); "
+            "it then starts over from the new position"
         )
 
 
 async def _position(session: RepairSession, to: SeekTarget) -> int:
-    """The checkpoint that is meant: the position behind which the consumer goes on."""
+    """The new checkpoint: the position after which the consumer continues."""
     first, tip = await session.row("ends_of_log", {})
     if to == "start":
         return int(first)
@@ -138,17 +137,16 @@ async def _position(session: RepairSession, to: SeekTarget) -> int:
     if isinstance(to, datetime):
         return await _before(session, to)
     if not isinstance(to, int) or isinstance(to, bool):
-        raise RepairError(f"{to!r:.60} is no place of the log: say 'start', 'end', a position or a moment")
+        raise RepairError(f"{to!r:.60} is not a place in the log: give 'start', 'end', a position or a datetime")
     if not first <= to <= tip:
         raise RepairError(
-            f"position {to} is not in the log, of which {first + 1} to {tip} are kept: a checkpoint can be from "
-            f"{first} ('start') to {tip} ('end')"
+            f"position {to} is not in the log, which has {first + 1} to {tip}: give {first} ('start') to {tip} ('end')"
         )
     return to
 
 
 async def _before(session: RepairSession, moment: datetime) -> int:
     if moment.tzinfo is None:
-        raise RepairError(f"{moment} has no time zone: say which, like {rfc3339(moment.astimezone())}")
-    row: Any = await session.row("position_before", {"moment": moment})
-    return int(row[0])
+        raise RepairError(f"{moment} has no time zone: add one, like {rfc3339(moment.astimezone())}")
+    (position,) = await session.row("position_before", {"moment": moment})
+    return int(position)

@@ -1,6 +1,6 @@
-"""One grammar for choosing events and dead letters, shared by command line, Python and (as JSON) everybody else.
+"""Selections of events and dead letters, shared by the command line, Python and JSON.
 
-Whatever is not said does not narrow the choice; what is said is joined by "and". Pure: no database is asked here.
+All given conditions must match.
 """
 
 from collections.abc import Mapping
@@ -19,22 +19,22 @@ from aftercommit.relay.transport import RELAY_NAME
 LetterStatus = Literal["retrying", "waiting", "parked", "resolved", "discarded"]
 STATUSES: Final[tuple[str, ...]] = get_args(LetterStatus)
 OPEN: Final = ("retrying", "waiting", "parked")
-# Open ones that have failed themselves, and do not only wait behind one that has.
+# Open letters that have failed themselves, and do not just wait behind another one.
 FAILING: Final = ("retrying", "parked")
 RELAY: Final = RELAY_NAME
-"""The owner of dead letters that the transport refused."""
+"""The owner of dead letters that the transport did not accept."""
 _LARGEST: Final = 2**63 - 1
 _OF_LETTERS: Final = ("consumer", "error_class", "error", "statuses")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which events, or which dead letters, are meant.
+    """Selects events of the log, or dead letters.
 
-    `types`, `aggregate_type`, `aggregate_id`, `correlation_id` and `scope` say what an event is about; `since`
-    (inclusive) and `until` (exclusive) when it was published; `from_position` and `to_position` (both inclusive) where
-    it is in the log. `consumer` (`"@relay"` for a transport), `error_class`, `error` (a part of its text) and
-    `statuses` speak of dead letters: with one of them it is letters that are chosen, not events of the log.
+    `types`, `aggregate_type`, `aggregate_id`, `correlation_id` and `scope` match the event. `since` (inclusive) and
+    `until` (exclusive) match its time of publication, `from_position` and `to_position` (both inclusive) its position.
+    `consumer` (`"@relay"` for the transport), `error_class`, `error` (a part of the text) and `statuses` match dead
+    letters: with any of them, the selection is of letters, not of events in the log.
     """
 
     event_ids: tuple[UUID, ...] = ()
@@ -53,7 +53,7 @@ class Selection:
     statuses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what could not choose anything, or not what was meant."""
+        """Refuse malformed conditions, and conditions that nothing can match."""
         for name in ("event_ids", "types", "statuses"):
             _check_list(name, getattr(self, name), UUID if name == "event_ids" else str)
         for name in ("aggregate_type", "aggregate_id", "correlation_id", "consumer", "error_class", "error"):
@@ -64,42 +64,41 @@ class Selection:
         for name in ("from_position", "to_position"):
             _check_position(name, getattr(self, name))
         if unknown := set(self.statuses) - set(STATUSES):
-            raise SelectionError(f"status {sorted(unknown)[0]!r} is not known: there are {', '.join(STATUSES)}")
+            raise SelectionError(f"unknown status {sorted(unknown)[0]!r}: use one of {', '.join(STATUSES)}")
         if self.since is not None and self.until is not None and self.since >= self.until:
-            raise SelectionError(f"since {self.since} is not before until {self.until}: nothing lies between them")
+            raise SelectionError(f"since {self.since} must be before until {self.until}")
         if self.from_position is not None and self.to_position is not None and self.from_position > self.to_position:
             raise SelectionError(
-                f"the positions go from {self.from_position} to {self.to_position}, and nothing is between them: give "
-                "the smaller one first"
+                f"from_position {self.from_position} must not be greater than to_position {self.to_position}"
             )
 
     @property
     def is_of_letters(self) -> bool:
-        """Whether dead letters are chosen, and not events of the log."""
+        """Whether it selects dead letters, not events of the log."""
         return any(getattr(self, name) for name in _OF_LETTERS)
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing at all was said."""
+        """Whether it has no conditions."""
         return not self.as_json()
 
     def as_json(self) -> dict[str, Any]:
-        """What was said, as JSON has it; `from_json` reads it back."""
+        """The given conditions as JSON-compatible data; `from_json` reads them back."""
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: _plain(value) for name, value in said.items() if value not in (None, (), {})}
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """A selection from its JSON form; SelectionError names what cannot be read."""
+        """Read a selection from its JSON form."""
         if not isinstance(document, Mapping):
-            raise SelectionError(f"a selection is a JSON object, not {document!r:.80}")
+            raise SelectionError(f"a selection must be a JSON object, not {document!r:.80}")
         known = {each.name for each in fields(cls)}
         if unknown := sorted(set(document) - known):
-            raise SelectionError(f"a selection has no {unknown[0]!r}: it may have {', '.join(sorted(known))}")
+            raise SelectionError(f"a selection has no field {unknown[0]!r}: use {', '.join(sorted(known))}")
         return cls(**{name: _read(name, value) for name, value in document.items() if value is not None})
 
     def scope_values(self, shape: Shape) -> dict[str, Any]:
-        """The scope in the types of the outbox's columns; SelectionError for a name or value that it does not have."""
+        """The scope values in the types of the outbox's columns."""
         return {name: _scope_value(shape, name, value) for name, value in self.scope.items()}
 
 
@@ -115,7 +114,7 @@ def _check_text(name: str, value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, str) or not value:
-        raise SelectionError(f"{name}={value!r:.100} must be text, and not empty")
+        raise SelectionError(f"{name}={value!r:.100} must be non-empty text")
     if problem := text_problem(value):
         raise SelectionError(f"{name}={value!r:.100} {problem}")
 
@@ -135,7 +134,7 @@ def _check_moment(name: str, value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise SelectionError(f"{name}={value!r:.60} must be a moment with its time zone, like 2026-03-01T10:00:00Z")
+        raise SelectionError(f"{name}={value!r:.60} must be a time with a time zone, like 2026-03-01T10:00:00Z")
     if not EARLIEST <= value < LATEST:
         raise SelectionError(
             f"{name}={value.isoformat()} is out of range: give a time from year 2 to year 9998, in UTC"
@@ -145,11 +144,11 @@ def _check_moment(name: str, value: Any) -> None:
 def _check_position(name: str, value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (whole and 0 <= value <= _LARGEST):
-        raise SelectionError(f"{name}={value!r:.60} must be a position of the log, an integer from 0")
+        raise SelectionError(f"{name}={value!r:.60} must be a position in the log, an integer from 0")
 
 
 def checked_count(name: str, value: Any, least: int) -> int:
-    """How many are to be shown or left out, if that can be counted; RepairError otherwise."""
+    """A limit or an offset; RepairError if it is not an integer in range."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
         raise RepairError(f"{name}={value!r:.60} must be an integer from {least} to {_LARGEST}")
     return value
@@ -172,7 +171,7 @@ def _read(name: str, value: Any) -> Any:
         if name in ("since", "until"):
             return datetime.fromisoformat(value)
     except (ValueError, TypeError, AttributeError):
-        raise SelectionError(f"{name}={value!r:.100} cannot be read") from None
+        raise SelectionError(f"{name}={value!r:.100} is malformed") from None
     if name == "scope" and not isinstance(value, Mapping):
         raise SelectionError(f"scope={value!r:.100} must be an object of names and values")
     return value
@@ -188,7 +187,7 @@ def _scope_value(shape: Shape, name: str, value: Any) -> Any:
     kind = shape.scope.get(name)
     if kind is None:
         known = ", ".join(shape.scope) or "none"
-        raise SelectionError(f"scope {name!r} is not a column of outbox {shape.schema!r}: it has {known}")
+        raise SelectionError(f"outbox {shape.schema!r} has no scope {name!r}: it has {known}")
     try:
         found = value if isinstance(value, kind) else kind(value)
     except (ValueError, TypeError, AttributeError):

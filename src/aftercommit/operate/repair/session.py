@@ -1,4 +1,4 @@
-"""What every part of the repair room stands on: a connection, the outbox as the database has it, its statements."""
+"""The connection, the outbox as the database has it, and its statements: what all parts of repair use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -22,7 +22,7 @@ _PYTHON_TYPES: Mapping[str, type[Any]] = {"bigint": int, "uuid": UUID}
 
 @dataclass(frozen=True, slots=True)
 class RepairSession:
-    """One outbox on one connection. `outbox` is the declaration, where the caller has it."""
+    """One outbox on one connection. `outbox` is the declaration, if the caller has it."""
 
     connection: psycopg.AsyncConnection[Any]
     shape: Shape
@@ -31,7 +31,7 @@ class RepairSession:
 
     @classmethod
     async def find(cls, connection: psycopg.AsyncConnection[Any], declared: Outbox | Shape) -> Self:
-        """Look up scope and audience, which an operator without the declaration does not know; refuse other schemas."""
+        """Check the schema, and look up scope and audience, which a caller without the declaration does not know."""
         outbox = declared if isinstance(declared, Outbox) else None
         shape = declared.shape if isinstance(declared, Outbox) else declared
         parameters = {"schema": shape.schema, "tables": ["outbox"]}
@@ -44,7 +44,7 @@ class RepairSession:
         return cls(connection, found, Statements(found), outbox)
 
     async def rows(self, name: str, parameters: Mapping[str, Any], **parts: sql.Composable) -> list[Any]:
-        """All rows of a statement; parts are what its text leaves open."""
+        """All rows of a statement; `parts` fill the placeholders in its text."""
         try:
             cursor = await self.connection.execute(self.render(name, **parts), parameters)
             return await cursor.fetchall() if cursor.description is not None else []
@@ -57,14 +57,14 @@ class RepairSession:
         return found[0] if found else None
 
     def render(self, name: str, **parts: sql.Composable) -> bytes:
-        """A statement of the repair room, which speaks of scope columns under more names than others do."""
+        """The text of a statement, with the scope columns of events and of letters."""
         scope = {"event_scope": scope_list(self.shape, "event"), "letter_scope": scope_list(self.shape, "letter")}
         return self.statements.render(name, **scope, **parts).encode()
 
     def which_events(
         self, selection: Selection, event_id: str = "event.id", position: str = "event.position"
     ) -> sql.SQL:
-        """The conditions of a selection on a table of events that goes by the name `event`."""
+        """The conditions of a selection on a table of events with the alias `event`."""
         scope = [
             sql.SQL(" and {} = {}").format(sql.Identifier("event", name), sql.Placeholder(f"scope_{name}"))
             for name in selection.scope_values(self.shape)
@@ -73,18 +73,18 @@ class RepairSession:
         return self.statements.part("which_events", scope=sql.Composed(scope), **places)
 
     def which_letters(self, selection: Selection) -> sql.SQL:
-        """The same on dead letters."""
+        """The conditions of a selection on dead letters."""
         return self.statements.part("which_letters", events=self.which_events(selection, "event.event_id"))
 
     def parameters(self, selection: Selection) -> dict[str, Any]:
-        """The values that those conditions ask for."""
+        """The parameters of those conditions."""
         scope = {f"scope_{name}": value for name, value in selection.scope_values(self.shape).items()}
         lists = {name: list(getattr(selection, name)) or None for name in ("event_ids", "types", "statuses")}
         single = (each.name for each in fields(selection) if each.name not in ("scope", *lists))
         return {**scope, **lists, **{name: getattr(selection, name) for name in single}}
 
     async def wake_everybody(self) -> None:
-        """Workers and relays look at once, where they listen."""
+        """Notify workers and relays, so that they look for work at once."""
         parameters = {
             "log_channel": self.shape.log_channel,
             "publish_channel": self.shape.publish_channel,
