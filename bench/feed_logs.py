@@ -29,7 +29,7 @@ from aftercommit.feed import (
     timestamp,
 )
 from aftercommit.feed.declaration.entry import StoredEvent
-from aftercommit.feed.strands.entries import EntryMaker
+from aftercommit.feed.strands.entry_maker import EntryMaker
 from aftercommit.redaction import Redactor
 from aftercommit.schema import migrate
 

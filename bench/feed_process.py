@@ -18,7 +18,7 @@ from aftercommit.access.bearer import BearerAccess
 from aftercommit.access.tokens import TokenVerifier
 from aftercommit.feed import Feed
 from aftercommit.feed.app import FeedApp
-from aftercommit.feed.live.stream import HEADERS
+from aftercommit.feed.live.response import HEADERS
 from aftercommit.feed.live.streams import StreamCaps
 from aftercommit.feed.strands.hub import HubSettings
 from aftercommit.http import sse
@@ -69,11 +69,11 @@ class Ours:
 
     def emit(self, logs: int) -> None:
         """As if a page of the log had been read: what reading it costs is no part of handing it to readers."""
-        following = self._app.hub._tailers[self._feed.outbox]._following
+        strands, outbox = self._app.hub._kept, self._feed.outbox
         for _ in range(logs):
             self._number += 1
-            following.take(feed_logs.stored(self._number))
-        following.page_is_through()
+            strands.take(outbox, feed_logs.stored(self._number))
+        strands.page_is_through(outbox)
 
 
 class Plain:

@@ -183,10 +183,10 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     Bug(
         "a filtered reader stays where its last event was, however much was looked through",
         "src/aftercommit/feed/strands/strand.py",
-        "        return EntryWindow(found, *self._end(number, end))\n",
+        "        return Found(found, self._end(number, end))\n",
         """        if found:
-            return EntryWindow(found, found[-1].number, found[-1].ts)
-        return EntryWindow(found, *self._end(number, self._place(number)))
+            return Found(found, place_of(found[-1]))
+        return Found(found, self._end(number, self._index(number)))
 """,
         f"{STREAMING}::test_filters_hold_on_a_stream_and_the_place_moves_on",
     ),

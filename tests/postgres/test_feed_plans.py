@@ -11,7 +11,7 @@ import pytest
 
 from aftercommit.feed import Feed
 from aftercommit.feed.strands.connections import HistoryConnections
-from aftercommit.feed.strands.entries import EntryMaker
+from aftercommit.feed.strands.entry_maker import EntryMaker
 from aftercommit.feed.strands.queries import Direction, FeedQueries
 from aftercommit.feed.strands.tailer import _statement
 from aftercommit.postgres.database import Database

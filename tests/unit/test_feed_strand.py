@@ -59,16 +59,16 @@ def test_a_window_says_how_far_it_looked(feed: Feed):
 
     window = strand.after(2, 3, EVERYTHING)
     assert window is not None
-    assert ([e.number for e in window.entries], window.looked_upto, window.ts) == ([3, 4, 5], 5, entry(5).ts)
+    assert ([e.number for e in window.entries], window.looked) == ([3, 4, 5], Cursor(5, entry(5).ts))
     window = strand.after(2, 3, ERRORS)
     assert window is not None
-    assert ([e.number for e in window.entries], window.looked_upto) == ([4, 8], 10)
+    assert ([e.number for e in window.entries], window.looked.number) == ([4, 8], 10)
     window = strand.after(2, 1, ERRORS)
     assert window is not None
-    assert ([e.number for e in window.entries], window.looked_upto) == ([4], 4)
+    assert ([e.number for e in window.entries], window.looked.number) == ([4], 4)
     window = strand.after(8, 5, ERRORS)
     assert window is not None
-    assert (list(window.entries), window.looked_upto, window.ts) == ([], 10, entry(10).ts)
+    assert (list(window.entries), window.looked) == ([], Cursor(10, entry(10).ts))
 
 
 def test_a_window_ends_at_the_head_that_was_given(feed: Feed):
@@ -76,7 +76,7 @@ def test_a_window_ends_at_the_head_that_was_given(feed: Feed):
 
     window = strand.after(5, 100, EVERYTHING, upto=7)
     assert window is not None
-    assert ([e.number for e in window.entries], window.looked_upto) == ([6, 7], 7)
+    assert ([e.number for e in window.entries], window.looked.number) == ([6, 7], 7)
     newest = strand.latest(3, EVERYTHING, upto=7)
     assert newest is not None
     assert [e.number for e in newest.entries] == [5, 6, 7]
@@ -118,7 +118,7 @@ def test_an_entry_that_is_too_large_for_the_budget_is_passed_by(feed: Feed):
     assert (list(strand.ring), strand.head, strand.floor) == ([], 1, 1)
     window = strand.after(1, 10, EVERYTHING)
     assert window is not None
-    assert window.looked_upto == 1
+    assert window.looked.number == 1
 
 
 def test_a_strand_that_goes_gives_back_what_it_held_and_wakes_who_waits(feed: Feed):
@@ -205,7 +205,7 @@ def test_whatever_was_dropped_the_ring_says_the_truth_or_nothing(arrivals, most,
         else:
             assert list(window.entries) == behind[:limit]
             full = len(window.entries) == limit
-            assert window.looked_upto == (window.entries[-1].number if full else max(after, strand.head))
+            assert window.looked.number == (window.entries[-1].number if full else max(after, strand.head))
         newest = strand.latest(limit, chosen)
         assert newest is None or list(newest.entries) == matching[-limit:]
 

@@ -117,10 +117,10 @@ class Polling(Endpoint):
                 return
             while strand.current:
                 if strand.head > since:
-                    window = strand.after(since, 1, asked.chosen)
-                    if window is None or window.entries:
+                    found = strand.after(since, 1, asked.chosen)
+                    if found is None or found.entries:
                         break
-                    since = window.looked_upto
+                    since = found.looked.number
                 if not await wait.pause(strand.changed(), self._streams.draining):
                     break
         self._gate.check_still_valid(admission.reader)

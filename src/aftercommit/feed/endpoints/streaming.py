@@ -8,7 +8,8 @@ from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.gate import Gate
-from aftercommit.feed.live.stream import HEADERS, UNREAD_WITHOUT_STREAM, Stream
+from aftercommit.feed.live.response import HEADERS
+from aftercommit.feed.live.stream import UNREAD_WITHOUT_STREAM, Stream
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.http.asgi import Receive, Scope, Send, answer, peer_of

@@ -1,7 +1,7 @@
-"""Readers who stay: open streams, and how what comes reaches all of them at the cost of few.
+"""Open streams, and how one event reaches all of their readers at the cost of few.
 
-stream        one reader, from its cursor through history to what is live
-streams       all of them: how many there may be, and the timer that looks after them
-crowd         those who have everything and wait; they are written to in one go, with the bytes of `blocks`
-endings       what is said last
+stream        one reader, from its cursor through history to live events, over its `response`
+streams       all of them: how many may be open, and the timer that looks after them
+crowd         the readers that wait at the head; they are written to in one go, with the bytes of `blocks`
+endings       the events with which a stream ends or waits
 """

@@ -1,9 +1,9 @@
-"""Those who have all of a strand and wait for more: what comes is handed to every one of them in one go.
+"""The readers that have all of a strand and wait for more: a new event is written to all of them in one go.
 
-To wake a task for each of a thousand readers costs more than what the task then does. So a reader that waits at the end
-is written to from here, with bytes that are made once for all of them, and its task sleeps on. Only who cannot be
-served so is woken to see for itself: it does not take what it has been given, it is to be ended, or it is reached
-through something that wants to see every piece.
+Waking a task for each of a thousand readers costs more than what the task then does. So the crowd writes to the waiting
+readers itself, with bytes that are made once for all, and their tasks sleep on. A reader's task is woken only where
+that does not work: the reader does not take bytes now, its stream is to end, or something in between has to see every
+piece.
 """
 
 import asyncio
@@ -15,27 +15,26 @@ from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.live.blocks import Block, Blocks
 from aftercommit.http.asgi import chunk
 
-# Readers written to before everybody else in this process has a turn: some milliseconds.
+# How many readers are written to before other work gets a turn: some milliseconds.
 AT_ONCE: Final = 250
 
 
 class Waiting(Protocol):
-    """A reader at the end of a strand, asleep."""
+    """A reader at the head of a strand, asleep."""
 
     place: Cursor
 
     def take(self, block: Block, piece: bytes) -> None:
-        """Write this piece, which is the block as it goes over the wire, or wake up to do it otherwise."""
+        """Write this piece, which is the block as HTTP frames it; or wake up and write the block."""
 
     def wake(self) -> None:
-        """Look for yourself."""
+        """Wake up and read on."""
 
 
 class Crowd:
-    """Who waits at the end of one strand with one choice of filters."""
+    """The readers that wait at the head of one strand with one choice of filters."""
 
     def __init__(self, blocks: Blocks) -> None:
-        """Nobody yet."""
         self.blocks = blocks
         self._waiting: dict[Waiting, None] = {}
         self._news: asyncio.Future[None] | None = None
@@ -43,16 +42,16 @@ class Crowd:
         self._again = False
 
     def join(self, reader: Waiting) -> None:
-        """From now on it gets what comes. Nothing may have been awaited since it looked at the head."""
+        """Write new events to this reader. It must not have awaited anything since it compared its place."""
         self._waiting[reader] = None
         if self._news is None:
             self._listen()
 
     def leave(self, reader: Waiting) -> None:
-        """It will see for itself."""
+        """Stop writing to this reader."""
         self._waiting.pop(reader, None)
         if not self._waiting and self._news is not None:
-            # A strand for whose news nobody waits is dropped after a while.
+            # Stop listening, so that the strand counts as idle and can be dropped.
             self.blocks.strand.changed().sleepers.discard(self._news)
             self._news = None
 
@@ -82,7 +81,7 @@ class Crowd:
         try:
             self._hand_to(some)
         finally:
-            # A round that did not end would be the last one.
+            # Even after an error: while a round is marked as under way, no other one begins.
             if len(some) == AT_ONCE:
                 asyncio.get_running_loop().call_soon(self._go_round)
             elif self._again:
@@ -99,12 +98,12 @@ class Crowd:
                 continue
             if number >= strand.head:
                 continue
-            # Nearly always all of them stand at the same place.
+            # Nearly always, all of them are at the same place.
             if number != made:
                 block = self.blocks.after(number)
                 made, piece = number, chunk(block.data) if block is not None and block.data else b""
             if block is not None:
                 reader.take(block, piece)
             if reader.place.number < strand.head:
-                # There is more than one piece, or nothing in memory: for that it needs its task.
+                # There is more than one block, or the ring has none: that takes the reader's own task.
                 reader.wake()

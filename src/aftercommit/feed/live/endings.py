@@ -1,7 +1,4 @@
-"""How a stream is ended on purpose: the last event, which says why, and where and when to go on. Pure.
-
-Beside them: what is said when a stream has to wait.
-"""
+"""The events with which a server ends a stream, or says that it has to wait. Pure."""
 
 import msgspec
 
@@ -12,16 +9,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 def bye(reason: str, retry: int) -> bytes:
-    """The server ends the stream; the reader comes back after `retry` milliseconds, here or elsewhere."""
+    """The server ends the stream. The reader comes back after `retry` milliseconds, here or elsewhere."""
     return sse.event(_encode({"reason": reason, "retry": retry}), name="bye", retry=retry)
 
 
 def reset(reason: str, message: str, restart: str | None) -> bytes:
-    """What was asked for is not there any more. The id moves a reader that looks at nothing else to the restart."""
+    """The reader's cursor is gone. The id moves a reader that only looks at ids to the restart."""
     told = {"reason": reason, "message": message, "restart": restart}
     return sse.event(_encode(told), name="reset", identity=restart or "")
 
 
 def hold(held: HeldVersion) -> bytes:
-    """This process is too old to read what comes next. The stream stays, and its reader's place too."""
+    """This process is too old to read the next event. The stream stays open, and the reader stays where it is."""
     return sse.event(_encode(held), name="hold")

@@ -1,7 +1,8 @@
-"""All open streams of a process: how many there may be, and the one timer that looks after every one of them.
+"""All open streams of a process: how many may be open, and one timer that looks after all of them.
 
 The timer sends heartbeats, ends streams whose reader may no longer read or whose time is up, and cuts readers that do
-not read. On a drain every reader is told goodbye within a window, so that they do not all come back at once.
+not take what they are sent. A drain says goodbye to all readers, spread over a window, so that they do not all come
+back at once.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from aftercommit.feed.live.blocks import Blocks
 from aftercommit.feed.live.crowd import Crowd
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.http.asgi import DRAIN_SECONDS
-from aftercommit.http.errors import Problem, too_many, unavailable
+from aftercommit.http.errors import too_many, unavailable
 from aftercommit.service import Probe, Service, Waker
 from aftercommit.telemetry import log_event
 
@@ -37,23 +38,24 @@ class StreamCaps(msgspec.Struct, frozen=True):
     max_waiting_polls: int = 10_000
 
     def __post_init__(self) -> None:
-        """Refuse what would let nobody in."""
+        """Refuse a cap below 1."""
         for name in self.__struct_fields__:
             if getattr(self, name) < 1:
                 raise DeclarationError(f"StreamCaps({name}={getattr(self, name)}) lets nobody in: give at least 1")
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """How long things take.
+    """The intervals and time limits of streams.
 
-    A quiet stream beats every `heartbeat_seconds`, and says so in its headers; readers count it as lost after twice
-    that and a second. Above 7 a page may say "Live" for longer than 15 seconds after its server has hung.
+    A quiet stream sends a heartbeat every `heartbeat_seconds` and announces that in its headers. Readers count it as
+    lost after twice that plus a second; above 7, a page may show "Live" for over 15 seconds after its server has hung.
 
-    A reader that takes nothing for `stall_seconds`, or less than `min_bytes_per_second` over `slow_seconds` while we
-    wait for it, is cut. A stream is rotated after a random time between `rotate_min_seconds` and `rotate_max_seconds`.
-    How far a filtered reader has come is told after `progress_seconds` at the latest. A stream that meets an event for
-    which this process is too old ends after `hold_seconds`: another process may know it. `drain_seconds` bounds a
-    shutdown; after about `retry_seconds` readers come back.
+    A reader is cut if it takes nothing for `stall_seconds`, or less than `min_bytes_per_second` over `slow_seconds`
+    while the server waits for it. A stream is rotated after a random time between `rotate_min_seconds` and
+    `rotate_max_seconds`. A reader whose filters let nothing through is told its place after `progress_seconds`. A
+    stream at an event that this process is too old to read ends after `hold_seconds`: another process may know it.
+    `drain_seconds` bounds a shutdown. Readers come back after about `retry_seconds`. The timer runs every
+    `tick_seconds`.
     """
 
     heartbeat_seconds: float = 5.0
@@ -69,25 +71,25 @@ class StreamTimes(msgspec.Struct, frozen=True):
     tick_seconds: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse times that could not work."""
+        """Refuse negative times, a timer without pauses, and a rotation whose minimum is above its maximum."""
         least = min(msgspec.structs.astuple(self))
         if least < 0 or self.tick_seconds <= 0 or self.rotate_min_seconds > self.rotate_max_seconds:
             raise DeclarationError(
-                f"{self!r}: no time is negative, tick_seconds > 0, rotate_min_seconds <= rotate_max_seconds"
+                f"{self!r}: no time may be negative, tick_seconds > 0, rotate_min_seconds <= rotate_max_seconds"
             )
 
 
 class TimedStream(Protocol):
-    """A stream, as the timer sees it."""
+    """A stream as the timer sees it."""
 
     def look(self, now: float) -> None:
         """Do what is due."""
 
     def end(self, reason: str) -> None:
-        """Say goodbye and end, as soon as it can."""
+        """Say goodbye and end as soon as possible."""
 
     def cut(self, reason: str) -> None:
-        """End now, without a word."""
+        """End now, without a goodbye."""
 
 
 class Streams(Service):
@@ -98,7 +100,6 @@ class Streams(Service):
     def __init__(
         self, caps: StreamCaps | None = None, times: StreamTimes | None = None, probe: Probe | None = None
     ) -> None:
-        """None is open."""
         super().__init__(probe)
         self.caps = caps or StreamCaps()
         self.times = times or StreamTimes()
@@ -109,7 +110,7 @@ class Streams(Service):
         self.ended: Counter[str] = Counter()
         self.answers: Counter[tuple[str, int]] = Counter()
         self._open: set[TimedStream] = set()
-        # Also of those that are about to open: a strand may have to be loaded first.
+        # Includes streams that are about to open: their strand may have to be loaded first.
         self._places = 0
         self._per_user: Counter[str] = Counter()
         self._crowds: WeakValueDictionary[tuple[int, Chosen], Crowd] = WeakValueDictionary()
@@ -119,7 +120,7 @@ class Streams(Service):
         return len(self._open)
 
     def crowd(self, strand: Strand, chosen: Chosen) -> Crowd:
-        """Everybody who follows a strand and chose the same, with the ready bytes that they share."""
+        """The readers that follow a strand with the same filters, and the bytes that they share."""
         key = (id(strand), chosen)
         found = self._crowds.get(key)
         if found is None or found.blocks.strand is not strand:
@@ -128,7 +129,7 @@ class Streams(Service):
 
     @contextmanager
     def place(self, user: str) -> Iterator[None]:
-        """A place for one more stream of a user; 429 or 503 where there is none."""
+        """Count one more stream of a user while the block runs; 429 or 503 where there is no room."""
         self._check_room(user)
         self._per_user[user] += 1
         self._places += 1
@@ -142,7 +143,7 @@ class Streams(Service):
 
     @contextmanager
     def waits(self) -> Iterator[bool]:
-        """One poll more that waits for news; False when too many do, and it should be answered as it is."""
+        """Count one more poll that waits for news; False if too many do, and it should be answered at once."""
         self.waiting += 1
         try:
             yield self.waiting <= self.caps.max_waiting_polls
@@ -151,11 +152,11 @@ class Streams(Service):
 
     @contextmanager
     def looked_after(self, stream: TimedStream) -> Iterator[None]:
-        """While this lasts the timer looks at the stream."""
+        """Let the timer look after a stream while the block runs."""
         self._open.add(stream)
         self.opened += 1
         if self.draining.is_set():
-            # It was let in just before.
+            # It was admitted just before the drain.
             stream.end("shutdown")
         try:
             yield
@@ -163,53 +164,46 @@ class Streams(Service):
             self._open.discard(stream)
 
     def retry(self) -> int:
-        """When a reader comes back, in milliseconds; never the same for all of them."""
+        """After how many milliseconds a reader should come back; random, so that not all come at once."""
         return int(1000 * self.times.retry_seconds * random.uniform(0.5, 1.5))
 
     def rotation(self) -> float:
-        """How long one stream lasts, in seconds; streams that began together do not end together."""
+        """How many seconds one stream lasts; random, so that streams that began together do not end together."""
         return random.uniform(self.times.rotate_min_seconds, self.times.rotate_max_seconds)
 
-    def count_end(self, reason: str) -> None:
-        """One stream is over."""
-        self.ended[reason] += 1
-
     def drain(self) -> None:
-        """Tell everybody goodbye within the window, admit nobody; may be called at any time and again."""
+        """Say goodbye to everybody within the window and admit nobody. May be called again."""
         if self.draining.is_set():
             return
         self.draining.set()
         log_event(logger, logging.INFO, "streams_draining", streams=len(self._open), seconds=self.times.drain_seconds)
         loop = asyncio.get_running_loop()
         for stream in self._open:
-            # The last part of the window is for those who are slow to take their goodbye.
+            # The last part of the window is for readers that are slow to take their goodbye.
             loop.call_later(random.uniform(0, self.times.drain_seconds * 0.7), stream.end, "shutdown")
         loop.call_later(self.times.drain_seconds, self._cut_all)
 
     async def run(self) -> None:
-        """Look after all streams until stopped."""
+        """Run the timer until stopped."""
         self.draining.clear()
         looked = time.monotonic()
         while not self.stopping.is_set():
             await self.pause(self.times.tick_seconds)
             passed, looked = time.monotonic() - looked, time.monotonic()
-            # While this process had no time for its readers they were not the ones who were slow.
+            # Time during which this process itself was stuck must not make its readers look slow.
             self.now += min(passed, 2 * self.times.tick_seconds)
             self.look()
         self._cut_all()
 
     def look(self) -> None:
-        """At every stream: whether its reader may go on, and whether it does."""
+        """Let every stream do what is due."""
         for stream in tuple(self._open):
-            self._look(stream)
-
-    def _look(self, stream: TimedStream) -> None:
-        try:
-            stream.look(self.now)
-        except Exception as problem:  # noqa: BLE001 - what a team's own access raises is one stream's, and not everybody's
-            log_event(logger, logging.ERROR, "stream_failed", problem, error=repr(problem)[:300])
-            self._open.discard(stream)
-            stream.cut("failed")
+            try:
+                stream.look(self.now)
+            except Exception as problem:  # noqa: BLE001 - an error in users' access code must end one stream, not all
+                log_event(logger, logging.ERROR, "stream_failed", problem, error=repr(problem)[:300])
+                self._open.discard(stream)
+                stream.cut("failed")
 
     def _cut_all(self) -> None:
         for stream in tuple(self._open):
@@ -224,11 +218,6 @@ class Streams(Service):
                 retry_after=round(self.times.retry_seconds) or 1,
             )
         if self._places >= self.caps.max_streams:
-            raise _full(self.times.retry_seconds)
-
-
-def _full(retry: float) -> Problem:
-    # Spread over some seconds: those who are refused together should not come back together.
-    return unavailable(
-        "The server has as many open streams as it may have", retry_after=1 + int(random.uniform(1, 4) * retry)
-    )
+            # Random: readers that are refused together should not come back together.
+            retry_after = 1 + int(random.uniform(1, 4) * self.times.retry_seconds)
+            raise unavailable("The server has as many open streams as it may have", retry_after=retry_after)

@@ -1,10 +1,11 @@
-"""Where events come from: a strand is what a feed shows for one key, as far as this process knows.
+"""Where a feed's events come from: a strand has the events of one feed for one key, as far as this process knows.
 
-strand        head and ring of one strand; nothing is read there
-tailer        reads the log once for all of them
-history       what is older than a ring, by the statements of `queries` on a few `connections`
-entries       makes of an event what leaves, once, and counts what cannot be made
-holding       where a page has to end, because this process is too old for what comes next
-time_slice    lets readers have their turn while much is read
-hub           keeps the strands that somebody reads, and gives pages of them
+hub           serves the feeds of a process: strands, and pages of them
+strand        head and ring of one strand, without I/O
+found         what a search in a ring or in the database found
+kept_strands  the strands in memory: loads, feeds and drops them
+tailer        reads the log once for all strands
+history       reads what is older than a ring, with the statements of `queries` on a few `connections`
+entry_maker   turns an event into the item that leaves over HTTP
+time_slice    interrupts long work, so that readers are served meanwhile
 """

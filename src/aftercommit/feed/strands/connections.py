@@ -1,4 +1,4 @@
-"""The connections on which history is read: a few, opened when needed and kept. Who comes when all are out waits."""
+"""The connections on which history is read: a few, opened when needed and kept. When all are busy, readers wait."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,10 +17,9 @@ from aftercommit.postgres.statements import Statements
 
 
 class HistoryConnections:
-    """Connections for questions that stand alone."""
+    """Connections for single queries."""
 
     def __init__(self, database: Database, max_connections: int) -> None:
-        """None open yet."""
         self._database = database
         self._free = asyncio.Semaphore(max_connections)
         self._idle: list[psycopg.AsyncConnection[Any]] = []
@@ -29,23 +28,23 @@ class HistoryConnections:
 
     @asynccontextmanager
     async def answered(self) -> AsyncIterator[None]:
-        """Whatever is asked in the block for one reader; DatabaseSilent when it takes longer than a reader waits.
+        """Bound the time of all queries in the block, made for one reader. Raises DatabaseSilent when it is over.
 
-        Waiting for a connection, or for one to be made, counts too.
+        Waiting for a free connection, or for a new one, counts too.
         """
         try:
             async with answered_within(self._database.answer_timeout):
                 yield
         except DatabaseSilent:
             self.unanswered += 1
-            # What hangs is the server, or the way to it: those that lie idle would hang as well.
+            # The server hangs, or the network: idle connections would hang as well.
             await self.close()
             raise
 
     async def ask(self, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """The rows of one question; DatabaseUnavailable when there is nobody to answer it.
+        """The rows of one query. Raises DatabaseUnavailable when the database cannot be reached.
 
-        A connection may have died while it lay idle, and a question changes nothing: it is asked once more.
+        A lost query is repeated once: its connection may have died while it was idle, and a query changes nothing.
         """
         self.questions += 1
         try:
@@ -56,16 +55,16 @@ class HistoryConnections:
                     raise
                 return await self._ask(statement, parameters)
         except Unanswered:
-            # `answered` tells it.
+            # `answered` turns it into DatabaseSilent.
             raise
         except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as problem:
             if not is_lost(problem):
                 raise
-            said = " ".join(str(problem).split())
-            raise DatabaseUnavailable(f"the database was lost while a feed was read: {said}") from problem
+            error = " ".join(str(problem).split())
+            raise DatabaseUnavailable(f"the database was lost while a feed was read: {error}") from problem
 
     async def close(self) -> None:
-        """Close those that lie idle."""
+        """Close the idle connections."""
         while self._idle:
             await close_quietly(self._idle.pop())
 
@@ -81,7 +80,7 @@ class HistoryConnections:
                 yield connection
             except psycopg.Error:
                 if connection.broken:
-                    # Those that lie idle have probably died with it.
+                    # The idle ones have probably died with it.
                     await self.close()
                 raise
             finally:
@@ -92,7 +91,7 @@ class HistoryConnections:
 
 
 async def reading_connection(database: Database) -> psycopg.AsyncConnection[Any]:
-    """A connection for the statements of feeds. Behind a pooler they are planned each time, and nothing is set."""
+    """A connection for the statements of feeds. Behind a pooler, session settings are not changed."""
     connection = await database.connect(bounded=True)
     if is_direct(connection):
         try:

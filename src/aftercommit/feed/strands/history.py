@@ -1,8 +1,8 @@
-"""Reads strands from the database: once when a strand is first asked for, and what is older than its ring.
+"""Reads strands from the database: a whole strand when it is first asked for, and pages that its ring no longer has.
 
-Whatever the place and the direction, a page costs about what it returns. One filter walks along its facet's index. Of
-several, the one of which the fewest events match is walked and the others are compared; filters by function are
-compared here. That can take several rounds, which are bounded, and the answer says how far it looked.
+A page costs about what it returns, wherever it lies and in both directions. One filter walks along the index of its
+facet. Of several filters, the most selective one is walked and the others are compared in the database; filters by
+function are compared here. That may take several rounds. Rounds are bounded, and the answer says how far they looked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,14 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from aftercommit.errors import CursorGone, DatabaseUnavailable
-from aftercommit.feed.declaration.cursor import Cursor, same_moment
-from aftercommit.feed.declaration.entry import Entry, HeldVersion, StoredEvent
+from aftercommit.feed.declaration.cursor import LARGEST, Cursor, same_moment
+from aftercommit.feed.declaration.entry import Entry, StoredEvent
 from aftercommit.feed.declaration.feed import Feed
-from aftercommit.feed.declaration.filters import Chosen
+from aftercommit.feed.declaration.filters import EVERYTHING, Chosen
 from aftercommit.feed.declaration.selection import Everything
 from aftercommit.feed.strands.connections import HistoryConnections
-from aftercommit.feed.strands.entries import EntryMaker
+from aftercommit.feed.strands.entry_maker import EntryMaker
+from aftercommit.feed.strands.found import Found, place_of
 from aftercommit.feed.strands.queries import Direction, FeedQueries, allowed_name
 from aftercommit.feed.strands.strand import Loaded
 from aftercommit.feed.strands.time_slice import TimeSlice
@@ -25,32 +26,16 @@ from aftercommit.postgres import lives
 from aftercommit.postgres.records import BYTES_AT_ONCE, feed_rows
 from aftercommit.postgres.shape import Shape
 
-# Events of one facet among which the others are looked for, and how often in one request.
+# How many events of one facet are compared with the other filters in one round, and how many rounds a request has.
 WINDOW: Final = 1000
 ROUNDS: Final = 50
 _LOAD_BYTES: Final = 1 << 20
 
 
-class Found(NamedTuple):
-    """Entries of a strand in order, how far was looked, and whether there are more up to the end in that direction.
-
-    The newest that were asked for may be fewer although there are older ones: `previous` is how far back was looked.
-    `held` is the event before which they had to end (`holding`).
-    """
-
-    entries: list[Entry]
-    looked: Cursor
-    more: bool
-    epoch: UUID | None
-    previous: Cursor | None = None
-    held: HeldVersion | None = None
-
-
 class _Walk(NamedTuple):
-    """A part of a strand that is gone through in one direction, up to and including `end`.
+    """A range of a strand that is read in one direction, up to and including `end`.
 
-    Forwards it begins behind `start`, where a reader stands; backwards it begins with it. `place` is the number of the
-    cursor that has to be good still.
+    Forwards it begins after `start`, backwards with it. `place` is the number of the cursor that has to be valid.
     """
 
     feed: Feed
@@ -60,6 +45,10 @@ class _Walk(NamedTuple):
     end: Cursor
     chosen: Chosen
     place: int
+
+    @classmethod
+    def back(cls, feed: Feed, key: str, start: int, chosen: Chosen = EVERYTHING, place: int = 0) -> "_Walk":
+        return cls(feed, feed.select.parameter(feed.outbox, key), "desc", start, Cursor(1), chosen, place)
 
     @property
     def is_over(self) -> bool:
@@ -72,14 +61,14 @@ class _Walk(NamedTuple):
         return {"key": self.key, "low": low, "high": high, "place": self.place, "types": list(self.feed.types or ())}
 
     def beyond(self, looked: Cursor) -> "_Walk":
-        """What is left when one has been up to there."""
+        """What is left to read after that place."""
         if self.direction == "asc":
             return self._replace(start=looked.number, place=looked.number)
         return self._replace(start=looked.number - 1)
 
 
 class _Batch(NamedTuple):
-    """Entries of one round, how far it looked, and what the database says about the cursor."""
+    """The entries of one round, how far it looked, and what the database says about the cursor."""
 
     entries: list[Entry]
     looked: Cursor
@@ -87,7 +76,7 @@ class _Batch(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What tells whether a cursor is still good: the row of `feed_page` before its event."""
+    """Tells whether a cursor is still valid: the columns of `feed_page` before its event."""
 
     place_ts: datetime | None
     first: int | None
@@ -100,22 +89,22 @@ class _State(NamedTuple):
 
     @property
     def oldest(self) -> int:
-        """The first number that is kept, or the next to be given."""
+        """The first number that is kept; the next one to be assigned where none is."""
         return self.first if self.first is not None else (self.known or 0) + 1
 
     def require(self, after: Cursor) -> None:
-        """CursorGone, if one cannot go on from here. From the very beginning means from the oldest that is kept."""
+        """Raise CursorGone if a reader cannot go on from here. Number 0 means from the oldest event that is kept."""
         if after.number == 0:
             return
         self.require_known(after)
         if self.place_ts is None and self.dropped:
-            said = f"events after {after.number} are no longer kept: the oldest is {self.oldest}"
-            raise CursorGone("retention", said, Cursor(self.oldest - 1, self.first_ts))
+            message = f"events after {after.number} are no longer kept: the oldest is {self.oldest}"
+            raise CursorGone("retention", message, Cursor(self.oldest - 1, self.first_ts))
 
     def require_known(self, place: Cursor) -> None:
-        """_OtherHistory, if it is of a life that this log has not had. Whether its event is kept does not matter.
+        """Raise _OtherHistory if the cursor is of events that this log never had, whether its event is kept or not.
 
-        Between the end of one life and the base of the next there is no event, and a cursor that lies there is good.
+        Between the end of one epoch and the base of the next there is no event, and a cursor in between is valid.
         """
         known = self.known or 0
         if place.number > max(known, self.base):
@@ -125,53 +114,46 @@ class _State(NamedTuple):
 
     @property
     def end(self) -> Cursor:
-        """Behind everything there is."""
+        """The place after the newest event."""
         return Cursor(max(self.known or 0, self.base), self.known_ts)
 
 
 class _OtherHistory(Exception):
-    """A cursor names an event that this log does not have, and never had."""
+    """A cursor names an event that this log never had."""
 
 
 class History:
-    """Answers from the database for the feeds of one hub."""
+    """Reads the feeds of one hub from the database."""
 
     def __init__(
         self, connections: HistoryConnections, maker: EntryMaker, feeds: Iterable[Feed], preload_entries: int
     ) -> None:
-        """`preload_entries` are loaded with a strand."""
-        self._connections = connections
+        """`load` reads `preload_entries` entries along with a strand."""
+        self.connections = connections
         self._maker = maker
         self._queries = {feed: FeedQueries(feed) for feed in feeds}
         self._preload_entries = preload_entries
 
     async def load(self, feed: Feed, key: str) -> Loaded:
-        """A strand as it is now."""
+        """Read a strand as it is now, with its newest entries."""
         limit = max(self._preload_entries, feed.limits.default)
-        parameters = {
-            "key": feed.select.parameter(feed.outbox, key),
-            "low": 0,
-            "high": 2**63 - 1,
-            "limit": limit,
-            "types": list(feed.types or ()),
-            "max_bytes": _LOAD_BYTES,
-        }
-        rows = await self._connections.ask(self._queries[feed].load, parameters)
+        parameters = {**_Walk.back(feed, key, LARGEST).parameters, "limit": limit, "max_bytes": _LOAD_BYTES}
+        rows = await self.connections.ask(self._queries[feed].load, parameters)
         total, kept, _, known, epoch, known_ts, gaps = rows[0][:7]
         first = kept if kept is not None else (known or 0) + 1
         entries, more = await self._entries(feed, [row[7:] for row in rows], "desc")
-        # Where nothing is kept, the last number of a stream is known all the same.
+        # The last number of a stream is known even when retention has removed all of its events.
         nothing = Cursor(known or 0, known_ts) if feed.select.by_stream else Cursor(0)
-        head = Cursor(entries[-1].number, entries[-1].ts) if entries else nothing
+        head = place_of(entries[-1]) if entries else nothing
         has_all = not more and len(entries) < limit
         floor = first - 1 if has_all else entries[0].number - 1
-        # Where a strand is a part of the log, its numbers say nothing about what is missing.
+        # In a strand that is only a part of the log, a missing number means nothing.
         is_whole = feed.select.by_stream or isinstance(feed.select, Everything)
         never_given = tuple((low, high) for low, high in gaps) if is_whole else ()
         return Loaded(epoch, head.number, head.ts, first, total, entries, floor, never_given)
 
     async def forward(self, feed: Feed, key: str, after: Cursor, end: Cursor, limit: int, chosen: Chosen) -> Found:
-        """The entries behind a cursor up to an end; CursorGone when it no longer says where to go on."""
+        """The entries after a cursor, up to an end. Raises CursorGone if the cursor is no longer valid."""
         walk = _Walk(feed, feed.select.parameter(feed.outbox, key), "asc", after.number, end, chosen, after.number)
         found: list[Entry] = []
         looked, epoch = after, None
@@ -185,63 +167,59 @@ class History:
             found += batch.entries
             looked, epoch = batch.looked, batch.state.epoch
             if len(found) > limit:
-                last = found[limit - 1]
-                return Found(found[:limit], Cursor(last.number, last.ts), True, epoch)
+                return Found(found[:limit], place_of(found[limit - 1]), True, epoch)
             walk = walk.beyond(looked)
             if walk.is_over or _is_large(found):
                 break
         return Found(found, looked, not walk.is_over, epoch)
 
     async def latest(self, feed: Feed, key: str, end: Cursor, limit: int, chosen: Chosen) -> Found:
-        """The last entries up to an end, in order; fewer, and how far back was looked, where more would cost much."""
-        walk = _Walk(feed, feed.select.parameter(feed.outbox, key), "desc", end.number, Cursor(1), chosen, 0)
-        found, walk, batch = await self._back(walk, limit)
+        """The last entries up to an end, in order; fewer, with `previous`, if finding more would cost too much."""
+        found, walk, batch = await self._back(_Walk.back(feed, key, end.number, chosen), limit)
         previous = batch.looked if len(found) < limit and not walk.is_over else None
         return Found(found[:limit][::-1], end, False, batch.state.epoch, previous)
 
     async def before(self, feed: Feed, key: str, before: Cursor, limit: int, chosen: Chosen) -> Found:
-        """The last entries before a cursor; CursorGone when it is of another life of the log.
+        """The last entries before a cursor, down to the oldest that is kept.
 
-        It ends with the oldest that is kept: who reads back has asked for nothing beyond.
+        Raises CursorGone if the cursor is of another epoch of the log, never because of retention.
         """
-        number = before.number
-        walk = _Walk(feed, feed.select.parameter(feed.outbox, key), "desc", number - 1, Cursor(1), chosen, number)
-        found, walk, batch = await self._back(walk, limit + 1)
+        whole = _Walk.back(feed, key, before.number - 1, chosen, before.number)
+        found, walk, batch = await self._back(whole, limit + 1)
         try:
             batch.state.require_known(before)
         except _OtherHistory as other:
             raise await self._gone(feed, key, before, batch.state, other) from None
         if len(found) > limit:
-            last = found[limit - 1]
-            return Found(found[:limit][::-1], Cursor(last.number, last.ts), True, batch.state.epoch)
+            return Found(found[:limit][::-1], place_of(found[limit - 1]), True, batch.state.epoch)
         return Found(found[::-1], batch.looked, not walk.is_over, batch.state.epoch)
 
-    async def before_moment(self, feed: Feed, key: str, moment: datetime) -> tuple[Cursor, UUID]:
-        """The last place before a moment, number 0 when all that is kept came later; and the log's epoch."""
+    async def before_moment(self, feed: Feed, key: str, moment: datetime) -> Found:
+        """No entries: `looked` is the place of the last event before a moment, 0 when all kept events came later."""
         parameters = {"key": feed.select.parameter(feed.outbox, key), "moment": moment}
-        rows = await self._connections.ask(self._queries[feed].moment, parameters)
+        rows = await self.connections.ask(self._queries[feed].moment, parameters)
         number, ts, epoch = rows[0]
-        return Cursor(number, ts) if ts is not None else Cursor(0), epoch
+        return Found([], Cursor(number, ts) if ts is not None else Cursor(0), epoch=epoch)
 
     async def _gone(self, feed: Feed, key: str, place: Cursor, state: _State, other: Exception) -> Exception:
-        """What to tell a reader who has seen what this log does not have.
+        """The error for a reader who has seen events that this log does not have.
 
-        Whoever tells the time of what it has seen last has seen everything up to then, and nothing that came later.
-        Whoever tells a number above all others has seen everything there is.
+        A cursor with a time restarts at that time: its reader has seen everything before, and nothing after. A cursor
+        without one restarts at the end.
         """
         schema = feed.outbox.schema
         again = DatabaseUnavailable(f"the log of {schema!r} was restored or lags behind its primary: try again")
-        if await lives.is_due(self._connections.ask, feed.outbox.shape):
+        if await lives.is_due(self.connections.ask, feed.outbox.shape):
             return again
         told = place.ts if place.ts is not None and place.ts.timestamp() > 0 else None
-        seen, epoch = await self.before_moment(feed, key, (told or datetime.now(UTC)) + timedelta(milliseconds=1))
-        if epoch != state.epoch:
-            # A new life began after the page was read, and the cursor may be good in it.
+        seen = await self.before_moment(feed, key, (told or datetime.now(UTC)) + timedelta(milliseconds=1))
+        if seen.epoch != state.epoch:
+            # A new epoch began after the page was read, and the cursor may be valid in it.
             return again
-        return CursorGone("epoch", str(other), seen if told else state.end)
+        return CursorGone("epoch", str(other), seen.looked if told else state.end)
 
     async def _back(self, walk: _Walk, wanted: int) -> tuple[list[Entry], _Walk, _Batch]:
-        """The entries of a walk backwards, newest first, what is left of it, and its last round."""
+        """Walk backwards: the entries, newest first, what is left of the walk, and its last round."""
         batch = await self._round(walk, wanted)
         found, walk = list(batch.entries), walk.beyond(batch.looked)
         for _ in range(ROUNDS - 1):
@@ -253,7 +231,7 @@ class History:
         return found, walk, batch
 
     async def _round(self, walk: _Walk, wanted: int) -> _Batch:
-        """The next entries of a walk: as many as are wanted, or fewer when it has looked at enough for one round."""
+        """The next entries of a walk; fewer than wanted when one round has looked at enough."""
         queries, paths = self._queries[walk.feed], walk.feed.facet_paths
         indexed = [(place, allowed) for place, allowed in walk.chosen.tests if paths[place] is not None]
         driver: int | None = None
@@ -274,33 +252,33 @@ class History:
             "limit": wanted,
             "max_bytes": BYTES_AT_ONCE,
         }
-        rows = await self._connections.ask(queries.page(walk.direction, driver, tuple(rest)), parameters)
+        rows = await self.connections.ask(queries.page(walk.direction, driver, tuple(rest)), parameters)
         entries, more = await self._entries(walk.feed, [row[8:] for row in rows], walk.direction)
         if walk.direction == "desc":
             entries.reverse()
         looked = walk.end
         if entries and (more or len(entries) >= wanted):
-            looked = Cursor(entries[-1].number, entries[-1].ts)
+            looked = place_of(entries[-1])
         return _Batch([entry for entry in entries if walk.chosen.matches(entry)], looked, _State(*rows[0][:8]))
 
     async def _heard(self, walk: _Walk) -> _Walk:
-        """As far as one looks in one round among what a reader hears of, where not all of it is wanted.
+        """The part of a walk along an audience's events that one round covers, if not all of them are wanted.
 
-        Nobody has an index of that, so that events are looked at one by one.
+        No index covers an audience together with filters or types, so these events are compared one by one.
         """
         if not walk.chosen.tests and walk.feed.types is None:
             return walk
         statement = self._queries[walk.feed].reach(walk.direction, None)
-        rows = await self._connections.ask(statement, {**walk.parameters, "window": WINDOW})
+        rows = await self.connections.ask(statement, {**walk.parameters, "window": WINDOW})
         return walk._replace(end=Cursor(*rows[0])) if rows else walk
 
     async def _fewest(self, walk: _Walk, indexed: Sequence[tuple[int, frozenset[str]]]) -> tuple[int, Cursor]:
-        """The facet whose next events reach furthest, and how far: it is walked, and no further in this round."""
+        """The facet whose next `WINDOW` events reach furthest, and where they end: this round walks it up to there."""
         best, reached = indexed[0][0], Cursor(walk.start)
         for place, allowed in indexed:
             statement = self._queries[walk.feed].reach(walk.direction, place)
             parameters = {**walk.parameters, "values": sorted(allowed), "window": WINDOW}
-            rows = await self._connections.ask(statement, parameters)
+            rows = await self.connections.ask(statement, parameters)
             if not rows:
                 return place, walk.end
             number, ts = rows[0]
@@ -311,7 +289,7 @@ class History:
     async def _entries(
         self, feed: Feed, rows: Sequence[Sequence[Any]], direction: Direction
     ) -> tuple[list[Entry], bool]:
-        """The events of these rows in ascending order, and whether some were left out to bound the memory."""
+        """The entries of these rows in ascending order, and whether rows were left out to bound the memory."""
         present = [row for row in rows if row[0] is not None]
         entries: list[Entry] = []
         time_slice = TimeSlice()
@@ -319,15 +297,15 @@ class History:
             if time_slice.is_over():
                 await time_slice.give()
             entries.append(self._maker.entry_of(feed, each))
-        # Rows rise whatever the direction, and what was left out lies at its end.
+        # Rows ascend in both directions. The last row in the direction says whether there are more.
         return entries, bool(present) and present[-1 if direction == "asc" else 0][-1]
 
 
 def stored_of(rows: Iterable[Sequence[Any]], shape: Shape) -> list[StoredEvent]:
-    """Rows of `feed_cut`, whose last column is not an event's."""
+    """The events in rows of `feed_cut`; the last column is not part of an event."""
     return [StoredEvent(*parts) for parts in feed_rows((row[:-1] for row in rows), shape)]
 
 
 def _is_large(entries: Iterable[Entry]) -> bool:
-    """Whether these fill an answer: the next begins where it ends."""
+    """Whether these entries fill an answer by their bytes."""
     return sum(len(entry.body) for entry in entries) >= BYTES_AT_ONCE // 2

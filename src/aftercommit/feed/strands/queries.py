@@ -1,4 +1,4 @@
-"""The statements by which one feed is read from the database, rendered once each. Pure text."""
+"""The SQL statements that read one feed, each rendered once. Pure text."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,7 +20,6 @@ class FeedQueries:
     """The queries of one feed."""
 
     def __init__(self, feed: Feed) -> None:
-        """Nothing is rendered yet."""
         self._feed = feed
         self._statements = Statements(feed.outbox.shape)
         self._kind = "stream" if feed.select.by_stream else "position"
@@ -37,48 +36,31 @@ class FeedQueries:
         self._parts["constant"] = self._part(f"feed_constant_{self._kind}")
         if feed.select.by_stream:
             self._parts["strand"] = self._part("feed_strand_stream")
+        for name in ("kept", "known", "known_ts", "gaps"):
+            self._parts[name] = self._part(f"feed_{name}_{self._kind}")
 
     @cached_property
     def load(self) -> bytes:
-        """A strand as it is now."""
-        return self._render(
-            "feed_load",
-            total=self._total(),
-            kept=self._part(f"feed_kept_{self._kind}"),
-            known=self._part(f"feed_known_{self._kind}"),
-            known_ts=self._part(f"feed_known_ts_{self._kind}"),
-            gaps=self._part(f"feed_gaps_{self._kind}"),
-            page=self._cut("desc", None, ()),
-        )
+        """The state of a strand, and its newest events."""
+        return self._render("feed_load", total=self._total(), page=self._cut("desc", None, ()))
 
     @cached_property
     def moment(self) -> bytes:
         """The last event of a strand before a moment."""
         ends = self._range("asc", None, low=sql.SQL("middle.number - 1"), high=sql.SQL("search.high"))
-        return self._render(
-            "feed_moment",
-            kept=self._part(f"feed_kept_{self._kind}"),
-            known=self._part(f"feed_known_{self._kind}"),
-            probe=self._part("feed_probe_heard" if self._feed.select.by_audience else "feed_probe", **ends),
-        )
+        probe = self._part("feed_probe_heard" if self._feed.select.by_audience else "feed_probe", **ends)
+        return self._render("feed_moment", probe=probe)
 
     def page(self, direction: Direction, driver: int | None, rest: Sequence[int]) -> bytes:
-        """A page along the strand itself or along the index of one facet, with the filters that are left."""
+        """A page along the strand, or along the index of one facet (`driver`), with further filters (`rest`)."""
         which = (direction, driver, tuple(rest))
         if which not in self._pages:
-            self._pages[which] = self._render(
-                "feed_page",
-                place=self._part(f"feed_place_{self._kind}"),
-                kept=self._part(f"feed_kept_{self._kind}"),
-                known=self._part(f"feed_known_{self._kind}"),
-                known_ts=self._part(f"feed_known_ts_{self._kind}"),
-                gaps=self._part(f"feed_gaps_{self._kind}"),
-                page=self._cut(direction, driver, rest),
-            )
+            place, page = self._part(f"feed_place_{self._kind}"), self._cut(direction, driver, rest)
+            self._pages[which] = self._render("feed_page", place=place, page=page)
         return self._pages[which]
 
     def reach(self, direction: Direction, facet: int | None) -> bytes:
-        """How far a number of events with certain values of a facet reach; None: of those that a reader hears of."""
+        """How far the next events with certain values of a facet reach; without a facet, those of an audience."""
         if (direction, facet) not in self._reaches:
             parts = {**self._range(direction, facet), "direction": sql.SQL(direction)}
             name = "feed_reach" if facet is not None else "feed_reach_heard"
@@ -86,7 +68,8 @@ class FeedQueries:
         return self._reaches[direction, facet]
 
     def _cut(self, direction: Direction, driver: int | None, rest: Sequence[int]) -> sql.Composable:
-        filters = [self._part("feed_rest", value=self._value(each), allowed=_allowed(each)) for each in rest]
+        allowed = {each: sql.Placeholder(allowed_name(each)) for each in rest}
+        filters = [self._part("feed_rest", value=self._value(each), allowed=allowed[each]) for each in rest]
         parts = {**self._range(direction, driver), "direction": sql.SQL(direction), "rest": sql.SQL("\n").join(filters)}
         name = "feed_candidates" if driver is None else "feed_candidates_by_facet"
         if self._feed.select.by_audience:
@@ -100,7 +83,7 @@ class FeedQueries:
         low: sql.Composable = _LOW,
         high: sql.Composable = _HIGH,
     ) -> dict[str, sql.Composable]:
-        """The columns of the index that is walked, its order, and both ends."""
+        """The columns and the order of the index that is walked, and both ends of the range."""
         column = self._feed.select.column
         keys: list[tuple[sql.Composable, sql.Composable]] = []
         if column is not None:
@@ -120,10 +103,8 @@ class FeedQueries:
     def _total(self) -> sql.Composable:
         feed = self._feed
         if feed.types is None and (feed.select.by_stream or isinstance(feed.select, Everything)):
-            # What was given from the first that is kept on to the last.
-            return self._part(
-                "feed_total", gaps=self._part(f"feed_gaps_{self._kind}"), known=self._part(f"feed_known_{self._kind}")
-            )
+            # Every number from the first that is kept to the last is an event, except the gaps.
+            return self._part("feed_total")
         return self._part("feed_count") if feed.select.by_stream else sql.SQL("null")
 
     def _value(self, facet: int) -> sql.Composable:
@@ -138,9 +119,5 @@ class FeedQueries:
 
 
 def allowed_name(facet: int) -> str:
-    """The parameter with the values of a facet for which no index is walked."""
+    """The parameter with the values of a facet that is compared, and not walked."""
     return f"allowed_{facet}"
-
-
-def _allowed(facet: int) -> sql.Composable:
-    return sql.Placeholder(allowed_name(facet))

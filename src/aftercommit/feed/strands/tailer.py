@@ -1,16 +1,14 @@
-"""One reader of the log for all feeds of an outbox in this process: what it reads goes to the strands that are kept.
+"""Reads the log of an outbox once for all of its feeds in this process, and hands the events to the strands in memory.
 
-Wakes on notifications where there is a listener, and looks now and then in any case. After an outage it goes on from
-where it stood. When that place is gone (the log was restored, retention has overtaken it) or too far back to be worth
-the way, all strands are given up: readers ask for them anew, with their cursors, and are told if they have missed
-something.
+The tailer wakes on notifications if there is a listener, and polls in any case. After an outage it goes on from its
+position. If that position is gone (the log was restored, or retention has passed it) or too far back, all strands of
+the outbox are given up: readers ask for them again with their cursors, and learn whether they missed something.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -18,9 +16,10 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from aftercommit.feed.declaration.entry import StoredEvent
 from aftercommit.feed.strands.connections import reading_connection
 from aftercommit.feed.strands.history import stored_of
+from aftercommit.feed.strands.kept_strands import KeptStrands
+from aftercommit.feed.strands.strand import Loaded
 from aftercommit.feed.strands.time_slice import TimeSlice
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.blocks import name_literal
@@ -38,23 +37,14 @@ logger = logging.getLogger("aftercommit.feed")
 
 POLL: Final = 1.0
 POLL_WITHOUT_LISTENER: Final = 0.05
-# Whoever has not looked for so many seconds cannot: the database is away, or hangs.
+# A log that was not looked at for so many seconds counts as unread: the database is away, or hangs.
 OVERDUE: Final = 10.0
 PAGE: Final = 1000
 _AT_ONCE: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Following:
-    """What a tailer does with what it reads: hands events on, tells that a page is through, gives everything up."""
-
-    take: Callable[[StoredEvent], None]
-    page_is_through: Callable[[], None]
-    give_up: Callable[[str], None]
-
-
 class Unread(NamedTuple):
-    """A log that is not being read: of which outbox, when it last was, and whether the database hangs or is away."""
+    """A log that is not being read: its outbox, when it last was read, and whether the database hangs or is away."""
 
     outbox: str
     since: datetime | None
@@ -72,7 +62,7 @@ class _Tip(NamedTuple):
 
 
 class Tailer(DatabaseService):
-    """Reads the log of one outbox from its end onwards. `position` is how far it has come."""
+    """Reads the log of one outbox from its end onwards. `position` is that of the last event it has read."""
 
     may_be_cut = True
 
@@ -81,21 +71,19 @@ class Tailer(DatabaseService):
         outbox: Outbox,
         database: Database,
         types: Iterable[str] | None,
-        following: Following,
+        strands: KeptStrands,
         *,
         max_lag_events: int,
         listener: Listener | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """Not started. Only events of these types are read (None: all)."""
+        """Reads only events of these types (None: all). Without a listener it polls more often."""
         super().__init__(probe)
         self.name = f"tailer {outbox.schema}"
         self.position = 0
-        # The highest position that somebody else has read here: a strand may be loaded while we are behind it.
-        self.heard = 0
         self.epoch: UUID | None = None
         self.is_following = False
-        # When the log was last read, whether there was something new or not.
+        # When the log was last read, with or without news.
         self.read_at: datetime | None = None
         self._looked = time.monotonic()
         self.has_begun = asyncio.Event()
@@ -103,29 +91,41 @@ class Tailer(DatabaseService):
         self._outbox = outbox
         self._database = database
         self._types = sorted(types) if types is not None else None
-        self._following = following
+        self._strands = strands
         self._max_lag_events = max_lag_events
         self._listener = listener
-        # The time of the event at our position, as far as it is known: another one there is another log.
+        # The highest position that a strand was loaded with, which may be ahead of the tailer.
+        self._loaded_upto = 0
+        # The time of the event at our position, if known. Another time there means another log.
         self._ts: datetime | None = None
         self._statement = _statement(Statements(outbox.shape))
 
     @property
     def unread(self) -> Unread | None:
-        """What is wrong with this log; None while it is being read."""
+        """None while the log is being read."""
         if self.is_following and self.unread_for <= OVERDUE:
             return None
-        # A question that has been under way for so long hangs, however long it may still be waited for.
+        # A query that has been running for so long hangs, even if its own timeout is longer.
         hangs = self.is_following or isinstance(self.outage, Unanswered)
         return Unread(self._outbox.schema, self.read_at, hangs)
 
     @property
     def unread_for(self) -> float:
-        """Seconds since the log was last looked at. A database that hangs shows here first."""
+        """Seconds since the log was last looked at. A hanging database shows here first."""
         return time.monotonic() - self._looked
 
+    def accepts(self, loaded: Loaded) -> bool:
+        """Whether a strand was loaded from the epoch that the tailer reads: it could not keep another up to date."""
+        if loaded.epoch != self.epoch:
+            # The log was just restored. Look soon.
+            self.news.set()
+            return False
+        if loaded.entries:
+            self._loaded_upto = max(self._loaded_upto, loaded.entries[-1].position)
+        return True
+
     async def session(self) -> None:
-        """One life of the connection."""
+        """Follow the log on one connection, until it breaks or the service stops."""
         connection = await reading_connection(self._database)
         try:
             await require_schema(connection, self._outbox.shape)
@@ -146,7 +146,7 @@ class Tailer(DatabaseService):
             await close_quietly(connection)
 
     async def _begin(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """From the end: what was before is loaded strand by strand, when somebody asks for it."""
+        """Begin at the end of the log. Strands are loaded with older events when somebody asks for them."""
         row = await (await connection.execute(Statements(self._outbox.shape)["head"])).fetchone()
         assert row is not None, "head has its one row from the first migration on"
         await self._look_for_indexes(connection)
@@ -156,7 +156,7 @@ class Tailer(DatabaseService):
         await self.reach("feed.begun", position=self.position)
 
     async def _look_for_indexes(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Without its index a filter is answered all the same, and slowly: somebody should know."""
+        """Warn about each missing index of a facet: without it, a filter works but is slow."""
         shape = self._outbox.shape
         for facet in shape.facets:
             query = Statements(shape).render("index_is_valid", index_name=name_literal(shape.schema, facet.name))
@@ -168,8 +168,8 @@ class Tailer(DatabaseService):
 
     async def _read(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Read one page; True when there is more."""
-        # Before the question: what is heard of while it is under way may be news to its answer.
-        end = max(self.position, self.heard)
+        # Taken before the query: a strand loaded while it runs may be ahead of its answer.
+        end = max(self.position, self._loaded_upto)
         asked = {"after": self.position, "size": PAGE, "types": self._types, "max_bytes": BYTES_AT_ONCE}
         rows = await (await connection.execute(self._statement, asked, prepare=True)).fetchall()
         tip = _Tip(*rows[0][:5])
@@ -182,34 +182,34 @@ class Tailer(DatabaseService):
         events = [row[5:] for row in rows if row[5] is not None]
         upto = min(tip.position, self.position + PAGE)
         if events and events[-1][-1]:
-            # Cut to bound the memory: what lies behind the last one was not looked at.
+            # Cut to bound the memory: the rest of the page was not read.
             upto = stored_of(events[-1:], self._outbox.shape)[0].record.position or upto
         await self._hand_on(events)
         self._ts = tip.ts if upto == tip.position else None
         self.position = upto
-        self._following.page_is_through()
+        self._strands.page_is_through(self._outbox)
         await self.reach("feed.tailed", count=len(events), position=self.position)
         return upto < tip.position
 
     async def _hand_on(self, events: list[tuple[Any, ...]]) -> None:
-        """Entries are made here: long texts, redacted, would hold up everybody who is served meanwhile."""
+        """In slices: making entries takes time (long texts are redacted), and the same thread serves all readers."""
         time_slice = TimeSlice()
         for start in range(0, len(events), _AT_ONCE):
             for event in stored_of(events[start : start + _AT_ONCE], self._outbox.shape):
                 if time_slice.is_over():
                     await time_slice.give()
-                self._following.take(event)
+                self._strands.take(self._outbox, event)
 
     def _lost_place(self, tip: _Tip, end: int) -> str | None:
-        """Why one cannot go on from here; None when one can."""
+        """Why the tailer cannot go on from its position; None if it can."""
         if tip.epoch != self.epoch:
             return "the log has a new epoch"
         if tip.position < end:
-            return f"the log ends at {tip.position} and had come to {end}"
+            return f"the log ends at {tip.position}, and had reached {end}"
         if self._ts is not None and tip.before is not None and tip.before != self._ts:
             return f"another event is at position {self.position}"
         if tip.position > self.position and not tip.follows:
-            return f"what follows position {self.position} is no longer kept"
+            return f"the events after position {self.position} are no longer kept"
         if tip.position - self.position > self._max_lag_events:
             return f"the log is {tip.position - self.position} events ahead"
         return None
@@ -218,8 +218,8 @@ class Tailer(DatabaseService):
         fields = {"outbox": self._outbox.schema, "position": self.position, "head": tip.position}
         log_event(logger, logging.WARNING, "feed_began_anew", reason=reason, **fields)
         self.position, self._ts, self.epoch = tip.position, tip.ts, tip.epoch
-        self.heard = tip.position
-        self._following.give_up(reason)
+        self._loaded_upto = tip.position
+        self._strands.give_up(self._outbox)
 
 
 def _statement(statements: Statements) -> bytes:

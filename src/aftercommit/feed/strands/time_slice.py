@@ -1,27 +1,26 @@
-"""Lets others have their turn while much is to be done by the one thread that also serves everybody."""
+"""Interrupts long work on the event loop, so that everybody else is served meanwhile."""
 
 import asyncio
 import time
 from typing import Final
 
-# As long as anybody may wait for one piece of work: readers do not notice it, and the way round costs next to nothing.
+# The longest that anybody waits for one piece of work. Readers do not notice it, and yielding this often costs little.
 SLICE_SECONDS: Final = 0.01
 
 
 class TimeSlice:
-    """Counts the time since the others last had their turn. What is made per event may take microseconds or long."""
+    """Measures the time since the work last yielded: making an entry may take microseconds, or long."""
 
     __slots__ = ("_since",)
 
     def __init__(self) -> None:
-        """It is our turn."""
         self._since = time.perf_counter()
 
     def is_over(self) -> bool:
-        """Whether it is time to `give` the others theirs."""
+        """Whether it is time to `give` the others a turn."""
         return time.perf_counter() - self._since >= SLICE_SECONDS
 
     async def give(self) -> None:
-        """Let everybody run who can."""
+        """Yield to everybody else once."""
         await asyncio.sleep(0)
         self._since = time.perf_counter()

@@ -1,8 +1,8 @@
-"""One event as it leaves over HTTP: the item as JSON bytes, made once per event and process, whoever reads it.
+"""Turns an event into the item that leaves over HTTP, as JSON bytes.
 
-An event that cannot be read, or whose item cannot be made, leaves as a note that it is withheld: readers see that there
-is something, the others go on, and nothing unredacted slips through. An event that newer code wrote does not leave at
-all: it is held, until a process serves it that can read it.
+An event that cannot be read, or whose item cannot be made, leaves as a note that it is withheld. Readers see that there
+is an event, other events go on, and nothing unredacted leaves. An event that newer code wrote is held: it does not
+leave until a process serves it that can read it.
 """
 
 import logging
@@ -19,65 +19,65 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
-# The values of an event are in the order of its fields; that is more than the checker can follow.
+# An event's values are in the order of its fields, which mypy cannot follow.
 _log_event: Any = LogEvent
-# Clients take an item for a note that it is withheld when it has this text and nothing beside its place.
+# Clients take an item for a note if it has `withheld` and no other field than these.
 _NOTE: Final = {"event_id", "ts", "seq", "position", "withheld"}
 
 
 class EntryMaker:
     """Makes the entries of one hub.
 
-    `withheld` counts, for each feed by name, the items that could not be made; `held` has what this process was too
-    old to read, by feed.
+    `withheld` counts the items that could not be made, by the feed's name. `held` has the feed's name and the version
+    of each event that this process is too old to read.
     """
 
     def __init__(self) -> None:
-        """Nothing is made yet."""
         self.withheld: Counter[str] = Counter()
         self.held: set[tuple[str, HeldVersion]] = set()
         self._said: set[tuple[str, str]] = set()
 
     def entry_of(self, feed: Feed, stored: StoredEvent) -> Entry:
-        """The entry of one event; withheld when it cannot be made, held when newer code is needed for it."""
+        """The entry of an event; withheld if its item cannot be made, held if reading it takes newer code."""
         record, position = stored.record, stored.record.position or 0
         number = feed.select.number_of(stored)
         if record.event_type not in feed.outbox.registry:
             return self._hold(feed, stored, number, None)
         try:
-            event = typed_event(feed, stored)
+            read = feed.outbox.registry.read(record)
+            event = _log_event(*msgspec.structs.astuple(read), ts=stored.ts, stream_seq=stored.stream_seq)
             item = feed.item(event)
             if feed.redactor is not None:
                 item = feed.redactor.value(item)
             body = json_rules.ENCODER.encode(item)
             if body[:1] != b"{":
-                raise TypeError(f"the item is {type(item).__name__}, and must be a mapping")
-            _check_is_no_note(body)
+                raise TypeError(f"the item must be a mapping, not {type(item).__name__}")
+            _check_not_a_note(body)
             facets = feed.facets_of(record.payload, event)
         except NewerSchemaVersion:
             return self._hold(feed, stored, number, feed.outbox.registry.named(record.event_type).version)
         except UnreadableEvent as problem:
             self._count(feed, stored, problem)
             return _note(feed, stored, number, "unreadable")
-        except Exception as problem:  # noqa: BLE001 - the team's own functions may raise anything, and the others go on
+        except Exception as problem:  # noqa: BLE001 - users' functions may raise anything; other events go on
             self._count(feed, stored, problem)
             return _note(feed, stored, number, "item failed")
         return Entry(number, position, stored.ts, record.event_id, body, facets)
 
     def _hold(self, feed: Feed, stored: StoredEvent, number: int, known: int | None) -> Entry:
-        """Said once for each version of a type: nothing changes before this process is started with newer code."""
+        """Logs each version of a type once: nothing changes until this process is started with newer code."""
         record = stored.record
         held = HeldVersion(record.event_type, record.schema_version, known)
         if (feed.name, held) not in self.held:
             self.held.add((feed.name, held))
-            remedy = "start this server with code that declares the event; until then readers of this feed wait here"
+            remedy = "start this server with code that declares the event; until then, readers wait before it"
             fields = {"event_type": held.event_type, "version": held.version, "known": known, "remedy": remedy}
             log_event(logger, logging.WARNING, "feed_held", feed=feed.name, event_id=str(record.event_id), **fields)
         facets = feed.facets_of(record.payload, None)
         return Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets, held=held)
 
     def _count(self, feed: Feed, stored: StoredEvent, problem: Exception) -> None:
-        """One more; said once for each type of event, or a log would drown in it."""
+        """Counts every event, and logs the first of each type: more would flood the log."""
         self.withheld[feed.name] += 1
         event_type = stored.record.event_type
         if (feed.name, event_type) in self._said:
@@ -87,24 +87,17 @@ class EntryMaker:
         log_event(logger, logging.ERROR, "feed_item_withheld", problem, **fields, error=repr(problem)[:500])
 
 
-def typed_event(feed: Feed, stored: StoredEvent) -> LogEvent[Any]:
-    """The typed event of a row; UnreadableEvent when this code does not know it."""
-    event = feed.outbox.registry.read(stored.record)
-    made: LogEvent[Any] = _log_event(*msgspec.structs.astuple(event), ts=stored.ts, stream_seq=stored.stream_seq)
-    return made
-
-
-def _check_is_no_note(body: bytes) -> None:
-    """TypeError for an item that every client would take for a note: better withheld here, where it is said."""
+def _check_not_a_note(body: bytes) -> None:
+    """Raise TypeError for an item that clients would take for a note, so that it is withheld and logged instead."""
     if b'"withheld"' not in body:
         return
     item = msgspec.json.decode(body)
     if item.keys() <= _NOTE and isinstance(item.get("withheld"), str) and item["withheld"]:
-        raise TypeError("the item has only its place and `withheld`, as a note has: rename that field, or add another")
+        raise TypeError("the item looks like a note (only its place and `withheld`): rename that field, or add another")
 
 
 def _note(feed: Feed, stored: StoredEvent, number: int, reason: str) -> Entry:
-    """A note in place of the item. Why is for the operator's log alone: an error may quote what must not leave."""
+    """A note in place of the item. The error itself goes to the log only: it may quote what must not leave."""
     record = stored.record
     facets = feed.facets_of(record.payload, None)
     nothing = Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets, withheld=True)

@@ -1,0 +1,140 @@
+"""The HTTP response of one stream: writes bytes to the reader, and notices a reader that is gone or too slow."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from aftercommit.feed.live.streams import Streams
+from aftercommit.http import sse
+from aftercommit.http.asgi import (
+    Header,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    ServerConnection,
+    connection_of,
+    innermost,
+    lost,
+)
+
+HEADERS: Final[list[Header]] = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    # Without it nginx keeps events back until it has some kilobytes of them.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ReaderGone(Exception):
+    """The reader has left, or was cut: nothing more can be written."""
+
+
+class StreamResponse:
+    """The response of one stream. `gone` says why nothing more can be written, once that is so."""
+
+    def __init__(self, streams: Streams, scope: Scope, send: Send) -> None:
+        """Belongs to the task that makes it."""
+        self._streams, self._send = streams, send
+        self._connection = connection_of(scope)
+        # Set where bytes may be written to the connection directly, without `send`.
+        self._direct: ServerConnection | None = None
+        self._task = asyncio.current_task()
+        self.gone: str | None = None
+        self.last_write = streams.now
+        self.sending_since: float | None = None
+        # Bytes written and seconds waited for the reader; and the time, with both, when they were last compared.
+        self._sent, self._waited = 0, 0.0
+        self._measured = (streams.now, 0, 0.0)
+
+    @contextmanager
+    def watched(self, receive: Receive, wake: Callable[[], None]) -> Iterator[None]:
+        """Notice while the block runs that the reader has left, and `wake` the stream. Ends the block quietly then."""
+
+        def leave() -> None:
+            self.gone = self.gone or "left"
+            wake()
+
+        watcher: asyncio.Task[None] | None = None
+        if self._connection is not None:
+            self._connection.on_lost(leave)
+        else:
+            # Other servers say it only to whoever asks.
+            watcher = asyncio.create_task(lost(receive))
+            watcher.add_done_callback(lambda _: leave())
+        try:
+            yield
+        except ReaderGone:
+            pass
+        except asyncio.CancelledError:
+            # `cut` cancels our own task where it cannot abort the connection. Any other cancellation goes on.
+            if self.gone is None or self._task is None:
+                raise
+            self._task.uncancel()
+        finally:
+            if self._connection is not None:
+                self._connection.on_lost(None)
+            if watcher is not None:
+                watcher.cancel()
+
+    async def open(self, headers: list[Header]) -> None:
+        """Send status and headers, and the first bytes."""
+        beat = (b"x-heartbeat-interval", b"%g" % self._streams.times.heartbeat_seconds)
+        await self._hand({"type": "http.response.start", "status": 200, "headers": [*HEADERS, beat, *headers]})
+        if self._connection is not None and self._connection.sends_by(innermost(self._send)):
+            self._direct = self._connection
+        await self.write(sse.opening(self._streams.retry()))
+
+    async def write(self, data: bytes) -> None:
+        """Send some bytes; takes as long as the reader does. Raises ReaderGone."""
+        # The clock of the timer is exact enough for the timer's own checks.
+        self.sending_since = began = self._streams.now
+        await self._hand({"type": "http.response.body", "body": data, "more_body": True})
+        self.last_write = now = self._streams.now
+        self.sending_since = None
+        self._sent += len(data)
+        self._waited += now - began
+        if self.gone is not None:
+            raise ReaderGone
+
+    def put(self, piece: bytes, size: int) -> bool:
+        """Write a framed piece with `size` bytes of data at once; False where that takes `write`."""
+        if self._direct is None or not self._direct.write(piece):
+            return False
+        self.last_write = self._streams.now
+        self._sent += size
+        return True
+
+    async def finish(self) -> None:
+        """End the response."""
+        await self._hand({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def cut(self, reason: str) -> None:
+        """End now; bytes that the reader has not taken are dropped."""
+        if self.gone is None:
+            self.gone = reason
+            if self._connection is not None:
+                self._connection.abort()
+            elif self._task is not None:
+                self._task.cancel()
+
+    def is_slow(self, now: float) -> bool:
+        """Whether the reader has taken too little over the last `slow_seconds`, while we waited for it.
+
+        A trickle keeps every single write just short of a stall.
+        """
+        began, sent, waited = self._measured
+        passed = now - began
+        if passed < self._streams.times.slow_seconds:
+            return False
+        waiting = self._waited + (now - self.sending_since if self.sending_since is not None else 0.0)
+        self._measured = (now, self._sent, waiting)
+        return waiting - waited > passed / 2 and self._sent - sent < self._streams.times.min_bytes_per_second * passed
+
+    async def _hand(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except OSError as problem:
+            # This is how a server may say that the reader has left (ASGI 2.4).
+            self.gone = self.gone or "left"
+            raise ReaderGone from problem
