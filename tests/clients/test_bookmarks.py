@@ -161,10 +161,10 @@ def test_a_database_that_is_not_there_is_an_error():
 
 @pytest.mark.parametrize("table", ["", "a.b.c", "a."])
 def test_a_name_of_no_table_is_refused(table: str):
-    with pytest.raises(DeclarationError, match="names no table"):
+    with pytest.raises(DeclarationError, match="is not the name of a table"):
         PostgresBookmark("postgresql://h/d", "reader", table=table)
 
 
 def test_a_reader_needs_a_name():
-    with pytest.raises(DeclarationError, match="names no bookmark"):
+    with pytest.raises(DeclarationError, match="is not the name of a bookmark"):
         SqliteBookmark("places.db", "")

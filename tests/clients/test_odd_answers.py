@@ -12,13 +12,13 @@ DEEP = b"[" * 50_000 + b"]" * 50_000
 @pytest.mark.parametrize("wire", [LOGS, TASKS])
 @pytest.mark.contract("L13")
 def test_a_page_that_is_nested_without_end_is_unreadable(wire: Wire) -> None:
-    with pytest.raises(Unreadable, match="it is no JSON"):
+    with pytest.raises(Unreadable, match="it is not JSON"):
         wire.page(DEEP, {}, None)
 
 
 @pytest.mark.contract("L13")
 def test_an_event_that_is_nested_without_end_is_unreadable() -> None:
-    with pytest.raises(Unreadable, match="it is no JSON"):
+    with pytest.raises(Unreadable, match="it is not JSON"):
         event_in(SseMessage("log", DEEP.decode(), "1"))
 
 

@@ -152,7 +152,7 @@ async def test_what_passes_is_waited_for_and_what_does_not_is_raised():
 async def test_of_a_long_answer_an_error_shows_the_beginning_and_has_the_rest():
     long = b"<html>" + b"x" * 5000
     async with scripted_feed(polls=[answer_with(long)] * 9) as feed:
-        with pytest.raises(FollowError, match=r"cannot be read: it is no JSON \(.*\): '<html>x{74}'$") as caught:
+        with pytest.raises(FollowError, match=r"cannot be read: it is not JSON \(.*\): '<html>x{74}'$") as caught:
             await anext(read(feed.url, pace=QUICK))
         assert isinstance(caught.value.__cause__, Unreadable)
         assert caught.value.__cause__.quoted == long.decode()
@@ -177,7 +177,7 @@ async def test_a_refused_token_is_renewed_once():
 
 
 async def test_what_cannot_be_asked_for_is_said_before_anything_is_asked():
-    with pytest.raises(DeclarationError, match="give one of them"):
+    with pytest.raises(DeclarationError, match="pass one of them"):
         await anext(read("http://h/logs", after="t#1", from_time=BEGAN))
     with pytest.raises(DeclarationError, match="no time zone"):
         await anext(read("http://h/logs", from_time=datetime(2025, 11, 12)))  # noqa: DTZ001 - that is the mistake

@@ -60,7 +60,7 @@ async def test_an_event_that_comes_after_all_is_handed_over(journal: Journal):
         async with asyncio.timeout(PATIENCE), aclosing(aiter(follower)) as events:
             assert [(await anext(events)).number for _ in range(2)] == [1, 3]
         # The same reader goes back to the place of the gap, on a server that can show it.
-        follower._address = follow(f"{mended.server.url}/books/b-1/lines", **options)._address
+        follower._requests = follow(f"{mended.server.url}/books/b-1/lines", **options)._requests
         assert follower._position is not None
         follower._position.reset(gaps[0].after)
         async with asyncio.timeout(PATIENCE), aclosing(aiter(follower)) as events:

@@ -1,13 +1,12 @@
-"""Follow a feed from elsewhere: over HTTP, from a bookmark, across lost connections and restarts of either side.
+"""Follow a feed over HTTP, from a bookmark on, across lost connections and restarts of either side.
 
     async for event in follow("https://…/logs", token=get_token, bookmark=FileBookmark("logs.cursor")):
         print(event.data["message"])
 
-`read` and `read_back` get a part of a feed and come to an end.
+`read` and `read_back` read a part of a feed and end.
 
-What decides is pure (`machine`, `read_position`, `wire`, `sse_decoder`); what acts is `follow` and `reading` on
-`connection`.
-`PROTOCOL.md` says what goes over the wire. Needs `aftercommit[client]`.
+Decisions are pure (`machine`, `read_position`, `wire`, `sse_decoder`); `follow` and `reading` act on them through
+`requests`. `PROTOCOL.md` describes the protocol. Needs `aftercommit[client]`.
 """
 
 from aftercommit.client.bookmark import Bookmark, FileBookmark, MemoryBookmark

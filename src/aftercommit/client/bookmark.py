@@ -1,7 +1,7 @@
-"""Where a reader keeps its place between two lives: in memory, in a file, in SQLite or in PostgreSQL.
+"""Where a reader keeps its place across restarts. Bookmarks in SQLite and PostgreSQL are in `bookmark_table`.
 
-A bookmark holds the cursor after the last event that is done with. It may lag behind, never run ahead: what is repeated
-after a crash can be told by its `event_id`, what is skipped is lost.
+A bookmark holds the cursor of the last event that is done. It may lag behind but never run ahead: a repeated event can
+be recognised by its `event_id`, a skipped one is lost.
 """
 
 import contextlib
@@ -16,23 +16,22 @@ _LONGEST: Final = 4096
 
 
 class Bookmark(Protocol):
-    """A place that is kept. Its methods may block; `follow` calls them in a thread, one at a time."""
+    """A saved place. Its methods may block; `follow` calls them in a thread, one at a time."""
 
     def load(self) -> str | None:
-        """The cursor that was saved last; None when none was. Raises BookmarkError."""
+        """The cursor that was saved last; None if none was. Raises BookmarkError."""
 
     def save(self, cursor: str) -> None:
-        """Keep the cursor; when this returns it survives a crash. Raises BookmarkError."""
+        """Save the cursor. Once this returns, it survives a crash. Raises BookmarkError."""
 
     def close(self) -> None:
-        """Let go of what is held open. May be used again afterwards."""
+        """Close connections and files. The bookmark may be used again afterwards."""
 
 
 class MemoryBookmark:
-    """Kept as long as the object lives: for tests, and for those who keep the place themselves."""
+    """Kept in memory: for tests, and if you save the place yourself."""
 
     def __init__(self, cursor: str | None = None) -> None:
-        """At this cursor."""
         self.cursor = cursor
 
     def load(self) -> str | None:
@@ -40,23 +39,22 @@ class MemoryBookmark:
         return self.cursor
 
     def save(self, cursor: str) -> None:
-        """Keep it."""
+        """Keep the cursor."""
         self.cursor = cursor
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing."""
 
 
 class FileBookmark:
-    """Kept in a file of its own, which is replaced as a whole: after a crash it has the old cursor or the new one."""
+    """Kept in a file, which is replaced as a whole: after a crash it has the old cursor or the new one."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """The file is made by the first save; its folder has to be there."""
+        """The first save creates the file. Its folder must exist."""
         self.path = Path(path)
         self._lock = threading.Lock()
 
     def __str__(self) -> str:
-        """Where it is, for messages."""
         return str(self.path)
 
     def load(self) -> str | None:
@@ -73,12 +71,12 @@ class FileBookmark:
             cursor = ""
         if not cursor or not cursor.isprintable() or len(text) > _LONGEST:
             raise BookmarkError(
-                f"the bookmark {self.path} holds no cursor but {text[:40]!r}: remove the file to begin anew"
+                f"the bookmark {self.path} holds {text[:40]!r}, not a cursor: remove the file to begin anew"
             )
         return cursor
 
     def save(self, cursor: str) -> None:
-        """Write beside the file, reach the disk, then take its place."""
+        """Write a new file, flush it to disk, then replace the old one."""
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with self._lock:
             try:
@@ -91,7 +89,7 @@ class FileBookmark:
                 raise BookmarkError(f"the bookmark {self.path} cannot be written: {problem}") from problem
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing."""
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -102,7 +100,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name reaches the disk, too."""
+    """Flush the new name to disk, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Keeps a follower's place in its bookmark: now and then, never ahead of what is done, and at the end for sure."""
+"""Saves a follower's place in its bookmark: now and then, and at the end. Never ahead of what is done."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ class BookmarkKeeper:
     """The place of one follower, and its bookmark."""
 
     def __init__(self, bookmark: Bookmark, save_every_seconds: float) -> None:
-        """`save_every_seconds` is the least number of seconds between two saves while events keep coming."""
+        """`save_every_seconds` is the minimum time between two saves while events keep coming."""
         self._bookmark = bookmark
         self._every = save_every_seconds
         self._done: str | None = None
@@ -24,32 +24,32 @@ class BookmarkKeeper:
         self._saved_at = float("-inf")
 
     async def load(self) -> str | None:
-        """The place that was kept last; BookmarkError when that cannot be told."""
+        """The place that was saved last. Raises BookmarkError."""
         self._done = self._saved = await asyncio.to_thread(self._bookmark.load)
         return self._saved
 
     def origin(self, cursor: str | None) -> str | None:
-        """The bookmark that holds this cursor, in words; None when it does not."""
+        """A description of the bookmark, if it holds this cursor."""
         if cursor is None or cursor != self._saved:
             return None
         names_itself = type(self._bookmark).__str__ is not object.__str__
         return str(self._bookmark) if names_itself else type(self._bookmark).__name__
 
     async def done(self, cursor: str | None) -> None:
-        """Everything up to this place is done with."""
+        """Everything up to this place is done."""
         self._done = cursor
         if time.monotonic() - self._saved_at >= self._every:
             await self.save()
 
     async def save(self) -> None:
-        """Keep the place now. A failure is logged: reading on is safe, and the next save may succeed."""
+        """Save the place now. A failure is logged: reading on is safe, and the next save may succeed."""
         try:
             await self._save()
         except BookmarkError as problem:
             log_event(logger, logging.WARNING, "bookmark_failed", problem, error=readable(problem))
 
     async def close(self) -> None:
-        """Keep the place, and let go of the bookmark; BookmarkError when it could not be kept."""
+        """Save the place and close the bookmark. Raises BookmarkError."""
         try:
             await self._save()
         finally:
@@ -57,7 +57,7 @@ class BookmarkKeeper:
 
     async def _save(self) -> None:
         cursor = self._done
-        # A place that was taken away by a reset cannot be kept; the old one leads to the same reset again.
+        # A reset may leave no place to save; the saved one leads to the same reset again.
         if cursor is not None and cursor != self._saved:
             self._saved_at = time.monotonic()
             await asyncio.to_thread(self._bookmark.save, cursor)

@@ -1,6 +1,6 @@
-"""Bookmarks in a table: many readers, each under its name, in SQLite or PostgreSQL.
+"""Bookmarks in a table of SQLite or PostgreSQL: many readers, each under its name.
 
-These tables belong to whoever follows, and stand in a database of theirs: none of our migrations knows them.
+The table is in the reader's own database. No migration of an outbox creates or changes it.
 """
 
 import contextlib
@@ -38,30 +38,28 @@ _SAVE: Final = sql.SQL(
 
 
 class SqliteBookmark:
-    """Kept in the table `feed_bookmark` of an SQLite file, under a name."""
+    """Kept in the table `feed_bookmark` of an SQLite file, under a name. Creates file and table if missing."""
 
     def __init__(self, path: str | os.PathLike[str], name: str) -> None:
-        """File and table are made when they are not there."""
         self.path = os.fspath(path)
         self.name = _checked_name(name)
 
     def __str__(self) -> str:
-        """Where it is, for messages."""
         return f"{self.name!r} in {self.path}"
 
     def load(self) -> str | None:
-        """The cursor under this name."""
+        """The saved cursor."""
         with self._connected() as connection:
             row = connection.execute(_SQLITE_LOAD, (self.name,)).fetchone()
         return None if row is None else str(row[0])
 
     def save(self, cursor: str) -> None:
-        """Keep it, and reach the disk."""
+        """Save the cursor, flushed to disk."""
         with self._connected() as connection, connection:
             connection.execute(_SQLITE_SAVE, (self.name, cursor))
 
     def close(self) -> None:
-        """Nothing is held open: an SQLite connection belongs to one thread, and costs little."""
+        """Do nothing: each call has its own connection, because an SQLite connection belongs to one thread."""
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -74,16 +72,16 @@ class SqliteBookmark:
 
 
 class PostgresBookmark:
-    """Kept in a table of a PostgreSQL database, under a name, over one connection that is made anew when it breaks."""
+    """Kept in a PostgreSQL table, under a name, over one connection that is reopened when it breaks."""
 
     def __init__(self, dsn: str, name: str, *, table: str = TABLE, create: bool = True) -> None:
-        """`table` may carry its schema. Without `create` the table (name text primary key, cursor text, saved_at
-        timestamptz) has to be there."""
+        """`table` may include its schema. Without `create`, the table (name text primary key, cursor text, saved_at
+        timestamptz) must exist."""
         self.name = _checked_name(name)
         self.table = table
         parts = table.split(".")
         if not all(parts) or len(parts) > 2:
-            raise DeclarationError(f"table={table!r} names no table: give 'table' or 'schema.table'")
+            raise DeclarationError(f"table={table!r} is not the name of a table: pass 'table' or 'schema.table'")
         self._dsn = dsn
         self._create = create
         self._identifier = sql.Identifier(*parts)
@@ -91,22 +89,21 @@ class PostgresBookmark:
         self._lock = threading.Lock()
 
     def __str__(self) -> str:
-        """Where it is, for messages."""
         return f"{self.name!r} in table {self.table}"
 
     def load(self) -> str | None:
-        """The cursor under this name."""
+        """The saved cursor."""
         statement = _LOAD.format(table=self._identifier)
         row = self._run(lambda connection: connection.execute(statement, (self.name,)).fetchone())
         return None if row is None else str(row[0])
 
     def save(self, cursor: str) -> None:
-        """Keep it, committed."""
+        """Save the cursor, committed."""
         statement = _SAVE.format(table=self._identifier)
         self._run(lambda connection: connection.execute(statement, (self.name, cursor)))
 
     def close(self) -> None:
-        """Close the connection; the next use makes another."""
+        """Close the connection; the next use opens another."""
         with self._lock:
             self._drop()
 
@@ -123,7 +120,7 @@ class PostgresBookmark:
             try:
                 return work(self._connection)
             except psycopg.OperationalError:
-                # The connection was idle, and the server may have ended it long ago. All statements bear repetition.
+                # The server may have closed the idle connection long ago. All statements can be repeated.
                 self._drop()
         options = options_for(self._dsn)
         self._connection = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None, **options)
@@ -132,7 +129,7 @@ class PostgresBookmark:
         return work(self._connection)
 
     def _make(self, connection: psycopg.Connection[Any]) -> None:
-        # Looked for first: whoever may only use the table need not be allowed to make one.
+        # Looked up first: a role that may use the table need not be allowed to create one.
         found = connection.execute(_FIND, (self._identifier.as_string(connection),)).fetchone()
         if found is not None and not found[0]:
             connection.execute(_MAKE.format(table=self._identifier))
@@ -145,5 +142,5 @@ class PostgresBookmark:
 
 def _checked_name(name: str) -> str:
     if not name or "\0" in name:
-        raise DeclarationError(f"name={name!r} names no bookmark: give each reader a name of its own")
+        raise DeclarationError(f"name={name!r} is not the name of a bookmark: give each reader a name of its own")
     return name

@@ -1,13 +1,15 @@
-"""The HTTP of a follower, on httpx: one page, or one open stream. Whatever goes wrong on the way is `Lost`."""
+"""HTTP on httpx: one page, or one open stream. Any failure on the way raises `Lost`."""
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 import msgspec
 
+from aftercommit.client.sse_decoder import SseDecoder
 from aftercommit.errors import MissingExtra
 from aftercommit.text import readable
 
@@ -24,11 +26,11 @@ _LONGEST_BEAT: Final = 300.0
 
 
 class Lost(Exception):
-    """No answer, or not all of it."""
+    """There was no answer, or it was incomplete."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A whole answer. The names of its headers are lower case."""
+    """A whole answer. Header names are lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -36,9 +38,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def silence_of(interval: str | None) -> float | None:
-    """How long a stream may be silent whose server announces this interval between heartbeats; None: it does not.
+    """How long a stream may be silent, given the interval between heartbeats that its server announces, if any.
 
-    One beat may come late, or be lost: twice the interval and a second.
+    It is twice the interval and a second, because one heartbeat may be late or lost.
     """
     if interval is None or not _SECONDS.fullmatch(interval) or not 0 < float(interval) <= _LONGEST_BEAT:
         return None
@@ -46,64 +48,61 @@ def silence_of(interval: str | None) -> float | None:
 
 
 class OpenStream:
-    """An answer that goes on."""
+    """An open stream of events, requested at `started_at` on the monotonic clock.
 
-    def __init__(self, response: httpx.Response) -> None:
-        """Its head is there."""
-        self._response = response
-        # Seconds that it may be silent, where the server says how often it beats.
+    `silence` is for how many seconds it may be silent, if the server announces its heartbeats; `retry` is after how
+    many the server wants readers back, once it says so.
+    """
+
+    def __init__(self, response: httpx.Response, started_at: float) -> None:
+        self.started_at = started_at
+        self.decoder = SseDecoder()
+        self.retry: float | None = None
         self.silence = silence_of(response.headers.get("x-heartbeat-interval"))
+        self._response = response
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
 
     async def read(self, within: float) -> bytes:
-        """What comes next; nothing at the end. Lost when it breaks, or is silent for too long."""
+        """The next bytes; none at the end. Raises Lost when the stream breaks or is silent for too long."""
         async with _guarded(within, "the stream was silent"):
             return await anext(self._chunks, b"")
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the response."""
         await self._response.aclose()
 
 
 class FeedConnection:
-    """Requests of one follower, on a client of its own or on one that it was given."""
+    """Requests on a given httpx client, which is left open, or on one of its own."""
 
     def __init__(self, client: httpx.AsyncClient | None = None) -> None:
-        """A given client is used and left open."""
         self._given = client
         self._client: httpx.AsyncClient | None = client
 
     async def get(self, url: str, headers: Mapping[str, bytes], within: float) -> Answer:
-        """A whole answer; Lost when there is none in time."""
+        """A whole answer. Raises Lost if there is none in time."""
         client = self._opened()
         async with _guarded(within, "no answer"):
-            response = await _send(client, url, headers)
-            try:
-                return await _whole(response)
-            finally:
-                await response.aclose()
+            return await _whole(await _send(client, url, headers))
 
     async def open(self, url: str, headers: Mapping[str, bytes], within: float) -> Answer | OpenStream:
         """A stream, or the answer that came instead."""
-        client = self._opened()
+        started_at, client = time.monotonic(), self._opened()
         async with _guarded(within, "no answer"):
             response = await _send(client, url, {"Accept-Encoding": b"identity", **headers})
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.status_code == _OK and kind == _STREAM_TYPE:
-                return OpenStream(response)
-            try:
-                return await _whole(response)
-            finally:
-                await response.aclose()
+                return OpenStream(response, started_at)
+            return await _whole(response)
 
     async def close(self) -> None:
-        """Close what is our own; it is opened again when it is needed."""
+        """Close our own client; the next request opens another."""
         if self._given is None and self._client is not None:
             client, self._client = self._client, None
             await client.aclose()
 
     def _opened(self) -> httpx.AsyncClient:
-        # Not on the time of a request: reading the certificates of this machine may take longer than an answer.
+        # Outside the timeout of a request: loading the machine's certificates may take longer than an answer.
         if self._client is None:
             self._client = httpx.AsyncClient()
         return self._client
@@ -111,14 +110,14 @@ class FeedConnection:
 
 async def _send(client: httpx.AsyncClient, url: str, headers: Mapping[str, bytes]) -> httpx.Response:
     sent = {name.encode(): value for name, value in headers.items()}
-    # Time is kept around the whole of it: httpx would count every read on its own.
+    # `_guarded` bounds the whole request; the timeout of httpx would bound each read.
     request = client.build_request("GET", url, headers=sent, timeout=None)
     return await client.send(request, stream=True, follow_redirects=False)
 
 
 @asynccontextmanager
 async def _guarded(within: float, otherwise: str) -> AsyncIterator[None]:
-    """Turns whatever goes wrong with a request, and too much time, into Lost."""
+    """Raises Lost for every failure of a request, and when it takes too long."""
     try:
         async with asyncio.timeout(within):
             yield
@@ -130,8 +129,9 @@ async def _guarded(within: float, otherwise: str) -> AsyncIterator[None]:
 
 async def _whole(response: httpx.Response) -> Answer:
     body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > MOST_BODY:
-            raise Lost(f"the answer is larger than {MOST_BODY} bytes")
+    async with aclosing(response):
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > MOST_BODY:
+                raise Lost(f"the answer is larger than {MOST_BODY} bytes")
     return Answer(response.status_code, {name.lower(): value for name, value in response.headers.items()}, bytes(body))

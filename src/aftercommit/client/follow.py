@@ -1,7 +1,7 @@
-"""Follow a feed from elsewhere: `async for event in follow(url, token=…, bookmark=FileBookmark(path))`.
+"""Follow a feed: `async for event in follow(url, token=…, bookmark=FileBookmark(path))`.
 
-The follower does what its machine says, hands over what arrives, and keeps the place. It reads on only when everything
-that arrived was taken, so that asking for the next event is the sign that the one before is done.
+The follower does what its machine says, hands over what arrives, and saves the place. It reads on only when everything
+that arrived was taken: asking for the next event means that the one before is done.
 """
 
 import asyncio
@@ -17,14 +17,13 @@ from typing import Self, TypeAlias, Unpack
 from aftercommit.client import wire
 from aftercommit.client.bookmark import MemoryBookmark
 from aftercommit.client.bookmark_keeper import BookmarkKeeper
-from aftercommit.client.connection import Answer, FeedConnection, Lost, OpenStream
-from aftercommit.client.credential import Credential
-from aftercommit.client.machine import GONE, Do, FollowMachine, FollowStep, Pace, State
+from aftercommit.client.connection import Lost, OpenStream
+from aftercommit.client.machine import GONE, Do, FollowMachine, FollowStep, State
 from aftercommit.client.options import Gap, Options, report, withheld
 from aftercommit.client.read_position import ReadPosition
-from aftercommit.client.sse_decoder import BlockTooLarge, SseDecoder, SseMessage, SsePlace, SseRetry
-from aftercommit.client.wire import LOGS, FeedAddress, FeedEvent, FetchedPage, Reset, Unreadable
-from aftercommit.clock import utc_now
+from aftercommit.client.requests import FeedRequests
+from aftercommit.client.sse_decoder import BlockTooLarge, SseMessage, SsePlace, SseRetry
+from aftercommit.client.wire import FeedEvent, FetchedPage, Reset, Unreadable
 from aftercommit.errors import FeedRefused, FollowError
 from aftercommit.telemetry import log_event
 from aftercommit.text import readable
@@ -36,35 +35,29 @@ Arrived: TypeAlias = FeedEvent | SsePlace | Reset | FetchedPage
 
 
 def follow(url: str, **options: Unpack[Options]) -> "Follower":
-    """Follow the feed at `url` from where the bookmark is, for ever: its events, each at least once and in order.
+    """Follow the feed at `url` from the bookmark on, for ever: every event at least once, in order.
 
-    Raises FeedRefused when the server says no for good. See `Options` for what may be given.
+    Raises FeedRefused when the server refuses for good. See `Options` for the options.
     """
     return Follower(url, **options)
 
 
 class Follower:
-    """A reader of one feed. Iterate it, once at a time; `async with` or `aclose()` lets go of everything."""
+    """A reader of one feed. Iterate it, once at a time; `async with` or `aclose()` closes everything."""
 
     def __init__(self, url: str, **options: Unpack[Options]) -> None:
-        """Nothing is asked before the first event is."""
+        """Sends no request before the first iteration."""
         stream = options.get("stream", True)
-        filters = options.get("filters") or {}
         self.url = url
-        self._wire = options.get("wire") or LOGS
-        own_stream = stream if isinstance(stream, str) else None
-        self._address = FeedAddress(url, self._wire, stream=own_stream, limit=options.get("limit"), filters=filters)
-        self._pace = options.get("pace") or Pace()
-        self._credential = Credential(options.get("token"), options.get("headers"))
-        self._keeper = BookmarkKeeper(
-            options.get("bookmark") or MemoryBookmark(), options.get("save_every_seconds", 1.0)
-        )
+        self._requests = FeedRequests(url, options, stream=stream if isinstance(stream, str) else None)
+        bookmark = options.get("bookmark") or MemoryBookmark()
+        self._keeper = BookmarkKeeper(bookmark, options.get("save_every_seconds", 1.0))
         self._start = options.get("start")
-        self._gapless = options.get("gapless", False) and not filters
+        self._gapless = options.get("gapless", False) and not options.get("filters")
         self._on_gap = options.get("on_gap")
-        self._connection = FeedConnection(options.get("client"))
+        can_refresh = self._requests.credential.can_refresh
         self._machine = FollowMachine(
-            self._pace, random.random, streams=stream is not False, can_refresh=self._credential.can_refresh
+            self._requests.pace, random.random, streams=stream is not False, can_refresh=can_refresh
         )
         self._listeners: list[Callable[[State], None]] = []
         self._told = State.STOPPED
@@ -73,33 +66,30 @@ class Follower:
         self._arrived: deque[Arrived] = deque()
         self._step = FollowStep(Do.STOP)
         self._stream: OpenStream | None = None
-        self._decoder = SseDecoder()
-        self._retry: float | None = None
-        self._etag: tuple[str, str] | None = None
         self._refusal: FeedRefused | None = None
-        self._heard_at: float | None = None
 
     @property
     def state(self) -> State:
-        """What it is doing: connecting, streaming, polling, waiting (to connect again) or stopped."""
+        """Whether it is connecting, streaming, polling, waiting (to connect again) or stopped."""
         return self._machine.state
 
     @property
     def cursor(self) -> str | None:
-        """The place after the last event that was handed over."""
+        """The cursor of the last event that was handed over."""
         return self._position.cursor if self._position is not None else None
 
     @property
     def heard(self) -> float | None:
-        """How many seconds ago the server was last heard: an event, a heartbeat or an answer; None: not yet."""
-        return None if self._heard_at is None else time.monotonic() - self._heard_at
+        """How many seconds ago the server last sent an event, a heartbeat or an answer; None if it never did."""
+        heard_at = self._requests.heard_at
+        return None if heard_at is None else time.monotonic() - heard_at
 
     def listen(self, listener: Callable[[State], None]) -> None:
         """Call this with every new state."""
         self._listeners.append(listener)
 
     async def __aiter__(self) -> AsyncGenerator[FeedEvent]:
-        """The events; gaps go to `on_gap`, or into the log."""
+        """The events; gaps are passed to `on_gap`, or logged."""
         async with aclosing(self.with_gaps()) as items:
             async for item in items:
                 if isinstance(item, Gap):
@@ -108,14 +98,14 @@ class Follower:
                     yield item
 
     async def with_gaps(self) -> AsyncGenerator[FeedEvent | Gap]:
-        """The events, and the gaps among them where they are."""
-        # An iteration that was left by `break` may be cleaned up late, and must not end this one then.
+        """The events, with each gap in its place."""
+        # An iteration that was left with `break` may be cleaned up late, and must not close the next one.
         self._turn = turn = self._turn + 1
         try:
             position = await self._begin()
             while True:
                 while self._arrived:
-                    for item in self._admit(position, self._arrived.popleft()):
+                    for item in _admitted(position, self._arrived.popleft()):
                         yield item
                     await self._keeper.done(position.cursor)
                 await self._advance()
@@ -124,7 +114,7 @@ class Follower:
                 await self.aclose()
 
     async def aclose(self) -> None:
-        """Let go of the connection, and save the bookmark: before the event that was handed over last."""
+        """Close the connection and save the bookmark. It does not count the last event as done."""
         self._machine.stopped()
         self._tell()
         try:
@@ -133,13 +123,11 @@ class Follower:
             await self._keeper.close()
 
     async def __aenter__(self) -> Self:
-        """Nothing yet."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
         await self.aclose()
 
     async def _begin(self) -> ReadPosition:
@@ -153,34 +141,10 @@ class Follower:
     async def _let_go(self) -> None:
         self._arrived.clear()
         await self._close_stream()
-        await self._connection.close()
-
-    def _admit(self, position: ReadPosition, arrived: Arrived) -> list[FeedEvent | Gap]:
-        """What of it the consumer gets to see."""
-        before = position.cursor
-        if isinstance(arrived, SsePlace):
-            position.move(arrived.id)
-            return []
-        if isinstance(arrived, FetchedPage):
-            for low, high in arrived.never_given:
-                position.never_given(low, high)
-            return []
-        if isinstance(arrived, Reset):
-            position.reset(arrived.restart)
-            return [Gap(arrived.reason, before, arrived.restart, arrived.message)]
-        is_withheld = arrived.withheld is not None
-        arrival = position.arrive(arrived.id, arrived.number, arrived.cursor, withheld=is_withheld)
-        if arrival.repeat:
-            return []
-        found = withheld(arrived, before) if is_withheld else arrived
-        if arrival.jump is None:
-            return [found]
-        expected, got = arrival.jump.expected, arrival.jump.got
-        message = f"events {expected} to {got - 1} did not come"
-        return [Gap("jump", before, position.cursor, message, expected, got), found]
+        await self._requests.aclose()
 
     async def _advance(self) -> None:
-        """Do the next thing; afterwards something may have arrived."""
+        """Take the next step; afterwards something may have arrived."""
         step = await self._perform(self._step)
         if step.do is not Do.READ:
             await self._close_stream()
@@ -193,7 +157,7 @@ class Follower:
                 return await self._open()
             case Do.READ:
                 assert self._stream is not None
-                return await self._read(self._stream.silence or self._pace.silence)
+                return await self._read(self._stream, self._stream.silence or self._requests.pace.silence)
             case Do.POLL:
                 return await self._poll()
             case Do.WAIT:
@@ -201,59 +165,54 @@ class Follower:
                 await asyncio.sleep(step.seconds)
                 return self._machine.elapsed(time.monotonic())
             case Do.REFRESH:
-                await self._credential.refresh()
+                await self._requests.credential.refresh()
                 return self._machine.refreshed(time.monotonic())
             case Do.STOP:
                 raise self._final_refusal() or FollowError(f"{self.url} cannot be followed")
 
     async def _open(self) -> FollowStep:
-        headers = await self._credential.headers("text/event-stream")
-        headers["Cache-Control"] = b"no-store"
-        if self.cursor is not None:
-            headers["Last-Event-ID"] = self.cursor.encode()
-        deadline = time.monotonic() + self._pace.first_bytes
         try:
-            answer = await self._connection.open(self._address.stream(), headers, self._pace.first_bytes)
+            answer = await self._requests.open(self.cursor)
         except Lost as problem:
             return self._ended(problem)
-        if isinstance(answer, Answer):
-            refused = self._note_refusal(answer)
-            return self._machine.stream_refused(time.monotonic(), refused.status, refused.retry_after)
-        self._stream, self._decoder, self._retry = answer, SseDecoder(), None
-        # Headers alone prove nothing: a proxy that keeps the body to itself shows them, too.
-        return await self._read(deadline - time.monotonic(), first=True)
+        if isinstance(answer, FeedRefused):
+            self._note_refusal(answer)
+            return self._machine.stream_refused(time.monotonic(), answer.status, answer.retry_after)
+        self._stream = answer
+        # Headers alone prove nothing: a proxy that buffers the body passes them on, too.
+        within = answer.started_at + self._requests.pace.first_bytes - time.monotonic()
+        return await self._read(answer, within, first=True)
 
-    async def _read(self, within: float, *, first: bool = False) -> FollowStep:
-        assert self._stream is not None
+    async def _read(self, stream: OpenStream, within: float, *, first: bool = False) -> FollowStep:
         try:
-            data = await self._stream.read(within)
+            data = await stream.read(within)
             if not data:
                 return self._ended(Lost("the stream ended"))
-            self._heard_at = time.monotonic()
+            self._requests.heard_at = time.monotonic()
             step = self._machine.opened(time.monotonic()) if first else FollowStep(Do.READ)
             self._tell()
-            for part in self._decoder.decode(data):
-                step = self._take(part) or step
+            for part in stream.decoder.decode(data):
+                step = self._take(stream, part) or step
                 if step.do is not Do.READ:
                     break
         except (Lost, BlockTooLarge, Unreadable) as problem:
             return self._ended(problem)
         return step
 
-    def _take(self, part: SseMessage | SsePlace | SseRetry) -> FollowStep | None:
+    def _take(self, stream: OpenStream, part: SseMessage | SsePlace | SseRetry) -> FollowStep | None:
         now = time.monotonic()
         match part:
             case SseRetry(milliseconds=milliseconds):
-                self._retry = milliseconds / 1000
+                stream.retry = milliseconds / 1000
                 return None
             case SseMessage(event="heartbeat"):
                 return None
             case SseMessage(event="hold"):
-                # The server is too old for what comes next. It says goodbye when it is time to look elsewhere.
+                # The server is too old to read the next event. It says goodbye when it is time to try another one.
                 log_event(logger, logging.INFO, "feed_held", url=self.url, told=part.data[:_TOLD])
                 return None
             case SseMessage(event="bye"):
-                return self._machine.bye(now, self._retry)
+                return self._machine.bye(now, stream.retry)
             case SseMessage(event="reset"):
                 self._arrived.append(wire.reset_in(part))
                 return self._machine.reset(now)
@@ -264,60 +223,51 @@ class Follower:
         return self._machine.news(now)
 
     async def _poll(self) -> FollowStep:
-        url = self._address.poll(self.cursor)
-        headers = await self._credential.headers("application/json")
-        if self._etag is not None and self._etag[0] == url:
-            headers["If-None-Match"] = self._etag[1].encode("latin-1", "replace")
         try:
-            answer = await self._connection.get(url, headers, self._pace.answer)
-            self._heard_at = time.monotonic()
-            if answer.status == 304:
-                return self._machine.unchanged(time.monotonic())
-            if answer.status != 200:
-                refused = self._note_refusal(answer)
-                return self._machine.poll_refused(time.monotonic(), refused.status, refused.retry_after)
-            page = self._wire.page(answer.body, answer.headers, self.cursor)
+            answer = await self._requests.poll(self.cursor)
         except (Lost, Unreadable) as problem:
-            self._say_lost(problem)
+            self._log_lost(problem)
             return self._machine.poll_failed(time.monotonic())
-        etag = answer.headers.get("etag")
-        self._etag = (url, etag) if etag is not None else None
-        self._receive(page)
-        return self._machine.page(time.monotonic(), len(page.events), page.more)
+        if answer is None:
+            return self._machine.unchanged(time.monotonic())
+        if isinstance(answer, FeedRefused):
+            self._note_refusal(answer)
+            return self._machine.poll_refused(time.monotonic(), answer.status, answer.retry_after)
+        self._receive(answer)
+        return self._machine.page(time.monotonic(), len(answer.events), answer.more)
 
     def _receive(self, page: FetchedPage) -> None:
         if page.never_given:
-            # Before its events.
+            # Its ranges lie before its events.
             self._arrived.append(page)
         self._arrived.extend(page.events)
         if page.next is not None:
             self._arrived.append(SsePlace(page.next))
-        elif self.cursor is None and not page.events and self._wire.beginning is not None:
-            # Nothing is there yet: from now on everything is wanted, and not only the newest page of it.
-            self._arrived.append(SsePlace(self._wire.beginning))
+        elif self.cursor is None and not page.events and self._requests.wire.beginning is not None:
+            # The feed is empty: from now on every event is wanted, and not only the newest page.
+            self._arrived.append(SsePlace(self._requests.wire.beginning))
 
-    def _note_refusal(self, answer: Answer) -> FeedRefused:
-        self._refusal = refused = wire.refusal(answer.status, answer.headers, answer.body, utc_now())
-        if answer.status == GONE:
+    def _note_refusal(self, refused: FeedRefused) -> None:
+        self._refusal = refused
+        if refused.status == GONE:
             self._arrived.append(wire.reset_of(refused))
         log_event(logger, logging.INFO, "feed_refused", url=self.url, status=refused.status, error=readable(refused))
-        return refused
 
     def _final_refusal(self) -> FeedRefused | None:
-        """What the server said last. Where it could not read the cursor of a bookmark, the bookmark is named."""
+        """The server's last refusal. If it could not read the cursor of a bookmark, the message names the bookmark."""
         refused = self._refusal
         origin = self._keeper.origin(self.cursor)
-        # The server shows what it could not read, or the beginning of it.
+        # The server quotes what it could not read, or the beginning of it.
         if refused is None or origin is None or (self.cursor or "")[:100] not in refused.details.values():
             return refused
-        message = f"{refused.message}. The cursor is that of the bookmark {origin}: mend it, or remove it to begin anew"
+        message = f"{refused.message}. The cursor comes from the bookmark {origin}: correct or remove it"
         return FeedRefused(refused.status, refused.code, message, refused.details, refused.retry_after)
 
     def _ended(self, problem: Exception) -> FollowStep:
-        self._say_lost(problem)
+        self._log_lost(problem)
         return self._machine.ended(time.monotonic())
 
-    def _say_lost(self, problem: Exception) -> None:
+    def _log_lost(self, problem: Exception) -> None:
         log_event(logger, logging.INFO, "feed_lost", url=self.url, state=str(self.state), error=readable(problem))
 
     async def _close_stream(self) -> None:
@@ -330,3 +280,28 @@ class Follower:
             self._told = self.state
             for listener in tuple(self._listeners):
                 listener(self._told)
+
+
+def _admitted(position: ReadPosition, arrived: Arrived) -> list[FeedEvent | Gap]:
+    """Move the position past what arrived; returns what of it the consumer gets to see."""
+    before = position.cursor
+    if isinstance(arrived, SsePlace):
+        position.move(arrived.id)
+        return []
+    if isinstance(arrived, FetchedPage):
+        for low, high in arrived.never_given:
+            position.never_given(low, high)
+        return []
+    if isinstance(arrived, Reset):
+        position.reset(arrived.restart)
+        return [Gap(arrived.reason, before, arrived.restart, arrived.message)]
+    is_withheld = arrived.withheld is not None
+    arrival = position.arrive(arrived.id, arrived.number, arrived.cursor, withheld=is_withheld)
+    if arrival.repeat:
+        return []
+    found = withheld(arrived, before) if is_withheld else arrived
+    if arrival.jump is None:
+        return [found]
+    expected, got = arrival.jump.expected, arrival.jump.got
+    message = f"events {expected} to {got - 1} did not come"
+    return [Gap("jump", before, position.cursor, message, expected, got), found]

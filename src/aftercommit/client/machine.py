@@ -7,7 +7,7 @@
         ▼
      polling                        5 s, slower when idle or limited; the stream is tried again every minute
 
-Every input is answered with one `FollowStep`. The cases of `conformance/machine.yaml` are the table of what it answers.
+Every input is answered with one `FollowStep`. The cases in `conformance/machine.yaml` list the answers.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ import msgspec
 UNAUTHORIZED: Final = 401
 GONE: Final = 410
 TOO_MANY: Final = 429
-# The address has no stream, or none that suits us; whether there is anything at all is for a poll to find out.
+# The server has no stream at this address, or none that we can read. A poll finds out whether there is a feed.
 _NO_STREAM: Final = frozenset({404, 405, 406, 501})
 _PASSING: Final = frozenset({408, 425, TOO_MANY})
 
 
 def is_passing(status: int) -> bool:
-    """Whether a refusal of this status passes by itself."""
+    """Whether a refusal with this status may pass, so that trying again makes sense."""
     return status >= 500 or status in _PASSING
 
 
 class State(StrEnum):
-    """What a user sees of a follower."""
+    """The state of a follower, for its user."""
 
     CONNECTING = "connecting"
     STREAMING = "streaming"
@@ -40,7 +40,7 @@ class State(StrEnum):
 
 
 class Do(StrEnum):
-    """What there is to do."""
+    """What the follower has to do next."""
 
     STREAM = "stream"
     READ = "read"
@@ -51,18 +51,18 @@ class Do(StrEnum):
 
 
 class FollowStep(msgspec.Struct, frozen=True):
-    """One thing to do, and for a wait how long."""
+    """One thing to do; for a wait, how long."""
 
     do: Do
     seconds: float = 0.0
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How patient a follower is, in seconds. The defaults are the protocol's.
+    """The waits and time limits of a follower, in seconds. The defaults are those of the protocol.
 
-    `first_bytes` is how long a stream may take to show itself, `silence` how long it may be mute where its server does
-    not announce how often it beats, `steady` how long it has to stand to count as good without any event, `probe` how
-    long polling lasts before the stream is tried again, `answer` how long a poll may take.
+    A stream has `first_bytes` to send its first bytes, and may be silent for `silence` if its server does not announce
+    an interval between heartbeats. It counts as good after the first event, or after `steady`. A follower that polls
+    tries the stream again after `probe`. `answer` is the time limit of a poll.
     """
 
     failures: int = 3
@@ -91,7 +91,7 @@ class FollowMachine:
     def __init__(
         self, pace: Pace, random: Callable[[], float], *, streams: bool = True, can_refresh: bool = False
     ) -> None:
-        """`random` gives numbers in [0, 1). Without `streams` there is only polling."""
+        """`random` returns numbers in [0, 1). Without `streams` it only polls."""
         self.state = State.STOPPED
         self.failures = 0
         self._pace = pace
@@ -109,24 +109,24 @@ class FollowMachine:
         self._doing = Do.STOP
 
     def start(self, now: float) -> FollowStep:
-        """Somebody wants events."""
+        """An iteration begins."""
         self.failures, self._polling, self._resets, self._fresh_token = 0, False, 0, False
         if not self._streams:
             return self._fall_back(now, 0.0)
         return self._connect()
 
     def opened(self, now: float) -> FollowStep:
-        """A stream answered, and its first bytes are here."""
+        """The first bytes of a stream are here."""
         self._opened_at, self._fresh_token = now, False
         return self._now(State.STREAMING, Do.READ)
 
     def news(self, now: float) -> FollowStep:
-        """An event or a place came through the stream: it works."""
+        """An event or a place came through the stream, so it works."""
         self._good, self._resets, self._reset_here = True, 0, False
         return self._now(State.STREAMING, Do.READ)
 
     def bye(self, now: float, retry: float | None) -> FollowStep:
-        """The server announced the end, and with `retry` when to come back."""
+        """The server said goodbye, and with `retry` when to come back."""
         pace = self._pace
         asked = pace.bye if retry is None else retry
         wait = self._lengthened(min(max(asked, pace.bye_shortest), pace.bye_longest))
@@ -135,20 +135,20 @@ class FollowMachine:
         return self._failed(now, wait, backoff=False)
 
     def reset(self, now: float) -> FollowStep:
-        """The stream replaced our cursor; it may go on, or end and want to be opened again."""
+        """The stream replaced our cursor. It may go on, or end."""
         self._resets += 1
         self._reset_here = True
         return self._now(State.STREAMING, Do.READ)
 
     def ended(self, now: float) -> FollowStep:
-        """The stream ended unannounced, fell silent, could not be read, or could not be opened."""
+        """The stream ended without a goodbye, was silent, could not be read, or could not be opened."""
         if self._reset_here and self._resets == 1:
             return self._connect()
         self._was_good(now)
         return self._failed(now)
 
     def stream_refused(self, now: float, status: int, retry_after: float | None = None) -> FollowStep:
-        """The answer to the stream's request is no stream."""
+        """The request for a stream was answered with something else."""
         if status == UNAUTHORIZED:
             return self._unauthorized()
         self._fresh_token = False
@@ -163,7 +163,7 @@ class FollowMachine:
         return self._now(State.STOPPED, Do.STOP)
 
     def page(self, now: float, events: int, more: bool) -> FollowStep:
-        """A poll brought so many events; `more` if there are more to be had at once."""
+        """A poll returned so many events; `more` says that more can be had at once."""
         self._fresh_token = False
         if events:
             self._interval, self._resets = self._pace.poll, 0
@@ -178,7 +178,7 @@ class FollowMachine:
         return self.page(now, 0, more=False)
 
     def poll_failed(self, now: float, floor: float = 0.0) -> FollowStep:
-        """A poll had no answer, or none that can be read."""
+        """A poll got no answer, or one that cannot be read."""
         self._slow_down()
         return self._wait(State.POLLING, max(self._interval, floor))
 
@@ -203,7 +203,7 @@ class FollowMachine:
         return self._poll_or_probe(now) if self.state is State.POLLING else self._connect()
 
     def refreshed(self, now: float) -> FollowStep:
-        """A new token is there: ask again what was refused."""
+        """There is a new token: repeat the refused request."""
         return self._now(State.POLLING, Do.POLL) if self._doing is Do.POLL else self._connect()
 
     def stopped(self) -> None:
@@ -212,7 +212,7 @@ class FollowMachine:
 
     def _connect(self) -> FollowStep:
         self._opened_at, self._good, self._reset_here = None, False, False
-        # A trial of the stream does not show: what serves the reader is still polling.
+        # While a stream is only tried, the state stays: the reader is still served by polls.
         return self._now(State.POLLING if self._polling else State.CONNECTING, Do.STREAM)
 
     def _was_good(self, now: float) -> bool:
@@ -244,23 +244,22 @@ class FollowMachine:
         if self._fresh_token or not self._can_refresh:
             return self._now(State.STOPPED, Do.STOP)
         self._fresh_token = True
-        # What is to be done after it stays noted in `_doing`.
+        # `_doing` keeps what to repeat afterwards.
         return FollowStep(Do.REFRESH)
 
     def _slow_down(self) -> None:
         self._interval = min(self._interval * self._pace.idle_factor, self._pace.idle_longest)
 
     def _asked(self, retry_after: float | None) -> float:
-        """What the server asks for, in bounds; lengthened, so that those it told the same do not come back together."""
+        """How long the server asks us to wait, in bounds; lengthened, so that its clients do not all come together."""
         return 0.0 if retry_after is None else self._lengthened(min(max(retry_after, 0.0), self._pace.longest))
 
     def _lengthened(self, seconds: float) -> float:
         return seconds * (1 + self._pace.spread * self._random())
 
-    def _now(self, state: State, do: Do) -> FollowStep:
+    def _now(self, state: State, do: Do, seconds: float = 0.0) -> FollowStep:
         self.state, self._doing = state, do
-        return FollowStep(do)
+        return FollowStep(do, seconds)
 
     def _wait(self, state: State, seconds: float) -> FollowStep:
-        self.state, self._doing = state, Do.WAIT
-        return FollowStep(Do.WAIT, seconds)
+        return self._now(state, Do.WAIT, seconds)

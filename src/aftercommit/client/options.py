@@ -1,4 +1,4 @@
-"""What `follow` and `read` take, and what they tell besides events."""
+"""The options of `follow` and `read`, and gaps, which they report besides events."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,11 +18,11 @@ Token: TypeAlias = str | Callable[[], str | Awaitable[str]]
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Events that this reader will not get.
+    """Events that this reader does not get.
 
-    `reason` is `jump` (numbers from `expected` to just before `got` did not come), `withheld` (the server could not
-    show the event `event_id`, whose number is `number`), or what the server says: `retention` (they are no longer kept)
-    or `epoch` (the log was restored). Reading goes on after `restart`.
+    `reason` is `jump` (the numbers from `expected` to just before `got` did not come), `withheld` (the server could not
+    show the event with this `event_id` and `number`), or the server's: `retention` (the events are no longer kept) or
+    `epoch` (the log was restored). Reading goes on after `restart`.
     """
 
     reason: str
@@ -36,12 +36,12 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class ReadOptions(TypedDict, total=False):
-    """What `read` and `read_back` take, and `follow` as well.
+    """The options of `read` and `read_back`, which `follow` takes as well.
 
-    token       bearer token, or a function (also async) that gets one and is asked again when the server refuses it
+    token       bearer token, or a function (also async) that returns one and is called again if the server refuses it
     filters     query parameters of the feed, for example {"minLevel": "WARN"}
     limit       events per page
-    wire        names and form of the feed: LOGS (default), TASKS, or your own
+    wire        names and form of the feed: LOGS (default), TASKS, or a Wire of your own
     headers     further headers for every request
     pace        waits and intervals
     client      an httpx.AsyncClient of your own, for proxies and certificates; it is left open
@@ -59,14 +59,14 @@ class ReadOptions(TypedDict, total=False):
 
 
 class Options(ReadOptions, total=False):
-    """What `follow` and `follow_sync` take besides `ReadOptions`.
+    """The options of `follow` and `follow_sync` besides `ReadOptions`.
 
-    bookmark    where the place is kept; without one, in memory
-    start       cursor to begin after when the bookmark is empty; without one, the newest page comes first
-    gapless     the numbers of this feed have no gaps for us: a jump is reported. Has no effect together with filters
+    bookmark    where the cursor is saved; without one, in memory
+    start       cursor to begin after if the bookmark is empty; without one, the newest page comes first
+    gapless     report a jump in the numbers as a gap. Has no effect together with filters
     save_every_seconds
                 time between two saves of the bookmark while events keep coming (1); 0 saves after each event
-    stream      address of the stream where it is not `/stream` behind the url, or False to poll only
+    stream      address of the stream if it is not `/stream` below the url, or False to poll only
     """
 
     bookmark: Bookmark | None
@@ -77,13 +77,13 @@ class Options(ReadOptions, total=False):
 
 
 def withheld(event: FeedEvent, after: str | None) -> Gap:
-    """The gap that an event leaves which the server could not show."""
+    """The gap for an event that the server could not show."""
     message = f"the server could not show event {event.id}: {event.withheld}"
     return Gap("withheld", after, event.cursor or after, message, event_id=event.id, number=event.number)
 
 
 def report(gap: Gap, url: str, on_gap: Callable[[Gap], None] | None) -> None:
-    """To whoever wants to know, otherwise into the log."""
+    """Pass a gap to `on_gap`, or log it."""
     if on_gap is not None:
         on_gap(gap)
     else:

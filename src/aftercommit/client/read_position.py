@@ -1,4 +1,4 @@
-"""Remembers where a reader is and what it has seen: tells repeats from news, and notices what is missing. Pure."""
+"""Remembers where a reader is and what it has seen, so that it notices repeated and missing events. Pure."""
 
 import re
 from collections import OrderedDict
@@ -7,30 +7,30 @@ from typing import Final
 import msgspec
 
 WINDOW: Final = 10_000
-# A log is restored now and then, and a page tells of what lies before its own events.
+# How many ranges are remembered: one for each restore of the log.
 _RANGES: Final = 100
 _NUMBER: Final = re.compile(r"(?:.*#)?([0-9]{1,19})")
 
 
 class Jump(msgspec.Struct, frozen=True):
-    """Numbers that never came, in a sequence that is promised to have no gaps."""
+    """Numbers that did not come, in a sequence without gaps."""
 
     expected: int
     got: int
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """What an event is to its reader: seen before or not, and whether others are missing before it."""
+    """Whether an event was seen before, and whether others are missing before it."""
 
     repeat: bool
     jump: Jump | None
 
 
 class ReadPosition:
-    """The way of one reader through one strand."""
+    """The position of one reader in one strand."""
 
     def __init__(self, cursor: str | None = None, *, sequence: bool = False, max_remembered_ids: int = WINDOW) -> None:
-        """After `cursor`. With `sequence` numbers are held to be gapless. It remembers `max_remembered_ids`."""
+        """Begins after `cursor`. `sequence` says that numbers have no gaps."""
         self.cursor = cursor
         self._sequence = sequence
         self._window = max_remembered_ids
@@ -39,14 +39,14 @@ class ReadPosition:
         self._never_given: list[tuple[int, int]] = []
 
     def never_given(self, low: int, high: int) -> None:
-        """The server says that these numbers belong to no event: the log was restored between the two beside them."""
+        """These numbers belong to no event: the log was restored between the numbers beside them."""
         self._never_given = [*self._never_given[1 - _RANGES :], (low, high)]
 
     def arrive(self, event_id: str, number: int | None, cursor: str | None, *, withheld: bool = False) -> Arrival:
-        """An event is here. It is remembered, and the reader goes on after `cursor` where one is known.
+        """An event is here. Remembers its id, and moves to `cursor` if it has one.
 
-        One that tells no number counts as the next: it is no gap that nothing is known of it. One that is withheld was
-        not received, and is not remembered: when it comes after all, it is news.
+        An event without a number counts as the next one. A withheld event was not received, and its id is not
+        remembered: if it comes after all, it is new.
         """
         if number is None and self._last is not None:
             number = self._last + 1
@@ -59,12 +59,11 @@ class ReadPosition:
         return Arrival(repeat, jump)
 
     def move(self, cursor: str) -> None:
-        """The reader's place moved without an event; what lies before it is accounted for."""
-        self.cursor = cursor or None
-        self._last = number_in(self.cursor)
+        """The place moved on without an event; nothing is missing before it."""
+        self.reset(cursor or None)
 
     def reset(self, cursor: str | None) -> None:
-        """The cursor was replaced: nothing that was known about numbers holds any more."""
+        """The server replaced the cursor: numbers are counted from there."""
         self.cursor = cursor
         self._last = number_in(cursor)
 
@@ -87,6 +86,6 @@ class ReadPosition:
 
 
 def number_in(cursor: str | None) -> int | None:
-    """The number that a cursor holds: after its `#`, or the whole of it."""
+    """The number in a cursor: after its `#`, or all of it."""
     match = _NUMBER.fullmatch(cursor) if cursor else None
     return int(match[1]) if match else None

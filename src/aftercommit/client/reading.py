@@ -1,29 +1,27 @@
-"""Read a part of a feed and come to an end: what came since a place or a time, or back from a place.
+"""Read a part of a feed, to its end: forwards from a cursor or a time, or backwards from a cursor.
 
     async for event in read(url, token=token, from_time=yesterday):
-        …                                       # in order, up to the newest there is
+        …                                       # in order, up to the newest
     async for event in read_back(url, token=token):
         …                                       # the newest first, down to the oldest that is kept
 
-What passes by itself (a lost connection, a limit, a server that restarts) is waited for a few times; everything else is
-raised, also that a cursor is gone. An event that the server cannot show is not handed over: `on_gap` hears of it.
-Needs no bookmark: the cursor of the last event is where to go on.
+A request is repeated a few times if the failure may pass (a lost connection, a limit, a server that restarts). Any
+other failure is raised, a gone cursor included. An event that the server cannot show is reported to `on_gap`. No
+bookmark is needed: to go on later, pass the cursor of the last event.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Unpack
 
-from aftercommit.client import wire
-from aftercommit.client.connection import Answer, FeedConnection, Lost
-from aftercommit.client.credential import Credential
-from aftercommit.client.machine import UNAUTHORIZED, Pace, is_passing
+from aftercommit.client.connection import Answer, Lost
+from aftercommit.client.machine import UNAUTHORIZED, is_passing
 from aftercommit.client.options import ReadOptions, report, withheld
-from aftercommit.client.wire import END, LOGS, FeedAddress, FeedEvent, FetchedPage, Unreadable
-from aftercommit.clock import utc_now
+from aftercommit.client.requests import FeedRequests, refused
+from aftercommit.client.wire import END, FeedEvent, FetchedPage, Unreadable
 from aftercommit.errors import DeclarationError, FeedRefused, FollowError
 from aftercommit.text import readable
 
@@ -31,127 +29,116 @@ from aftercommit.text import readable
 async def read(
     url: str, *, after: str | None = None, from_time: datetime | None = None, **options: Unpack[ReadOptions]
 ) -> AsyncGenerator[FeedEvent]:
-    """The events after a cursor or from a time on, in order, and without either all that are kept; up to the newest.
+    """The events after a cursor or from a time on, up to the newest, in order; without either, all that are kept.
 
-    Raises FeedRefused when the server says no, also because the cursor is gone; FollowError when it cannot be reached.
+    Raises FeedRefused if the server refuses, for example because the cursor is gone, and FollowError if it cannot be
+    reached.
     """
     if after is not None and from_time is not None:
-        raise DeclarationError(f"read({url!r}): after= and from_time= both say where to begin: give one of them")
-    async with aclosing(_Asking(url, options)) as asking:
+        raise DeclarationError(f"read({url!r}): after= and from_time= both say where to begin: pass one of them")
+    async with aclosing(_PatientRequests(url, options)) as requests:
+        place = after if after is not None else requests.wire.beginning
         if from_time is not None:
-            page = await asking.page_from(_text(url, from_time))
+            page = await requests.page(requests.address.page_from(_text(url, from_time)), None)
         else:
-            page = await asking.page(after if after is not None else asking.wire.beginning)
+            page = await requests.page(requests.address.poll(place), place)
         while True:
-            for event in asking.received(page.events):
+            for event in requests.received(page.events):
                 yield event
             if not page.more:
                 return
-            page = await asking.page(page.next)
+            page = await requests.page(requests.address.poll(page.next), page.next)
 
 
 async def read_back(
     url: str, *, before: str | None = None, **options: Unpack[ReadOptions]
 ) -> AsyncGenerator[FeedEvent]:
-    """The events before a cursor, without one all, the newest first, down to the oldest that is kept.
+    """The events before a cursor, the newest first, down to the oldest that is kept; without a cursor, all of them.
 
     Raises as `read` does.
     """
-    async with aclosing(_Asking(url, options)) as asking:
+    async with aclosing(_PatientRequests(url, options)) as requests:
         place = before
         if place is None:
-            newest = await asking.page_before(END)
-            for event in asking.received(reversed(newest.events)):
+            newest = await requests.page_before(END)
+            for event in requests.received(reversed(newest.events)):
                 yield event
-            # One that is not full says how far back the server has looked, which may be before its first event.
+            # A page that is not full says how far back the server looked, which may be before its first event.
             place = newest.previous or _first_place(url, newest)
         while place is not None:
-            page = await asking.page_before(place)
-            for event in asking.received(reversed(page.events)):
+            page = await requests.page_before(place)
+            for event in requests.received(reversed(page.events)):
                 yield event
             place = page.previous
 
 
-class _Asking:
-    """The requests of one reading."""
+class _PatientRequests(FeedRequests):
+    """Repeats a request while that may help."""
 
     def __init__(self, url: str, options: ReadOptions) -> None:
-        self.wire = options.get("wire") or LOGS
+        super().__init__(url, options)
         self._url, self._on_gap = url, options.get("on_gap")
-        self._address = FeedAddress(url, self.wire, limit=options.get("limit"), filters=options.get("filters"))
-        self._credential = Credential(options.get("token"), options.get("headers"))
-        self._connection = FeedConnection(options.get("client"))
-        self._pace = options.get("pace") or Pace()
 
-    async def page(self, after: str | None) -> FetchedPage:
-        url = self._address.poll(after)
+    async def page(self, url: str, after: str | None) -> FetchedPage:
         return await self._ask(url, lambda answer: self.wire.page(answer.body, answer.headers, after))
 
-    async def page_from(self, time: str) -> FetchedPage:
-        url = self._address.page_from(time)
-        return await self._ask(url, lambda answer: self.wire.page(answer.body, answer.headers, None))
-
     async def page_before(self, cursor: str) -> FetchedPage:
-        url = self._address.page_before(cursor)
+        url = self.address.page_before(cursor)
         return await self._ask(url, lambda answer: self.wire.page_back(answer.body, answer.headers))
 
     def received(self, events: Iterable[FeedEvent]) -> Iterator[FeedEvent]:
-        """Those that the server has shown; the others are gaps."""
+        """The events that the server has shown; the others are reported as gaps."""
         for event in events:
             if event.withheld is None:
                 yield event
             else:
                 report(withheld(event, None), self._url, self._on_gap)
 
-    async def aclose(self) -> None:
-        await self._connection.close()
-
-    async def _ask(self, url: str, understood: Callable[[Answer], FetchedPage]) -> FetchedPage:
-        """A page, asked for again as long as that may help."""
+    async def _ask(self, url: str, parse: Callable[[Answer], FetchedPage]) -> FetchedPage:
         failures, renewed = 0, False
         while True:
-            headers = await self._credential.headers("application/json")
+            headers = await self.credential.headers("application/json")
             try:
-                return await self._attempt(url, headers, understood)
+                return await self._attempt(url, headers, parse)
             except FollowError as problem:
                 found = problem
             status = found.status if isinstance(found, FeedRefused) else None
-            if status == UNAUTHORIZED and self._credential.can_refresh and not renewed:
+            if status == UNAUTHORIZED and self.credential.can_refresh and not renewed:
                 renewed = True
-                await self._credential.refresh()
+                await self.credential.refresh()
                 continue
             failures += 1
-            if failures > self._pace.failures or (status is not None and not is_passing(status)):
+            if failures > self.pace.failures or (status is not None and not is_passing(status)):
                 raise found
             await asyncio.sleep(self._wait(found, failures))
 
     async def _attempt(
-        self, url: str, headers: Mapping[str, bytes], understood: Callable[[Answer], FetchedPage]
+        self, url: str, headers: dict[str, bytes], parse: Callable[[Answer], FetchedPage]
     ) -> FetchedPage:
         try:
-            answer = await self._connection.get(url, headers, self._pace.answer)
+            answer = await self.get(url, headers)
             if answer.status == 200:
-                return understood(answer)
+                return parse(answer)
         except (Lost, Unreadable) as problem:
             raise FollowError(f"{url} cannot be read: {readable(problem)}") from problem
-        raise wire.refusal(answer.status, answer.headers, answer.body, utc_now())
+        raise refused(answer)
 
     def _wait(self, problem: FollowError, failures: int) -> float:
-        told = problem.retry_after if isinstance(problem, FeedRefused) else None
-        own = self._pace.backoff * 2.0**failures * (1 - self._pace.jitter * random.random())
-        return min(max(told or 0.0, own), self._pace.longest)
+        asked = problem.retry_after if isinstance(problem, FeedRefused) else None
+        own = self.pace.backoff * 2.0**failures * (1 - self.pace.jitter * random.random())
+        return min(max(asked or 0.0, own), self.pace.longest)
 
 
 def _first_place(url: str, newest: FetchedPage) -> str | None:
-    """The cursor of the first event of a page; None where there is nothing before it to ask for."""
+    """The cursor of the first event of a page; None if the page is empty."""
     if not newest.events:
         return None
     if newest.events[0].cursor is None:
-        raise FollowError(f"the events of {url} do not tell their cursors: say where to begin with before=")
+        raise FollowError(f"the events of {url} do not show their cursors: pass before= to say where to begin")
     return newest.events[0].cursor
 
 
 def _text(url: str, moment: datetime) -> str:
     if moment.tzinfo is None:
-        raise DeclarationError(f"read({url!r}): from_time={moment!r} has no time zone: say which, as in UTC")
+        raise DeclarationError(f"read({url!r}): from_time={moment!r} has no time zone: pass one, for example UTC")
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

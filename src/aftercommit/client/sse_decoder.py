@@ -1,7 +1,7 @@
-"""Turns the bytes of a `text/event-stream` into messages, as the WHATWG specification has it. Pure.
+"""Decodes a `text/event-stream` as the WHATWG specification says. Pure.
 
-Beyond what a browser tells its page, it tells when a block moves the reader's place without an event, and it refuses
-blocks without end instead of keeping them in memory.
+Unlike a browser, it also reports a block that moves the reader's place without an event, and it refuses blocks without
+end instead of keeping them in memory.
 """
 
 import codecs
@@ -16,7 +16,7 @@ MOST_BYTES: Final = 1 << 20
 _LINE_END: Final = re.compile(rb"[\r\n]")
 _DIGITS: Final = re.compile(r"[0-9]+")
 _BOM: Final = codecs.BOM_UTF8
-# A longer one is no time that anybody waits, and Python refuses to read numbers of thousands of digits.
+# Nobody waits longer than that, and Python refuses to read numbers with thousands of digits.
 _LONGEST_RETRY: Final = 18
 
 
@@ -29,26 +29,26 @@ class SseMessage(msgspec.Struct, frozen=True):
 
 
 class SsePlace(msgspec.Struct, frozen=True):
-    """A block with an id and without data: no event, but the reader's place moved on ("": there is none any more)."""
+    """A block with an id and without data: the reader's place moved without an event ("": it has none any more)."""
 
     id: str
 
 
 class SseRetry(msgspec.Struct, frozen=True):
-    """How long the server wants readers to wait before they come back."""
+    """How long readers should wait before they come back."""
 
     milliseconds: int
 
 
 class BlockTooLarge(ValueError):
-    """A block or line of the stream is larger than what we keep in memory."""
+    """A block or line of the stream is larger than the limit."""
 
 
 class SseDecoder:
-    """Decodes one stream. Where the bytes are cut makes no difference to what comes out."""
+    """Decodes one stream, in pieces of any size."""
 
     def __init__(self, max_block_bytes: int = MOST_BYTES) -> None:
-        """At the beginning of a stream. `max_block_bytes` bounds one line, and the fields of one block."""
+        """`max_block_bytes` bounds one line, and the fields of one block."""
         self._most = max_block_bytes
         self._line = bytearray()
         self._after_return = False
@@ -60,10 +60,10 @@ class SseDecoder:
         self._size = 0
 
     def decode(self, data: bytes) -> Iterator[SseMessage | SsePlace | SseRetry]:
-        """What these bytes complete. To be iterated to its end; raises BlockTooLarge, after which nothing follows."""
+        """The parts that these bytes complete. Iterate to the end. Raises BlockTooLarge: then drop the stream."""
         start = 0
         if self._after_return and data:
-            # The second half of a CR LF whose first half ended the piece before.
+            # The LF of a CR LF may begin the next piece.
             self._after_return = False
             start = int(data.startswith(b"\n"))
         while (end := _LINE_END.search(data, start)) is not None:
@@ -94,7 +94,7 @@ class SseDecoder:
             self._size += len(raw)
             if self._size > self._most:
                 raise BlockTooLarge(f"a block of the stream is larger than {self._most} bytes")
-            # Line by line gives the same text as the whole would: no character has CR or LF among its bytes.
+            # Decoding line by line is safe: in UTF-8, CR and LF are never part of another character.
             yield from self._take_field(raw.decode("utf-8", "replace"))
 
     def _take_field(self, line: str) -> Iterator[SseRetry]:

@@ -1,4 +1,4 @@
-"""Following without asyncio: the same follower, on a loop of its own that runs while the next event is awaited."""
+"""Following without asyncio: the same follower, on an event loop of its own that runs while you wait for an event."""
 
 import asyncio
 import contextlib
@@ -15,27 +15,26 @@ Item = TypeVar("Item")
 
 
 def follow_sync(url: str, **options: Unpack[Options]) -> "SyncFollower":
-    """Follow the feed at `url`: `for event in follow_sync(url, …)`. Takes what `follow` takes."""
+    """Follow the feed at `url` in blocking code: `for event in follow_sync(url, …)`. Takes the options of `follow`."""
     return SyncFollower(url, **options)
 
 
 class SyncFollower:
-    """A reader of one feed for blocking code. It is used from one thread; `stop` alone may come from any other."""
+    """A reader of one feed for blocking code. Use it from one thread; only `stop` may be called from any other."""
 
     def __init__(self, url: str, **options: Unpack[Options]) -> None:
-        """Nothing is asked before the first event is."""
         self._follower = Follower(url, **options)
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
         self._stopped = False
 
     @property
     def state(self) -> State:
-        """What it is doing: connecting, streaming, polling, waiting (to connect again) or stopped."""
+        """Whether it is connecting, streaming, polling, waiting (to connect again) or stopped."""
         return self._follower.state
 
     @property
     def cursor(self) -> str | None:
-        """The place after the last event that was handed over."""
+        """The cursor of the last event that was handed over."""
         return self._follower.cursor
 
     def listen(self, listener: Callable[[State], None]) -> None:
@@ -43,20 +42,20 @@ class SyncFollower:
         self._follower.listen(listener)
 
     def __iter__(self) -> Iterator[FeedEvent]:
-        """The events; gaps go to `on_gap`, or into the log. Leaving the loop lets go of everything."""
+        """The events; gaps are passed to `on_gap`, or logged. Leaving the loop closes everything."""
         return self._run(aiter(self._follower))
 
     def with_gaps(self) -> Iterator[FeedEvent | Gap]:
-        """The events, and the gaps among them where they are."""
+        """The events, with each gap in its place."""
         return self._run(self._follower.with_gaps())
 
     def stop(self) -> None:
-        """End the iteration, also while it waits for an event. May be called from any thread, and from handlers."""
+        """End the iteration, even while it waits for an event. Safe in any thread and in signal handlers."""
         self._stopped = True
         waiting = self._waiting
         if waiting is not None:
             loop, ended = waiting
-            # The loop may be closed by now: then the iteration has ended by itself.
+            # A closed loop means that the iteration has ended by itself.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_finish, ended)
 
@@ -71,23 +70,19 @@ class SyncFollower:
                 runner.run(items.aclose())
 
     async def _next(self, items: AsyncGenerator[Item]) -> Item | None:
-        """The next item; None when it was told to stop."""
+        """The next item; None after `stop`."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         self._waiting = (loop, ended)
         if self._stopped:
             return None
-        item = asyncio.ensure_future(_anext(items))
+        item = asyncio.ensure_future(anext(items))
         try:
             await asyncio.wait((item, ended), return_when=asyncio.FIRST_COMPLETED)
             return await item if item.done() else None
         finally:
             item.cancel()
             await asyncio.gather(item, return_exceptions=True)
-
-
-async def _anext(items: AsyncGenerator[Item]) -> Item:
-    return await anext(items)
 
 
 def _finish(ended: "asyncio.Future[None]") -> None:
@@ -100,4 +95,4 @@ def _refuse_inside_a_loop(url: str) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise FollowError(f"follow_sync({url!r}) would block the event loop that runs here: use follow()")
+    raise FollowError(f"follow_sync({url!r}) would block the running event loop: use follow()")

@@ -1,4 +1,4 @@
-"""How a feed looks over HTTP: addresses to ask, and what the answers say. Pure; when to ask is decided elsewhere."""
+"""A feed over HTTP: the addresses of requests, and the contents of answers. Pure."""
 
 import email.utils
 import re
@@ -15,29 +15,28 @@ from aftercommit.errors import DeclarationError, FeedRefused
 
 _SCHEMES: Final = ("http", "https")
 _RANGE: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
-# Of what is not understood so much is kept: whoever takes secrets out before it is shown has to find them whole.
+# How much of an unreadable answer is kept. It is more than is shown: redaction can only find whole secrets.
 _MOST_KEPT: Final = 16 << 10
 _QUOTED: Final = 80
-# All that a note in place of an event may have. An item with anything else is an event, whatever it calls `withheld`.
+# The fields of a note in place of an event. An item with any other field is an event, even if it has `withheld`.
 _NOTE: Final = {"event_id", "ts", "seq", "position", "withheld"}
-# Before what is yet to come: asks for the newest page, wherever a feed begins.
+# The place after the newest event: the page before it is the newest page.
 END: Final = "end"
 
 
 class Unreadable(ValueError):
-    """An answer or event is not what the protocol says it is. Its text has the beginning of what it is (`quoted`)."""
+    """An answer or event does not follow the protocol: what is wrong (`said`), and the beginning of it (`quoted`)."""
 
     def __init__(self, said: str, quoted: str = "") -> None:
-        """`said` is what is wrong with it."""
         super().__init__(f"{said}: {quoted[:_QUOTED]!r}" if quoted else said)
         self.said = said
         self.quoted = quoted
 
 
 class FeedEvent(msgspec.Struct, frozen=True):
-    """One event of a feed. `cursor` is the place after it; `number` its number in the strand, as the cursor has it.
+    """One event of a feed. To go on after it, use `cursor`; `number` is the number in that cursor.
 
-    Where the server could not show it, `withheld` says why, and `data` has nothing of it: then it was not received.
+    If the server could not show the event, `withheld` says why, and `data` has only its id and place.
     """
 
     id: str
@@ -48,7 +47,7 @@ class FeedEvent(msgspec.Struct, frozen=True):
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """The server replaced our cursor: why, by which (None: begin without one), and in words."""
+    """The server replaced our cursor by `restart` (None: begin without one)."""
 
     reason: str
     restart: str | None
@@ -56,11 +55,11 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class FetchedPage(msgspec.Struct, frozen=True):
-    """What a poll brought. `next` is the cursor to go on with; None means: keep your own.
+    """A page. `next` is the cursor to go on with; None means: keep your own.
 
-    One that was read back has no next; `previous` is the cursor to go further back with, None at the beginning. The
-    newest page has one as well where the server did not look at all that there is. `never_given` are ranges of numbers
-    before its events that belong to no event.
+    A page that was read backwards has no `next`. Its `previous` is the cursor to go further back with, None at the
+    beginning. The newest page has a `previous` if the server did not look at all events. `never_given` are ranges of
+    numbers before its events that belong to no event.
     """
 
     events: tuple[FeedEvent, ...]
@@ -71,8 +70,8 @@ class FetchedPage(msgspec.Struct, frozen=True):
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """The names and the form that a feed declares: its parameters, whether pages are objects or bare arrays, and the
-    cursor that stands before everything."""
+    """The names and the form that a feed declares: its query parameters, whether pages are objects or bare arrays, and
+    the cursor before all events."""
 
     cursor: str = "afterCursor"
     limit: str = "limit"
@@ -82,26 +81,23 @@ class Wire(msgspec.Struct, frozen=True):
     from_time: str = "fromTime"
 
     def page(self, body: bytes, headers: Mapping[str, str], after: str | None) -> FetchedPage:
-        """The page in a body; Unreadable when it is none."""
-        decoded = _json(body)
-        if self.body == "array":
-            return _array(decoded, headers, after)
-        return _paged(decoded, headers, after)
+        """The page in a body. Raises Unreadable."""
+        return (_array if self.body == "array" else _paged)(_json(body), headers, after)
 
     def page_back(self, body: bytes, headers: Mapping[str, str]) -> FetchedPage:
-        """The page in a body that was asked for by what comes after it."""
+        """The page in a body, where the page before a cursor was requested."""
         page = self.page(body, headers, None)
         return msgspec.structs.replace(page, next=None, more=False)
 
 
 LOGS: Final = Wire()
-"""How feeds speak unless they declare otherwise."""
+"""The default: pages are objects, and the cursor is `afterCursor`."""
 TASKS: Final = Wire(cursor="after_id", body="array", beginning="0", before="before_id", from_time="from_time")
-"""How feeds speak that answer with a bare array and take `after_id`."""
+"""Pages are bare arrays, and the cursor is `after_id`."""
 
 
 class FeedAddress:
-    """Where a feed is, and what is asked of it."""
+    """The addresses of a feed's pages and stream, with limit and filters."""
 
     def __init__(
         self,
@@ -112,7 +108,7 @@ class FeedAddress:
         limit: int | None = None,
         filters: Mapping[str, str] | None = None,
     ) -> None:
-        """`stream` is the address of the stream where it is not `/stream` behind `url`."""
+        """`stream` is the address of the stream if it is not `/stream` below `url`."""
         _checked(url)
         self._url = url
         self._wire = wire
@@ -134,26 +130,26 @@ class FeedAddress:
         return _with_query(self._url, [(self._wire.from_time, time), *self._limit, *self._filters])
 
     def stream(self) -> str:
-        """The address of the stream; its cursor travels in a header."""
+        """The address of the stream. The cursor is sent in a header."""
         return _with_query(self._stream, self._limit + self._filters)
 
 
 def event_in(message: SseMessage) -> FeedEvent:
-    """The event that a message of the stream carries."""
+    """The event in a message of the stream. Raises Unreadable."""
     item = _json(message.data.encode("utf-8", "surrogatepass"))
     return _event(item, message.id or None)
 
 
 def reset_in(message: SseMessage) -> Reset:
-    """What a `reset` of the stream says."""
+    """The reset in a message of the stream. Raises Unreadable."""
     told = _json(message.data.encode("utf-8", "surrogatepass"))
     if not isinstance(told, dict):
-        raise Unreadable("a reset is an object", message.data)
+        raise Unreadable("a reset must be an object", message.data)
     return _reset(told, told.get("message"))
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes, now: datetime) -> FeedRefused:
-    """What an answer says about why there is nothing else."""
+    """The error in an answer that is not a page."""
     try:
         told = _json(body)
     except Unreadable:
@@ -162,7 +158,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now: datetime)
     details = told.get("details")
     message = told.get("message") or _kept(body) or "no message"
     if 300 <= status < 400:
-        message = f"redirects to {headers.get('location', '?')}: ask that address"
+        message = f"redirects to {headers.get('location', '?')}: use that address"
     return FeedRefused(
         status,
         _text(told.get("error")),
@@ -173,7 +169,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now: datetime)
 
 
 def reset_of(refused: FeedRefused) -> Reset:
-    """What a 410 says."""
+    """The reset in a 410."""
     return _reset(refused.details, refused.message)
 
 
@@ -181,18 +177,18 @@ def _paged(decoded: Any, headers: Mapping[str, str], after: str | None) -> Fetch
     pagination = decoded.get("pagination") if isinstance(decoded, dict) else None
     lists = [value for value in decoded.values() if isinstance(value, list)] if isinstance(decoded, dict) else []
     if not isinstance(pagination, dict) or len(lists) != 1:
-        raise Unreadable("a page is an object with `pagination` and one list of events")
-    # At the end of a strand the body has none, and a header says how far filters have looked.
+        raise Unreadable("a page must be an object with `pagination` and one list of events")
+    # At the end of a strand the body has none, and a header says how far the server looked.
     following = _text(pagination.get("nextCursor")) or headers.get("x-next-cursor")
     events = tuple(_event(item, _cursor_of(item)) for item in lists[0])
-    # A server that promises more and stays where it is would be asked for ever.
+    # A server that promises more without moving on would be asked for ever.
     more = pagination.get("hasMore") is True and following not in (None, after)
     return FetchedPage(events, following, more, _text(pagination.get("previousCursor")), _never_given(headers))
 
 
 def _array(decoded: Any, headers: Mapping[str, str], after: str | None) -> FetchedPage:
     if not isinstance(decoded, list):
-        raise Unreadable("a page of this feed is an array")
+        raise Unreadable("a page of this feed must be an array")
     events = tuple(_event(item, _identity(item)) for item in decoded)
     following = headers.get("x-next-cursor") or (events[-1].cursor if events else None)
     more = following not in (None, after) and headers.get("x-has-more", "").lower() == "true"
@@ -200,9 +196,7 @@ def _array(decoded: Any, headers: Mapping[str, str], after: str | None) -> Fetch
 
 
 def _never_given(headers: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
-    """The ranges that a page's header names."""
-    found = _RANGE.findall(headers.get("x-never-given", ""))
-    return tuple((int(low), int(high)) for low, high in found)
+    return tuple((int(low), int(high)) for low, high in _RANGE.findall(headers.get("x-never-given", "")))
 
 
 def _event(item: Any, cursor: str | None) -> FeedEvent:
@@ -210,25 +204,25 @@ def _event(item: Any, cursor: str | None) -> FeedEvent:
 
 
 def _withheld(item: Mapping[str, Any]) -> str | None:
-    """Why the server could not show an event; None where the item is one."""
+    """Why the server could not show an event; None if it could."""
     return _text(item.get("withheld")) if item.keys() <= _NOTE else None
 
 
 def _cursor_of(item: Any) -> str | None:
-    """The cursor after an item that shows what its cursor is made of."""
+    """The cursor of an item that has the parts of it as fields."""
     if not isinstance(item, dict):
         return None
     ts, seq, position = item.get("ts"), item.get("seq"), item.get("position")
     if isinstance(ts, str) and isinstance(seq, int):
         return f"{ts}#{seq:03d}"
-    # What other items call their position is their own affair.
+    # In an event, a field of this name may mean anything; in a note it is the cursor.
     return str(position) if isinstance(position, int) and _withheld(item) else None
 
 
 def _identity(item: Any) -> str:
     identity = item.get("event_id") if isinstance(item, dict) else None
     if not isinstance(identity, str | int) or isinstance(identity, bool):
-        raise Unreadable("an event without `event_id`", str(item))
+        raise Unreadable("an event has no `event_id`", str(item))
     return str(identity)
 
 
@@ -236,7 +230,7 @@ def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-        raise Unreadable(f"it is no JSON ({problem})", _kept(body)) from None
+        raise Unreadable(f"it is not JSON ({problem})", _kept(body)) from None
 
 
 def _kept(body: bytes) -> str:
@@ -252,7 +246,7 @@ def _text(value: Any) -> str | None:
 
 
 def _retry_after(header: str | None, in_body: Any, now: datetime) -> float | None:
-    """Seconds, from a header that has a number or a date, or else from the body."""
+    """Seconds from a header with a number or a date, or else from the body."""
     if header is not None and header.strip().isdecimal() and header.isascii():
         return float(header)
     if header is not None:
@@ -264,7 +258,7 @@ def _retry_after(header: str | None, in_body: Any, now: datetime) -> float | Non
 
 
 def seconds_in(told: Any) -> float | None:
-    """How long somebody asks for, from a value of JSON; None when that is no time, or one beyond all numbers."""
+    """A JSON value as a number of seconds; None if it is not a number, or too large."""
     if not isinstance(told, int | float) or isinstance(told, bool):
         return None
     try:
@@ -280,7 +274,7 @@ def _checked(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise DeclarationError(f"{url!r} is no address of a feed: give one that begins with http:// or https://")
+        raise DeclarationError(f"{url!r} is not the address of a feed: pass one like https://host/logs")
     return url
 
 
