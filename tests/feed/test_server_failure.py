@@ -55,7 +55,7 @@ async def test_feeds_that_have_failed_for_good_do_not_blame_the_database(journal
         for path in ("/books/b-1/lines", "/books/b-2/lines", "/books/b-1/lines/stream"):
             refused = await reader.get(path)
             assert refused.status_code == 503
-            assert refused.json()["message"] == "The feeds of this server have failed: it has to be started anew"
+            assert refused.json()["message"] == "The feeds of this server have failed: restart the server"
         ready = await reader.get("/readyz")
         assert (ready.status_code, ready.json()["message"].partition(",")[0]) == (503, "feeds failed")
 

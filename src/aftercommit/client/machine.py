@@ -163,7 +163,7 @@ class FollowMachine:
         return self._now(State.STOPPED, Do.STOP)
 
     def page(self, now: float, events: int, more: bool) -> FollowStep:
-        """A poll returned so many events; `more` says that more can be had at once."""
+        """A poll returned so many events; `more` says that the next page is there already."""
         self._fresh_token = False
         if events:
             self._interval, self._resets = self._pace.poll, 0

@@ -99,10 +99,14 @@ class _PatientRequests(FeedRequests):
         while True:
             headers = await self.credential.headers("application/json")
             try:
-                return await self._attempt(url, headers, parse)
-            except FollowError as problem:
-                found = problem
-            status = found.status if isinstance(found, FeedRefused) else None
+                answer = await self.get(url, headers)
+                if answer.status == 200:
+                    return parse(answer)
+                found: FollowError = refused(answer)
+            except (Lost, Unreadable) as problem:
+                found = FollowError(f"{url} cannot be read: {readable(problem)}")
+                found.__cause__ = problem
+            status, asked = (found.status, found.retry_after) if isinstance(found, FeedRefused) else (None, None)
             if status == UNAUTHORIZED and self.credential.can_refresh and not renewed:
                 renewed = True
                 await self.credential.refresh()
@@ -110,23 +114,8 @@ class _PatientRequests(FeedRequests):
             failures += 1
             if failures > self.pace.failures or (status is not None and not is_passing(status)):
                 raise found
-            await asyncio.sleep(self._wait(found, failures))
-
-    async def _attempt(
-        self, url: str, headers: dict[str, bytes], parse: Callable[[Answer], FetchedPage]
-    ) -> FetchedPage:
-        try:
-            answer = await self.get(url, headers)
-            if answer.status == 200:
-                return parse(answer)
-        except (Lost, Unreadable) as problem:
-            raise FollowError(f"{url} cannot be read: {readable(problem)}") from problem
-        raise refused(answer)
-
-    def _wait(self, problem: FollowError, failures: int) -> float:
-        asked = problem.retry_after if isinstance(problem, FeedRefused) else None
-        own = self.pace.backoff * 2.0**failures * (1 - self.pace.jitter * random.random())
-        return min(max(asked or 0.0, own), self.pace.longest)
+            own = self.pace.backoff * 2.0**failures * (1 - self.pace.jitter * random.random())
+            await asyncio.sleep(min(max(asked or 0.0, own), self.pace.longest))
 
 
 def _first_place(url: str, newest: FetchedPage) -> str | None:

@@ -59,7 +59,7 @@ class StreamResponse:
         if self._connection is not None:
             self._connection.on_lost(leave)
         else:
-            # Other servers say it only to whoever asks.
+            # Other servers only tell an application that asks.
             watcher = asyncio.create_task(lost(receive))
             watcher.add_done_callback(lambda _: leave())
         try:

@@ -42,9 +42,7 @@ class Stream:
     def __init__(
         self, streams: Streams, hub: FeedHub, access: Access, reader: Reader, chosen: Chosen, scope: Scope, send: Send
     ) -> None:
-        """Belongs to the task that makes it."""
-        self._streams, self._hub, self._access = streams, hub, access
-        self._reader, self._chosen = reader, chosen
+        self._streams, self._hub, self._access, self._reader, self._chosen = streams, hub, access, reader, chosen
         self._feed: Feed | None = None
         self._response = StreamResponse(streams, scope, send)
         # How far was looked, and the number in the last id that the reader was given: filters keep the two apart.
@@ -121,10 +119,8 @@ class Stream:
         self.place = block.place
 
     def _keep_alive(self) -> None:
-        """Send a heartbeat, without waking the task where that is possible.
-
-        A heartbeat says that events would come if there were any. While the log cannot be read, that is not so.
-        """
+        """Send a heartbeat, without waking the task where that is possible."""
+        # A heartbeat says that events would come if there were any. While the log cannot be read, that is not so.
         if self._feed is None or self._hub.unread_for(self._feed) > UNREAD_WITHOUT_BEAT:
             return
         is_asleep = self._sleeper is not None and not self._sleeper.done()

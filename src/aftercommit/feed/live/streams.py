@@ -41,7 +41,7 @@ class StreamCaps(msgspec.Struct, frozen=True):
         """Refuse a cap below 1."""
         for name in self.__struct_fields__:
             if getattr(self, name) < 1:
-                raise DeclarationError(f"StreamCaps({name}={getattr(self, name)}) lets nobody in: give at least 1")
+                raise DeclarationError(f"StreamCaps({name}={getattr(self, name)}) must be at least 1")
 
 
 class StreamTimes(msgspec.Struct, frozen=True):

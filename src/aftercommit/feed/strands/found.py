@@ -24,7 +24,7 @@ class Found(msgspec.Struct, frozen=True):
     held: HeldVersion | None = None
 
     def before_held(self) -> "Found":
-        """The entries before the first one that needs newer code: a reader must not be led past it."""
+        """The entries before the first one that needs newer code: no reader may skip it."""
         for index, entry in enumerate(self.entries):
             if entry.held is not None:
                 return self._ended(entry.held, self.entries[:index], -1)

@@ -42,7 +42,7 @@ class HubSettings:
     `ring_bytes` bounds the entries of all strands together. A strand is loaded with `preload_entries` entries. It is
     dropped when nobody has asked for it in `idle_seconds`; beyond `max_strands`, the least recently used is dropped.
     `connections` bounds the connections for reading history. A tailer that is more than `max_lag_events` behind skips
-    to the end of the log, and strands are loaded anew.
+    to the end of the log, and strands are loaded again.
     """
 
     ring_bytes: int = 64 << 20
@@ -94,7 +94,7 @@ class FeedHub(Service):
         return not self.unread
 
     def unread_for(self, feed: Feed) -> float:
-        """For how many seconds nobody has looked at the log of this feed: newer events are unknown here."""
+        """For how many seconds the log of this feed was not looked at: newer events are unknown here."""
         return self._tailers[feed.outbox].unread_for
 
     @property
@@ -265,21 +265,18 @@ class FeedHub(Service):
         self._check_running()
         tailer = self._tailers[feed.outbox]
         if not tailer.has_begun.is_set():
-            await self._begun(tailer, feed.outbox.schema)
+            try:
+                await asyncio.wait_for(tailer.has_begun.wait(), BEGIN_SECONDS)
+            except TimeoutError:
+                self._check_running()
+                message = f"the feeds of {feed.outbox.schema!r} have not reached their database yet: try again"
+                raise DatabaseUnavailable(message) from None
         return self._kept.strands.get((feed, key)) or self._kept.load(feed, key, tailer.accepts)
-
-    async def _begun(self, tailer: Tailer, schema: str) -> None:
-        try:
-            await asyncio.wait_for(tailer.has_begun.wait(), BEGIN_SECONDS)
-        except TimeoutError:
-            self._check_running()
-            message = f"the feeds of {schema!r} have not reached their database yet: try again"
-            raise DatabaseUnavailable(message) from None
 
     def _check_running(self) -> None:
         """No tailer would keep a strand up to date that is loaded when the hub has ended or is about to."""
         if self._has_ended and not self.stopping.is_set():
-            raise FeedsFailed("The feeds of this server have failed: it has to be started anew")
+            raise FeedsFailed("The feeds of this server have failed: restart the server")
         if self._has_ended or self._task is None or self._task.done():
             raise DatabaseUnavailable("the feeds are not running: start the hub")
 

@@ -46,7 +46,7 @@ class KeptStrands:
     def load(self, feed: Feed, key: str, accepts: Callable[[Loaded], bool]) -> Strand:
         """Register a strand and begin to load it; `strand.loading` is the task. `accepts` is that of its tailer."""
         if len(self.strands) >= self._max_strands:
-            self._make_room()
+            self._drop_while(lambda _: len(self.strands) >= self._max_strands)
         strand = self.strands[feed, key] = Strand(feed, key, self.budget)
         strand.used_at = time.monotonic()
         strand.loading = asyncio.create_task(self._load(strand, accepts), name=f"load {feed.name} {key:.40}")
@@ -55,7 +55,7 @@ class KeptStrands:
         return strand
 
     def forget(self, strand: Strand) -> None:
-        """Drop a strand; readers ask for it anew."""
+        """Drop a strand; readers ask the hub for it again."""
         place = (strand.feed, strand.key)
         if self.strands.get(place) is strand:
             del self.strands[place]
@@ -64,11 +64,7 @@ class KeptStrands:
     def drop_idle(self, idle_seconds: float) -> None:
         """Drop every strand that nobody has asked for in this time."""
         before = time.monotonic() - idle_seconds
-        for strand in list(self.strands.values()):
-            if strand.used_at > before:
-                break
-            if _is_idle(strand):
-                self.forget(strand)
+        self._drop_while(lambda strand: strand.used_at <= before)
 
     async def close(self, within_seconds: float) -> None:
         """Drop all strands and end what is being loaded."""
@@ -88,12 +84,12 @@ class KeptStrands:
             for key in feed.select.keys_of(stored):
                 strand = self.strands.get((feed, key))
                 if strand is not None and strand.wants(number):
-                    # Made for strands that somebody reads, and once for all of them.
+                    # Made only for strands in memory, and once for all of them.
                     entry = entry or self._maker.entry_of(feed, stored)
                     if strand.add(entry):
                         self._changed[outbox].add(strand)
                     elif not strand.current:
-                        # More has come than it sets aside. Whoever waits for it has it loaded anew.
+                        # More has come than it sets aside. Its readers wake up and have it loaded again.
                         self.forget(strand)
 
     def page_is_through(self, outbox: Outbox) -> None:
@@ -129,16 +125,13 @@ class KeptStrands:
 
     def _load_is_over(self, task: asyncio.Task[None]) -> None:
         self._loads.discard(task)
-        # Whoever waits for it sees the error. Nobody may be waiting, and asyncio complains about errors unseen.
+        # A reader that waits sees the error. If none waits, asyncio would complain about an error unseen.
         task.cancelled() or task.exception()
 
-    def _make_room(self) -> None:
+    def _drop_while(self, is_due: Callable[[Strand], bool]) -> None:
+        """Drop strands, least recently used first, except those that are being loaded or waited for."""
         for strand in list(self.strands.values()):
-            if len(self.strands) < self._max_strands:
+            if not is_due(strand):
                 return
-            if _is_idle(strand):
+            if not strand.is_held and strand.loading is None:
                 self.forget(strand)
-
-
-def _is_idle(strand: Strand) -> bool:
-    return not strand.is_held and strand.loading is None

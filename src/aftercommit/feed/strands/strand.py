@@ -257,7 +257,7 @@ class Strand:
             self.ring_bell()
 
     def ring_bell(self) -> None:
-        """Wake everybody who waits for news now, and nobody later: whoever comes looks at the head first."""
+        """Wake everybody who waits now. The bell is not left set: a later reader looks at the head first."""
         if self._bell is not None:
             self._bell.set()
             self._bell.clear()
