@@ -33,6 +33,20 @@ class ReaderGone(Exception):
 class StreamResponse:
     """The response of one stream. `gone` says why nothing more can be written, once that is so."""
 
+    __slots__ = (
+        "_connection",
+        "_direct",
+        "_measured",
+        "_send",
+        "_sent",
+        "_streams",
+        "_task",
+        "_waited",
+        "gone",
+        "last_write",
+        "sending_since",
+    )
+
     def __init__(self, streams: Streams, scope: Scope, send: Send) -> None:
         """Belongs to the task that makes it."""
         self._streams, self._send = streams, send

@@ -39,6 +39,23 @@ _BEAT: Final = chunk(sse.HEARTBEAT)
 class Stream:
     """A reader that is being written to."""
 
+    __slots__ = (
+        "_access",
+        "_chosen",
+        "_due",
+        "_ending",
+        "_feed",
+        "_held",
+        "_hub",
+        "_reader",
+        "_response",
+        "_rotate_at",
+        "_sleeper",
+        "_streams",
+        "_told",
+        "place",
+    )
+
     def __init__(
         self, streams: Streams, hub: FeedHub, access: Access, reader: Reader, chosen: Chosen, scope: Scope, send: Send
     ) -> None:
