@@ -289,7 +289,7 @@ def test_the_systems_own_routes_refuse_what_they_do_not_know_too(investigations:
     assert (long.status_code, len(long.json()["message"]) < 200) == (404, True)
     wrong = anybody.put(f"{ROOT}/{case}/logs")
     assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET, HEAD, OPTIONS, POST")
-    assert wrong.json()["message"] == "PUT is not possible here: use GET, HEAD, OPTIONS, POST"
+    assert wrong.json()["message"] == "PUT is not allowed here: use GET, HEAD, OPTIONS, POST"
 
 
 def expired() -> str:

@@ -102,7 +102,7 @@ def test_a_neighbour_of_a_development_server_hears_what_its_request_lacks(
     credential: str = request.getfixturevalue("credential")
     eventually(lambda: refused(tasks, LOCAL) or None)
     for path in READ:
-        assert "X-User-Id alone is not believed" in ask(tasks, LOCAL, path).json()["details"]["hint"]
+        assert "X-User-Id alone is not accepted" in ask(tasks, LOCAL, path).json()["details"]["hint"]
         assert "details" not in ask(tasks, {"Authorization": f"Bearer {credential}"}, path).json()
 
 

@@ -103,7 +103,7 @@ async def test_the_client_needs_to_know_nothing_of_it(oldest_first: Journal, str
 async def test_its_description_says_so(oldest_first: Journal):
     async with oldest_first.served() as reading:
         described = reading.app.openapi()["paths"][PATH]["get"]["description"]
-        assert described.startswith("The oldest items that are kept without `afterCursor`")
+        assert "Without it, returns the oldest items that are kept." in described
 
 
 def test_a_beginning_that_nobody_knows_is_refused(journal_dsn: str):

@@ -67,7 +67,7 @@ async def test_everybody_is_possible_without_credentials(journal: Journal):
     async with journal.served(journal.app(cors=["*"])) as reading:
         answer = await reading.poll(headers={"Origin": "https://anything.example"})
         assert answer.headers["access-control-allow-origin"] == "*"
-    with pytest.raises(DeclarationError, match="any page"):
+    with pytest.raises(DeclarationError, match="any web page"):
         Cors(["*"], credentials=True)
 
 

@@ -106,7 +106,7 @@ def test_other_paths_stand_beside_the_feeds(journal_dsn: str):
 
 @pytest.mark.parametrize("path", ["", "books", "/books/{a}/{b}", "/books/{}", "/bo oks", "/books/", "/{a:path}"])
 def test_a_path_that_cannot_be_served_is_refused(journal_dsn: str, path: str):
-    with pytest.raises(DeclarationError, match="no path for a feed"):
+    with pytest.raises(DeclarationError, match="not a valid path for a feed"):
         Journal(journal_dsn).app(path=path)
 
 

@@ -25,7 +25,7 @@ from aftercommit.testing.postgres import PostgresServerForTests
 from tests.feed.journal import Journal, Reading, numbered, prepare_journal, until
 from tests.support.hanging import LIMIT, frozen
 
-UNREAD = "The log cannot be read at the moment, so whether there is news is not known: try again"
+UNREAD = "Cannot read the log at the moment, so there may be events that are not shown: try again"
 SILENT = f"The database did not answer within {LIMIT:g} seconds: try again"
 
 
@@ -117,7 +117,7 @@ async def test_every_request_is_answered_while_the_database_hangs(
                 ):
                     assert_silent(refused)
                 away = (await becomes(reading.client, 503)).json()
-                assert away["message"] == "The log is not being read: the database does not answer"
+                assert away["message"] == "Cannot read the log: the database does not answer"
                 assert away["details"]["outbox"] == "journal"
                 assert away["details"]["since"].endswith("Z")
                 assert (await reading.client.get("/healthz")).status_code == 200

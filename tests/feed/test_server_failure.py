@@ -73,7 +73,7 @@ async def test_a_service_that_has_failed_beside_the_feeds_is_not_ready(journal: 
     async with in_another_server(service(app)) as url, client(journal, url) as reader:
         await until(lambda: app.hub.is_following and app.failed is not None)
         ready = await reader.get("/readyz")
-        assert (ready.status_code, ready.json()["message"].partition(",")[0]) == (503, "figures failed")
+        assert (ready.status_code, ready.json()["message"].partition(":")[0]) == (503, "figures failed")
 
 
 async def test_a_server_within_another_program_fails_with_its_feeds(database: str):

@@ -54,7 +54,7 @@ async def test_feeds_run_the_access_they_are_given_and_each_path_has_its_own(tas
 
 
 def test_a_path_without_an_access_is_refused(tasks: Tasks):  # noqa: F811
-    with pytest.raises(DeclarationError, match="nobody says who may read /others/events"):
+    with pytest.raises(DeclarationError, match="no access is given for /others/events"):
         FeedApp(
             tasks.database,
             {HERE: mine(tasks.outbox), ALSO: mine(tasks.outbox, "also")},

@@ -267,7 +267,7 @@ def test_going_back_keeps_the_tables_until_dropping_all_events_is_allowed(projec
         migrate.check(connection, SHOP)
     refused = project.alembic("downgrade", "aftercommit@base")
     assert refused.returncode != 0
-    assert "would drop schema 'shop_events' with all its events: set aftercommit_drop_all_events" in refused.stderr
+    assert "schema 'shop_events' with all its events: to do that, set aftercommit_drop_all_events" in refused.stderr
 
     project.write("alembic.ini", drop_all_events="true")
     project.runs("downgrade", "aftercommit@base")
@@ -307,7 +307,7 @@ def test_the_first_revision_of_a_new_project_is_not_written_into_our_package(pro
     refused = project.alembic("revision", "--autogenerate", "-m", "first")
 
     assert refused.returncode != 0
-    assert "begin a branch of your own with `alembic revision --head base --version-path PATH`" in refused.stderr
+    assert "begin your own branch with `alembic revision --head base --version-path PATH`" in refused.stderr
     assert sorted(path.name for path in Path(str(versions.__file__)).parent.iterdir()) == before
     project.runs("revision", "--autogenerate", "--head", "base", "--version-path", str(own), "-m", "first")
     assert len(list(own.glob("*first.py"))) == 1
@@ -333,7 +333,7 @@ def test_autogenerate_proposes_an_outbox_that_is_not_there_and_its_reverse_refus
         migrate.check(connection, BILLING)
     refused = project.alembic("downgrade", "shop@orders")
     assert refused.returncode != 0
-    assert "would drop schema 'billing_events' with all its events: say drop_all_events=True" in refused.stderr
+    assert "schema 'billing_events' with all its events: to do that, pass drop_all_events=True" in refused.stderr
 
 
 def test_a_revision_of_the_projects_own_may_build_on_the_branch(project):

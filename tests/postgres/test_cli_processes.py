@@ -81,7 +81,7 @@ class TestRelay:
             with running("relay", "--app", APP, "--dsn", shop.dsn, "--metrics-port", port) as second:
                 assert second.ends() == 1
         (line,) = second.stderr
-        assert line.startswith(f"error: metrics cannot be served on 127.0.0.1:{port}")
+        assert line.startswith(f"error: cannot serve metrics on 127.0.0.1:{port}")
 
     @pytest.mark.parametrize("command", ["relay", "worker"])
     def test_a_schema_that_is_not_migrated_ends_it_at_once(self, command: str, database: str) -> None:

@@ -22,7 +22,7 @@ def test_a_commit_that_the_server_answers_with_rollback_is_none(database: str, a
             swallow_an_error(connection)
         with committed(connection):
             connection.execute("create table t (n int)")
-        with pytest.raises(NotCommitted, match="had ended before"):
+        with pytest.raises(NotCommitted, match="ended before the commit"):
             commit(connection)
         assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
@@ -41,7 +41,7 @@ async def test_the_same_holds_for_asyncio(database: str, autocommit: bool) -> No
             await swallow_an_error_in_a_transaction(connection)
         async with committed_async(connection):
             await connection.execute("create table t (n int)")
-        with pytest.raises(NotCommitted, match="had ended before"):
+        with pytest.raises(NotCommitted, match="ended before the commit"):
             await commit_async(connection)
 
 

@@ -392,7 +392,7 @@ def test_an_app_without_outboxes_is_noticed(project):
     checked = project.manage("check", OUTBOXES="[]")
 
     assert "aftercommit.W003" in checked.stderr
-    assert "AFTERCOMMIT_OUTBOXES names no outbox" in checked.stderr
+    assert "AFTERCOMMIT_OUTBOXES is empty" in checked.stderr
 
 
 @pytest.mark.thorough

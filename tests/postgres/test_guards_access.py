@@ -226,7 +226,7 @@ class TestServiceTokens:
                 trust_seconds=30.0,
                 probe=server.signals,
             )
-            with pytest.raises(DatabaseUnavailable, match="cannot be checked"):
+            with pytest.raises(DatabaseUnavailable, match="cannot check"):
                 await access.reader(f"Bearer {made.token}", {})
             async with access:
                 await server.signals.wait("access.read")
@@ -235,7 +235,7 @@ class TestServiceTokens:
                 await server.signals.wait("database.lost")
                 assert (await access.reader(f"Bearer {made.token}", {})).service == made.id
                 access._trust = 0.0
-                with pytest.raises(DatabaseUnavailable, match="cannot be checked"):
+                with pytest.raises(DatabaseUnavailable, match="cannot check"):
                     await access.reader(f"Bearer {made.token}", {})
                 assert (await access.reader(f"Bearer {minted()}", {})).user == "ann"
                 proxy.heal()
@@ -386,7 +386,7 @@ class TestRevocation:
 
     @pytest.mark.parametrize("value", ["", "x" * 256, "a\nb"])
     def test_what_cannot_be_revoked_is_refused(self, shop: Shop, value: str) -> None:
-        with pytest.raises(DeclarationError, match="is no token"):
+        with pytest.raises(DeclarationError, match=r"token .* is not valid"):
             Guarded(shop).revoke("token", value)
 
     def test_a_kind_that_is_not_known_is_refused_by_the_table(self, shop: Shop) -> None:

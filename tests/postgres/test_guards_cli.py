@@ -91,11 +91,11 @@ class TestMint:
         ("arguments", "status", "said"),
         [
             (["--may", READ], 2, "--user"),
-            (["--user", "ann", "--may", "a:b*"], 1, "cannot be granted"),
-            (["--user", "", "--may", READ], 1, "cannot be named"),
+            (["--user", "ann", "--may", "a:b*"], 1, "is not valid"),
+            (["--user", "", "--may", READ], 1, "is not valid"),
             (["--user", "ann", "--may", READ, "--for", "soon"], 2, "is not a duration"),
             (["--user", "ann", "--may", READ, "--for", "forever"], 2, "a JWT must expire"),
-            (["--user", "ann", "--may", READ, "--for", "50w", "--keys", "/nowhere/keys"], 1, "are not there"),
+            (["--user", "ann", "--may", READ, "--for", "50w", "--keys", "/nowhere/keys"], 1, "there is no file"),
         ],
     )
     def test_wrong_usage_is_said(self, arguments: list[str], status: int, said: str) -> None:

@@ -87,7 +87,7 @@ def test_options_of_the_dsn_are_kept(hostile: Shop) -> None:
 @pytest.mark.needs("pgbouncer")
 async def test_behind_a_pooler_that_cannot_be_told_it_is_refused_with_the_remedy(hostile: Shop, tmp_path: Path) -> None:
     with PgBouncer(hostile.dsn, tmp_path) as bouncer:
-        words = r"names hostile, public before pg_catalog.*take pg_catalog out of the search_path of the role"
+        words = r"names hostile, public before pg_catalog.*remove pg_catalog from the search_path of the role"
         with pytest.raises(DatabaseRefused, match=words):
             await Database(bouncer.dsn).connect()
         with pytest.raises(DatabaseRefused, match=words):

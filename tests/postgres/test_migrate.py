@@ -124,7 +124,7 @@ def test_a_schema_may_be_called_anything(connection, schema):
     ],
 )
 def test_a_schema_name_that_postgresql_would_not_keep_is_refused(schema):
-    with pytest.raises(DeclarationError, match=r"schema .*(not usable|belongs to PostgreSQL)"):
+    with pytest.raises(DeclarationError, match=r"schema .*(not valid|belongs to PostgreSQL)"):
         Shape(schema)
 
 
@@ -137,9 +137,9 @@ def test_a_scope_name_that_cannot_be_a_column_is_refused(name):
 @pytest.mark.parametrize(
     ("view", "message"),
     [
-        (DeclaredView("outbox", {"id": "id"}), "take the place of a table"),
-        (DeclaredView("log_000001", {"id": "id"}), "take the place of a table"),
-        (DeclaredView("empty", {}), "shows no columns"),
+        (DeclaredView("outbox", {"id": "id"}), "has the name of a table"),
+        (DeclaredView("log_000001", {"id": "id"}), "has the name of a table"),
+        (DeclaredView("empty", {}), "has no columns"),
         (DeclaredView("wrong", {"id": "identifier"}), "not a column of an event"),
         (DeclaredView("wrong", {"id": "id"}, {"done": "Done"}), "unknown states"),
         (DeclaredView("wrong", {"id": "id"}, {"failed": "100%"}), "without NUL and %"),
@@ -396,7 +396,7 @@ def test_a_foreign_relation_with_the_name_of_an_index_is_no_index_of_ours(connec
 
 def test_a_session_that_may_only_read_is_told_what_to_do(connection):
     connection.execute("set default_transaction_read_only = on")
-    with pytest.raises(DatabaseRefused, match=r"lets this session only read.*Connect to the primary"):
+    with pytest.raises(DatabaseRefused, match=r"this session is read-only.*Connect to the primary"):
         migrate.up(connection, Shape())
 
 

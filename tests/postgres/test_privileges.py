@@ -181,7 +181,7 @@ def test_every_table_has_its_grants():
 
 
 def test_a_role_name_that_cannot_be_one_is_refused():
-    with pytest.raises(DeclarationError, match="role name '' is not usable"):
+    with pytest.raises(DeclarationError, match="role name '' is not valid"):
         migrate.grants(Shape(), "")
 
 

@@ -7,11 +7,11 @@ import asyncpg
 import pytest
 
 from aftercommit.errors import UnsupportedConnection
-from aftercommit.testing.outbox_suite import AsyncPublishHarness, PublishSuite
+from aftercommit.testing.outbox_suite import PublishHarness, PublishSuite
 from aftercommit.testing.publish_stage import NOTE_TAKEN, OUTBOX, SCOPE, SuiteOrderPlaced
 
 
-class Asyncpg(AsyncPublishHarness):
+class Asyncpg(PublishHarness):
     connection: Any
 
     @property

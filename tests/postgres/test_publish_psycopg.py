@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
 from aftercommit.errors import NotInTransaction, UnsupportedConnection
-from aftercommit.testing.outbox_suite import AsyncPublishHarness, PublishHarness, PublishSuite
+from aftercommit.testing.outbox_suite import PublishHarness, PublishSuite
 from aftercommit.testing.publish_stage import OUTBOX, SCOPE, SuiteOrderPlaced
 
 
@@ -80,7 +80,7 @@ class PsycopgTransactionBlocks(Psycopg):
     rollback_to_savepoint = rollback
 
 
-class AsyncPsycopg(AsyncPublishHarness):
+class AsyncPsycopg(PublishHarness):
     connection: psycopg.AsyncConnection[Any]
 
     @property

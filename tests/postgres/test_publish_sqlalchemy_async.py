@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
-from aftercommit.testing.outbox_suite import AsyncPublishHarness, PublishSuite
+from aftercommit.testing.outbox_suite import PublishHarness, PublishSuite
 
 pytestmark = pytest.mark.newest
 
 
-class AsyncConnectionHarness(AsyncPublishHarness):
+class AsyncConnectionHarness(PublishHarness):
     """What an AsyncSession and an AsyncConnection have in common."""
 
     driver = "asyncpg"

@@ -118,7 +118,7 @@ def test_drop_ends_open_sessions_and_spares_what_it_did_not_create(server: Postg
     with closing(psycopg.connect(dsn)):
         server.drop(dsn)
     assert conninfo_to_dict(dsn)["dbname"] not in databases(server)
-    with pytest.raises(DatabaseError, match="'postgres' was not created by this test run"):
+    with pytest.raises(DatabaseError, match="'postgres' is not dropped: this test run has not created it"):
         server.drop(server.dsn)
 
 

@@ -305,7 +305,7 @@ class TestLimits:
         dsn = f"{shop.dsn}&options=-c%20default_transaction_read_only%3Don"
         result = CliRunner().invoke(cli, ["sweep", "--schema", "shop", "--dsn", dsn])
         assert result.exit_code == 1
-        assert result.stderr.startswith("error: PostgreSQL lets this session only read")
+        assert result.stderr.startswith("error: this session is read-only")
 
     @pytest.mark.parametrize(
         ("limits", "words"),

@@ -40,12 +40,12 @@ def test_who_hears_can_be_asserted_before_and_after_the_append(aftercommit_world
         world.drain()
 
 
-def test_a_failure_says_who_hears(aftercommit_world: World) -> None:
+def test_a_failure_names_the_expected_audience(aftercommit_world: World) -> None:
     aftercommit_world.publish(TaskChanged("t-1"), tenant_id="acme", audience=["user:17"])
     with pytest.raises(AssertionError) as caught:
         aftercommit_world.assert_published(TaskChanged, audience=["user:23"])
     said = str(caught.value).splitlines()
-    assert said[0] == "TaskChanged heard by user:23 was not published"
+    assert said[0] == "TaskChanged for user:23 was not published"
     assert said[2].strip() == "audience: expected ['user:23'], was ['user:17']"
 
 
@@ -66,7 +66,7 @@ def test_a_handler_can_tell_everybody(aftercommit_world: World) -> None:
 
 
 async def test_publishing_without_is_refused_in_a_test_too(aftercommit_async_world: AsyncWorld) -> None:
-    with pytest.raises(AudienceViolation, match="an empty list means nobody"):
+    with pytest.raises(AudienceViolation, match="an empty list means no readers"):
         await aftercommit_async_world.publish(TaskChanged("t-1"), tenant_id="acme")
     await aftercommit_async_world.publish(TaskChanged("t-1"), tenant_id="acme", audience=["user:17"])
     await aftercommit_async_world.assert_published(TaskChanged, audience=["user:17"])

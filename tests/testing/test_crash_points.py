@@ -46,7 +46,7 @@ def test_the_guide_lists_every_point_with_its_meaning() -> None:
 
 
 def test_a_point_that_does_not_exist_is_refused_with_those_that_do(aftercommit_world: World) -> None:
-    with pytest.raises(DeclarationError, match=r"no point 'relay.deliverd'. Did you mean 'relay.deliver.*There are: "):
+    with pytest.raises(DeclarationError, match=r"no point 'relay.deliverd'. Did you mean 'relay.deliver.*Use one of "):
         aftercommit_world.crash_at("relay.deliverd")
     with pytest.raises(DeclarationError, match="times=0 must be at least 1"):
         aftercommit_world.crash_at("relay.read", times=0)
@@ -149,7 +149,7 @@ def test_a_program_that_asks_dies_where_its_environment_says(aftercommit_world: 
 def test_a_program_that_asks_without_the_variable_gets_no_probe() -> None:
     assert crash_from_environment({}) is None
     assert crash_from_environment({CRASH_AT: ""}) is None
-    with pytest.raises(DeclarationError, match="behind the colon"):
+    with pytest.raises(DeclarationError, match="after the colon"):
         crash_from_environment({CRASH_AT: "relay.read:often"})
     with pytest.raises(DeclarationError, match="no point 'relay'"):
         crash_from_environment({CRASH_AT: "relay"})

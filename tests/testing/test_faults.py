@@ -81,7 +81,7 @@ def _make_ledger(dsn: str) -> None:
 
 
 def test_a_server_given_by_its_address_cannot_be_stopped(aftercommit_dsn: str) -> None:
-    with pytest.raises(DatabaseError, match="only an embedded server can be stopped"):
+    with pytest.raises(DatabaseError, match="can stop an embedded server only"):
         World(shop_outbox(), aftercommit_dsn).faults.crash_database()
 
 

@@ -210,7 +210,7 @@ def test_an_option_comes_before_the_ini_and_the_ini_before_the_environment(
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("", "which Outbox is tested. Say aftercommit_app = package.module:name"),
+        ("", "no Outbox to test: set aftercommit_app = package.module:name"),
         ("tests.support.shop", "aftercommit_app = tests.support.shop should look like package.module:name"),
         ("tests.shpo:outbox", "there is no module 'tests.shpo' .*pythonpath"),
         ("tests.support.shop:inbox", "has no attribute 'inbox'"),
@@ -224,9 +224,9 @@ def test_an_outbox_that_is_not_there_is_named_with_the_remedy(where: str, messag
 
 def test_what_cannot_prepare_a_database_is_named_with_the_remedy(tmp_path: Path) -> None:
     assert load_prepare("", tmp_path) is None
-    with pytest.raises(DeclarationError, match="cannot be called with a DSN"):
+    with pytest.raises(DeclarationError, match="not a function that takes a DSN"):
         load_prepare("tests.support.shop:SCHEMA", tmp_path)
-    with pytest.raises(DeclarationError, match=r"missing\.sql, and there is no such file"):
+    with pytest.raises(DeclarationError, match=r"missing\.sql, which does not exist"):
         load_prepare("missing.sql", tmp_path)
     with pytest.raises(DeclarationError, match="'eighteen' is not a major version of PostgreSQL, such as 18"):
         server_for(None, "eighteen")

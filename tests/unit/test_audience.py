@@ -62,18 +62,18 @@ def test_readers_are_kept_in_their_order_and_each_once(given, kept):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (None, r"publish\(…, audience=\[…\]\) is required on this outbox; an empty list means nobody"),
+        (None, r"this outbox requires publish\(…, audience=\[…\]\); an empty list means no readers"),
         ("user:17", r"audience='user:17' is str: give a list of readers"),
         (b"user:17", "is bytes"),
         ({"user:17": True}, "is dict"),
         (17, "audience=17 is int"),
-        ([17], r"17 \(int\) cannot be in an audience"),
+        ([17], r"17 \(int\) is not a valid reader"),
         ([None], r"None \(NoneType\)"),
         ([""], "1 to 255 characters"),
         (["x" * 256], "1 to 255 characters"),
         (["a\x00b"], "no NUL or lone surrogate"),
         (["\ud800"], "no NUL or lone surrogate"),
-        ((f"user:{number}" for number in range(MAX_AUDIENCE + 1)), "10,001 readers, and 10,000 is the most"),
+        ((f"user:{number}" for number in range(MAX_AUDIENCE + 1)), "10,001 readers; the limit is 10,000"),
     ],
 )
 def test_what_is_no_audience_is_refused_with_the_remedy(given, said):
@@ -89,7 +89,7 @@ def test_a_draft_may_have_its_own_and_in_a_list_a_violation_names_the_event():
 
     assert audiences(declared, draft({}), draft({}, audience=["b"]), audience=["a"]) == ['{"a"}', '{"b"}']
     assert audiences(declared, draft({}, audience=["a"]), draft({}, audience=[])) == ['{"a"}', "{}"]
-    with pytest.raises(AudienceViolation, match="event 1 of 2: nobody was said to hear"):
+    with pytest.raises(AudienceViolation, match="event 1 of 2: the audience of this event is missing"):
         audiences(declared, draft({}, audience=["a"]), draft({}))
     with pytest.raises(AudienceViolation, match=r"event 1 of 2: 3 \(int\)"):
         audiences(declared, draft({}), draft({}, audience=[3]), audience=["a"])  # type: ignore[list-item]
@@ -119,9 +119,9 @@ def test_an_audience_is_refused_where_none_is_declared():
     ("options", "said"),
     [
         ({"audience": ["user:17"]}, "must be True or False"),
-        ({"scope": {"audience": str}}, "scope name 'audience' is not usable"),
-        ({"views": [DeclaredView("audience", {"id": "id"})]}, "would take the place of a table"),
-        ({"views": [DeclaredView("audience_000001", {"id": "id"})]}, "would take the place of a table"),
+        ({"scope": {"audience": str}}, "scope name 'audience' is not valid"),
+        ({"views": [DeclaredView("audience", {"id": "id"})]}, "has the name of a table"),
+        ({"views": [DeclaredView("audience_000001", {"id": "id"})]}, "has the name of a table"),
         ({"audience": False, "views": [DeclaredView("v", {"readers": "audience"})]}, "not a column of an event"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_key_that_no_reader_can_have_is_unknown(key):
     "reader", ["", "user", "{key}{key}", "{key}:{tenant}", "{", "x" * 255 + "{key}", "\x00{key}", None, 7]
 )
 def test_a_pattern_of_readers_holds_the_key_once(reader):
-    with pytest.raises(DeclarationError, match=r"must hold \{key\} once"):
+    with pytest.raises(DeclarationError, match=r"must contain \{key\} once"):
         ByAudience(reader)
 
 

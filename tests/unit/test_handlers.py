@@ -61,7 +61,7 @@ def test_ordinary_names_are_taken(outbox, name):
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "-a", "ünï", "a\x00", "x" * 101, RELAY_NAME, None, 5])
 def test_other_names_are_refused(outbox, name):
-    with pytest.raises(DeclarationError, match=r"consumer name .* is not usable"):
+    with pytest.raises(DeclarationError, match=r"consumer name .* is not valid"):
         outbox.consumer(name)
     assert outbox.consumers == {}
 
@@ -278,12 +278,12 @@ async def async_generator(event: Any) -> Any:
 
 @pytest.mark.parametrize("function", [generator, async_generator])
 def test_a_handler_with_a_yield_would_run_nothing_and_is_refused(outbox, function):
-    with pytest.raises(DeclarationError, match="has a yield"):
+    with pytest.raises(DeclarationError, match="is a generator"):
         outbox.on("placed", consumer="index")(function)
 
 
 def test_what_cannot_be_called_is_no_handler(outbox):
-    with pytest.raises(DeclarationError, match=r"'not a function'.*cannot be called"):
+    with pytest.raises(DeclarationError, match=r"'not a function'.*is not callable"):
         outbox.on("placed", consumer="index")("not a function")
 
 
@@ -305,11 +305,11 @@ def test_a_consumer_without_a_handler_is_declared_by_nobody(outbox):
         ({"indexed": "aggregate_id"}, r"give a list, \['aggregate_id'\]"),
         ({"indexed": ["colour"]}, "not a scope column, aggregate_id or created_at"),
         ({"scope": {"tenant": float}}, "use str, int or uuid.UUID"),
-        ({"scope": {"Tenant": str}}, "not usable"),
-        ({"scope": {"payload": str}}, "'payload' is not usable"),
-        ({"scope": {"outside_transaction": str}}, "'outside_transaction' is not usable"),
-        ({"scope": {"self": str}}, "'self' is not usable"),
-        ({"schema": ""}, "schema name '' is not usable"),
+        ({"scope": {"Tenant": str}}, "not valid"),
+        ({"scope": {"payload": str}}, "'payload' is not valid"),
+        ({"scope": {"outside_transaction": str}}, "'outside_transaction' is not valid"),
+        ({"scope": {"self": str}}, "'self' is not valid"),
+        ({"schema": ""}, "schema name '' is not valid"),
         ({"schema": "x" * 64}, "63 bytes"),
         ({"schema": "pg_mine"}, "belongs to PostgreSQL"),
     ],

@@ -82,9 +82,9 @@ def test_a_right_that_must_be_named_is_not_given_by_a_wildcard():
     [
         ("", "it is empty"),
         ("a::b", "an empty segment"),
-        ("a:b*:c", "neither a name nor a lone"),
-        ("a:b c", "neither a name nor a lone"),
-        ("a:%zz", "neither a name nor a lone"),
+        ("a:b*:c", "neither a name nor a single"),
+        ("a:b c", "neither a name nor a single"),
+        ("a:%zz", "neither a name nor a single"),
         ("a:" + "b" * LONGEST, "longer than"),
     ],
 )

@@ -1,10 +1,10 @@
-"""Who may ask, for what, and how often.
+"""Authentication, permissions and rate limits.
 
-reader        a reader with permissions, and the question that every way out asks (`Access`)
+reader        a reader with permissions, and `Access`, the protocol that authenticates requests
 permissions   what a permission covers
-bearer        an `Access` by bearer tokens: `tokens` (JWTs, checked by `token_keys`), `service_tokens`, `revocation`
-trusted       an `Access` by what a trusted program says of its users
-rate_limit    how often, counted across all processes
+bearer        an `Access` for bearer tokens: `tokens` (JWTs, checked by `token_keys`), `service_tokens`, `revocation`
+trusted       an `Access` for programs that act on behalf of users
+rate_limit    rate limits that all processes share
 
 Bearer tokens need `aftercommit[serve]`.
 """

@@ -1,7 +1,7 @@
 """Bearer tokens: JWTs, and with a database also service tokens and revocations.
 
-Checking a token that was checked before touches neither the database nor a key. What can change (service tokens,
-revocations) is in memory and kept up to date beside the requests.
+A token that was verified before costs neither a query nor a signature check. Service tokens and revocations are kept in
+memory; a background service reads their changes.
 """
 
 import asyncio
@@ -29,20 +29,22 @@ from aftercommit.telemetry import log_event
 logger = logging.getLogger("aftercommit.access")
 
 USER_HEADER = "x-user-id"
-# Whoever comes right after the start waits for the first read, and no longer than this.
+# A request right after the start waits for the first read, at most so long.
 BEGIN_SECONDS: Final = 5.0
 _SCHEME = "bearer "
 
 
 class BearerAccess(DatabaseService):
-    """Run it beside the server (`async with access: …`): it reads what changed when it is notified, and every
-    `poll_seconds`. Without the database a service token is believed for `trust_seconds`, and a JWT until it expires.
-    Before it was read for the first time nobody is let in: a token may have been revoked.
+    """Authenticates JWTs and service tokens. Run it beside the server (`async with access: …`), or let `FeedApp` do it.
+
+    It reads changes when it is notified, and every `poll_seconds`. While the database is unavailable, it accepts known
+    service tokens for `trust_seconds`, and JWTs until they expire. Before its first read it accepts nothing, because a
+    token may be revoked.
     """
 
     name = "access"
     may_be_cut = True
-    # A service token may ask on behalf of a user.
+    # A service token may act on behalf of a user.
     vary = ("Authorization", "X-User-Id")
 
     def __init__(
@@ -56,7 +58,7 @@ class BearerAccess(DatabaseService):
         trust_seconds: float = 60.0,
         probe: Probe | None = None,
     ) -> None:
-        """Without a database there are JWTs alone, and they cannot be revoked."""
+        """Without a database it accepts JWTs only, and they cannot be revoked."""
         super().__init__(probe)
         self._tokens = tokens
         self._database = database
@@ -69,7 +71,7 @@ class BearerAccess(DatabaseService):
         self._watchers: list[Callable[[], None]] = []
 
     async def reader(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
-        """Whoever shows this header; Unauthorized when it is nobody we know, with one text for every reason."""
+        """The reader of this Authorization header; Unauthorized, with the same text for every reason."""
         try:
             reader = self._reader(_credential(authorization), headers)
             if reader.service is None:
@@ -80,7 +82,7 @@ class BearerAccess(DatabaseService):
             raise
 
     def still_valid(self, reader: Reader) -> bool:
-        """Whether the token behind the reader still stands, as far as this process has heard."""
+        """Whether the reader's token is still valid, as far as this process knows."""
         if reader.expires_at is not None and reader.expires_at <= time.time():
             return False
         if reader.service is not None:
@@ -88,7 +90,7 @@ class BearerAccess(DatabaseService):
         return not self.revocations.hit(reader)
 
     async def grants(self, permission: str) -> bool:
-        """Whether some service token names this permission, also one that has expired. Without a database none can."""
+        """Whether a service token, even an expired one, names this permission. False without a database."""
         if self._database is None:
             return False
         await self._first_read()
@@ -96,18 +98,18 @@ class BearerAccess(DatabaseService):
         return self.service_tokens.grants(permission)
 
     def watch(self, call: Callable[[], None]) -> None:
-        """Call this whenever it was read anew who may come in: before anything else happens."""
+        """Call this right after each read of service tokens and revocations."""
         self._watchers.append(call)
 
     async def run(self) -> None:
-        """Keep up with service tokens and revocations until stopped; survives the database."""
+        """Keep service tokens and revocations up to date until stopped; survives an outage of the database."""
         if self._database is None:
             await self.stopping.wait()
         else:
             await super().run()
 
     async def session(self) -> None:
-        """Read everything once, then what changed; write down which service tokens were used."""
+        """Read everything once, then changes; record which service tokens were used."""
         assert self._database is not None
         connection = await self._database.connect(bounded=True)
         try:
@@ -148,14 +150,16 @@ class BearerAccess(DatabaseService):
             raise Unauthorized("the token was revoked")
 
     async def _first_read(self) -> None:
-        """A server that has just begun gets a moment for it."""
+        """Give a server that has just started a moment for its first read."""
         if self._has_read.is_set():
             return
         if self._task is not None and not self._task.done():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_read.wait(), BEGIN_SECONDS)
         if not self._has_read.is_set():
-            raise DatabaseUnavailable("tokens cannot be checked: what was revoked has not been read yet, try again")
+            raise DatabaseUnavailable(
+                "cannot check tokens: the list of revoked tokens has not been read yet. Try again"
+            )
 
     def _service(self, credential: str, user: str | None) -> Reader:
         if self._database is None:
@@ -165,12 +169,14 @@ class BearerAccess(DatabaseService):
 
     def _require_fresh(self) -> None:
         if self.service_tokens.age > self._trust:
-            raise DatabaseUnavailable("service tokens cannot be checked: the database has not been reached for a while")
+            raise DatabaseUnavailable(
+                "cannot check service tokens: the database has not answered for a while. Try again"
+            )
 
 
 def _credential(authorization: str | None) -> str:
     if authorization is None:
         raise Unauthorized("there is no Authorization header")
     if authorization[: len(_SCHEME)].lower() != _SCHEME:
-        raise Unauthorized("the Authorization header is no Bearer token")
+        raise Unauthorized("the Authorization header is not a Bearer token")
     return authorization[len(_SCHEME) :].strip(" ")

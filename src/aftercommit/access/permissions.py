@@ -1,7 +1,7 @@
-"""Permissions as text: `investigation:INV-1:read`. Segments stand between colons; a granted `*` is any one segment.
+"""Permissions as text: `investigation:INV-1:read`. Colons separate segments; a granted `*` matches any one segment.
 
-Pure. Only what was granted can hold a wildcard. What is asked for is compared as it is written, so a key that holds a
-colon or an asterisk never reaches further than itself: `needed` writes such a key as one segment.
+Pure. Only granted permissions can have wildcards. A required permission is compared literally, and `needed` encodes a
+key with a colon or an asterisk as one segment, so such a key cannot match more than itself.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 from aftercommit.errors import DeclarationError
 
 ANY = "*"
-# A token is read on every request: what it grants has to be a list that somebody wrote.
+# Limits for the permissions of one token, which every request reads.
 MOST = 1000
 LONGEST = 300
 
@@ -22,12 +22,12 @@ _SPECIAL = re.compile(r"[:*%\s\x00-\x1f\x7f]")
 
 
 class Permissions:
-    """What somebody may do: patterns like `investigation:*:read`. Patterns that could never be meant grant nothing."""
+    """The permissions of a reader: patterns like `investigation:*:read`. An invalid pattern grants nothing."""
 
     __slots__ = ("_exact", "_wide", "digest", "granted")
 
     def __init__(self, granted: Iterable[str] = ()) -> None:
-        """A pattern with a partial wildcard or an empty segment is kept and shown, and grants nothing."""
+        """Invalid patterns (a partial wildcard, an empty segment) are kept in `granted`, and grant nothing."""
         self.granted = tuple(sorted(set(granted)))
         usable = [pattern for pattern in self.granted if problem_of(pattern) is None]
         self._exact = frozenset(pattern for pattern in usable if ANY not in pattern)
@@ -36,13 +36,13 @@ class Permissions:
         self.digest = hashlib.sha256("\n".join(self.granted).encode("utf-8", "replace")).hexdigest()[:16]
 
     def allow(self, permission: str) -> bool:
-        """Whether one of the patterns has the same number of segments, each equal or a lone `*`."""
+        """Whether a pattern matches: the same number of segments, each equal or `*`."""
         if permission in self._exact:
             return True
         return self._wide is not None and self._wide.fullmatch(permission) is not None
 
     def name(self, permission: str) -> bool:
-        """Whether exactly this was granted, and not by a wildcard: for rights that nobody may get by accident."""
+        """Whether this permission was granted by name, not by a wildcard. For rights that need an explicit grant."""
         return permission in self._exact
 
     def __eq__(self, other: object) -> bool:
@@ -59,18 +59,18 @@ class Permissions:
 
 
 def needed(template: str, **values: Any) -> str:
-    """The permission that a template like `investigation:{key}:read` asks for; each value stays one segment."""
+    """Fill in a template like `investigation:{key}:read`; each value becomes one segment."""
     return template.format(**{name: segment(str(value)) for name, value in values.items()})
 
 
 @lru_cache(maxsize=4096)
 def segment(value: str) -> str:
-    """A value as one segment: colons, asterisks, per cent signs and white space are written as in URLs."""
+    """A value as one segment: colons, asterisks, percent signs and white space are percent-encoded."""
     return _SPECIAL.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), value)
 
 
 def problem_of(pattern: str) -> str | None:
-    """Why this cannot be granted, or None."""
+    """Why this pattern is not valid, or None."""
     if not isinstance(pattern, str) or not pattern:
         return "it is empty"
     if len(pattern) > LONGEST:
@@ -79,19 +79,19 @@ def problem_of(pattern: str) -> str | None:
         if not each:
             return "it has an empty segment"
         if not _SEGMENT.fullmatch(each):
-            return f"its segment {each!r:.60} is neither a name nor a lone *"
+            return f"its segment {each!r:.60} is neither a name nor a single *"
     return None
 
 
 def checked(patterns: Iterable[str]) -> tuple[str, ...]:
-    """The patterns themselves, if each can be granted; for those who write them."""
+    """The patterns; DeclarationError if one is not valid."""
     found = tuple(dict.fromkeys(patterns))
     for pattern in found:
         problem = problem_of(pattern)
         if problem is not None:
             raise DeclarationError(
-                f"permission {pattern!r:.100} cannot be granted: {problem}. Write it like investigation:INV-1:read or "
-                "investigation:*:read; in names, : is written %3A, * is %2A and % is %25"
+                f"permission {pattern!r:.100} is not valid: {problem}. Write it like investigation:INV-1:read or "
+                "investigation:*:read; in names, write : as %3A, * as %2A and % as %25"
             )
     if len(found) > MOST:
         raise DeclarationError(f"{len(found)} permissions are too many: grant at most {MOST}, or use * for a segment")

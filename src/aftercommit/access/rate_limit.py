@@ -1,18 +1,18 @@
-"""Rate limits that hold for any stretch of time, across processes, and cost most requests no round trip.
+"""Rate limits over a sliding window that all processes share. Most requests cost no round trip.
 
-**Any stretch of time.** A limit of 100 in 60 seconds lets no more than 100 through in any 60 seconds, and refuses
-nobody who stays within that: each request that passed is remembered with its moment (`sliding_log`).
+**Sliding window.** A limit of 100 in 60 seconds lets at most 100 requests through in any 60 seconds, and refuses no
+request within that: `sliding_log` keeps the time of each request that passed.
 
 **Across processes.** All processes share one log for each key, in a table. A process may let through a small share of
-the limit (a hundredth, at least one request) on what it knows by itself. It then tells the others, twice a second, and
-hears what they let through: one statement for all keys that were active. Whatever comes beyond that share before the
-answer is there waits for it, and the database decides: it lets no more through than the limit. So with P processes at
-most `limit + (P - 1) * share` pass. A request that finds the log full is refused from memory.
+the limit (a hundredth, at least one request) without asking. Twice a second, one statement for all active keys writes
+what it let through and reads what the others did. Requests beyond the share wait for that exchange, and the database
+decides: it lets no more through than the limit. So with P processes at most `limit + (P - 1) * share` pass. A request
+that finds the log full is refused from memory.
 
-**Without the database** each process keeps the limit by itself, and the bound is `P * limit`. Requests that were
-waiting are decided by then, within `ASK_SECONDS`.
+**Without the database** each process keeps the limit by itself, so at most `P * limit` pass. A request that was waiting
+is decided within `ASK_SECONDS`.
 
-Moments are those of the database's clock, which a process estimates to within a round trip.
+Times are those of the database's clock, which a process estimates to within a round trip.
 """
 
 import asyncio
@@ -34,56 +34,56 @@ from aftercommit.schema.requirement import require_schema
 from aftercommit.service import Probe, Waker
 
 INTERVAL = 0.5
-# Two exchanges are never closer than this: those who wait meanwhile are asked for together.
+# The least time between two exchanges; requests that wait meanwhile share the next one.
 SHORTEST = 0.005
 # A process lets through this part of a limit, and at least one request, before it has to ask.
 SHARE = 100
-# Who waits for the database waits so long; then this process decides alone, until the database answers again.
+# A request waits so long for the database. Then this process decides alone, until the database answers again.
 ASK_SECONDS = 0.5
-# A clock that moves by more than this between two exchanges was set.
+# A clock that jumps by more than this between two exchanges was set.
 STEP_SECONDS = 1.0
 MOST_KEYS = 100_000
 FORGET_SECONDS = 60.0
-# While nobody asks, the database is looked at so often: that it is gone is known before a request needs it.
+# How often an idle limiter checks the database, so that an outage is known before a request needs it.
 LOOK_SECONDS = 5.0
-# What the table has room for.
+# The widths of the table's columns.
 LONGEST_NAME = 100
 LONGEST_KEY = 255
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """So many requests in any so many seconds, of each user or of each resource."""
+    """A rate limit: so many requests in any so many seconds, for each user or for each resource."""
 
     of: Literal["user", "resource"]
     requests: int
     seconds: int
 
     def __post_init__(self) -> None:
-        """Refuse limits that let nobody through or never end."""
+        """Check the values."""
         if self.of not in ("user", "resource"):
-            raise DeclarationError(f"a rate of {self.of!r:.40} is not known: use 'user' or 'resource'")
+            raise DeclarationError(f"a rate of {self.of!r:.40} is not valid: use 'user' or 'resource'")
         if not (1 <= self.requests <= 1_000_000_000 and 1 <= self.seconds <= 86_400):
             raise DeclarationError(
-                f"a rate of {self.requests} requests in {self.seconds} seconds cannot be kept: allow at least one, "
-                "within a second to a day"
+                f"a rate of {self.requests} requests in {self.seconds} seconds is not valid: allow at least one "
+                "request, in 1 second to 1 day (86400)"
             )
 
     @property
     def share(self) -> int:
-        """What one process may let through before the others have heard of it."""
+        """How many requests one process may let through before it tells the others."""
         return max(1, self.requests // SHARE)
 
     @property
     def enough(self) -> int:
-        """How much is free when somebody who was refused is told to come back: for that request and the next ones."""
+        """How many requests must be free again before a refused client should come back."""
         return min(self.requests, max(2, self.requests // 50))
 
 
 class Allowance(msgspec.Struct, frozen=True, gc=False):
-    """Whether a request may pass, and what is left: in `reset` seconds everything is free again, if nobody asks.
+    """Whether a request may pass, and how many remain. In `reset` seconds without a request, the whole limit is free.
 
-    `retry_after` is 0 for a request that passed, otherwise whole seconds after which it would pass and, unless the
-    limit is 1, the next one too.
+    `retry_after` is 0 for a request that passed. Otherwise it is the seconds after which this request would pass, and
+    (unless the limit is 1) the next one, too.
     """
 
     allowed: bool
@@ -97,18 +97,18 @@ _Key = tuple[str, str, int]
 
 
 class _KeyCount:
-    """What is known of one key: the log of all processes as far as they were heard, and who waits for more."""
+    """One key: the log of all processes as of the last exchange, and the requests that wait for the next."""
 
     __slots__ = ("log", "pending", "rate", "remembers_until", "unsent", "waiting")
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
         self.log = SlidingLog()
-        # By moment, what the others cannot know yet; below zero what was given back.
+        # By time, what this process has not told the others yet; below zero for requests given back.
         self.unsent: dict[int, int] = {}
-        # What was let through without asking since the last exchange that was answered had been sent.
+        # Requests let through without asking since the last successful exchange was sent.
         self.pending = 0
-        # Until then the table may know less than we do.
+        # Until then the table may know less than this process.
         self.remembers_until = 0
         self.waiting: list[asyncio.Future[bool | None]] = []
 
@@ -116,11 +116,11 @@ class _KeyCount:
         since = now - self.rate.seconds * SECOND
         self.log.slide(since)
         if len(self.unsent) > 2 * len(self.log.moments) + 100:
-            # The database has been away for long: others need not hear of what is over.
+            # After a long outage: requests outside the window do not matter to the others any more.
             self.unsent = {moment: count for moment, count in self.unsent.items() if moment > since}
 
     def note(self, moment: int, count: int) -> None:
-        """The others are to hear of this."""
+        """Tell the others at the next exchange."""
         total = self.unsent.pop(moment, 0) + count
         if total:
             self.unsent[moment] = total
@@ -135,10 +135,10 @@ class _KeyCount:
 
 
 class RateLimiter(DatabaseService):
-    """The limits of one process. Without a database, or while it is away, they hold within this process alone."""
+    """The rate limits of one process. Without a database, or during its outage, they hold for this process only."""
 
     name = "rate limiter"
-    # What it has not told yet the others do not count; when a process ends, that is little.
+    # The other processes do not count requests that were not sent yet; when a process ends, those are few.
     may_be_cut = True
 
     def __init__(
@@ -150,15 +150,15 @@ class RateLimiter(DatabaseService):
         max_keys: int = MOST_KEYS,
         probe: Probe | None = None,
     ) -> None:
-        """Nothing counted. `max_keys` bounds the memory: beyond it the key that was first seen longest ago goes."""
+        """`max_keys` bounds the memory: one more key removes the oldest."""
         super().__init__(probe)
         if not SHORTEST <= interval_seconds <= 60 or max_keys < 1:
-            raise DeclarationError(f"{interval_seconds=}, {max_keys=}: needs {SHORTEST} to 60 seconds and 1 key")
+            raise DeclarationError(f"{interval_seconds=}, {max_keys=}: use {SHORTEST} to 60 seconds and at least 1 key")
         self._database = database
         self._statements = Statements(shape_of(outbox) if outbox is not None else Shape())
         self._interval, self._most_keys = interval_seconds, max_keys
         self._counts: dict[_Key, _KeyCount] = {}
-        # Those of whom the next exchange has something to tell or to ask.
+        # The keys of the next exchange.
         self._active: dict[_Key, _KeyCount] = {}
         self._is_away = False
         self._hurry = Waker()
@@ -166,7 +166,7 @@ class RateLimiter(DatabaseService):
         self._forgot_at = time.monotonic()
 
     async def take(self, name: str, key: str, rate: Rate) -> Allowance:
-        """Ask for one request; it is counted if it may pass. In memory, unless this process has used up its share."""
+        """Count one request if it may pass. Without a round trip, unless this process has used up its share."""
         count = self._counts.get((name, key, rate.seconds)) or self._begin((name, key, rate.seconds), rate)
         count.rate = rate
         now = self._now()
@@ -187,10 +187,10 @@ class RateLimiter(DatabaseService):
         return count.allowance(now, allowed=True)
 
     def give_back(self, name: str, key: str, rate: Rate) -> Allowance:
-        """One that has just passed is not to count: another limit has refused the request. What is left now."""
+        """Take back the last request, because another limit has refused it; returns what remains."""
         count = self._counts.get((name, key, rate.seconds))
         if count is None:
-            # Dropped to make room: it begins anew.
+            # The key was dropped to make room.
             return Allowance(True, rate.requests, rate.requests, rate.seconds, 0)
         moment = count.log.take_back()
         if moment is not None:
@@ -199,7 +199,7 @@ class RateLimiter(DatabaseService):
         return count.allowance(self._now(), allowed=True)
 
     async def run(self) -> None:
-        """Exchange logs with other processes until stopped."""
+        """Exchange counts with the other processes until stopped."""
         if self._database is None:
             while not self.stopping.is_set():
                 self._drop_old()
@@ -208,7 +208,7 @@ class RateLimiter(DatabaseService):
             await super().run()
 
     async def session(self) -> None:
-        """One connection, and an exchange on it now and then."""
+        """Exchange counts on one connection."""
         assert self._database is not None
         connection = await self._database.connect(bounded=True)
         try:
@@ -238,7 +238,7 @@ class RateLimiter(DatabaseService):
         return self._is_away or self._database is None or self._task is None or self._task.done()
 
     async def _asked(self, key: _Key, count: _KeyCount) -> bool | None:
-        """Whether the database lets one more through; None where it does not say."""
+        """Whether the database lets one more request through; None if it does not answer in time."""
         answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         count.waiting.append(answer)
         self._active[key] = count
@@ -257,7 +257,7 @@ class RateLimiter(DatabaseService):
         self._hear_clock(row[0], asked_at)
 
     def _hear_clock(self, moment: float, asked_at: float) -> None:
-        """The database has read its clock between these two moments of ours: what contradicts that is corrected."""
+        """Correct our estimate: the database has read its clock between `asked_at` and now."""
         least, most = moment - time.monotonic(), moment - asked_at
         before = self._offset
         self._offset = min(max(before, least), most)
@@ -276,7 +276,7 @@ class RateLimiter(DatabaseService):
             cursor = await connection.execute(self._statements["exchange_rates"], _columns(by_text, sent), binary=True)
             rows = await cursor.fetchall()
         except BaseException:
-            # Whether it was counted nobody knows: once too often is better than not at all.
+            # Whether the database has counted them is not known: counting twice is better than not at all.
             for key, each in sent.items():
                 each.take_back()
                 self._active[key] = each.count
@@ -317,7 +317,7 @@ class RateLimiter(DatabaseService):
 
 
 class _Sent:
-    """What one exchange tells of a key, and who waits for its answer."""
+    """What one exchange sends for a key, and the requests that wait for its answer."""
 
     def __init__(self, count: _KeyCount) -> None:
         self.count = count
@@ -326,15 +326,15 @@ class _Sent:
         self.pending = count.pending
 
     def take_back(self) -> None:
-        """It may not have arrived. Those who wait are decided here."""
+        """The exchange failed: send it again next time, and let this process decide about waiting requests."""
         for moment, taken in self.taken.items():
             self.count.note(moment, taken)
         _answer(self.waiting, None)
 
     def hear(self, entries: dict[int, int], granted: int, now: int, *, is_new: bool) -> None:
-        """The log of all processes; what was let through here meanwhile comes on top.
+        """Take over the log of all processes, and add what this process has let through meanwhile.
 
-        A table that has lost what it knew, as after a crash of the server, does not make us forget, for one window.
+        If the table is new, as after a crash of the server, this process keeps its own log for one window.
         """
         count = self.count
         count.pending -= self.pending
@@ -356,7 +356,7 @@ class _Sent:
                 answer.set_result(granted > 0)
                 granted -= granted > 0
         for _ in range(granted):
-            # Who waited is gone, or was decided without.
+            # The request that waited was cancelled, or decided without the database.
             moment = count.log.take_back()
             if moment is not None:
                 count.note(moment, -1)
@@ -389,7 +389,7 @@ def _columns(by_text: dict[_Key, _Key], sent: dict[_Key, _Sent]) -> dict[str, li
 
 
 def _storable(key: _Key) -> _Key:
-    """The same as PostgreSQL can hold it: a name or key that is too long or no text is known by its hash."""
+    """The key as PostgreSQL can store it: a part that is too long, or not valid text, is replaced by its hash."""
     return _text(key[0], LONGEST_NAME), _text(key[1], LONGEST_KEY), key[2]
 
 

@@ -1,7 +1,7 @@
-"""Who asks: a reader with permissions, and the one question that every way out asks before it lets anything out.
+"""A reader with permissions, and `Access`, the protocol that authenticates every request.
 
-Pure. `bearer.BearerAccess` answers it from bearer tokens, `trusted.TrustedUsers` also from what a trusted caller says;
-a team may bring an `Access` of its own. The access also decides what caches may keep (`CachePolicy`).
+Pure. `BearerAccess` authenticates bearer tokens, `TrustedUsers` also programs that act on behalf of users, and you can
+write your own. The access also decides what caches may keep (`CachePolicy`).
 """
 
 import hashlib
@@ -23,11 +23,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Somebody who was authenticated. `user` is unique: it names no two people, also not of two tenants.
+    """An authenticated reader. `user` must be unique across all tenants.
 
-    `token_id` names the token for a revocation, `service` the service token that asks, also where it asks on behalf
-    of a user. Times are seconds since 1970. `rights` is a digest of whatever else changes what the reader may see;
-    an ETag covers it besides `user` and `permissions`.
+    `token_id` identifies the token for a revocation. `service` is the id of the service token, also when it acts on
+    behalf of a user. Times are seconds since 1970. `rights` is a digest of anything else that changes what the reader
+    may see; ETags cover it, `user` and `permissions`.
     """
 
     user: str
@@ -39,30 +39,30 @@ class Reader(msgspec.Struct, frozen=True):
     service: str | None = None
 
     def may(self, permission: str) -> bool:
-        """Whether the reader has this permission; make it with `permissions.needed`, which keeps a key one segment."""
+        """Whether the reader has this permission. Fill in keys with `needed`, which keeps each one segment."""
         return self.permissions.allow(permission)
 
 
 class Access(Protocol):
-    """How a server finds out who asks. One that is a `Service` is started and stopped with the server."""
+    """Authenticates requests. One that is a `Service` is started and stopped with the server."""
 
     async def reader(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
-        """Whoever shows this Authorization header, otherwise Unauthorized. Names of headers are in lower case.
+        """The reader of this Authorization header, or Unauthorized. Names in `headers` are in lower case.
 
-        `peer` is the address at the other end of the connection, None where the server does not tell it.
+        `peer` is the client's IP address, None if the server does not tell it.
         """
         ...
 
     def still_valid(self, reader: Reader) -> bool:
-        """Whether the reader's token has neither expired nor been revoked since; in memory, asks nobody."""
+        """Whether the reader's token is neither expired nor revoked by now. Answers from memory."""
         ...
 
 
 @runtime_checkable
 class Varying(Protocol):
-    """An access that names every request header by which it recognises a reader.
+    """An access that names every request header by which it identifies a reader.
 
-    Answers list these headers in `Vary`. Nothing that was answered by an access without `vary` may be stored.
+    Responses list these headers in `Vary`. Caches may not store responses of an access without `vary`.
     """
 
     vary: Sequence[str]
@@ -70,16 +70,16 @@ class Varying(Protocol):
 
 @runtime_checkable
 class Watched(Protocol):
-    """An access that tells when it has learnt something: streams of those who may not read any more end at once."""
+    """An access that reports changes, so that the streams of a revoked token end at once."""
 
     def watch(self, call: Callable[[], None]) -> None:
-        """Call this then."""
+        """Call this after each change."""
         ...
 
 
 class Caching(NamedTuple):
-    """What caches may keep of the answers to one request, as headers: of a page that can change, of one that never
-    does, of one that must be asked for again whatever happens, and of a stream."""
+    """The cache headers of the responses to one request: of a page that can change, of one that never does, of one
+    that may not be stored, and of a stream."""
 
     changing: list[Header]
     closed: list[Header]
@@ -88,14 +88,14 @@ class Caching(NamedTuple):
 
 
 class CachePolicy:
-    """Decides what caches may keep of the answers that one access lets out.
+    """Decides what caches may keep of the responses of one access.
 
-    An answer may be kept for good only if every cache can tell readers apart. All of them tell bearer tokens apart.
-    Not every browser compares cookies, and a browser outlives a session: an answer to a cookie is asked for again.
+    A cache may keep a response for good only if it can tell readers apart. All caches tell bearer tokens apart. Not
+    every browser compares cookies, and a browser outlives a session, so a response to a cookie is always revalidated.
     """
 
     def __init__(self, access: Access) -> None:
-        """DeclarationError when `vary` does not list names of headers."""
+        """DeclarationError if `vary` is not a list of header names."""
         names = tuple(access.vary) if isinstance(access, Varying) else ()
         if isinstance(getattr(access, "vary", None), str) or not all(map(_is_name, names)):
             raise DeclarationError(f"{access!r:.100}: vary={names!r:.100} must list header names, like ('Cookie',)")
@@ -109,13 +109,13 @@ class CachePolicy:
         self._bearer = self._other._replace(closed=[FOR_GOOD, vary]) if knows_bearers else self._other
 
     def of(self, authorization: str | None) -> Caching:
-        """For a request with this Authorization header."""
+        """The cache headers for a request with this Authorization header."""
         is_bearer = authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER
         return self._bearer if is_bearer else self._other
 
 
 def rights_of(user: str, permissions: Permissions) -> str:
-    """The digest of who somebody is and what it may."""
+    """A digest of a user and its permissions."""
     return hashlib.sha256(f"{user}\n{permissions.digest}".encode("utf-8", "replace")).hexdigest()[:16]
 
 

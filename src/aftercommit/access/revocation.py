@@ -1,7 +1,7 @@
-"""Tokens that count no more before they expire: one by its id, or all that a user had until a moment.
+"""Revoked tokens: one token by its id, or all tokens that a user got up to a time.
 
-A server holds them in memory and asks for new ones when it is notified, and every few seconds anyway; so a revocation
-reaches every process at once where notifications arrive, and otherwise after one interval at most.
+A server keeps them in memory. It reads new ones when it is notified, and every few seconds, so a revocation reaches
+every process at once where notifications arrive, and otherwise after one interval.
 """
 
 import time
@@ -18,7 +18,7 @@ from aftercommit.postgres.statements import Statements
 
 Kind = Literal["token", "user"]
 LONGEST = 255
-# Rows whose tokens have expired are cleared away now and then, by whoever comes along.
+# How often a server deletes rows whose tokens have expired.
 FORGET_SECONDS = 600.0
 
 
@@ -26,7 +26,6 @@ class Revocations:
     """The revocations of one outbox in the memory of one process."""
 
     def __init__(self, shape: Shape) -> None:
-        """Nothing read yet."""
         self._statements = Statements(shape)
         self._tokens: dict[str, float] = {}
         self._users: dict[str, float] = {}
@@ -34,18 +33,18 @@ class Revocations:
         self._forgot_at = time.monotonic()
 
     def hit(self, reader: Reader) -> bool:
-        """Whether the reader's token was revoked. One that does not say when it was issued counts as old."""
+        """Whether the reader's token is revoked. A token without `iat` counts as old."""
         if reader.token_id in self._tokens:
             return True
         revoked_at = self._users.get(reader.user)
         return revoked_at is not None and (reader.issued_at is None or reader.issued_at <= revoked_at)
 
     def begin_anew(self) -> None:
-        """The next look reads everything: behind the connection may be another server now."""
+        """Read everything next time: the new connection may lead to another server."""
         self._since = 0
 
     async def refresh(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Read what was revoked since the last look, or everything, and let go of what has expired."""
+        """Read revocations since the last read, or all of them, and forget expired ones."""
         cursor = await connection.execute(self._statements["changed_revocations"], {"since": self._since})
         rows = await cursor.fetchall()
         if self._since == 0:
@@ -68,7 +67,7 @@ class Revocations:
 
 
 class Revocation(msgspec.Struct, frozen=True):
-    """A revocation as an operator sees it; `until` is when it need not be remembered any longer."""
+    """A revocation, for operators. It can be forgotten after `until`."""
 
     kind: str
     value: str
@@ -88,9 +87,9 @@ def revoke(
     by: str = "",
     reason: str = "",
 ) -> datetime:
-    """Revoke a token by its id, or all tokens of a user that were issued up to now; the time that counts."""
+    """Revoke a token by its id, or all tokens that a user got up to now; returns the time of the revocation."""
     if not 0 < len(value) <= LONGEST or not value.isprintable():
-        raise DeclarationError(f"{value!r:.100} is no {kind}: use 1 to {LONGEST} characters")
+        raise DeclarationError(f"{kind} {value!r:.100} is not valid: use 1 to {LONGEST} printable characters")
     parameters = {
         "kind": kind,
         "value": value,
@@ -106,6 +105,6 @@ def revoke(
 
 
 def list_all(connection: psycopg.Connection[Any], shape: Shape, limit: int = 1000) -> list[Revocation]:
-    """What was revoked and may still matter, newest first."""
+    """The revocations that are still kept, newest first."""
     rows = connection.execute(Statements(shape)["revocations"], {"limit": limit}).fetchall()
     return [Revocation(*row) for row in rows]

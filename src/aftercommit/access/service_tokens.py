@@ -1,7 +1,7 @@
-"""Service tokens: what programs show each other, `act_<id>_<secret>`. Only a hash of the secret is stored.
+"""Service tokens for programs: `act_<id>_<secret>`. The database has a hash of the secret only.
 
-The desk makes, lists and revokes them. A server holds all of them in memory, so that a stranger's guess costs no query,
-and reads what changed when it is told to.
+The functions here create, list and revoke them. A server keeps all of them in memory, so a wrong token costs no query,
+and reads changes when it is notified.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
 PREFIX: Final = "act_"
-# The right of a service to say on whose behalf it asks. Granted by name alone: no wildcard reaches it.
+# Lets a service act on behalf of any user. It must be granted by name: no wildcard includes it.
 ACT_AS_USER: Final = "act-as-user"
 LONGEST_USER = 255
 LONGEST_NAME = 200
@@ -32,12 +32,12 @@ LONGEST_LIFE = timedelta(days=36_500)
 
 _ALPHABET = string.ascii_letters + string.digits
 _TOKEN = re.compile(r"act_([A-Za-z0-9]{12})_([A-Za-z0-9]{43})")
-# Compared with when there is no such token, so that an unknown id takes as long as a wrong secret.
+# Compared when there is no such token, so that an unknown id takes as long as a wrong secret.
 _NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()
 
 
 class _KnownToken(msgspec.Struct, frozen=True):
-    """A service token as this process knows it."""
+    """A service token in memory."""
 
     secret_hash: bytes
     permissions: Permissions
@@ -48,7 +48,6 @@ class ServiceTokens:
     """The service tokens of one outbox in the memory of one process."""
 
     def __init__(self, shape: Shape) -> None:
-        """Nothing read yet."""
         self._statements = Statements(shape)
         self._known: dict[str, _KnownToken] = {}
         self._since = 0
@@ -57,11 +56,11 @@ class ServiceTokens:
 
     @property
     def age(self) -> float:
-        """Seconds since the database was last asked; endless before the first time."""
+        """Seconds since the last read; infinity before the first."""
         return float("inf") if self._read_at is None else time.monotonic() - self._read_at
 
     def verify(self, token: str, user: str | None = None) -> Reader:
-        """Whoever shows this token; it may say on behalf of which user, if it has the permission for that."""
+        """The reader of this token: the service, or the user it acts for, if it has the permission `act-as-user`."""
         parts = _TOKEN.fullmatch(token)
         if parts is None:
             raise Unauthorized("the service token is malformed")
@@ -78,19 +77,19 @@ class ServiceTokens:
         return Reader(acting, known.permissions, token_id, known.expires_at, rights, service=token_id)
 
     def stands(self, reader: Reader) -> bool:
-        """Whether the token behind the reader is still there."""
+        """Whether the reader's token still exists."""
         return reader.service in self._known
 
     def grants(self, permission: str) -> bool:
-        """Whether a token that was not revoked names this permission. One that has expired counts: it was meant."""
+        """Whether a token, even an expired one, was granted this permission by name."""
         return any(known.permissions.name(permission) for known in self._known.values())
 
     def begin_anew(self) -> None:
-        """The next look reads everything: behind the connection may be another server now."""
+        """Read everything next time: the new connection may lead to another server."""
         self._since = 0
 
     async def refresh(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Read what was changed since the last look, or everything."""
+        """Read changes since the last read, or everything."""
         cursor = await connection.execute(self._statements["changed_service_tokens"], {"since": self._since})
         rows = await cursor.fetchall()
         if self._since == 0:
@@ -106,14 +105,14 @@ class ServiceTokens:
         self._read_at = time.monotonic()
 
     async def note_use(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Write down which tokens were used; to the minute, so that it costs next to nothing."""
+        """Record which tokens were used, to the minute, which keeps it cheap."""
         if self._used:
             used, self._used = self._used, set()
             await connection.execute(self._statements["note_token_use"], {"ids": sorted(used)})
 
 
 class ServiceToken(msgspec.Struct, frozen=True):
-    """A service token as an operator sees it: everything but its secret."""
+    """A service token without its secret, for operators."""
 
     id: str
     name: str
@@ -127,7 +126,7 @@ class ServiceToken(msgspec.Struct, frozen=True):
 
 
 class Created(msgspec.Struct, frozen=True):
-    """A new service token. `token` is the only copy of its secret that there will ever be."""
+    """A new service token. `token` is the only copy of its secret."""
 
     id: str
     token: str
@@ -143,11 +142,13 @@ def create(
     lifetime: timedelta | None = None,
     by: str = "",
 ) -> Created:
-    """Make a service token; servers know it within a moment."""
+    """Create a service token, and notify the servers."""
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise DeclarationError(f"{name!r:.100} is no name for a service token: use 1 to {LONGEST_NAME} characters")
+        raise DeclarationError(
+            f"service token name {name!r:.100} is not valid: use 1 to {LONGEST_NAME} printable characters"
+        )
     if lifetime is not None and not timedelta() < lifetime <= LONGEST_LIFE:
-        raise DeclarationError(f"a service token for {lifetime} is of no use: give more than nothing, or no end at all")
+        raise DeclarationError(f"lifetime {lifetime} is not valid: give more than 0, or none for a token without end")
     token_id, secret = _random(12), _random(43)
     parameters = {
         "id": token_id,
@@ -170,14 +171,14 @@ def list_all(connection: psycopg.Connection[Any], shape: Shape) -> list[ServiceT
 
 
 def revoke(connection: psycopg.Connection[Any], shape: Shape, token_id: str) -> bool | None:
-    """End a service token. False when it was revoked before, None when there is none of this id."""
+    """Revoke a service token. False if it was revoked before, None if there is no such token."""
     parameters = {"id": token_id, "channel": shape.guard_channel}
     row = connection.execute(Statements(shape)["revoke_service_token"], parameters).fetchone()
     return row[0] if row is not None else None
 
 
 def id_of(text: str) -> str | None:
-    """The id of a service token, from the token or from the id itself; None when it is neither."""
+    """The id in a service token, or the id itself; None if the text is neither."""
     whole = _TOKEN.fullmatch(text)
     if whole is not None:
         return whole[1]
@@ -190,12 +191,12 @@ def _acting(token_id: str, permissions: Permissions, user: str | None) -> str:
     if not permissions.name(ACT_AS_USER):
         raise Unauthorized(f"service token {token_id} names a user without the permission {ACT_AS_USER}")
     if not 0 < len(user) <= LONGEST_USER or not user.isprintable():
-        raise Unauthorized("the user that a service names is no name")
+        raise Unauthorized(f"X-User-Id must have 1 to {LONGEST_USER} printable characters")
     return user
 
 
 def _hash(secret: str) -> bytes:
-    # The secret is 256 bits of chance: there is nothing to guess, so a slow hash would only slow down servers.
+    # The secret has 256 random bits and cannot be guessed, so a slow hash would only slow down servers.
     return hashlib.sha256(secret.encode()).digest()
 
 

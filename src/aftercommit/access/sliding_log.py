@@ -1,6 +1,6 @@
-"""What was let through in the last seconds, moment by moment: the part of a rate limit that only counts.
+"""Counts the requests of a sliding window: the pure part of a rate limit.
 
-Pure. Moments are whole microseconds on whatever clock the caller has; what is as old as the window counts no more.
+Times are whole microseconds on the caller's clock. A request as old as the window does not count any more.
 """
 
 from collections import deque
@@ -8,31 +8,31 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 SECOND: Final = 1_000_000
-# So many moments at most are kept apart in a window. Limits up to this are exact to the microsecond.
+# At most so many different times are kept in a window. Limits up to this are exact to the microsecond.
 MOST_MOMENTS: Final = 1_000
 
 
 class SlidingLog:
-    """How much was let through, and when. `total` is what counts now, as of the last `slide`."""
+    """The requests that passed, by time. `total` counts those in the window as of the last `slide`."""
 
     __slots__ = ("counts", "moments", "total")
 
     def __init__(self, entries: Mapping[int, int] | None = None) -> None:
-        """Empty, or with so many at each of these moments."""
+        """Empty, or with these counts by time."""
         held = sorted((entries or {}).items())
         self.moments: deque[int] = deque(moment for moment, count in held if count > 0)
         self.counts: deque[int] = deque(count for _, count in held if count > 0)
         self.total = sum(self.counts)
 
     def slide(self, since: int) -> None:
-        """Forget what is not later than this."""
+        """Forget requests up to this time."""
         moments, counts = self.moments, self.counts
         while moments and moments[0] <= since:
             moments.popleft()
             self.total -= counts.popleft()
 
     def add(self, moment: int, count: int = 1) -> int:
-        """Count so many; the moment at which they count, never before one that is known."""
+        """Count requests; returns the time they count for, which is not before the last one."""
         if self.moments and moment <= self.moments[-1]:
             moment = self.moments[-1]
             self.counts[-1] += count
@@ -43,7 +43,7 @@ class SlidingLog:
         return moment
 
     def take_back(self) -> int | None:
-        """Count one less; the moment at which it was, None when there is none."""
+        """Uncount the last request; returns its time, or None if there is none."""
         if not self.moments:
             return None
         moment = self.moments[-1]
@@ -55,11 +55,11 @@ class SlidingLog:
         return moment
 
     def shift(self, by: int) -> None:
-        """The clock was set: everything happened so much later than it was thought to."""
+        """The clock was set: move all times by this much."""
         self.moments = deque(moment + by for moment in self.moments)
 
     def has_room_from(self, most: int) -> int:
-        """The moment whose passing leaves no more than `most`; the last one if even that does not."""
+        """The time that must leave the window so that at most `most` requests remain, or the last time."""
         left = self.total
         for moment, count in zip(self.moments, self.counts, strict=True):
             left -= count
@@ -69,15 +69,15 @@ class SlidingLog:
 
 
 def stamp(now: int, limit: int, seconds: int) -> int:
-    """The moment under which a request of now is counted. Large limits are counted by thousandths of the window: at the
-    end of each, so that no more than the limit passes.
+    """The time that a request counts for. Large limits round up to thousandths of the window, so that no more than the
+    limit passes.
     """
     tick = 1 if limit <= MOST_MOMENTS else seconds * SECOND // MOST_MOMENTS
     return -(-now // tick) * tick
 
 
 def added_up(*lists: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """How much at each moment, over all lists."""
+    """The counts of all lists, added up by time."""
     found: dict[int, int] = {}
     for entries in lists:
         for moment, count in entries:

@@ -1,7 +1,7 @@
-"""The keys of JWTs: several, each with a name (`kid`) and an algorithm that is fixed here and not by any token.
+"""The keys for JWTs, from a JWK set (RFC 7517), as identity providers publish it. A key may also be PEM.
 
-They come as a JWK set (RFC 7517), the form in which identity providers publish theirs: keys in it that are not for
-signatures are passed over. A key may also be given as PEM.
+Each key has a name (`kid`) and a fixed algorithm, which a token cannot choose. Keys that are not for signatures are
+skipped.
 """
 
 import json
@@ -28,12 +28,12 @@ except ModuleNotFoundError as problem:
 logger = logging.getLogger("aftercommit.tokens")
 
 KEYS = "AFTERCOMMIT_TOKEN_KEYS"
-"""The environment variable with the JWK set itself."""
+"""The environment variable with a JWK set."""
 KEYS_FILE = "AFTERCOMMIT_TOKEN_KEYS_FILE"
 """The environment variable with the path of a JWK set."""
 DEVELOPMENT_FILE = "token-keys.json"
 
-# By the kind of key that each algorithm needs. Nothing else is ever accepted, "none" least of all.
+# The accepted algorithms, and the key type that each needs. "none" is not among them.
 ALGORITHMS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("HS256", "HS384", "HS512"), "oct"),
     **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), "RSA"),
@@ -41,24 +41,24 @@ ALGORITHMS: Final[Mapping[str, str]] = {
     "EdDSA": "OKP",
 }
 _CURVES = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
-# What a key without `alg` is for. A public key says it by its kind, and a shared secret does not.
+# The algorithm of a key without `alg`, by its curve. A shared secret must name its algorithm.
 _BY_CURVE: Final = {**{curve: algorithm for algorithm, curve in _CURVES.items()}, "Ed25519": "EdDSA", "Ed448": "EdDSA"}
 _RSA_FAMILY: Final = ("RS256", "RS384", "RS512")
 _LEAST_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _LEAST_BITS = 2048
-# A changed file is noticed within this time; looking costs a system call.
+# How often the file is checked for changes, which costs a system call.
 LOOK_SECONDS = 1.0
 LONGEST_NAME = 200
 
 
 class _NotForSignatures(Exception):
-    """A key that no token is verified with, in a set that may have others: for encryption, or of another algorithm."""
+    """A key of a set that cannot verify tokens: it is for encryption, or for another algorithm."""
 
 
 class TokenKey(msgspec.Struct, frozen=True):
-    """One key: to verify with, and to sign with where the private half or the secret is known.
+    """One key. It can sign if it has the private part or the secret.
 
-    It is for its `algorithm` alone; an RSA key of which nobody says the algorithm is for the others of `family`, too.
+    It accepts its own `algorithm` only; an RSA key without `alg` accepts those of `family`, too.
     """
 
     kid: str
@@ -73,14 +73,14 @@ class TokenKey(msgspec.Struct, frozen=True):
 
 
 class KeySet(msgspec.Struct, frozen=True):
-    """The keys of one moment, with the issuer and the audience that the same document may name."""
+    """The keys of a JWK set, with the issuer and audience that the same document may name."""
 
     keys: Mapping[str, TokenKey]
     issuer: str | None = None
     audience: str | None = None
 
     def named(self, kid: str | None) -> TokenKey | None:
-        """The key of this name. A token without one is meant for the only key there is, or for none."""
+        """The key of this name. Without a name, the only key, or None if there are several."""
         if kid is None:
             return next(iter(self.keys.values())) if len(self.keys) == 1 else None
         return self.keys.get(kid)
@@ -91,15 +91,15 @@ class KeySet(msgspec.Struct, frozen=True):
             if key.signing is not None:
                 return key
         raise DeclarationError(
-            "none of the token keys can sign: they are public keys. Mint tokens where the private key is, or add one"
+            "none of the token keys can sign: all are public keys. Mint tokens where the private key is, or add it"
         )
 
 
 class TokenKeys:
-    """Where the keys come from, and the keys as they are now. `generation` counts how often they changed."""
+    """The current keys, and their source. `generation` counts changes. Make it with one of the classmethods."""
 
     def __init__(self, read: Callable[[], str], what: str, path: Path | None = None) -> None:
-        """Read once: keys that cannot be used are refused at the start. Better made by one of the classmethods."""
+        """Reads the keys once, so that invalid ones are refused at the start."""
         self._read, self._what, self._path = read, what, path
         self._seen = self._stamp()
         self._looked_at = time.monotonic()
@@ -109,12 +109,12 @@ class TokenKeys:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Keys from a JWK set that is at hand."""
+        """Keys from the text of a JWK set."""
         return cls(lambda: text, "the given keys")
 
     @classmethod
     def from_file(cls, path: Path | str) -> Self:
-        """Keys from a file. When it changes they are read again; a file that cannot be used leaves those before."""
+        """Keys from a file. They are read again when it changes; an invalid file leaves the keys as they are."""
         file = Path(path)
         return cls(lambda: _text_of(file), f"token keys {str(file)!r}", file)
 
@@ -130,14 +130,14 @@ class TokenKeys:
 
     @classmethod
     def for_development(cls, folder: Path) -> Self:
-        """A secret of this folder alone, made when it is first asked for; only its owner can read it."""
+        """A secret in this folder, created on first use. Only the file's owner can read it."""
         path = folder / DEVELOPMENT_FILE
         if not path.exists():
             _make_development_keys(path)
         return cls.from_file(path)
 
     def look(self) -> KeySet:
-        """The keys as they are now; once in a while it is looked whether their file has changed."""
+        """The current keys; checks now and then whether their file has changed."""
         if self._path is not None:
             now = time.monotonic()
             if now - self._looked_at >= LOOK_SECONDS:
@@ -147,14 +147,14 @@ class TokenKeys:
         return self.current
 
     def reload(self) -> bool:
-        """Read again. What cannot be used is said once and changes nothing: the keys before stay in force."""
+        """Read the keys again. Invalid keys are logged once, and the previous keys stay in use."""
         self._seen = self._stamp()
         try:
             found = parse_keys(self._read(), self._what)
         except DeclarationError as problem:
             if str(problem) != self._refused:
                 log_event(
-                    logger, logging.ERROR, "token_keys_not_read", error=str(problem), remedy="the keys before are used"
+                    logger, logging.ERROR, "token_keys_not_read", error=str(problem), remedy="the old keys stay in use"
                 )
             self._refused = str(problem)
             return False
@@ -165,7 +165,7 @@ class TokenKeys:
         return True
 
     def _stamp(self) -> tuple[int, ...] | None:
-        # The inode too: a file that is replaced by renaming may keep size and time.
+        # The inode, too: a file that replaces another by renaming may have the same size and time.
         if self._path is None:
             return None
         try:
@@ -176,14 +176,14 @@ class TokenKeys:
 
 
 def parse_keys(text: str, what: str) -> KeySet:
-    """The keys of a JWK set; DeclarationError says what is wrong with which, never showing one."""
+    """Parse a JWK set; DeclarationError names the key that is wrong, without showing it."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise DeclarationError(f'{what} cannot be read: write a JWK set, {{"keys": [{{…}}]}}') from None
+        raise DeclarationError(f'{what} are not JSON: write a JWK set, {{"keys": [{{…}}]}}') from None
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise DeclarationError(f'{what} hold no key: write a JWK set, {{"keys": [{{"kid": …, "alg": …, …}}]}}')
+        raise DeclarationError(f'{what} have no key: write a JWK set, {{"keys": [{{"kid": …, "alg": …, …}}]}}')
     keys: dict[str, TokenKey] = {}
     skipped: list[_NotForSignatures] = []
     for number, entry in enumerate(entries, start=1):
@@ -194,7 +194,7 @@ def parse_keys(text: str, what: str) -> KeySet:
             continue
         if key.kid in keys:
             raise DeclarationError(
-                f"key {number} of {what} is called {key.kid!r} like another one: give it its own kid"
+                f"key {number} of {what} has the kid {key.kid!r} of another key: give each key its own kid"
             )
         keys[key.kid] = key
     if not keys:
@@ -209,27 +209,27 @@ def parse_keys(text: str, what: str) -> KeySet:
 def _named(document: dict[str, Any], name: str, what: str) -> str | None:
     value = document.get(name)
     if value is not None and not (isinstance(value, str) and value):
-        raise DeclarationError(f"{what} have {name} {value!r:.60}: write a text")
+        raise DeclarationError(f"{what}: {name} {value!r:.60} must be a non-empty string")
     return value
 
 
 def _parse_key(entry: object, what: str) -> TokenKey:
     if not isinstance(entry, dict):
-        raise DeclarationError(f"{what} is no JSON object")
+        raise DeclarationError(f"{what} is not a JSON object")
     kid, algorithm = entry.get("kid"), entry.get("alg")
     if not isinstance(kid, str) or not 0 < len(kid) <= LONGEST_NAME:
-        raise DeclarationError(f"{what} has no usable kid: give it a name of up to {LONGEST_NAME} characters")
+        raise DeclarationError(f"{what} has no valid kid: give it a name of 1 to {LONGEST_NAME} characters")
     if entry.get("use", "sig") != "sig":
         raise _NotForSignatures(f"{what} ({kid!r:.60}) has use {entry['use']!r:.20}: only 'sig' keys verify tokens")
     family: tuple[str, ...] = ()
     if algorithm is None and "pem" not in entry:
         algorithm, family = _inferred(entry)
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise _NotForSignatures(f"{what} has alg {algorithm!r:.40}: fix one of {', '.join(ALGORITHMS)}")
+        raise _NotForSignatures(f"{what} has alg {algorithm!r:.40}: use one of {', '.join(ALGORITHMS)}")
     document = _as_jwk(entry, algorithm, what) if "pem" in entry else entry
     if document.get("kty") != ALGORITHMS[algorithm]:
         raise DeclarationError(
-            f"{what} has alg {algorithm}, which needs a key of kind {ALGORITHMS[algorithm]}, and is of kind "
+            f"{what} has alg {algorithm}, which needs kty {ALGORITHMS[algorithm]}, but its kty is "
             f"{document.get('kty')!r:.20}"
         )
     if document.get("crv") != _CURVES.get(algorithm, document.get("crv")):
@@ -238,7 +238,7 @@ def _parse_key(entry: object, what: str) -> TokenKey:
 
 
 def _inferred(entry: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
-    """What a key without `alg` is for, by its kind alone: whatever a token says, no other kind."""
+    """The algorithms of a key without `alg`, by its type and curve."""
     if entry.get("kty") == "RSA":
         return _RSA_FAMILY[0], _RSA_FAMILY[1:]
     curve = entry.get("crv")
@@ -247,14 +247,14 @@ def _inferred(entry: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _as_jwk(entry: dict[str, Any], algorithm: str, what: str) -> dict[str, Any]:
-    """PEM in the form of the others."""
+    """A PEM key as a JWK."""
     if ALGORITHMS[algorithm] == "oct":
-        raise DeclarationError(f"{what} has alg {algorithm} and a PEM key: a PEM key is never a shared secret")
+        raise DeclarationError(f"{what} has alg {algorithm}, which needs a shared secret, and a PEM key: change one")
     try:
         handler = jwt.get_algorithm_by_name(algorithm)
         found: dict[str, Any] = handler.to_jwk(handler.prepare_key(entry["pem"]), as_dict=True)
     except (jwt.PyJWTError, ValueError, TypeError, AttributeError, NotImplementedError):
-        raise DeclarationError(f"{what} has a PEM that is no key for {algorithm}") from None
+        raise DeclarationError(f"{what} has a PEM that is not a valid key for {algorithm}") from None
     return found
 
 
@@ -264,10 +264,10 @@ def _loaded(kid: str, algorithm: str, document: dict[str, Any], what: str) -> To
         key = handler.prepare_key(handler.from_jwk(document))
         verifying = handler.from_jwk(_public(document)) if "d" in document else key
     except (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError):
-        raise DeclarationError(f"{what} ({kid!r:.60}) cannot be used as a key for {algorithm}") from None
+        raise DeclarationError(f"{what} ({kid!r:.60}) is not a valid key for {algorithm}") from None
     if isinstance(key, bytes) and len(key) < _LEAST_BYTES[algorithm]:
         raise DeclarationError(
-            f"{what} ({kid!r:.60}) has {len(key)} bytes: {algorithm} needs {_LEAST_BYTES[algorithm]} random ones"
+            f"{what} ({kid!r:.60}) has {len(key)} bytes: {algorithm} needs {_LEAST_BYTES[algorithm]} random bytes"
         )
     if ALGORITHMS[algorithm] == "RSA" and key.key_size < _LEAST_BITS:
         raise DeclarationError(f"{what} ({kid!r:.60}) has {key.key_size} bits: RSA needs {_LEAST_BITS} or more")
@@ -283,15 +283,15 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DeclarationError(
-            f"token keys {str(path)!r} are not there: put a JWK set there, or, to try things out, let "
-            "`aftercommit token mint --user NAME --may PERMISSION` make a key in .aftercommit"
+            f"there is no file {str(path)!r} with token keys: put a JWK set there. To try things out, run "
+            "`aftercommit token mint --user NAME --may PERMISSION`, which makes a key in .aftercommit"
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise DeclarationError(f"token keys {str(path)!r} cannot be read: {problem}") from None
+        raise DeclarationError(f"cannot read token keys {str(path)!r}: {problem}") from None
 
 
 def _make_development_keys(path: Path) -> None:
-    """Whole or not at all, and by the first of several that come at once."""
+    """Create the file atomically; if several processes try, the first one wins."""
     secret = base64url_encode(secrets.token_bytes(32)).decode()
     key = {"kid": f"development-{secrets.token_hex(4)}", "kty": "oct", "alg": "HS256", "k": secret}
     document = {"issuer": "aftercommit-development", "audience": "aftercommit", "keys": [key]}

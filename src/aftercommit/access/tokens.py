@@ -1,7 +1,7 @@
-"""JWTs: who a bearer is, said by somebody who holds a key. Verified once, then known until they expire.
+"""Verifies JWTs, and keeps verified ones until they expire.
 
-The algorithm is the key's, never the token's; issuer, audience and expiry are required. Whatever is wrong with a
-token, the answer is the same.
+The algorithm is the key's, not the token's. Issuer, audience, subject and expiry are required. A client gets the same
+response whatever is wrong with its token.
 """
 
 import hashlib
@@ -29,20 +29,20 @@ except ModuleNotFoundError as problem:
 
 logger = logging.getLogger("aftercommit.tokens")
 
-# Three parts, as RFC 7515 writes them; what else there may be in a header never reaches a decoder.
+# The compact form of RFC 7515. Any other text is refused before it reaches a decoder.
 _COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
-# What a decoder makes of hostile input: its own errors, and those of JSON and base64 beneath it.
+# What a decoder may raise for hostile input: its own errors, and those of JSON and base64.
 _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 _REQUIRED = ["exp", "iss", "aud", "sub"]
 LONGEST_USER = 255
 LONGEST_ID = 255
-# The year 9999, and as far before 1970; neither NaN nor infinity lies between.
+# The year 9999, in seconds. The comparison with it also refuses NaN and infinity.
 LATEST = 253_402_300_800
 LONGEST_LIFE = timedelta(days=3650)
 
 
 class _VerifiedReader(msgspec.Struct, frozen=True):
-    """A reader whose token was verified with a key of this generation."""
+    """The reader of a verified token, and the generation of the keys at that time."""
 
     reader: Reader
     not_before: float
@@ -50,11 +50,11 @@ class _VerifiedReader(msgspec.Struct, frozen=True):
 
 
 class TokenVerifier:
-    """Turns JWTs into readers. `permissions` is the claim that lists what the bearer may (a list, or words in a text),
-    or a function that makes this of all claims.
+    """Turns JWTs into readers. `permissions` is the claim with the permissions (a list, or words in a string), or a
+    function that computes them from all claims.
 
-    `leeway_seconds` are granted to clocks that differ. Verified tokens are kept, at most `max_kept_tokens` of them, so
-    that the next request with the same token costs a look into a dictionary; times and keys count all the same.
+    `leeway_seconds` allows for clocks that differ. Up to `max_kept_tokens` verified tokens are kept, so that the next
+    request with the same token costs a dictionary lookup; expiry and key changes still count.
     """
 
     def __init__(
@@ -68,28 +68,28 @@ class TokenVerifier:
         max_token_bytes: int = 8192,
         max_kept_tokens: int = 4096,
     ) -> None:
-        """Issuer and audience are said here or beside the keys: without them any token of the key would do."""
+        """Issuer and audience are given here or in the JWK set: without them, any token of the issuer would pass."""
         self._issuer = issuer or keys.current.issuer or ""
         self._audience = audience or keys.current.audience or ""
         if not self._issuer or not self._audience:
             raise DeclarationError(
-                "who issues tokens, and for whom, is not said: give issuer= and audience=, or put them beside the keys"
+                "TokenVerifier needs an issuer and an audience: give issuer= and audience=, or add both to the JWK set"
             )
         if not 0 <= leeway_seconds <= 600 or max_token_bytes < 100 or max_kept_tokens < 1:
             given = f"{leeway_seconds=}, {max_token_bytes=}, {max_kept_tokens=}"
-            raise DeclarationError(f"{given}: needs 0 to 600 s, 100 bytes and 1 token or more")
+            raise DeclarationError(f"{given}: use 0 to 600 s, at least 100 bytes and at least 1 token")
         self._keys, self._claim = keys, permissions
         self._leeway, self._longest, self._keep = leeway_seconds, max_token_bytes, max_kept_tokens
         self._known: dict[str, _VerifiedReader] = {}
 
     def verify(self, token: str) -> Reader:
-        """The reader that the token speaks of; Unauthorized for anything that is not beyond doubt."""
+        """The reader of a token, or Unauthorized."""
         keys = self._keys.look()
         known = self._known.pop(token, None)
         if known is None or known.generation != self._keys.generation:
             known = self._verified(token, keys)
         now = time.time()
-        # The reader's time has the leeway in it.
+        # `expires_at` includes the leeway.
         if now >= (known.reader.expires_at or 0.0):
             raise Unauthorized("the token has expired")
         if now < known.not_before:
@@ -101,7 +101,7 @@ class TokenVerifier:
         if len(token) > self._longest:
             raise Unauthorized(f"the token is longer than {self._longest} characters")
         if not _COMPACT.fullmatch(token):
-            raise Unauthorized("the token is no JWT")
+            raise Unauthorized("the token is not a JWT")
         try:
             key = self._key_for(jwt.get_unverified_header(token), keys)
             claims = jwt.decode(
@@ -118,12 +118,12 @@ class TokenVerifier:
         return self._read(token, claims)
 
     def _key_for(self, header: dict[str, Any], keys: KeySet) -> TokenKey:
-        # A header that says "you must understand this" says so to somebody else.
+        # RFC 7515: refuse a token with critical headers that we do not implement.
         if "crit" in header or "b64" in header:
             raise Unauthorized("the token has critical headers")
         key = keys.named(header.get("kid"))
         if key is None:
-            raise Unauthorized("the token names no key of ours")
+            raise Unauthorized("the token's kid is not one of the keys")
         if not key.takes(header.get("alg")):
             raise Unauthorized("the token's algorithm is not that of its key")
         return key
@@ -131,12 +131,12 @@ class TokenVerifier:
     def _read(self, token: str, claims: dict[str, Any]) -> _VerifiedReader:
         user, token_id = claims["sub"], claims.get("jti")
         if not isinstance(user, str) or not 0 < len(user) <= LONGEST_USER or not user.isprintable():
-            raise Unauthorized("the token's subject is no name")
+            raise Unauthorized(f"`sub` must be a string of 1 to {LONGEST_USER} printable characters")
         if token_id is None:
             # So that every token can be revoked.
             token_id = id_of(token)
         if not isinstance(token_id, str) or not 0 < len(token_id) <= LONGEST_ID:
-            raise Unauthorized("the token's id is no name")
+            raise Unauthorized(f"`jti` must be a string of 1 to {LONGEST_ID} characters")
         permissions = Permissions(_granted(self._claimed(claims)))
         issued_at = _moment(claims["iat"]) if "iat" in claims else None
         reader = Reader(
@@ -156,13 +156,13 @@ class TokenVerifier:
         try:
             found = self._claim(claims)
             return found if isinstance(found, str) else list(found)
-        except Exception as problem:  # noqa: BLE001 - the team's own function may raise anything, and then nobody comes in
-            # Not the error's own text: it may quote a claim.
+        except Exception as problem:  # noqa: BLE001 - a user's function may raise anything; the token is refused then
+            # Without the error's text, which may quote a claim.
             log_event(logger, logging.WARNING, "claims_not_understood", error=type(problem).__name__)
-            raise Unauthorized("the permissions cannot be computed from the token's claims") from None
+            raise Unauthorized("the permissions function failed on the token's claims") from None
 
     def _remember(self, token: str, known: _VerifiedReader) -> None:
-        # The one that was not seen for longest goes. Only verified ones are here: nobody pushes others out by guessing.
+        # The least recently used one goes. Only verified tokens are kept, so guesses cannot push others out.
         if len(self._known) >= self._keep:
             del self._known[next(iter(self._known))]
         self._known[token] = known
@@ -178,14 +178,14 @@ def mint(
     audience: str | None = None,
     claim: str = "permissions",
 ) -> str:
-    """A new token, signed with the first key that can sign; for development, and for services that issue their own."""
+    """A new token, signed with the first key that can sign. For development, and for services that issue tokens."""
     issuer, audience = issuer or keys.current.issuer, audience or keys.current.audience
     if not issuer or not audience:
-        raise DeclarationError("a token needs an issuer and an audience: say both, or put them beside the keys")
+        raise DeclarationError("a token needs an issuer and an audience: give both, or add them to the JWK set")
     if not 0 < len(user) <= LONGEST_USER or not user.isprintable():
-        raise DeclarationError(f"user {user!r:.100} cannot be named in a token: use 1 to {LONGEST_USER} characters")
+        raise DeclarationError(f"user {user!r:.100} is not valid: use 1 to {LONGEST_USER} printable characters")
     if not timedelta(seconds=1) <= lifetime <= LONGEST_LIFE:
-        raise DeclarationError(f"a token for {lifetime} is of no use: from a second to ten years")
+        raise DeclarationError(f"lifetime {lifetime} is not valid: give 1 second to 10 years")
     key = keys.current.signing()
     now = int(time.time())
     claims = {
@@ -201,12 +201,12 @@ def mint(
 
 
 def id_of(token: str) -> str:
-    """The name under which a token without an id of its own is revoked."""
+    """The id for the revocation of a token without `jti`."""
     return "sha256:" + hashlib.sha256(token.encode()).hexdigest()[:40]
 
 
 def named_by(text: str) -> tuple[str, float | None]:
-    """The id that a whole token goes by, and when it expires; of anything else, itself. Nothing is verified."""
+    """The id and expiry of a token, not verified; any other text is an id itself."""
     if not _COMPACT.fullmatch(text):
         return text, None
     try:
@@ -218,21 +218,21 @@ def named_by(text: str) -> tuple[str, float | None]:
     name = token_id if isinstance(token_id, str) else id_of(text)
     if not isinstance(expires, int) or isinstance(expires, bool) or not 0 < expires < LATEST:
         return name, None
-    # A day more, for whoever gives clocks much leeway.
+    # One day more than any leeway.
     return name, expires + 86_400
 
 
 def _granted(claim: object) -> list[str]:
-    """Permissions as a list of texts, or as one text with spaces between, as OAuth writes scopes."""
+    """Permissions from a list of strings, or from one string with spaces, like OAuth scopes."""
     found = claim.split() if isinstance(claim, str) else claim
     if found is None:
         return []
     if not isinstance(found, list) or len(found) > MOST or not all(isinstance(each, str) for each in found):
-        raise Unauthorized("the token's permissions are no list of names")
+        raise Unauthorized(f"the token's permissions must be a list of at most {MOST} strings")
     return found
 
 
 def _moment(claim: object) -> float:
     if isinstance(claim, int | float) and not isinstance(claim, bool) and -LATEST < claim < LATEST:
         return float(claim)
-    raise Unauthorized("a time in the token is no number")
+    raise Unauthorized("a time in the token is not a number")

@@ -1,7 +1,7 @@
-"""Users by the header `X-User-Id`: believed from a program that shows a service token. A server that was started for
-development also believes programs on the same machine, until such a token is made.
+"""Users by the header `X-User-Id`, from programs with a service token. A development server also accepts it from
+programs on the same machine, until there is such a service token.
 
-For a backend whose users are integers and whose callers are programs of the same team, a bot for one. Who shows a wrong
+For a backend whose users are integers and whose clients are programs of the same team, such as a bot. A wrong
 credential is refused, whatever the header says and wherever the request comes from.
 """
 
@@ -24,7 +24,7 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.access")
 
-# How long its end may take, should the database not answer.
+# The time to stop when the database does not answer.
 END_SECONDS: Final = 0.5
 LARGEST_USER: Final = 2**63 - 1
 _NOBODY: Final = Permissions()
@@ -32,61 +32,63 @@ _USER: Final = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 _NAME: Final = r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?"
 _THIS_MACHINE: Final = re.compile(_NAME, re.IGNORECASE | re.ASCII)
 _PAGE_OF_THIS_MACHINE: Final = re.compile(f"https?://{_NAME}", re.IGNORECASE | re.ASCII)
-# Somebody stands between us and whoever asks: the near end of the connection says nothing about the far one.
+# Headers of proxies: behind one, the peer's address says nothing about the client.
 _FORWARDED: Final = frozenset(
     "forwarded via x-real-ip x-client-ip x-cluster-client-ip true-client-ip cf-connecting-ip "
     "x-original-forwarded-for".split()
 )
 _FORWARDED_PREFIX: Final = "x-forwarded"
-# What a program of this machine hears from a development server.
+# Hints that a development server gives to programs on this machine.
 _MISSING: Final = "Add the header X-User-Id with the number of a user"
 _NOT_ENOUGH: Final = (
-    f"X-User-Id alone is not believed, because there is a service token with the permission {ACT_AS_USER}: send that "
+    f"X-User-Id alone is not accepted, because there is a service token with the permission {ACT_AS_USER}: send that "
     "token as `Authorization: Bearer …` too, or revoke it"
 )
 
 
 class TrustedUsers(Service):
-    """Who asks, where users are integers. In this order:
+    """Authenticates users that are integers. It accepts:
 
-    a service token with the permission `act-as-user`, and the user that `X-User-Id` names; a JWT, and the user that it
-    speaks of, whom `X-User-Id` may repeat; in `development` alone, no Authorization, and `X-User-Id`, from this machine
-    and only while there is no service token of that kind. Anything else is Unauthorized. A header that is no user is
-    answered 400, once the credential is known to be good.
+    1. a service token with the permission `act-as-user`; `X-User-Id` names the user;
+    2. a JWT, whose subject is the user; `X-User-Id` may repeat it;
+    3. in `development` only: no Authorization; `X-User-Id` names the user. The request must come from this machine, and
+       there must be no service token as in 1.
 
-    Set `development` only in a server that listens on loopback and that you start on your own machine. Where a request
-    seems to come from proves nothing: behind a proxy, everybody comes from the proxy.
+    Anything else is Unauthorized. An `X-User-Id` that is not a user gets 400, after the credential was accepted.
 
-    As a service it runs the bearer access that it asks.
+    Set `development` only in a server that listens on loopback and that you start on your own machine: behind a proxy,
+    every request seems to come from the proxy's machine.
+
+    As a service, it runs the bearer access that it uses.
     """
 
     name = "trusted users"
     vary = ("Authorization", "X-User-Id")
 
     def __init__(self, bearer: BearerAccess, *, development: bool = False) -> None:
-        """Not started; where `bearer` is run by somebody else this need not be."""
+        """It need not be started if something else runs `bearer`."""
         super().__init__()
         self._bearer = bearer
         self._development = development
 
     async def reader(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
-        """The user, otherwise Unauthorized."""
+        """The user, or Unauthorized."""
         caller = await self.caller(authorization, headers, peer)
         named = headers.get(USER_HEADER)
         if is_program(caller):
             if named is None:
                 hint = _MISSING if caller.token_id is None else None
-                raise self._refused("no X-User-Id says on whose behalf it is asked", hint)
+                raise self._refused("the header X-User-Id is missing", hint)
             user = user_in(named)
             return msgspec.structs.replace(caller, user=user, rights=rights_of(user, caller.permissions))
         if _USER.fullmatch(caller.user) is None or int(caller.user) > LARGEST_USER:
-            raise self._refused("the user of the token is no integer")
+            raise self._refused("the user of the token is not an integer")
         if named is not None and user_in(named) != caller.user:
-            raise self._refused("X-User-Id names somebody else than the token")
+            raise self._refused("X-User-Id and the token name different users")
         return caller
 
     async def caller(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
-        """Whoever sends the request: a program that may say on whose behalf it asks (`is_program`), or a user."""
+        """The sender of the request: a program that may act on behalf of users (`is_program`), or a user."""
         if authorization is None:
             return await self._neighbour(headers, peer)
         own = {name: value for name, value in headers.items() if name != USER_HEADER}
@@ -96,13 +98,13 @@ class TrustedUsers(Service):
         return caller
 
     def still_valid(self, reader: Reader) -> bool:
-        """Whether the token still stands; without one, whether there is still none that would be needed."""
+        """Whether the token is still valid; without a token, whether none is required yet."""
         if reader.token_id is None:
             return self._development and not self._bearer.service_tokens.grants(ACT_AS_USER)
         return self._bearer.still_valid(reader)
 
     def watch(self, call: Callable[[], None]) -> None:
-        """Call this whenever it was read anew who may come in."""
+        """Call this right after each read of service tokens and revocations."""
         self._bearer.watch(call)
 
     async def run(self) -> None:
@@ -114,13 +116,13 @@ class TrustedUsers(Service):
             await self._bearer.stop_within(END_SECONDS)
 
     async def _neighbour(self, headers: Mapping[str, str], peer: str | None) -> Reader:
-        """A program of this machine, in development. Asked before the database is: strangers cost nothing."""
+        """A program on this machine, in development. Checked before the database, so that strangers cost no query."""
         if not self._development:
             raise self._refused("there is no Authorization header")
         if not is_local(headers, peer):
             raise self._refused("there is no Authorization header, and the request is not from this machine")
         if await self._bearer.grants(ACT_AS_USER):
-            raise self._refused("there is no Authorization header, and a service token is configured", _NOT_ENOUGH)
+            raise self._refused("there is no Authorization header, and a service token exists", _NOT_ENOUGH)
         return Reader("", _NOBODY, None, None, rights_of("", _NOBODY))
 
     def _refused(self, reason: str, hint: str | None = None) -> Unauthorized:
@@ -129,14 +131,14 @@ class TrustedUsers(Service):
 
 
 def is_program(caller: Reader) -> bool:
-    """Whether a caller may say on whose behalf it asks: by its service token, or as a neighbour in development."""
+    """Whether a caller may act on behalf of users: by its service token, or as a local program in development."""
     return caller.token_id is None or (caller.service is not None and caller.permissions.name(ACT_AS_USER))
 
 
 def is_local(headers: Mapping[str, str], peer: str | None) -> bool:
-    """Whether a request comes from this machine, is meant for it, and nobody has passed it on.
+    """Whether a request comes from this machine, is addressed to it, and did not pass a proxy.
 
-    A page elsewhere may have its name point here, or ask from here through a browser: then Host or Origin is another.
+    Host and Origin are checked, too: a web page from elsewhere can make a browser on this machine send requests here.
     """
     if peer is None or not is_loopback(peer) or not names_this_machine(headers.get("host", "")):
         return False
@@ -147,12 +149,12 @@ def is_local(headers: Mapping[str, str], peer: str | None) -> bool:
 
 
 def names_this_machine(host: str) -> bool:
-    """Whether a Host header is a name that only this machine itself uses for it."""
+    """Whether a Host header is a loopback name or address."""
     return _THIS_MACHINE.fullmatch(host) is not None
 
 
 def user_in(header: str) -> str:
-    """The user that the header names, as audiences and keys write it; 400 when it is none."""
+    """The user in the header `X-User-Id`; 400 if it is not a positive integer."""
     text = header.strip(" \t")
     if _USER.fullmatch(text) is None or int(text) > LARGEST_USER:
         raise bad_request(

@@ -1,1 +1,1 @@
-"""Examples that run: what `aftercommit up` shows when no application of yours is given. Nobody else needs them."""
+"""The example that `aftercommit up` runs if you give no application."""

@@ -1,8 +1,7 @@
-"""A small order service: its events, its tables, a consumer that keeps totals, and a trickle of customers.
+"""A small order service: its events, its tables, a consumer that keeps totals, and simulated customers.
 
-Reads like a service of yours would. Orders are rows of `demo_shop.orders`, each change publishes its event in the same
-transaction, and `customer-totals` adds them up. Now and then the bank is busy: the consumer's handler fails, is
-retried, and the totals still come out right.
+Orders are rows of `demo_shop.orders`. Each change publishes its event in the same transaction, and `customer-totals`
+adds them up. Now and then the bank is busy: the handler fails and is retried, and the totals are still right.
 """
 
 import random
@@ -25,7 +24,7 @@ from aftercommit.service import Probe
 outbox = Outbox("demo_orders", scope={"customer_id": str})
 
 CUSTOMERS = ("ada", "edsger", "grace", "barbara", "donald", "leslie", "margaret", "niklaus")
-# One payment in so many meets a busy bank, once or twice.
+# For one payment in so many, the bank is busy once or twice.
 BUSY_ONE_IN = 20
 
 
@@ -66,7 +65,7 @@ class OrderCancelled:
 
 
 class BankIsBusy(Exception):
-    """The bank did not answer in time; it will, when asked again."""
+    """The bank did not answer in time."""
 
 
 totals = outbox.consumer("customer-totals", backoff=Exponential(base=0.5, maximum=10.0), start="earliest")
@@ -74,33 +73,33 @@ totals = outbox.consumer("customer-totals", backoff=Exponential(base=0.5, maximu
 
 @totals.on(OrderPlaced)
 async def count_order(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
-    """One order more."""
+    """Count an order."""
     await _add(connection, event.scope["customer_id"], placed=1)
 
 
 @totals.on(OrderPaid)
 async def add_payment(event: Event[OrderPaid], connection: psycopg.AsyncConnection[Any]) -> None:
-    """What was paid, once the bank has confirmed it."""
+    """Add a payment, if the bank confirms it."""
     await _add(connection, event.scope["customer_id"], paid=1, paid_cents=event.payload.amount_cents)
-    # After the write, to show that it is undone: a failed attempt leaves nothing behind.
+    # After the write, to show that a failed attempt is rolled back.
     if event.attempt <= bank_failures(event.payload.order_id):
         raise BankIsBusy(f"the bank did not confirm the payment of order {event.payload.order_id}")
 
 
 @totals.on(OrderShipped)
 async def count_shipment(event: Event[OrderShipped], connection: psycopg.AsyncConnection[Any]) -> None:
-    """One parcel more."""
+    """Count a shipment."""
     await _add(connection, event.scope["customer_id"], shipped=1)
 
 
 @totals.on(OrderCancelled)
 async def count_cancellation(event: Event[OrderCancelled], connection: psycopg.AsyncConnection[Any]) -> None:
-    """One order that came to nothing."""
+    """Count a cancelled order."""
     await _add(connection, event.scope["customer_id"], cancelled=1)
 
 
 def bank_failures(order_id: str) -> int:
-    """How often the bank is busy for this order: the same answer every time, mostly 0, sometimes 1 or 2."""
+    """How often the bank is busy for this order: mostly 0, sometimes 1 or 2, and always the same."""
     draw = zlib.crc32(order_id.encode())
     return 0 if draw % BUSY_ONE_IN else 1 + (draw // BUSY_ONE_IN) % 2
 
@@ -151,40 +150,40 @@ _OLDEST_OPEN = """
 
 
 def create_tables(connection: psycopg.Connection[Any]) -> None:
-    """The service's own tables; harmless to repeat."""
+    """Create the tables of the service, if they do not exist."""
     with committed(connection):
         connection.execute(_TABLES)
 
 
 class Trickle(DatabaseService):
-    """Customers at work: places orders and moves old ones on, `rate` steps a second, until it is stopped."""
+    """Simulates customers: places orders and moves old ones on, `rate` steps per second, until stopped."""
 
     name = "trickle"
 
     def __init__(self, database: Database, *, rate: float = 6.0, seed: int = 7, probe: Probe | None = None) -> None:
-        """Not started. The same seed makes the same customers buy the same things."""
+        """The same seed gives the same orders."""
         super().__init__(probe)
         self._database = database
         self._rate = rate
         self._random = random.Random(seed)
 
     async def session(self) -> None:
-        """One life of the connection."""
+        """Work on one connection."""
         connection = await self._database.connect(autocommit=False)
         try:
             self.session_is_up()
             while not self.stopping.is_set():
                 await self.step(connection)
                 await self.reach("trickle.stepped")
-                # As customers come: many at once, then nobody for a while.
+                # Exponential, like the arrival of real customers.
                 await self.pause(self._random.expovariate(self._rate))
         finally:
             await close_quietly(connection)
 
     async def step(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """One transaction of the service: a new order, or the next step of the oldest open one."""
+        """One transaction: a new order, or the next step of the oldest open one."""
         async with committed_async(connection):
-            # Two steps of three go to orders that are open, so that all of them are shipped or cancelled in time.
+            # Two steps of three are for open orders, so that all of them are shipped or cancelled in time.
             if self._random.random() < 1 / 3 or not await self._move_on(connection):
                 await self._place(connection)
 
@@ -220,7 +219,7 @@ async def _publish(connection: psycopg.AsyncConnection[Any], number: int, custom
 application = Application(
     about=(
         "the order example (aftercommit.demo.orders)\n"
-        "  now and then the bank is busy: a payment fails, and is tried again by itself"
+        "  now and then the bank is busy: a payment fails and is retried automatically"
     ),
     outboxes=(outbox,),
     create_tables=create_tables,

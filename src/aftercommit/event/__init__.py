@@ -1,1 +1,1 @@
-"""What happened: event types, their payloads, the envelope around them. No IO, no SQL, no listeners."""
+"""Event types, their payloads, and the envelope around them. No IO and no SQL."""

@@ -1,7 +1,6 @@
-"""Payloads to JSON bytes and back, for the kinds of payload class that a team may already have.
+"""Encodes payloads as JSON and back: dataclasses, msgspec Structs, TypedDicts, pydantic models and dicts.
 
-Encoding validates: what is stored is what the declared type can read back, or the event is refused. No base
-class is asked for, and nothing here knows of envelopes or of SQL.
+Encoding validates: a payload that the declared type could not read back is refused. Payloads need no base class.
 """
 
 import dataclasses
@@ -75,7 +74,7 @@ def _encoded(payload: Any) -> bytes:
 
 
 def _refuse_nul(data: bytes) -> None:
-    # A cheap scan of the bytes first: the walk is taken only where an escape, or its look-alike, is seen.
+    # A cheap scan first: the full check runs only if the bytes contain the escape, or something that looks like it.
     if b"\\u0000" in data:
         json_rules.check(msgspec.json.decode(data), typed=False)
 
@@ -98,7 +97,7 @@ class MsgspecCodec:
     """Dataclasses, msgspec Structs and TypedDicts."""
 
     def __init__(self, payload_class: type[Any]) -> None:
-        """Prepare the decoder for the class once."""
+        """Makes the decoder of the class once."""
         self.payload_class = payload_class
         try:
             self._decode = msgspec.json.Decoder(payload_class).decode
@@ -122,13 +121,13 @@ class MsgspecCodec:
         """JSON bytes that decode to the declared type."""
         if self._careful:
             json_rules.check(payload, typed=True)
-        # Every event comes through here: no call is made that need not be.
+        # The hot path of publish: no call that can be avoided.
         try:
             data = _encode(payload)
         except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError):
             data = _encoded(payload)
         if self._has_floats and not self._careful and b"null" in data:
-            # NaN and Infinity have become null, and a field that may be None would take that.
+            # NaN and Infinity are encoded as null, which a field that may be None would accept.
             json_rules.check(payload, typed=True)
         if b"\\" in data:
             _refuse_nul(data)
@@ -141,7 +140,7 @@ class MsgspecCodec:
         return data
 
     def _is_plain(self, payload: Any) -> bool:
-        """Whether nothing is to be learned from reading it back: half the time, and most events are so."""
+        """Whether the payload needs no decoding as a check. That halves the time, and most events are like this."""
         try:
             return type(payload) is self.payload_class and tuple(map(type, self._values(payload))) == self._plain
         except AttributeError:
@@ -163,7 +162,6 @@ class PydanticCodec:
     """Pydantic models (version 2)."""
 
     def __init__(self, payload_class: Any) -> None:
-        """Remember the model; pydantic is imported by the user already."""
         self.payload_class = payload_class
         self.fields: frozenset[str] | None = frozenset(payload_class.model_fields)
 
@@ -184,7 +182,7 @@ class PydanticCodec:
             )
         json_rules.check(model, typed=True)
         try:
-            # The names on the wire are the aliases, because those are what validation reads.
+            # By alias, because validation reads aliases.
             data: bytes = model.model_dump_json(by_alias=True, warnings=False).encode()
             self.payload_class.model_validate_json(data)
         except ValueError as problem:
@@ -215,7 +213,7 @@ class DictCodec:
     """Plain dicts, checked against a JSON Schema when one is given."""
 
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
-        """Check the schema itself, so that a typo in it is found at declaration."""
+        """Checks the schema itself, so that a mistake in it shows at the declaration."""
         self.schema = dict(schema) if schema is not None else None
         self.fields: frozenset[str] | None = None
         self._check = _SchemaCheck(self.schema) if self.schema is not None else None
@@ -232,7 +230,7 @@ class DictCodec:
         data = _encoded(payload)
         _refuse_nul(data)
         if self._check is not None:
-            # What was encoded is what is validated: UUIDs, datetimes and the like are strings by now.
+            # Validate the encoded form, in which UUIDs, datetimes and the like are strings.
             self._check.refuse(msgspec.json.decode(data))
         return data
 
@@ -262,17 +260,17 @@ class _SchemaCheck:
             jsonschema.Draft202012Validator.check_schema(schema)
         except jsonschema.SchemaError as problem:
             raise DeclarationError(f"the JSON Schema is not valid: {problem.message}") from problem
-        # An empty registry: a schema that points elsewhere must not make publish fetch it from the network.
+        # An empty registry, so that publish never fetches a referenced schema from the network.
         self._validator: Any = jsonschema.Draft202012Validator(schema, registry=Registry())
         self._unresolvable = Unresolvable
 
     def refuse(self, instance: Any) -> None:
-        """Raise for the first thing that the schema does not allow."""
+        """Raise InvalidPayload for the first violation of the schema."""
         try:
             problem = next(self._validator.iter_errors(instance), None)
         except self._unresolvable as missing:
             raise DeclarationError(
-                f"the JSON Schema names {missing.ref!r}, which is outside of it: copy that part into $defs"
+                f"the JSON Schema refers to {missing.ref!r}, which is outside of it: copy that part into $defs"
             ) from missing
         if problem is None:
             return

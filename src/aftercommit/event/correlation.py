@@ -1,4 +1,4 @@
-"""Which story an event belongs to, and what caused it: carried by context, never passed on by hand."""
+"""Correlation and causation ids, carried by the context (contextvars)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,17 +15,17 @@ _causation: ContextVar[UUID | None] = ContextVar("aftercommit_causation", defaul
 
 
 def current_correlation() -> str | None:
-    """The correlation id of the context, if one was set."""
+    """The correlation id of this context, if one is set."""
     return _correlation.get()
 
 
 def current_causation() -> UUID | None:
-    """The id of the event being handled in this context, if any."""
+    """The id of the event that this context handles, if any."""
     return _causation.get()
 
 
 def checked_correlation(value: str) -> str:
-    """The value itself, if it can be stored as a correlation id."""
+    """The value, if it can be stored as a correlation id."""
     if not is_storable(value, MAX_CORRELATION_LENGTH):
         raise InvalidEnvelope(
             f"correlation id {value!r:.80} cannot be stored: give a string of 1 to {MAX_CORRELATION_LENGTH} "
@@ -36,7 +36,7 @@ def checked_correlation(value: str) -> str:
 
 @contextmanager
 def correlation(correlation_id: str) -> Iterator[None]:
-    """Everything published inside carries this correlation id."""
+    """Events published inside this block get this correlation id."""
     token = _correlation.set(checked_correlation(correlation_id))
     try:
         yield
@@ -45,14 +45,14 @@ def correlation(correlation_id: str) -> Iterator[None]:
 
 
 def tell(event_id: UUID | None, correlation_id: str | None) -> None:
-    """From here on everything published in this context belongs to this story, and names this event as its cause."""
+    """From here on, events published in this context get this correlation id, and this event as their cause."""
     _correlation.set(correlation_id)
     _causation.set(event_id)
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """A stretch in which stories are told with `tell`; what was before is back after it."""
+    """A block that may call `tell`; afterwards the ids from before are back."""
     before = _causation.get(), _correlation.get()
     try:
         yield

@@ -1,6 +1,6 @@
 """An event type: its stable name, version, aggregate, required fields and payload class.
 
-The name is what is stored, so renaming or moving the class changes nothing. Nothing is written or sent here.
+The database has the name, so you can rename or move the class.
 """
 
 import re
@@ -29,17 +29,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]*")
 
 
 def checked_name(value: str, what: str, limit: int) -> str:
-    """The name itself, if it is made of ordinary characters and fits its column."""
+    """The name, if it has ordinary characters only and fits its column."""
     if not isinstance(value, str) or len(value) > limit or not _NAME.fullmatch(value):
         raise DeclarationError(
-            f"{what} {value!r:.120} is not usable: 1 to {limit} characters, letters, digits and _ . : / -"
+            f"{what} {value!r:.120} is not valid: use 1 to {limit} letters, digits and _ . : / -, and begin with a "
+            "letter or digit"
         )
     return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventType:
-    """One declared event type. Call it with the payload's fields to get a draft: `NodeCreated(node_id=…)`."""
+    """A declared event type. Call it with the payload's fields to get a draft: `NodeCreated(node_id=…)`."""
 
     name: str
     version: int
@@ -53,7 +54,7 @@ class EventType:
 
     @property
     def missing_upcasters(self) -> list[int]:
-        """The versions, from the oldest that may still be read, of which nobody has said how they become the next."""
+        """The versions, from `oldest_version` on, that have no upcaster to the next."""
         return [version for version in range(self.oldest_version, self.version) if version not in self.upcasters]
 
     def __call__(self, /, **fields: Any) -> Draft:
@@ -72,7 +73,7 @@ class EventType:
         scope: Mapping[str, Any] | None = None,
         audience: Iterable[str] | None = None,
     ) -> Draft:
-        """A draft with parts of the envelope set by hand."""
+        """A draft with some envelope fields set explicitly."""
         return Draft(
             type_name=self.name,
             payload=payload,
@@ -86,7 +87,7 @@ class EventType:
         )
 
     def encode(self, payload: Any) -> bytes:
-        """The payload as JSON, every required field present."""
+        """The payload as JSON; InvalidPayload if a required field is missing."""
         for name in self.required:
             if _field(payload, name) is None:
                 raise InvalidPayload(
@@ -101,7 +102,7 @@ class EventType:
         return data
 
     def aggregate_id_of(self, payload: Any) -> str | None:
-        """The id of the aggregate this payload belongs to, by the declared key."""
+        """The aggregate id of a payload, by the declared key."""
         if self.key is None:
             return None
         try:
@@ -121,9 +122,9 @@ class EventType:
         return str.__str__(value) if isinstance(value, str) else str(value)
 
     def read(self, record: Record, attempt: int = 1) -> Event[Any]:
-        """The record as a typed event, lifted to this version."""
+        """The record as a typed event of this version; upcasters lift an older one."""
         is_current = record.schema_version == self.version
-        # By place, in the order of the class: this runs for every event that is read.
+        # Positional arguments are faster, and this runs for every event that is read.
         return Event(
             record.event_id,
             record.event_type,
@@ -144,7 +145,7 @@ class EventType:
         if record.schema_version > self.version:
             raise NewerVersion(
                 f"{self.name} {record.event_id} has schema version {record.schema_version}, this code knows "
-                f"{self.version}: deploy the newer code, which retries it by itself",
+                f"{self.version}: deploy newer code, and the event is retried",
                 event_type=self.name,
                 version=record.schema_version,
                 known=self.version,
@@ -154,7 +155,7 @@ class EventType:
             return self.codec.decode(json_rules.ENCODER.encode(lifted))
         except (TypeError, ValueError, NotImplementedError) as problem:
             raise UnreadableEvent(
-                f"the upcasters of {self.name} made of {record.event_id} what is not JSON: {problem}"
+                f"the upcasters of {self.name} returned a payload for {record.event_id} that is not JSON: {problem}"
             ) from problem
 
     def _lifted(self, record: Record) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def define(
     schema: Mapping[str, Any] | None,
     oldest_version: int = 1,
 ) -> EventType:
-    """An event type whose parts fit together, or DeclarationError."""
+    """Define an event type; DeclarationError if its parts do not fit together."""
     checked_name(name, "event type", MAX_TYPE_LENGTH)
     if aggregate is not None:
         checked_name(aggregate, "aggregate type", MAX_AGGREGATE_TYPE_LENGTH)
@@ -200,7 +201,7 @@ def define(
     if not isinstance(oldest_version, int) or isinstance(oldest_version, bool) or not 1 <= oldest_version <= version:
         raise DeclarationError(f"{name}: oldest_version {oldest_version!r} must be an integer from 1 to {version}")
     if key is not None and aggregate is None:
-        raise DeclarationError(f"{name}: key={key!r} says which field is the aggregate's id, but aggregate= is missing")
+        raise DeclarationError(f"{name}: key={key!r} names the aggregate's id, but aggregate= is missing: add it")
     if isinstance(required, str):
         raise DeclarationError(f"{name}: required={required!r} is one string: give a list, [{required!r}]")
     codec = codec_for(payload_class, schema)

@@ -1,4 +1,4 @@
-"""The envelope: what is known about every event whatever its type, as a draft, as stored and as read."""
+"""The envelope, which events of all types have: as a draft, as stored, and as a handler reads it."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ PayloadT = TypeVar("PayloadT")
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """An event about to be published; what is None in its envelope is filled in at publish."""
+    """An event to publish; publish() fills in envelope fields that are None."""
 
     type_name: str
     payload: Any
@@ -25,9 +25,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """An event as it is stored: envelope fields and the payload still as JSON bytes.
+    """A stored event: envelope fields, and the payload as JSON bytes.
 
-    The fields stand in the order of the columns of `read_log`: records are made by the thousand.
+    The fields have the order of the columns of `read_log`, which makes records cheap to build.
     """
 
     event_id: UUID
@@ -46,19 +46,19 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     lane: int = 0
     retry_count: int = 0
     ts: datetime | None = None
-    # Whether a relay delivers it for another time: it has failed before, or an operator has sent it again.
+    # Whether this delivery is a repetition: an attempt has failed before, or an operator has replayed it.
     again: bool = False
-    # Who hears of it, where the outbox declares an audience.
+    # The readers who receive it, if the outbox declares an audience.
     audience: tuple[str, ...] = ()
 
     @property
     def aggregate(self) -> tuple[str, str]:
-        """What the order of events is kept for."""
+        """Type and id of the aggregate, within which events keep their order."""
         return (self.aggregate_type, self.aggregate_id)
 
 
 class Event(msgspec.Struct, Generic[PayloadT], frozen=True, gc=False):
-    """An event as a handler gets it: the payload typed and lifted to the version this code knows."""
+    """An event as a handler gets it, with a typed payload in the version that this code knows."""
 
     event_id: UUID
     type: str
@@ -76,7 +76,7 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, gc=False):
 
 
 def envelope_json(record: Record) -> bytes:
-    """The whole event as one JSON object: the envelope's names, the scope's beside them, `payload` inside."""
+    """The whole event as one JSON object: envelope fields, scope fields and `payload`."""
     envelope: dict[str, Any] = {
         "event_id": record.event_id,
         "event_type": record.event_type,
@@ -95,5 +95,5 @@ def envelope_json(record: Record) -> bytes:
 
 
 def rfc3339(moment: datetime) -> str:
-    """RFC 3339 in UTC with a Z, microseconds kept."""
+    """A time in RFC 3339, in UTC with a Z, with microseconds."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Event ids: UUIDv7 (RFC 9562), which sort nearly in the order they were made, so indexes stay compact."""
+"""Event ids: UUIDv7 (RFC 9562), which sort nearly by time of creation, so indexes stay compact."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def uuid7() -> UUID:
 
 
 def uuid7s(count: int) -> list[UUID]:
-    """So many new ids of one moment. The system is asked once for all their random bits, which is what costs."""
+    """Several new ids. One system call gets all random bits, because the calls are what costs."""
     random = os.urandom(10 * count)
     fixed = time.time_ns() // 1_000_000 << 80 | _VERSION_7 | _VARIANT
     drawn = [int.from_bytes(random[start : start + 10], "big") for start in range(0, 10 * count, 10)]
@@ -28,7 +28,7 @@ def uuid7s(count: int) -> list[UUID]:
 
 
 def _made(value: int) -> UUID:
-    """`UUID(int=value)` without the questions that its constructor asks: half the cost of a new id."""
+    """`UUID(int=value)` without the checks of the constructor, which are half the cost of an id."""
     made = _new(UUID)
     _set(made, "int", value)
     _set(made, "is_safe", SafeUUID.unknown)

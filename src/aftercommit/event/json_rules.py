@@ -1,8 +1,7 @@
-"""What may stand in a payload so that PostgreSQL, every client and every language read back what was written.
+"""Which values a payload may have, so that PostgreSQL and clients in any language read back what was written.
 
-Encoders are lenient in ways that lose data: NaN becomes null, a set becomes a list in no order, a naive
-datetime loses its meaning, NUL and lone surrogates break jsonb. This room finds such values and names the
-place. It knows values, never event types or envelopes.
+Encoders lose data silently: NaN becomes null, a set becomes a list in no order, a naive datetime has no time zone, NUL
+and lone surrogates break jsonb. The functions here find such values and name their path in the payload.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ _SEQUENCES = (list, tuple)
 _MOMENTS = (datetime, time)
 _SETS = (set, frozenset)
 _BYTES = (bytes, bytearray, memoryview)
-# A float is not here: what it can lose (NaN, Infinity) is seen in the encoded bytes, as a null.
+# Floats are not listed: NaN and Infinity show in the encoded bytes, as null.
 _LOSSY_TYPES = (
     inspect.AnyType,
     inspect.CustomType,
@@ -47,12 +46,12 @@ _UNBOUNDED: tuple[tuple[Any, type[Any]], ...] = (
 )
 _FLOATS = (inspect.FloatType, inspect.AnyType, inspect.CustomType, inspect.DecimalType)
 
-# What is wrong with a value, and the way to it from the inside out.
+# What is wrong with a value, and its path from the inside out.
 Finding = tuple[str, list[str | int]]
 
 
 def _plain(value: Any) -> Any:
-    """A pydantic model as a dict; a subclass (marked-up string, numpy float) as its plain base."""
+    """A pydantic model as a dict; a subclass (such as a numpy float) as its plain base type."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -74,9 +73,9 @@ ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def check(payload: Any, *, typed: bool) -> None:
-    """Refuse what JSON cannot carry faithfully, naming the place.
+    """Refuse values that JSON would change, and name their path.
 
-    Payloads that are `typed` may hold bytes and keys that are not strings: their type reads them back.
+    A `typed` payload may have bytes, and keys that are not strings: its type reads them back.
     """
     try:
         found = _find(payload, typed, 0)
@@ -104,20 +103,20 @@ def text_problem(text: str) -> str | None:
 
 
 def is_storable(value: Any, longest: int) -> bool:
-    """Whether this is text that fits a column of so many characters."""
+    """Whether the value is a non-empty string that PostgreSQL can store in so many characters."""
     if not isinstance(value, str) or not 0 < len(value) <= longest:
         return False
     return (value.isascii() and "\x00" not in value) or text_problem(value) is None
 
 
 def dotted(parts: Iterable[str | int]) -> str:
-    """A place in a payload as text: `$.lines[2].price`."""
+    """A path in a payload as text: `$.lines[2].price`."""
     path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return path if len(path) <= _LONGEST_PATH else path[:_LONGEST_PATH] + "…"
 
 
 def _find(value: Any, typed: bool, depth: int) -> Finding | None:
-    """The first value from here on that JSON cannot carry; the way to it is put together on the way back."""
+    """The first value inside that JSON would change; its path is built on the way back."""
     inside = _inside(value)
     if inside is None:
         problem = _leaf_problem(value, typed)
@@ -139,7 +138,7 @@ def _find(value: Any, typed: bool, depth: int) -> Finding | None:
 
 
 def _inside(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """What a container holds, each with its key, index or name; None for what is no container."""
+    """The values in a container, each with its key, index or name; None if it is not a container."""
     if isinstance(value, _SEQUENCES):
         return enumerate(value)
     if isinstance(value, Mapping):
@@ -159,7 +158,7 @@ def _inside(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 @lru_cache(maxsize=1024)
 def _fields_of(cls: Any) -> tuple[str, ...] | None:
-    """The names of a class whose objects are encoded field by field, or None."""
+    """The fields of a class whose objects are encoded field by field, or None."""
     if issubclass(cls, msgspec.Struct):
         return tuple(cls.__struct_fields__)
     if dataclasses.is_dataclass(cls):
@@ -170,7 +169,7 @@ def _fields_of(cls: Any) -> tuple[str, ...] | None:
 
 
 def _is_plainly_fine(value: Any) -> bool:
-    """The short way past most values."""
+    """A fast check that most values pass."""
     kind = type(value)
     if kind is str:
         return str.isascii(value) and "\x00" not in value
@@ -198,7 +197,7 @@ def _leaf_problem(value: Any, typed: bool) -> str | None:
     if isinstance(value, msgspec.Raw):
         return _raw_problem(value)
     try:
-        # The encoder itself is asked about the rest, so that no list here goes stale.
+        # Ask the encoder about all other types.
         ENCODER.encode(value)
     except (TypeError, ValueError, OverflowError, NotImplementedError):
         return f"is of type {type(value).__name__} and has no JSON form: convert it first"
@@ -227,20 +226,19 @@ def _raw_problem(raw: msgspec.Raw) -> str | None:
 
 
 def may_lose(payload_type: Any) -> bool:
-    """Whether values of this type can encode in silence and read back as something else, or never end."""
+    """Whether values of this type can change silently when they are encoded, or be nested without end."""
     return _is_made_of(payload_type, _LOSSY_TYPES)
 
 
 def has_floats(payload_type: Any) -> bool:
-    """Whether there can be a NaN in values of this type."""
+    """Whether values of this type can contain NaN."""
     return _is_made_of(payload_type, _FLOATS)
 
 
 def plain_types(payload_type: Any) -> tuple[type[Any], ...] | None:
-    """The types of the fields, two at least, of a class of texts, whole numbers and booleans; None for any other.
+    """The field types of a class with at least two fields, all of them strings, integers or booleans; otherwise None.
 
-    An object of such a class whose values are of exactly these types is read back as it was written: nothing can be
-    wrong with it that the encoder lets pass.
+    An object of such a class whose values have exactly these types always reads back as it was written.
     """
     if hasattr(payload_type, "__post_init__"):
         return None

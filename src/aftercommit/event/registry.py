@@ -1,4 +1,4 @@
-"""All event types that an outbox knows, by name and by payload class. Refuses duplicates and strangers."""
+"""The event types of an outbox, by name and by payload class."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,6 @@ class Registry:
     """The declared event types of one outbox."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._by_name: dict[str, EventType] = {}
         self._by_class: dict[type[Any], EventType] = {}
 
@@ -27,9 +26,7 @@ class Registry:
     def add(self, event_type: EventType) -> EventType:
         """Declare a type; a name or a payload class can be declared once."""
         if event_type.name in self._by_name:
-            raise DuplicateDeclaration(
-                f"event type {event_type.name!r} is declared twice: names are for ever, choose another"
-            )
+            raise DuplicateDeclaration(f"event type {event_type.name!r} is declared twice: choose another name")
         payload_class = event_type.payload_class
         if payload_class is not None and payload_class is not dict:
             taken = self._by_class.get(payload_class)
@@ -47,16 +44,15 @@ class Registry:
         event_type = self.named(name)
         if not 1 <= from_version < event_type.version:
             raise DeclarationError(
-                f"{name!r} is at version {event_type.version}: an upcaster from version {from_version} leads nowhere"
+                f"{name!r} is at version {event_type.version}: an upcaster must be from version 1 to "
+                f"{event_type.version - 1}, not {from_version}"
             )
         if from_version in event_type.upcasters:
             raise DuplicateDeclaration(f"{name!r} already has an upcaster from version {from_version}")
         event_type.upcasters[from_version] = upcaster
 
     def require_upcasters(self) -> None:
-        """DeclarationError where an old version could not be read. Asked when an outbox is put to use: by then all
-        of its declarations have been imported.
-        """
+        """DeclarationError if an upcaster is missing. Called when an outbox is put to use, after all imports."""
         for event_type in self:
             if missing := event_type.missing_upcasters:
                 raise DeclarationError(
@@ -74,7 +70,7 @@ class Registry:
             raise UnknownEventType(f"event type {name!r} is not declared on this outbox: {self._known()}") from None
 
     def resolve(self, reference: EventType | type[Any] | str) -> EventType:
-        """The type meant by its declaration, its payload class or its name."""
+        """The event type by its declaration, its payload class or its name."""
         if isinstance(reference, EventType):
             return self.named(reference.name)
         if isinstance(reference, str):
@@ -87,11 +83,11 @@ class Registry:
             ) from None
 
     def of_payload(self, payload: Any) -> EventType | None:
-        """The type whose payload this is, or None (a draft, a dict, a stranger)."""
+        """The event type of a payload object, or None (for a draft, a dict or an undeclared class)."""
         return self._by_class.get(type(payload))
 
     def draft(self, event: Any) -> tuple[EventType, Draft]:
-        """What the caller wants to publish (a payload object or a draft), with its type."""
+        """A payload object or a draft as a draft, with its event type."""
         if isinstance(event, Draft):
             return self.named(event.type_name), event
         event_type = self._by_class.get(type(event))

@@ -1,7 +1,6 @@
-"""HTTP as it is spoken here: raw ASGI, the one error body, the origins that may read, and how a stream of events looks.
+"""HTTP for everything that aftercommit serves: raw ASGI, the common error body, CORS and server-sent events.
 
-Has no feed in hand and imports none: whatever is served stands on it, also what has no feeds. That a page may see what
-feeds say in headers is all that is here for them (`cors.EXPOSED`).
+Imports no feed, so an application without feeds can use it too. `cors.EXPOSED` names the response headers of feeds.
 """
 
 from typing import TYPE_CHECKING

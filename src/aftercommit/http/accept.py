@@ -1,4 +1,4 @@
-"""Who asks: a person with a browser, or a program. Told by the Accept header alone."""
+"""Tells browsers from programs by the Accept header."""
 
 import re
 from collections.abc import Mapping
@@ -10,12 +10,9 @@ _QUALITY: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 
 
 def prefers_page(accept: str) -> bool:
-    """Whether whoever sends this Accept header would rather have HTML than JSON, as browsers do that open an address.
-
-    Who takes both alike, or anything, is a program.
-    """
+    """Whether this Accept header prefers HTML to JSON, as a browser's does. No preference counts as a program."""
     if "text/" not in accept.lower():
-        # Almost every request: polls.
+        # The fast path: almost every request is a poll.
         return False
     ranges: dict[str, float] = {}
     for each in accept.lower().split(","):
@@ -28,6 +25,6 @@ def prefers_page(accept: str) -> bool:
 
 
 def _quality_of(kind: str, ranges: Mapping[str, float]) -> float:
-    """The closest range decides."""
+    """The quality of the most specific range that matches."""
     fitting = (kind, f"{kind.partition('/')[0]}/*", "*/*")
     return next((ranges[each] for each in fitting if each in ranges), 0.0)

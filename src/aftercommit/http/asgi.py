@@ -1,6 +1,6 @@
-"""The pieces of raw ASGI that answers are made with: a request's headers, answers, and a look at the connection.
+"""Raw ASGI: read a request's headers and query, send a response, and look at the connection.
 
-No request or response objects stand on the way of a poll that is answered 304: that way is walked the most.
+Most requests are polls that get a 304. Request and response objects would cost more than the rest of such a poll.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
@@ -12,11 +12,11 @@ from urllib.parse import unquote_plus
 from aftercommit.http.errors import Problem, bad_request, too_large
 
 Scope = MutableMapping[str, Any]
-"""What an ASGI server says about a request."""
+"""The ASGI scope of a request."""
 Message = MutableMapping[str, Any]
 """One message between an ASGI server and an application."""
 Receive = Callable[[], Awaitable[Message]]
-"""Waits for the next message of the server."""
+"""Waits for the next message from the server."""
 Send = Callable[[Message], Awaitable[None]]
 """Sends a message to the server."""
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -25,43 +25,43 @@ Header = tuple[bytes, bytes]
 """The name of a header in lower case, and its value."""
 
 JSON: Header = (b"content-type", b"application/json")
-"""The header for a JSON body."""
+"""The content type of a JSON body."""
 NO_STORE: Header = (b"cache-control", b"no-store")
-"""The header for an answer that no cache may keep."""
+"""Tells caches to keep nothing of a response."""
 CONNECTION = "aftercommit.connection"
-# In a scope: the methods that all routes at this address answer, where somebody knows of the others.
+# In a scope: the methods that all routes of this path answer, where a router has put them there.
 ALLOWED = "aftercommit.allowed"
 LONGEST_QUERY = 4096
-# What is open when a server stops has so long to end, where nothing else is said: streams and the process around them.
+# The default time that open streams, and the process around them, have to end when a server stops.
 DRAIN_SECONDS = 5.0
 # Modules whose wrappers of `send` look at the head of an answer and pass bodies on.
 _PASS_ON = frozenset({__name__, f"{__package__}.cors", "starlette.middleware.errors", "starlette._exception_handler"})
 
 
 class ServerConnection(Protocol):
-    """What our own server says about a connection, in the scope's `extensions`; other servers do not."""
+    """What our own server tells about a connection in the scope's `extensions`; other servers do not have it."""
 
     def abort(self) -> None:
-        """Drop it now, with all that was written and not yet read."""
+        """Drop the connection now, and everything that was written and not sent."""
 
     def on_lost(self, call: Callable[[], None] | None) -> None:
-        """Call this once when the connection is gone; at once if it is. None takes it back."""
+        """Call this once when the connection is lost, or at once if it already is. None removes the callback."""
 
     def sends_by(self, send: Send) -> bool:
-        """Whether this is the server's own way to send, with an answer under way that leaves in chunks."""
+        """Whether `send` is the server's own, and its current response is sent in chunks."""
 
     def write(self, data: bytes) -> bool:
-        """Put bytes on the wire behind the others; False, and nothing is done, while the client takes none."""
+        """Write bytes to the socket. False, and nothing is written, while the client does not read."""
 
 
 def connection_of(scope: Scope) -> ServerConnection | None:
-    """The connection, where our own server runs this."""
+    """The connection, if our own server runs the application."""
     found: ServerConnection | None = scope.get("extensions", {}).get(CONNECTION)
     return found
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Headers by lower-case name; a repeated one is joined by commas, as HTTP says that it means."""
+    """Headers by lower-case name; values of a repeated header are joined by commas (RFC 9110)."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name = raw_name.decode("latin-1")
@@ -71,24 +71,24 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def peer_of(scope: Scope) -> str | None:
-    """The address at the other end of the connection, where the server tells one."""
+    """The client's IP address, if the server tells it."""
     client = scope.get("client")
     return client[0] if client else None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one that only this machine itself reaches."""
+    """Whether an address is a loopback address, which only this machine can reach."""
     try:
         address = ip_address(host)
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         return (mapped or address).is_loopback
     except ValueError:
-        # A server may tell a name, or the path of its socket: who connects there is told by no address.
+        # Not an address: a host name, or the path of a socket.
         return False
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:
-    """One header alone, the first of its name."""
+    """The first header of this name."""
     for raw_name, raw_value in scope["headers"]:
         if raw_name == name:
             return str(raw_value, "latin-1")
@@ -96,7 +96,7 @@ def header_of(scope: Scope, name: bytes) -> str | None:
 
 
 def parameters_of(query: bytes) -> dict[str, str]:
-    """Query parameters; what cannot be understood in one way only is refused."""
+    """The query parameters; 400 for one that is given twice or is not UTF-8."""
     if len(query) > LONGEST_QUERY:
         raise bad_request(f"The query is longer than {LONGEST_QUERY} bytes", length=len(query))
     parameters: dict[str, str] = {}
@@ -114,19 +114,19 @@ def parameters_of(query: bytes) -> dict[str, str]:
 
 def _text(quoted: str, parameter: str) -> str:
     try:
-        # Latin-1 and back: a byte that nobody has quoted is a part of UTF-8 text too.
+        # Latin-1 and back: a byte that was not percent-encoded can be a part of UTF-8 text, too.
         text = unquote_plus(quoted.encode("latin-1").decode(), errors="strict")
     except UnicodeDecodeError:
         said = f"Parameter {parameter!r:.60} is not UTF-8 text: encode it as UTF-8, then percent-encode"
         raise bad_request(said, parameter=parameter[:60]) from None
     if "\x00" in text:
-        said = f"Parameter {parameter!r:.60} holds a NUL character, which no text here can have"
+        said = f"Parameter {parameter!r:.60} contains a NUL character: remove it"
         raise bad_request(said, parameter=parameter[:60])
     return text
 
 
 def encoded(headers: Mapping[str, str]) -> list[Header]:
-    """Headers as ASGI wants them. What is not Latin-1, or would end the line, is written as question marks."""
+    """Headers in ASGI's form. Characters that are not Latin-1, or not printable, become question marks."""
     return [
         (name.lower().encode("latin-1"), "".join(_visible(value)).encode("latin-1", "replace"))
         for name, value in headers.items()
@@ -151,18 +151,18 @@ def innermost(send: Send) -> Send:
 
 
 def chunk(data: bytes) -> bytes:
-    """A piece of an answer whose length nobody knows, as HTTP/1.1 frames it."""
+    """Data as one chunk of HTTP/1.1's chunked encoding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def answer(send: Send, status: int, headers: list[Header], body: bytes = b"") -> None:
-    """A whole answer."""
+    """Send a whole response."""
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def answer_problem(send: Send, problem: Problem, method: str = "GET", more: Iterable[Header] = ()) -> None:
-    """The common body; a HEAD gets its headers alone."""
+    """Send a problem with the common error body; a HEAD gets the headers only."""
     body = problem.body()
     length = (b"content-length", b"%d" % len(body))
     headers = [JSON, length, NO_STORE, *encoded(problem.headers), *more]
@@ -170,18 +170,17 @@ async def answer_problem(send: Send, problem: Problem, method: str = "GET", more
 
 
 class BodyLimit:
-    """An application behind a limit on what a request may carry; more is answered 413 and not read.
+    """Limits the size of request bodies: a larger one gets 413 and is not read to its end.
 
-    A body that is compressed, or encoded otherwise, is answered 415: nobody here would decode it.
+    A body with a Content-Encoding gets 415, because the application would not decode it.
     """
 
     def __init__(self, app: Asgi, max_bytes: int) -> None:
-        """`max_bytes` counts bytes."""
         self._app = app
         self._most = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse by the announced length, or as soon as more has come than was allowed."""
+        """Refuse by Content-Length, or as soon as more than the limit has arrived."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -226,6 +225,6 @@ class BodyLimit:
 
 
 async def lost(receive: Receive) -> None:
-    """Until the client is gone; what it still sends is not looked at."""
+    """Wait until the client disconnects; ignore what it still sends."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,6 +1,6 @@
-"""Contents that are the same for everybody, compressed once for those who say that they can read it.
+"""gzip for content that is the same for every reader, compressed once.
 
-Never for streams, whose pieces have to arrive as they are written, nor for answers that differ between readers.
+Not for streams, whose events must arrive as they are written, and not for responses that depend on the reader.
 """
 
 import gzip
@@ -12,7 +12,7 @@ _KEPT: Final = 64
 
 
 def compressed(content: bytes, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
-    """The content as it goes over the wire, and the headers that say so."""
+    """The content, compressed if the client accepts gzip, and the headers for it."""
     headers = {"Vary": "Accept-Encoding"}
     if len(content) < LEAST or not accepts_gzip(accept_encoding):
         return content, headers
@@ -20,7 +20,7 @@ def compressed(content: bytes, accept_encoding: str) -> tuple[bytes, dict[str, s
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether somebody who sends this Accept-Encoding can read gzip. What is not named follows `*`."""
+    """Whether this Accept-Encoding accepts gzip, by name or by `*`."""
     weights: dict[str, float] = {}
     for part in accept_encoding.lower().split(","):
         name, _, parameter = part.partition(";")
@@ -40,5 +40,5 @@ def _weight(parameter: str) -> float:
 
 @lru_cache(_KEPT)
 def _gzipped(content: bytes) -> bytes:
-    # Without a time in it the same content is the same bytes, whichever process has made them.
+    # mtime=0, so that every process makes the same bytes of the same content.
     return gzip.compress(content, mtime=0)

@@ -1,4 +1,4 @@
-"""Which web pages may read: a list of origins, and the headers without which a browser keeps an answer to itself."""
+"""CORS: which web pages may read responses, by their origin."""
 
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -34,12 +34,14 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Cors:
-    """An application that pages of these origins may use. `"*"` is everybody, and then without cookies."""
+    """Lets web pages of these origins use an application. `"*"` allows every origin, without cookies."""
 
     def __init__(self, origins: Collection[str], *, credentials: bool = False, max_age: int = 86_400) -> None:
         """Origins as a browser sends them: `https://console.example.com`, without a path."""
         if credentials and "*" in origins:
-            raise DeclarationError("cors: '*' with credentials would let any page act as its visitor: list the origins")
+            raise DeclarationError(
+                "cors: '*' with credentials would let any web page act as its user: list the origins"
+            )
         for origin in origins:
             _check(origin)
         self._origins = frozenset(origins)
@@ -55,7 +57,7 @@ class Cors:
         self._exposed: Header = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
 
     def headers(self, origin: str) -> list[Header]:
-        """What an answer to a page of this origin carries."""
+        """The CORS headers of a response to a page of this origin."""
         if not self._everybody and origin not in self._origins:
             return self.vary
         credentials = [(b"access-control-allow-credentials", b"true")] if self._credentials else []
@@ -63,11 +65,11 @@ class Cors:
         return [(b"access-control-allow-origin", allowed), self._exposed, *credentials, *self.vary]
 
     def around(self, app: Asgi) -> Asgi:
-        """The application, for pages of these origins too."""
+        """The application, with CORS headers on its responses."""
         return _Opened(app, self)
 
     def preflight(self, origin: str) -> list[Header]:
-        """What a browser wants to know before it asks."""
+        """The headers that answer a preflight request."""
         return [*self.headers(origin), *self._preflight]
 
 
@@ -82,7 +84,7 @@ class _Opened:
             return
         origin = header_of(scope, b"origin")
         if origin is None:
-            # A cache must not hand an answer without the headers to a page that needs them.
+            # `Vary` without an origin, too: a cache must not give this response to a page that needs the headers.
             await self._app(scope, receive, _with(send, self._cors.vary))
         elif scope["method"] == "OPTIONS" and header_of(scope, b"access-control-request-method") is not None:
             await answer(send, 204, self._cors.preflight(origin))

@@ -1,4 +1,4 @@
-"""The one error body in a Starlette application, for whatever a route, the router or a mistake of ours raises."""
+"""The common error body in a Starlette application, for every exception of a route or of the router."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,10 +21,7 @@ logger = logging.getLogger("aftercommit.feed")
 
 
 def exception_handlers(*refusals: type[Exception]) -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
-    """The common error body for whatever a route, the router or a mistake of ours raises.
-
-    `refusals` are errors whose text is for whoever asks: something is wrong with the request (400).
-    """
+    """Exception handlers that answer with the common error body. `refusals` are exceptions to answer with 400."""
     return {
         **dict.fromkeys(refusals, _answer_refusal),
         Problem: _answer_problem,
@@ -49,9 +46,9 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
-    """It went away before its body was here: neither a mistake of ours, nor is there anybody to tell."""
+    """The client disconnected while it sent its body: not an error of ours, and nobody reads this response."""
     log_event(logger, logging.DEBUG, "client_gone", path=request.url.path[:200])
-    return _response(bad_request("The request ended before its body was here"))
+    return _response(bad_request("The request ended before its body was complete"))
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
@@ -69,8 +66,8 @@ async def _answer_mistake(request: Request, error: Exception) -> Response:
 
 
 def allowed_methods(scope: Scope) -> str:
-    """Every method that some route answers at this address; Starlette names those of the first one alone."""
-    # As it was before the mounts on the way here took their parts of the path.
+    """The methods of all routes at this path; Starlette's own answer names those of the first route only."""
+    # The root path as it was before mounts took their parts of the path.
     outermost = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
     return ", ".join(sorted(_methods_at(scope["router"].routes, outermost)))
 

@@ -1,6 +1,6 @@
-"""What a request is answered when it cannot be served as it was asked: one body everywhere, and nothing of our insides.
+"""HTTP errors with one common body: `{"error": code, "message": text, "details": {…}}`.
 
-`{"error": code, "message": text, "details": {…}}`, with `retry_after` where trying again later helps.
+Where trying again later helps, the body has `retry_after`, too.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ import msgspec
 
 from aftercommit.errors import AftercommitError
 
-# Written by us alone: a client that reads only the status gets by with the codes of RFC 9110.
 CODES: Mapping[int, str] = {
     400: "bad_request",
     401: "unauthorized",
@@ -36,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Problem(AftercommitError):
-    """An answer that is not what was asked for: a status, a code, a message with its remedy, and details."""
+    """An HTTP error: status, code, a message that says what to do, and details."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class Problem(AftercommitError):
         retry_after: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`retry_after` counts seconds; it goes into the body and into the header `Retry-After`."""
+        """`retry_after` is in seconds; the body and the header `Retry-After` have it."""
         super().__init__(message)
         self.status = status
         self.code = code_of(status)
@@ -59,27 +58,27 @@ class Problem(AftercommitError):
             self.headers["Retry-After"] = str(retry_after)
 
     def body(self) -> bytes:
-        """The JSON of it."""
-        told: dict[str, Any] = {"error": self.code, "message": self.message}
+        """The error as JSON."""
+        body: dict[str, Any] = {"error": self.code, "message": self.message}
         if self.details:
-            told["details"] = self.details
+            body["details"] = self.details
         if self.retry_after is not None:
-            told["retry_after"] = self.retry_after
-        return _encode(told)
+            body["retry_after"] = self.retry_after
+        return _encode(body)
 
 
 def code_of(status: int) -> str:
-    """The code that belongs to a status; others count as the first of their hundred."""
+    """The error code for a status; an unlisted status gets that of 400 or 500."""
     return CODES.get(status) or ("bad_request" if status < 500 else "internal_error")
 
 
 def bad_request(message: str, **details: Any) -> Problem:
-    """A parameter, header or body that cannot be read; `details` name it."""
+    """400: a parameter, header or body is not valid; `details` name it."""
     return Problem(400, message, details=details)
 
 
 def unauthorized(hint: str | None = None) -> Problem:
-    """Nobody we know. Why is not told, as it would help those who guess; a hint is for development alone."""
+    """401, without a reason, which would help attackers. `hint` is for development servers."""
     details = {"hint": hint} if hint is not None else None
     return Problem(
         401, "Missing or invalid authentication token", details=details, headers={"WWW-Authenticate": "Bearer"}
@@ -87,44 +86,42 @@ def unauthorized(hint: str | None = None) -> Problem:
 
 
 def forbidden(permission: str) -> Problem:
-    """Somebody we know, who may not."""
+    """403: the reader does not have this permission."""
     return Problem(403, f"Insufficient permissions for {permission}")
 
 
 def not_found(message: str = "There is nothing at this address") -> Problem:
-    """No such thing."""
+    """404: no such resource."""
     return Problem(404, message)
 
 
 def method_not_allowed(method: str, allowed: str) -> Problem:
-    """The address is right and the method is not."""
-    return Problem(405, f"{method:.20} is not possible here: use {allowed}", headers={"Allow": allowed})
+    """405: the address does not support this method."""
+    return Problem(405, f"{method:.20} is not allowed here: use {allowed}", headers={"Allow": allowed})
 
 
 def too_many(message: str, retry_after: int) -> Problem:
-    """A limit that passes by itself."""
+    """429: over a rate limit; the client may try again after `retry_after` seconds."""
     return Problem(429, message, retry_after=retry_after)
 
 
 def too_large(most: int) -> Problem:
-    """A body above the limit."""
+    """413: the request body is over the limit."""
     return Problem(413, f"The request body is larger than {most} bytes: send less at once", details={"most": most})
 
 
 def unavailable(message: str, retry_after: int = 1) -> Problem:
-    """The server cannot do it now; another one, or a later moment, can."""
+    """503: the server cannot do this now; another server, or a later attempt, may."""
     return Problem(503, message, retry_after=retry_after)
 
 
 def silent(seconds: float, remedy: str = "try again", outcome: str | None = None) -> Problem:
-    """The database is there and has not answered. `outcome` says what became of a request that was to change something.
-
-    Whoever waited that long need not come back at once: a server that hangs is seldom well within a second.
-    """
+    """503: the database did not answer in time. `outcome` says what became of a request that writes."""
     said = f"The database did not answer within {seconds:g} seconds: {remedy}"
+    # A server that hangs seldom recovers within a second, so clients come back later than after other errors.
     return Problem(503, said, details={"outcome": outcome} if outcome is not None else None, retry_after=5)
 
 
 def internal_error() -> Problem:
-    """Our mistake. What it was is in the server's log and nowhere else."""
+    """500: a bug. The cause is in the server's log, and not in the response."""
     return Problem(500, "The server failed to answer this request; its log says why")

@@ -1,6 +1,6 @@
-"""How events look on a `text/event-stream`: pure functions from values to bytes.
+"""Encodes server-sent events (`text/event-stream`): pure functions from values to bytes.
 
-Whatever the bytes of a body are, no reader can be made to see another event, id or field than the one that is meant.
+Line breaks in a body cannot forge another event, id or field.
 """
 
 import re
@@ -11,7 +11,7 @@ _FORBIDDEN = re.compile(r"[\r\n\x00]")
 
 
 def event(data: bytes, *, name: str | None = None, identity: str | None = None, retry: int | None = None) -> bytes:
-    """One event. A line break inside the data becomes a line of its own, as the format has it: the reader gets LF."""
+    """One event. Data with line breaks becomes several `data:` lines, which the reader joins with LF."""
     head = b"" if identity is None else b"id: %b\n" % _field("id", identity)
     if name is not None:
         head += b"event: %b\n" % _field("event name", name)
@@ -23,16 +23,16 @@ def event(data: bytes, *, name: str | None = None, identity: str | None = None, 
 
 
 def progress(identity: str) -> bytes:
-    """An id without an event: the reader remembers how far it has come, and nothing is dispatched."""
+    """An id without an event: the reader remembers its position, and no event is dispatched."""
     return b"id: %b\n\n" % _field("id", identity)
 
 
 def opening(retry: int) -> bytes:
-    """The first bytes: how long to wait before a reconnect, and something that makes every proxy pass them on."""
+    """The first bytes: the reconnect delay in milliseconds, and a comment that makes proxies pass them on."""
     return b"retry: %d\n: connected\n\n" % retry
 
 
 def _field(what: str, value: str) -> bytes:
     if _FORBIDDEN.search(value):
-        raise ValueError(f"{what} {value!r:.80} holds a line break or NUL, which an event stream cannot carry")
+        raise ValueError(f"{what} {value!r:.80} contains a line break or NUL, which an event stream cannot carry")
     return value.encode()

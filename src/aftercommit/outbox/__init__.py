@@ -1,4 +1,4 @@
-"""Write it in your transaction: the declaration of an outbox, and publishing on the connection you have."""
+"""The declaration of an outbox, and publishing in your own transaction."""
 
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.insert import Receipt

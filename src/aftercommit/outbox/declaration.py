@@ -1,4 +1,4 @@
-"""The Outbox: what publishers, relays and consumers share. A declaration: no connection, nothing started."""
+"""The Outbox: the declaration that publishers, relays and consumers share. It connects to nothing."""
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from aftercommit.outbox.adapters import AsyncTarget, SyncTarget
 
-# Unless an outbox says otherwise.
 MAX_PAYLOAD_BYTES = 1 << 20
 
 Payload = TypeVar("Payload", bound=type[Any])
@@ -31,13 +30,12 @@ logger = logging.getLogger("aftercommit.outbox")
 
 
 class Outbox:
-    """Events of one service, in one PostgreSQL schema.
+    """The events of one service, in one PostgreSQL schema.
 
-    `scope` names the values without which no event may be written or read (`{"tenant_id": str}`). `ordering`
-    says whether events behind a failed one of the same aggregate go on (`relaxed`) or wait (`strict`).
-    With `audience` every event says who hears of it, as a list of readers.
-    `numbered` lists aggregate types whose events get a gapless number of their own. `indexed` lists columns
-    by which pending events are looked up; `views` show events under your own names.
+    `scope` declares values that every event must have (`{"tenant_id": str}`). `ordering` says whether events after a
+    failed one of the same aggregate go on (`relaxed`) or wait (`strict`). With `audience`, every event has a list of
+    readers who receive it. `numbered` lists aggregate types whose events get a gapless number per aggregate. `indexed`
+    lists columns to look up pending events by; `views` show events under your own names.
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class Outbox:
         indexed: Sequence[str] = (),
         views: Sequence[DeclaredView] = (),
     ) -> None:
-        """Declare; nothing is connected or created."""
         if ordering not in ("relaxed", "strict"):
             raise DeclarationError(f"ordering {ordering!r} must be 'relaxed' or 'strict'")
         if max_attempts < 1 or max_payload_bytes < 2:
@@ -81,12 +78,12 @@ class Outbox:
         return self.shape.schema
 
     def migrate(self, connection: "psycopg.Connection[Any]") -> list[str]:
-        """Create or bring up to date the tables of this outbox; returns what was done. Never happens by itself."""
+        """Create or update the tables of this outbox; returns what was done. Relays and consumers do not migrate."""
         self.registry.require_upcasters()
         return migrate.up(connection, self.shape)
 
     def index_log(self, facets: Iterable[LogFacet]) -> None:
-        """Declare indexes of the log, which a feed's filters need; `migrate` makes those that are missing."""
+        """Declare indexes of the log for the filters of a feed; `migrate` makes those that are missing."""
         new = [facet for facet in dict.fromkeys(facets) if facet not in self.shape.facets]
         self.shape = replace(self.shape, facets=(*self.shape.facets, *new))
 
@@ -100,7 +97,7 @@ class Outbox:
         key: Key | None = None,
         required: Sequence[str] = (),
     ) -> Callable[[Payload], Payload]:
-        """Declare the decorated dataclass, msgspec.Struct or pydantic model as an event type's payload.
+        """Declare an event type whose payload is the decorated dataclass, msgspec.Struct or pydantic model.
 
         Every version from `oldest_version` on needs an upcaster to the next.
         """
@@ -131,7 +128,7 @@ class Outbox:
         required: Sequence[str] = (),
         schema: Mapping[str, Any] | None = None,
     ) -> EventType:
-        """Declare an event type; without a class its payload is a dict, checked against `schema` if given."""
+        """Declare an event type. Without a class, its payload is a dict, checked against a JSON `schema` if given."""
         return self.registry.add(
             define(
                 name,
@@ -146,7 +143,7 @@ class Outbox:
         )
 
     def upcast(self, event: Reference, *, from_version: int) -> Callable[[Upcaster], Upcaster]:
-        """Declare how a payload of `from_version` becomes the next version; used wherever events are read."""
+        """Declare how a payload of `from_version` becomes the next version; applied when events are read."""
 
         def register(upcaster: Upcaster) -> Upcaster:
             self.registry.add_upcaster(self.registry.resolve(event).name, from_version, upcaster)
@@ -167,13 +164,13 @@ class Outbox:
         start: Literal["earliest", "latest"] | None = None,
         version_wait_seconds: float = 900.0,
     ) -> Consumer:
-        """Declare a consumer. Its checkpoint, inbox and dead letters are kept under its name.
+        """Declare a consumer. The database keeps its checkpoint, inbox and dead letters under its name.
 
-        At an event of a newer version than this code knows it waits `version_wait_seconds` for newer code.
+        At an event of a newer version than this code knows, it waits `version_wait_seconds` for newer code.
         """
         if name in self.consumers:
             raise DuplicateDeclaration(
-                f"consumer {name!r} is declared twice: two consumers with one name would share an inbox"
+                f"consumer {name!r} is declared twice, and both would share an inbox: choose another name"
             )
         consumer = Consumer(
             name,
@@ -192,9 +189,9 @@ class Outbox:
         return consumer
 
     def on(self, *events: Reference, consumer: str, batch: bool = False) -> Callable[[Function], Function]:
-        """Declare a handler; the consumer is declared with its defaults when it is new."""
+        """Declare a handler. A consumer that is new is declared with default settings."""
         for event in events:
-            # Before the consumer: a typo must not leave one behind that has no handler.
+            # Before the consumer, so that a wrong event leaves no consumer without a handler behind.
             self.registry.resolve(event)
         declared = self.consumers.get(consumer) or self.consumer(consumer)
         return declared.on(*events, batch=batch)
@@ -233,13 +230,13 @@ class Outbox:
         outside_transaction: bool = False,
         **scope: Any,
     ) -> Receipt | Coroutine[Any, Any, Receipt]:
-        """Write one event or a list of events in the caller's transaction; scope values are given by name.
+        """Write one event or a list of events in the caller's transaction. Pass scope values by name.
 
-        `connection` is a psycopg, asyncpg, SQLAlchemy or Django connection or session; an async one makes
-        this awaitable. The transaction is neither opened, committed nor rolled back here. Outside a
-        transaction the call is refused, unless `outside_transaction=True` says that the event stands alone.
-        `audience` are the readers who hear of these events, where the outbox declares one; a draft may have its own.
-        With an `idempotency_key`, a second publish under it writes nothing and returns the first ids.
+        `connection` is a psycopg, asyncpg, SQLAlchemy or Django connection or session; with an async one, await the
+        result. publish() neither begins, commits nor rolls back the transaction. Outside a transaction it refuses to
+        write, unless you pass `outside_transaction=True`. `audience` are the readers who receive these events, if the
+        outbox declares one; a draft may have its own. A second publish with the same `idempotency_key` writes nothing
+        and returns the ids of the first.
         """
         listed = list(events) if isinstance(events, list | tuple) else [events]
         if idempotency_key is not None:
@@ -299,8 +296,7 @@ class Outbox:
 def _checked_flag(audience: bool) -> bool:
     if not isinstance(audience, bool):
         raise DeclarationError(
-            f"audience={audience!r:.80} must be True or False: the readers of an event are given with it, "
-            "publish(…, audience=[…])"
+            f"audience={audience!r:.80} must be True or False: give the readers of an event to publish(…, audience=[…])"
         )
     return audience
 

@@ -1,4 +1,4 @@
-"""Who handles what: consumers and their handlers as declarations. Nothing is run here."""
+"""The declarations of consumers and their handlers. Nothing runs here."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ _CONSUMER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """One function of a consumer, and the events it takes."""
+    """A handler function, and the events that it takes."""
 
     function: Callable[..., Any]
     types: frozenset[str] | None
@@ -40,7 +40,7 @@ class Handler:
 
 @dataclass(slots=True, eq=False)
 class Consumer:
-    """A named reader of events with handlers of its own, its own inbox, its own pace and its own failures."""
+    """A named reader of events, with its own handlers, inbox, checkpoint and dead letters."""
 
     name: str
     registry: Registry
@@ -56,14 +56,15 @@ class Consumer:
     is_async: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that could not work."""
+        """Check the settings."""
         if not isinstance(self.name, str) or not _CONSUMER_NAME.fullmatch(self.name):
             raise DeclarationError(
-                f"consumer name {self.name!r:.120} is not usable: 1 to 100 of letters, digits and _ . : / -"
+                f"consumer name {self.name!r:.120} is not valid: use 1 to 100 letters, digits and _ . : / -, and begin "
+                "with a letter or digit"
             )
         if self.retry_count < 0 or self.timeout <= 0 or self.concurrency < 1:
             raise DeclarationError(
-                f"consumer {self.name!r}: retry_count >= 0, timeout > 0 and concurrency >= 1 are needed"
+                f"consumer {self.name!r}: must have retry_count >= 0, timeout > 0 and concurrency >= 1"
             )
         if not 0 <= self.version_wait_seconds <= LONGEST_DELAY:
             raise DeclarationError(
@@ -74,20 +75,20 @@ class Consumer:
             raise DeclarationError(f"consumer {self.name!r}: ordering {self.ordering!r} must be 'relaxed' or 'strict'")
         if not self.inbox and self.concurrency > 1:
             raise DeclarationError(
-                f"consumer {self.name!r}: without an inbox only the checkpoint says what was handled, "
+                f"consumer {self.name!r}: without an inbox, only the checkpoint tells which events were handled, "
                 "so concurrency must be 1"
             )
         if not self.inbox and self.ordering == "strict":
             raise DeclarationError(
-                f"consumer {self.name!r}: with ordering='strict' events wait as letters past the checkpoint, and only "
-                "the inbox tells which of them were handled: drop inbox=False, or ordering='strict'"
+                f"consumer {self.name!r}: with ordering='strict', events behind a failed one wait as dead letters, and "
+                "only the inbox tells which of them were handled: drop inbox=False, or ordering='strict'"
             )
         if self.start not in (None, "earliest", "latest"):
             raise DeclarationError(f"consumer {self.name!r}: start {self.start!r} must be 'earliest' or 'latest'")
 
     @property
     def types(self) -> list[str] | None:
-        """The event types any handler takes, or None when one of them may take any type."""
+        """The event types that its handlers take, or None if a handler may take any type."""
         found: set[str] = set()
         for handler in self.handlers:
             if handler.types is None:
@@ -97,7 +98,7 @@ class Consumer:
 
     @property
     def declared_by(self) -> str:
-        """The event types it takes, as text; tells two different consumers under one name apart."""
+        """The event types as text, to tell two different consumers of the same name apart."""
         if not self.handlers:
             raise DeclarationError(f"consumer {self.name!r} has no handler: declare one with on(…)")
         return " ".join(self.types) if self.types is not None else ANY_TYPE
@@ -110,7 +111,7 @@ class Consumer:
     ) -> Callable[[Function], Function]:
         """Declare a handler: `handle(event)`, or `handle(event, connection)` to write in its transaction.
 
-        Without event types, `can_handle` alone decides. With `batch=True` the handler gets a list of events.
+        Without event types, `can_handle` decides. With `batch=True`, the handler gets a list of events.
         """
         if not events and can_handle is None:
             raise DeclarationError(f"consumer {self.name!r}: on(…) needs event types, can_handle=…, or both")
@@ -136,21 +137,21 @@ class Consumer:
                 shared = ", ".join(sorted(overlap)) if overlap else "any type"
                 raise DuplicateDeclaration(
                     f"consumer {self.name!r} already has a handler for {shared} ({_name(other.function)}): "
-                    "one event has one inbox row per consumer, so give the second handler its own consumer"
+                    "an event has one inbox row per consumer, so give the second handler its own consumer"
                 )
         takes_transaction = _takes_transaction(function, self.name)
         is_async = _is_async(function, self.name)
         if self.is_async is not None and self.is_async != is_async:
             raise DeclarationError(
                 f"consumer {self.name!r} mixes async and sync handlers, which cannot share a transaction: "
-                f"move {_name(function)} to a consumer of its own"
+                f"move {_name(function)} to its own consumer"
             )
         self.is_async = is_async
         self.handlers.append(Handler(function, types, condition, batch, takes_transaction))
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """How a function is called in messages; a partial speaks of what it wraps, an object of its class."""
+    """The name of a function for messages: of the function inside a partial, of the class of an object."""
     while isinstance(function, functools.partial):
         function = function.func
     named: Any = function if hasattr(function, "__qualname__") else type(function)
@@ -162,15 +163,15 @@ def _is_async(function: Callable[..., Any], consumer: str) -> bool:
     candidates = (function, called)
     if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in candidates):
         raise DeclarationError(
-            f"handler {_name(function)} of consumer {consumer!r} has a yield, so a call would run nothing: "
-            "write it as a plain function"
+            f"handler {_name(function)} of consumer {consumer!r} is a generator, so a call would run nothing: "
+            "remove the yield"
         )
     return any(inspect.iscoroutinefunction(one) for one in candidates)
 
 
 def _takes_transaction(function: Callable[..., Any], consumer: str) -> bool:
     if not callable(function):
-        raise DeclarationError(f"handler {function!r} of consumer {consumer!r} cannot be called: give a function")
+        raise DeclarationError(f"handler {function!r} of consumer {consumer!r} is not callable: give a function")
     needed = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
@@ -179,7 +180,7 @@ def _takes_transaction(function: Callable[..., Any], consumer: str) -> bool:
     ]
     by_name = [parameter.name for parameter in needed if parameter.kind == parameter.KEYWORD_ONLY]
     if by_name or len(needed) not in (1, 2):
-        named = f" ({', '.join(by_name)} by keyword alone)" if by_name else ""
+        named = f" ({', '.join(by_name)} by keyword only)" if by_name else ""
         raise DeclarationError(
             f"handler {_name(function)} of consumer {consumer!r} needs {len(needed)} arguments{named}: "
             "it must take the event, or the event and the connection"

@@ -1,4 +1,4 @@
-"""Builds the statements of a publish from its rows. Pure: touches no connection."""
+"""Builds the statements of a publish from its rows. Pure."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ _EACH_ITS_OWN = frozenset({"id", "causation_id", "payload"})
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a publish wrote: ids in the order of the events; `duplicate` when the key was known already."""
+    """The result of a publish: event ids in order; `duplicate` if its idempotency key was used before."""
 
     event_ids: tuple[UUID, ...]
     duplicate: bool = False
@@ -59,7 +59,7 @@ class Receipt:
 
 
 class Inserter:
-    """Makes rows of events and statements of rows, for one outbox."""
+    """Turns the events of one outbox into rows, and rows into statements."""
 
     def __init__(self, shape: Shape, registry: Registry, max_payload_bytes: int) -> None:
         """Statements are rendered on first use, once per driver style."""
@@ -70,17 +70,17 @@ class Inserter:
         self._ones: dict[tuple[Any, ...], str] = {}
         self._types = [*COLUMNS, *((name, _array_type(kind)) for name, kind in shape.scope.items())]
         if shape.audience:
-            # An array as text: an array of arrays has to be as wide everywhere.
+            # An array as text, because in an array of arrays all must have the same length.
             self._types.append((AUDIENCE, "text"))
 
     def statement(self, rows: EventRows, style: Style) -> Question:
-        """The one statement of a publish without a key, and its parameters."""
+        """The statement of a publish without an idempotency key, and its parameters."""
         if len(rows) == 1:
             return self._one(rows[0], style)
         return self._statement("publish_many", style), _arrays(rows, style)
 
     def script(self, rows: EventRows, style: Style, key: str) -> Script:
-        """The statements of a publish under a key, as a conversation: yields SQL and parameters, is sent rows."""
+        """The statements of a publish with an idempotency key: a generator that yields SQL and is sent the rows."""
         ids = tuple(row[0] for row in rows)
         scope, fingerprint = self._scope_of(rows), _fingerprint(rows)
         parameters = [*_adapted([key, scope, fingerprint, _ids(ids, style)], style), *_arrays(rows, style)]
@@ -89,27 +89,27 @@ class Inserter:
             if answer[0][0] == 1:
                 return Receipt(ids)
             found = yield self._statement("find_key", style), [key, scope]
-            # A key that was removed between the two statements is free again.
+            # If the key was removed between the two statements, it is free again: try once more.
             if found:
                 if found[0][1] != fingerprint:
                     raise IdempotencyConflict(
-                        f"idempotency key {key!r} was used for other events ({found[0][0]}): a key stands for one "
-                        "publish and what it said; choose another key"
+                        f"idempotency key {key!r} was used for other events ({found[0][0]}): use one key for one "
+                        "publish, and choose another key for this one"
                     )
                 return Receipt(tuple(UUID(str(event_id)) for event_id in _listed(found[0][0])), duplicate=True)
 
     def _scope_of(self, rows: EventRows) -> str:
-        """The scope a key is valid in, as text: no tenant's key may touch another's."""
+        """The scope of a key, as text, so that tenants cannot collide with each other's keys."""
         behind = len(COLUMNS) + len(self._shape.scope)
         scopes = {tuple(map(str, row[len(COLUMNS) : behind])) for row in rows}
         if len(scopes) > 1:
             raise InvalidEnvelope(
-                "an idempotency key is valid in one scope: publish events of each scope by themselves"
+                "an idempotency key is valid in one scope: publish the events of each scope separately"
             )
         return json.dumps(dict(zip(self._shape.scope, scopes.pop(), strict=True)), sort_keys=True)
 
     def _one(self, row: EventRow, style: Style) -> Question:
-        """One event. What is the same for every event of its type stands in the statement: each parameter costs."""
+        """The statement for one event. Constants of its type are literals, because each parameter costs time."""
         caused = row[CAUSATION] is not None
         key = (style, row[TYPE], row[AGGREGATE_TYPE], row[VERSION], caused)
         statement = self._ones.get(key)
@@ -137,7 +137,7 @@ class Inserter:
             names=sql.SQL(", ").join(names),
             channel=sql.Literal(self._shape.publish_channel),
         )
-        # The server need not read with every event what it is for.
+        # Without comments, which the server would read with every event.
         return "\n".join(line for line in rendered.splitlines() if not line.startswith("--"))
 
     def _statement(self, kind: str, style: Style) -> str:
@@ -165,7 +165,7 @@ class Inserter:
         )
 
     def _events(self, first: int, style: Style) -> sql.Composable:
-        """The arrays, and a row for each of their places; where an array is shorter than the ids there is null."""
+        """Parameters as arrays, unnested to rows; an array that is shorter than the ids gives null."""
         given = sql.SQL(", ").join(
             sql.SQL("{} as {}").format(_placeholder(number, of, style, "[]"), sql.Identifier(name))
             for number, (name, of) in enumerate(self._types, first)
@@ -179,7 +179,7 @@ class Inserter:
         return sql.SQL(", ").join(sql.Identifier(name) for name, _ in self._types)
 
     def _columns(self) -> sql.Composable:
-        """Each event's own value, or the one that all have."""
+        """For each column the event's own value, or the value that all events share."""
         return sql.SQL(", ").join(_own_or_shared(name) for name, _ in self._types)
 
 
@@ -194,7 +194,7 @@ def _own_or_shared(name: str) -> sql.Composable:
 
 
 def _stored(name: str, value: sql.Composable) -> sql.Composable:
-    """A value as its column takes it. Without a length in the cast, which would cut what is too long."""
+    """A value with the cast for its column; without a length, which would cut a value that is too long."""
     return sql.SQL("({})::varchar[]").format(value) if name == AUDIENCE else value
 
 
@@ -204,10 +204,10 @@ def _fingerprint(rows: EventRows) -> str:
 
 
 def checked_key(key: str) -> str:
-    """The idempotency key itself, if it can be stored."""
+    """The idempotency key, if it can be stored."""
     if not is_storable(key, MAX_KEY):
         raise InvalidEnvelope(
-            f"idempotency key {key!r:.80} is not usable: 1 to {MAX_KEY} characters, no NUL or lone surrogate"
+            f"idempotency key {key!r:.80} is not valid: use 1 to {MAX_KEY} characters, no NUL or lone surrogate"
         )
     return str.__str__(key)
 
@@ -218,18 +218,18 @@ def _array_type(kind: type[Any]) -> str:
 
 def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.SQL:
     if style == "asyncpg":
-        # As text: applications like to install a json codec of their own, which would encode it again.
+        # As text: an application may have set its own json codec, which would encode the payload again.
         first_cast = f"::text{array}" if kind == "json" else ""
         mark = f"${number}{first_cast}"
     else:
-        # Arrays go to psycopg in binary: in text form the same publish of many events is six times slower. Ids are
-        # the exception: they are text already.
+        # psycopg sends arrays in binary: in text form, a publish of many events is six times slower. Ids are text
+        # already.
         mark = "%b" if style == "psycopg" and array and kind != "uuid" else "%s"
     return sql.SQL(f"{mark}::{kind}{array}")
 
 
 def _arrays(rows: EventRows, style: Style) -> Sequence[Any]:
-    """An array per column. Making an array costs more than making the row, so what can be short is short."""
+    """One array per column. A long array is expensive, so a column with one value is an array of one."""
     columns = list(zip(*rows, strict=True))
     ids, payloads = columns[ID], list(columns[PAYLOAD])
     special = {
@@ -251,7 +251,7 @@ def _ids(ids: Sequence[UUID], style: Style) -> Any:
 
 
 def _correlations(column: Sequence[str | None], ids: Sequence[UUID]) -> list[Any]:
-    """None where an event begins a story of its own; if all of them do, the database writes that down."""
+    """Correlation ids. An event without one uses its own id; if no event has one, the database fills them in."""
     if not any(column):
         return []
     return _shortest([own or str(event_id) for own, event_id in zip(column, ids, strict=True)])
@@ -266,10 +266,10 @@ def _as_text(value: Any) -> Any:
         return [_as_text(item) for item in value]
     if isinstance(value, datetime):
         return value.isoformat()
-    # A number too: written into the statement, the cast binds tighter than its minus, and the lowest one breaks.
+    # Numbers, too: as a literal, the cast binds tighter than the minus, and the lowest bigint would overflow.
     return str(value) if isinstance(value, UUID | int) else value
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    # Some drivers hand an array of a type they do not know back as its text.
+    # Some drivers return an array of a type that they do not know as text.
     return value.strip("{}").split(",") if isinstance(value, str) else list(value)

@@ -1,7 +1,7 @@
-"""Runs the statements of a publish on the caller's connection, in a blocking half and an async one.
+"""Runs the statements of a publish on the caller's connection: a blocking base class and an async one.
 
-Every transaction of the application pays for what happens here, so one event without a key takes the short way: one
-statement, no rows to fetch, no conversation.
+This is part of the application's transactions, so an event without an idempotency key costs one statement, and no rows
+are fetched.
 """
 
 from abc import ABC, abstractmethod
@@ -17,19 +17,19 @@ from aftercommit.text import MIGRATE
 Rows = Sequence[Sequence[Any]]
 Errors = tuple[type[Exception], ...]
 
-# No such table, column, schema: what PostgreSQL says of an outbox that is not there, or is older than this code.
+# No such table, column or schema: the outbox does not exist, or is older than this code.
 _NOT_THERE = frozenset({"42P01", "42703", "3F000"})
 
 
 class SyncPublisher(ABC):
-    """A blocking connection."""
+    """A blocking connection. `errors` are its driver's exceptions for errors from PostgreSQL."""
 
     style: Style
     errors: Errors
 
     @abstractmethod
     def in_transaction(self) -> bool:
-        """Whether what is written now is undone by the caller's rollback."""
+        """Whether a rollback by the caller would undo a statement that is run now."""
 
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
@@ -40,12 +40,12 @@ class SyncPublisher(ABC):
         """Run one statement in the caller's transaction and return its rows."""
 
     def require_transaction(self) -> None:
-        """Refuse a connection on which the event would commit alone."""
+        """Raise NotInTransaction if a statement would commit by itself."""
         if not self.in_transaction():
             raise NotInTransaction(_OUTSIDE)
 
     def run(self, script: Script) -> Receipt:
-        """Hold the script's conversation with the database."""
+        """Run the statements of a script."""
         try:
             question = next(script)
             while True:
@@ -55,14 +55,14 @@ class SyncPublisher(ABC):
 
 
 class AsyncPublisher(ABC):
-    """An asyncio connection. `errors` are those that stand for one of PostgreSQL's, as with the blocking one."""
+    """An asyncio connection."""
 
     style: Style
     errors: Errors
 
     @abstractmethod
     async def in_transaction(self) -> bool:
-        """Whether what is written now is undone by the caller's rollback."""
+        """Whether a rollback by the caller would undo a statement that is run now."""
 
     @abstractmethod
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
@@ -73,12 +73,12 @@ class AsyncPublisher(ABC):
         """Run one statement in the caller's transaction and return its rows."""
 
     async def require_transaction(self) -> None:
-        """Refuse a connection on which the event would commit alone."""
+        """Raise NotInTransaction if a statement would commit by itself."""
         if not await self.in_transaction():
             raise NotInTransaction(_OUTSIDE)
 
     async def run(self, script: Script) -> Receipt:
-        """Hold the script's conversation with the database."""
+        """Run the statements of a script."""
         try:
             question = next(script)
             while True:
@@ -88,26 +88,27 @@ class AsyncPublisher(ABC):
 
 
 _OUTSIDE = (
-    "publish was called outside a transaction, where the event would commit without the rows it speaks of: "
-    "open a transaction first, or say publish(…, outside_transaction=True) if the event stands alone"
+    "publish was called outside a transaction, where the event would commit without your own changes: "
+    "begin a transaction first, or call publish(…, outside_transaction=True) if the event belongs to no other change"
 )
 
 
 def refuse_missing(problem: Exception, schema: str) -> None:
-    """Raise our own error for a driver's that says that the tables of the outbox are not there, with the remedy.
+    """Raise SchemaNotMigrated if a driver's error says that the tables of the outbox do not exist.
 
-    A session may have had more to write than our statement; what is said about that is left to the caller.
+    A session may have flushed other statements, too; their errors are left to the caller.
     """
     ran = getattr(problem, "statement", None)
     is_ours = ran is None or f"{sql.Identifier(schema).as_string()}.outbox" in ran
     if is_ours and (original := _original(problem)) is not None:
         raise SchemaNotMigrated(
-            f"cannot publish to outbox {schema!r}, which is not there or older than this code ({original}): {MIGRATE}"
+            f"cannot publish to outbox {schema!r}, which does not exist or is older than this code ({original}): "
+            f"{MIGRATE}"
         ) from problem
 
 
 def _original(problem: Exception) -> str | None:
-    """What PostgreSQL said, if it was that something is not there; every driver and wrapper keeps it elsewhere."""
+    """PostgreSQL's message if something does not exist; each driver and wrapper has it in another place."""
     for each in (problem, getattr(problem, "orig", None), problem.__cause__):
         if {getattr(each, name, None) for name in ("sqlstate", "pgcode")} & _NOT_THERE:
             return str(each).partition("\n")[0]
@@ -120,7 +121,7 @@ def _receipt(end: StopIteration) -> Receipt:
 
 
 def style_of_driver(driver: str) -> Style:
-    """How placeholders look for a driver underneath SQLAlchemy or Django."""
+    """The placeholder style of a driver under SQLAlchemy."""
     styles: dict[str, Style] = {
         "psycopg": "psycopg",
         "psycopg_async": "psycopg",

@@ -1,7 +1,4 @@
-"""Makes rows of events: every contract is checked, and what the caller left open in an envelope is filled in.
-
-Pure: nothing here knows of a statement or of a connection.
-"""
+"""Turns events into rows: validates them, and fills in the rest of the envelope. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -35,7 +32,7 @@ MAX_SCOPE = 255
 EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 
-# The columns of every outbox in the order of a row; behind them stand those that are declared: scope, then audience.
+# The columns of every outbox, in the order of a row. The declared columns follow: scope, then audience.
 COLUMNS = (
     ("id", "uuid"),
     ("aggregate_type", "varchar"),
@@ -54,7 +51,6 @@ class RowMaker:
     """Makes the rows of one outbox."""
 
     def __init__(self, registry: Registry, shape: Shape, max_payload_bytes: int) -> None:
-        """For these event types and what this outbox declares of every event."""
         self._registry = registry
         self._declared_scope = shape.scope
         self._has_audience = shape.audience
@@ -63,7 +59,7 @@ class RowMaker:
     def rows(
         self, events: Sequence[Any], scope: Mapping[str, Any], audience: Iterable[str] | None = None
     ) -> list[EventRow]:
-        """A row per event, all contracts checked; in a list, a violation names the event's index."""
+        """One validated row per event; an error in a list names the event's index."""
         shared = _Shared(utc_now(), current_correlation(), current_causation(), scope, len(events) == 1)
         if audience is not None:
             shared.audience = self._audience(audience)
@@ -84,7 +80,7 @@ class RowMaker:
         event_type = self._registry.of_payload(event)
         if event_type is None:
             return self._drafted_row(event, new_id, shared)
-        # The short way of a payload that says nothing about its envelope.
+        # The fast path of a plain payload object.
         payload = self._payload(event_type, event)
         if shared.declared is None:
             shared.declared = self._declared(shared.scope, shared.audience)
@@ -140,23 +136,23 @@ class RowMaker:
         return shared.declared
 
     def _declared(self, scope: Mapping[str, Any], audience: str | None) -> list[Any]:
-        """What stands behind the columns that every outbox has."""
+        """The values of the declared columns: scope, then audience."""
         values = self._scope_values(scope)
         if self._has_audience:
             if audience is None:
                 raise AudienceViolation(
-                    "nobody was said to hear of this event: publish(…, audience=[…]) is required on this outbox; an "
-                    "empty list means nobody"
+                    "the audience of this event is missing: this outbox requires publish(…, audience=[…]); an empty "
+                    "list means no readers"
                 )
             values.append(audience)
         return values
 
     def _audience(self, given: Iterable[str]) -> str:
-        """The readers as the text of an array, each once."""
+        """The readers as the text of an array, without duplicates."""
         if not self._has_audience:
             raise AudienceViolation(
-                f"audience={given!r:.80} was given, and this outbox has none: declare Outbox(…, audience=True), and "
-                "migrate"
+                f"audience={given!r:.80} was given, but this outbox declares none: declare Outbox(…, audience=True), "
+                "and migrate"
             )
         return text_array(_readers(given))
 
@@ -169,7 +165,7 @@ class RowMaker:
 
 
 class _Shared(msgspec.Struct):
-    """What all events of one publish have in common unless a draft says otherwise."""
+    """Values that all events of one publish share, unless a draft has its own."""
 
     now: datetime
     correlation: str | None
@@ -185,12 +181,12 @@ def _readers(given: Iterable[str]) -> list[str]:
         raise AudienceViolation(
             f"audience={given!r:.80} is {type(given).__name__}: give a list of readers, e.g. ['user:17', 'user:23']"
         )
-    # A subclass (an enumeration, markup) may look different to a driver than the text that it is.
+    # A driver may encode a subclass of str (an enum, say) in another way.
     readers = list(dict.fromkeys(str.__str__(_reader(each)) for each in given))
     if len(readers) > MAX_AUDIENCE:
         raise AudienceViolation(
-            f"the audience has {len(readers):,} readers, and {MAX_AUDIENCE:,} is the most: publish to a name that "
-            "stands for all of them ('team:7'), or give them a scope that they share"
+            f"the audience has {len(readers):,} readers; the limit is {MAX_AUDIENCE:,}: publish to one reader that "
+            "stands for all of them ('team:7'), or give them a common scope"
         )
     return readers
 
@@ -198,8 +194,8 @@ def _readers(given: Iterable[str]) -> list[str]:
 def _reader(given: Any) -> str:
     if not is_storable(given, MAX_READER):
         raise AudienceViolation(
-            f"{given!r:.80} ({type(given).__name__}) cannot be in an audience: a reader is a string of 1 to "
-            f"{MAX_READER} characters, no NUL or lone surrogate"
+            f"{given!r:.80} ({type(given).__name__}) is not a valid reader: use a string of 1 to {MAX_READER} "
+            "characters, no NUL or lone surrogate"
         )
     name: str = given
     return name
@@ -220,7 +216,7 @@ def _refuse_twice_the_same(rows: EventRows) -> None:
     seen: set[UUID] = set()
     for index, row in enumerate(rows):
         if row[ID] in seen:
-            twice = InvalidEnvelope(f"event_id {row[ID]} is given to two events: leave it out, or choose another")
+            twice = InvalidEnvelope(f"two events have the event_id {row[ID]}: leave it out, or choose another")
             raise _at(index, len(rows), twice)
         seen.add(row[ID])
 
@@ -229,13 +225,13 @@ def _aggregate_id(event_type: EventType, chosen: Any, event_id: UUID) -> str:
     if chosen is None:
         if event_type.aggregate is not None:
             raise InvalidEnvelope(
-                f"{event_type.name} belongs to an aggregate {event_type.aggregate!r} but has no id for it: "
+                f"{event_type.name} belongs to an aggregate {event_type.aggregate!r} but has no aggregate id: "
                 "declare key=… or publish draft(…, aggregate_id=…)"
             )
         return str(event_id)
     if not is_storable(chosen, MAX_AGGREGATE_ID):
         raise InvalidEnvelope(
-            f"aggregate id {chosen!r:.80} of {event_type.name} is not usable: a string of 1 to "
+            f"aggregate id {chosen!r:.80} of {event_type.name} is not valid: use a string of 1 to "
             f"{MAX_AGGREGATE_ID} characters, no NUL or lone surrogate"
         )
     return str.__str__(chosen)
@@ -245,9 +241,9 @@ def _occurred_at(given: datetime) -> datetime:
     if not isinstance(given, datetime) or given.tzinfo is None or given.utcoffset() is None:
         raise InvalidEnvelope(f"occurred_at {given!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)")
     if not EARLIEST <= given < LATEST:
-        # Not every language and time zone can read such a moment back, and one event must not stop its readers.
-        raise InvalidEnvelope(f"occurred_at {given.isoformat()} is out of range: from year 2 to year 9998, in UTC")
-    # In a zone of its own the hour that comes twice in autumn would be one: Python compares what the clock shows.
+        # Not every language and time zone can read such a time, and one event must not stop its readers.
+        raise InvalidEnvelope(f"occurred_at {given.isoformat()} is out of range: use year 2 to year 9998, in UTC")
+    # In UTC, because Python compares local times as written, and an hour occurs twice in autumn.
     return given.astimezone(UTC)
 
 
@@ -259,15 +255,15 @@ def _correlation(draft: Draft, event_id: UUID, shared: _Shared) -> str | None:
 
 def _scope_value(name: str, kind: type[Any], value: Any) -> Any:
     if value is None or value == "":
-        raise ScopeViolation(f"scope {name!r} is missing: publish(…, {name}=…) is required on this outbox")
+        raise ScopeViolation(f"missing scope value {name!r}: this outbox requires publish(…, {name}=…)")
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ScopeViolation(f"scope {name!r} must be {kind.__name__}, got {value!r:.80} ({type(value).__name__})")
     if isinstance(value, str):
         if not is_storable(value, MAX_SCOPE):
             raise ScopeViolation(
-                f"scope {name!r} is {value!r:.80}: at most {MAX_SCOPE} characters, no NUL or lone surrogate"
+                f"scope {name!r} is {value!r:.80}: use at most {MAX_SCOPE} characters, no NUL or lone surrogate"
             )
-        # A subclass (an enumeration, markup) may look different to a driver than the text that it is.
+        # A driver may encode a subclass of str (an enum, say) in another way.
         return str.__str__(value)
     if isinstance(value, int):
         if not -(2**63) <= value < 2**63:

@@ -1,6 +1,7 @@
-"""PostgreSQL as every part of aftercommit uses it: connections, notifications, commits, and the SQL in `queries`.
+"""PostgreSQL: connections, notifications, commits, and most of the SQL, in `queries`.
 
-Knows nothing of transports, handlers or HTTP. A service of yours on the same database may use the exported names.
+Some SQL is built elsewhere: the statements of publish (`outbox.insert`), of declared objects (`schema`) and of systems.
+A service of yours on the same database may use the exported names.
 """
 
 from aftercommit.postgres.arrays import uuid_array

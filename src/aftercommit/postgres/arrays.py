@@ -1,15 +1,15 @@
-"""Arrays on their way to the database: written as text in one go, not adapted one by one."""
+"""Arrays as text, which is faster than letting the driver adapt each element."""
 
 from collections.abc import Iterable
 from uuid import UUID
 
 
 def uuid_array(ids: Iterable[UUID]) -> str:
-    """Ids as the text of a uuid[]; measured eight times cheaper than a list of UUID objects."""
+    """Ids as the text of a uuid[]: eight times faster than a list of UUID objects, as measured."""
     return "{" + ",".join([event_id.hex for event_id in ids]) + "}"
 
 
 def text_array(values: Iterable[str]) -> str:
-    """Texts as the text of a text[]; so drivers need not agree on what an array of arrays is."""
+    """Strings as the text of a text[], because drivers differ in how they send an array of arrays."""
     quoted = [value.replace("\\", "\\\\").replace('"', '\\"') for value in values]
     return '{"' + '","'.join(quoted) + '"}' if quoted else "{}"

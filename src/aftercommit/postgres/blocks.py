@@ -1,7 +1,4 @@
-"""PL/pgSQL blocks: statements that look before they act, so that one text serves every driver and can run again.
-
-Pure text. Nothing is executed here.
-"""
+"""PL/pgSQL blocks as text: statements that check before they act, so that any driver can run them, and repeat them."""
 
 import hashlib
 
@@ -10,12 +7,12 @@ from psycopg import sql
 from aftercommit.postgres.shape import MAX_IDENTIFIER, Shape
 from aftercommit.postgres.statements import Statements
 
-# Migrations of one schema and its new partitions take turns under this advisory lock ("aftc").
+# The advisory lock ("aftc") that serializes migrations of a schema and the creation of its partitions.
 LOCK_CLASS = 0x61667463
 
 
 def quoted(body: str) -> sql.SQL:
-    """The text between dollar quotes that do not occur in it: a schema may be called anything."""
+    """The text in dollar quotes with a tag that does not occur in it."""
     tag = "aftercommit"
     while f"${tag}$" in body:
         tag += "_"
@@ -23,27 +20,27 @@ def quoted(body: str) -> sql.SQL:
 
 
 def block(body: str) -> str:
-    """A body as a statement of its own."""
+    """A body as a DO statement."""
     return (sql.SQL("do ") + quoted(body)).as_string()
 
 
 def unless(shape: Shape, condition: str, action: str) -> str:
-    """A statement that acts only where the condition does not hold yet."""
+    """A statement that acts only if the condition is false."""
     return block(Statements(shape).render("unless", condition=sql.SQL(condition), action=sql.SQL(action)))
 
 
 def without_purpose(statement: str) -> str:
-    """A statement for a person to run, without the line that tells readers of our files what it is for."""
+    """A statement without its comment lines, for people who run it by hand."""
     return "\n".join(line for line in statement.splitlines() if not line.startswith("--"))
 
 
 def name_literal(*parts: str) -> sql.Literal:
-    """A quoted name as a string, as `::regclass` and to_regclass() read it."""
+    """A quoted name as a string literal, for `::regclass` and to_regclass()."""
     return sql.Literal(sql.Identifier(*parts).as_string())
 
 
 def bounded(name: str) -> str:
-    """A name that PostgreSQL does not cut off: two long ones could meet in one object otherwise."""
+    """A name that fits PostgreSQL's limit, so that two long names are not cut to the same one."""
     if len(name.encode()) <= MAX_IDENTIFIER:
         return name
     return name.encode()[:40].decode(errors="ignore") + "_" + hashlib.sha256(name.encode()).hexdigest()[:16]

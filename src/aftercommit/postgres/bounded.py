@@ -1,8 +1,8 @@
-"""Questions that end: a connection that does not wait for a server that hangs.
+"""Statements with a deadline: a connection that does not wait for a server that hangs.
 
-A server that is stopped, waits for its disk or stands behind a network that swallows packets is not gone: nothing tells
-its clients, and no timeout of its own runs. So the time is kept here. What was not answered in time, or whose asker was
-cancelled, closes the connection: the answer may still be on its way, and nobody else may ever read it.
+A server that is frozen, waits for its disk, or is behind a network that drops packets sends no error, and none of its
+own timeouts fires. So the client keeps the time. If a statement times out or its task is cancelled, the connection is
+closed: a late answer must not reach the next statement.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ Result = TypeVar("Result")
 
 
 class Unanswered(psycopg.OperationalError):
-    """A statement was not answered in time; what became of it is not known."""
+    """The server did not answer a statement in time; whether it ran is unknown."""
 
 
 class BoundedConnection(psycopg.AsyncConnection[Any]):
-    """Each of its statements is answered within so many seconds, or the connection is closed (None: it waits on)."""
+    """A connection that is closed if a statement takes longer than `answer_timeout` seconds (None: no limit)."""
 
     answer_timeout: float | None = None
 
     async def wait(
         self, gen: PQGen[Result], interval: float = _LOOK_SECONDS, *arguments: Any, **options: Any
     ) -> Result:
-        """As psycopg does, except that it ends."""
+        """psycopg's wait, with a deadline."""
         limit = self.answer_timeout
         deadline = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
@@ -45,7 +45,7 @@ class BoundedConnection(psycopg.AsyncConnection[Any]):
             async with deadline:
                 return await waiting.wait_async(gen, self.pgconn.socket, interval, *arguments, **options)
         except asyncio.CancelledError:
-            # psycopg would wait until the server has heard that it is cancelled.
+            # psycopg itself would wait until the server has confirmed the cancellation.
             if self._is_asking():
                 self._abandon()
             raise
@@ -62,12 +62,12 @@ class BoundedConnection(psycopg.AsyncConnection[Any]):
         return self.pgconn.transaction_status == TransactionStatus.ACTIVE
 
     def _give_up(self, deadline: asyncio.Timeout) -> None:
-        # Whoever waits for notifications has asked nothing.
+        # A connection that waits for notifications has no statement under way.
         if self._is_asking():
             deadline.reschedule(asyncio.get_running_loop().time())
 
     def _abandon(self) -> None:
-        """Close it for everybody at once, and tell a server that is only slow to stop, in the background."""
+        """Close the connection at once, and cancel the statement in the background, in case the server is just slow."""
         ending = cut(self, awaits_answer=True)
         self.pgconn = CLOSED
         threading.Thread(target=ending, name="cancel a statement", daemon=True).start()
@@ -75,9 +75,9 @@ class BoundedConnection(psycopg.AsyncConnection[Any]):
 
 @asynccontextmanager
 async def answered_within(seconds: float) -> AsyncIterator[None]:
-    """DatabaseSilent when the block is not through after so many seconds, whatever of it the database left waiting.
+    """DatabaseSilent if the block takes longer than so many seconds.
 
-    Connections on which it asks have to be bounded ones: others wait for the answer in spite of it.
+    Use bounded connections inside: others would go on waiting for the server.
     """
     limit = asyncio.timeout(seconds)
     try:

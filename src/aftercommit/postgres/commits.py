@@ -1,7 +1,7 @@
-"""Commits that count by the server's own word alone.
+"""Commits that check the server's answer.
 
-PostgreSQL answers COMMIT with ROLLBACK when the transaction had failed before, and psycopg reports no error. So the
-command tag of the answer is read, here and nowhere else: sync and async twins of a few lines. It costs no round trip.
+If a statement of the transaction has failed, PostgreSQL answers COMMIT with the command tag ROLLBACK, and psycopg
+reports no error. So the functions here read the tag. That costs no round trip.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -19,9 +19,9 @@ AnyConnection = AsyncConnection | psycopg.Connection[Any]
 
 @contextmanager
 def committed(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction: rolled back when the block raises, and NotCommitted unless the server says COMMIT.
+    """A transaction: rolled back if the block raises; NotCommitted unless the server answers COMMIT.
 
-    Inside another transaction it is a savepoint, which the server refuses to release when it has failed.
+    Inside another transaction it is a savepoint, which the server does not release after a failed statement.
     """
     if not _is_outermost(connection):
         with connection.transaction():
@@ -57,7 +57,7 @@ async def committed_async(connection: psycopg.AsyncConnection[Any]) -> AsyncIter
 
 
 def commit(connection: psycopg.Connection[Any], statement: bytes = b"commit") -> None:
-    """COMMIT, which may be the first of several commands; NotCommitted unless the server answers COMMIT."""
+    """Send COMMIT, maybe with other commands after it; NotCommitted unless the server answers COMMIT."""
     require_open(connection)
     require_committed(connection.execute(statement).statusmessage)
 
@@ -69,18 +69,19 @@ async def commit_async(connection: psycopg.AsyncConnection[Any], statement: byte
 
 
 def require_open(connection: AnyConnection) -> None:
-    """Without this psycopg would begin a transaction in order to commit it, and the server would say COMMIT."""
+    """NotCommitted if the transaction has ended: psycopg would begin a new one, and the server would commit that."""
     status = connection.info.transaction_status
     if status == TransactionStatus.IDLE:
-        raise NotCommitted("the transaction had ended before it was committed: something else sent COMMIT or ROLLBACK")
+        raise NotCommitted("the transaction ended before the commit: something else sent COMMIT or ROLLBACK")
 
 
 def require_committed(tag: str | None) -> None:
-    """What the server answered to COMMIT."""
+    """NotCommitted unless this is the command tag of a commit."""
     if tag != "COMMIT":
         raise NotCommitted(
-            f"PostgreSQL answered COMMIT with {tag or 'nothing'}: a statement of this transaction had failed, and all "
-            "of it was rolled back. Let database errors out, or wrap what may fail in `with connection.transaction():`"
+            f"PostgreSQL answered COMMIT with {tag or 'nothing'}: a statement of this transaction had failed, so all "
+            "of it was rolled back. Do not catch database errors, or wrap the statement in "
+            "`with connection.transaction():`"
         )
 
 

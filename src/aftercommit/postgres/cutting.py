@@ -1,8 +1,8 @@
-"""How a connection is given up while a statement is under way, also behind a pooler: cancel, wait a little, cut.
+"""Gives up a connection while a statement runs, also behind a pooler: cancel, wait a little, close the socket.
 
-In this order: a pooler forgets a client that is gone, and with it whose statement is to be cancelled. The server would
-go on with the statement, and hold its locks. The session is not killed by its number: behind a pooler the number is not
-the server's.
+The order matters. A pooler forgets a client that has disconnected, and with it which statement to cancel; the server
+would go on with the statement and keep its locks. pg_terminate_backend is no way out: behind a pooler, the client does
+not know the pid.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import psycopg
 from psycopg import pq
 from psycopg.pq.abc import PGconn
 
-# How long it may take to cancel a statement, and behind a pooler until its answer comes, before the wire is cut anyhow.
+# The time to send the cancel request, and behind a pooler to wait for the answer, before the socket is closed anyway.
 _CANCEL_SECONDS: Final = 3.0
 _ANSWER_SECONDS: Final = 1.0
 
@@ -29,15 +29,15 @@ def _closed() -> PGconn:
     return nowhere
 
 
-# What a connection that is given up, or taken back, is connected to.
+# A closed connection, which takes the place of one that was given up.
 CLOSED: Final = _closed()
 
 
 def cut(connection: psycopg.BaseConnection[Any], *, awaits_answer: bool) -> Callable[[], None]:
-    """What cancels the statement under way and then cuts the wire. It blocks, for a few seconds at most.
+    """A function that cancels the running statement and then closes the socket. It blocks for a few seconds at most.
 
-    `awaits_answer` is for poolers, which pass a request to cancel on after they have taken it: the statement's answer
-    shows that the server has got it.
+    `awaits_answer` is for poolers, which forward a cancel request after they have confirmed it: the answer of the
+    statement shows that the server has received it.
     """
     if connection.closed:
         return lambda: None
@@ -48,13 +48,13 @@ def cut(connection: psycopg.BaseConnection[Any], *, awaits_answer: bool) -> Call
 
 
 def _end(server: PGconn, wire: socket.socket, cancelling: threading.Thread, awaits_answer: bool) -> None:
-    # `server` is only held: once nobody holds it, it says goodbye, and that may be before the cancel.
+    # `server` is an argument to keep it alive: its finalizer would disconnect, maybe before the cancel.
     cancelling.start()
-    # A server that hangs does not keep us from the cut.
+    # With a timeout, because the server may hang.
     cancelling.join(_CANCEL_SECONDS)
     with wire, contextlib.suppress(OSError):
         if awaits_answer:
-            # Not select(), which refuses the file numbers of a process with many connections.
+            # Not select(), which fails for the file descriptors of a process with many connections.
             answers = select.poll()
             answers.register(wire, select.POLLIN)
             answers.poll(_ANSWER_SECONDS * 1000)

@@ -1,6 +1,6 @@
-"""How our own processes reach PostgreSQL: connections that work behind any pooler, errors with a remedy.
+"""Connects our own processes to PostgreSQL, also through a pooler in transaction mode; errors name a remedy.
 
-No session state is used except by the optional LISTEN connection, so PgBouncer in transaction mode is fine.
+Only the optional LISTEN connection needs a session of its own.
 """
 
 import math
@@ -29,8 +29,8 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.text import OF_APP
 
 _NO_DATABASE_URL = "it should look like postgresql://user:password@host:5432/name"
-# Waiting does not mend these. libpq keeps no SQLSTATE of a connection that failed, so the words have to do; a
-# server that speaks another language is taken for unreachable, which is the harmless mistake.
+# Errors that waiting does not cure. libpq has no SQLSTATE for a failed connection, so we compare its message. A server
+# with another language counts as unreachable, which only means that we go on trying.
 _REFUSALS = re.compile(
     r'authentication failed|no password supplied|(?:role|database) "[^"]*" does not exist'
     r"|is not permitted to log in|no pg_hba\.conf entry|pg_hba\.conf rejects"
@@ -40,18 +40,18 @@ _NO_RIGHT_TO_CONNECT = "permission denied for database"
 _FAILED = (psycopg.OperationalError, psycopg.ProgrammingError)
 
 
-# Statements are prepared where `execute(…, prepare=True)` says so, and by themselves never: a plan that was made while
-# the outbox was empty can be a bad one when it is full.
+# Only `execute(…, prepare=True)` prepares a statement: a plan that was made while the outbox was empty can be bad when
+# it is full.
 WHEN_TOLD: Final = 1 << 30
 # Longer than any statement of a reader takes, and shorter than people wait.
 ANSWERS_WITHIN: Final = 10.0
-# libpq takes less for this much.
+# libpq rounds a shorter connect_timeout up to this.
 _LEAST_TO_CONNECT: Final = 2
 
 
 @contextmanager
 def _closed_unless_ready(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> Iterator[None]:
-    """Whoever is cancelled while a connection is made ready leaves none behind."""
+    """Close the connection if the block fails or is cancelled."""
     try:
         yield
     except BaseException:
@@ -59,10 +59,10 @@ def _closed_unless_ready(connection: psycopg.AsyncConnection[Any] | psycopg.Conn
         raise
 
 
-# Whether nobody stands between us and the server (a pooler tells clients a process number of its own making), the
-# schemas that are searched and in which order, and those that the setting names.
-# A direct session does without the just-in-time compiler. Our statements are short and come by the thousand; where the
-# planner overestimates one, PostgreSQL compiles it anew each time: an append took up to two seconds on a busy machine.
+# Whether the connection is direct (a pooler gives clients a pid of its own), the schemas that are searched in order,
+# and those that the search_path names.
+# A direct session turns the just-in-time compiler off. Our statements are short and many; if the planner overestimates
+# one, PostgreSQL would compile it every time: an append took up to two seconds on a busy machine.
 _SESSION: Final = (
     "select pg_catalog.pg_backend_pid() operator(pg_catalog.=) %(pid)s, "
     "pg_catalog.current_schemas(true)::pg_catalog.text[], pg_catalog.current_schemas(false)::pg_catalog.text[], "
@@ -73,17 +73,18 @@ _BUILT_INS: Final = "pg_catalog"
 
 
 def _shadowing(row: Any) -> list[str]:
-    """Schemas that are searched before the built-in functions and operators, and could hide them.
+    """Schemas that are searched before pg_catalog, so that their functions and operators hide the built-in ones.
 
-    Only a search_path that names pg_catalog itself, and not first, has such; in a temporary schema none are looked for.
+    That happens only if the search_path names pg_catalog, and not first. PostgreSQL looks for no functions in temporary
+    schemas.
     """
     searched = takewhile(lambda schema: schema != _BUILT_INS, row[1])
     return [schema for schema in searched if not schema.startswith("pg_temp")]
 
 
 def _with_built_ins_first(dsn: str, row: Any) -> dict[str, str]:
-    """The same search_path without pg_catalog, which is searched first then. Told at the start of the session, so that
-    no RESET takes it back.
+    """Options that set the search_path without pg_catalog, which PostgreSQL then searches first. Set at the start of
+    the session, so that RESET does not undo it.
     """
     named = ",".join('"' + schema.replace('"', '""') + '"' for schema in row[2] if schema != _BUILT_INS)
     escaped = re.sub(r"([\\\s])", r"\\\1", named)
@@ -94,49 +95,49 @@ def _with_built_ins_first(dsn: str, row: Any) -> dict[str, str]:
 def _refuse_shadowed(schemas: list[str], dsn: str, problem: BaseException | None = None) -> NoReturn:
     raise DatabaseRefused(
         f"the search_path of {safe(dsn)} names {', '.join(schemas)} before pg_catalog, so functions there may hide "
-        "built-in ones, and a pooler keeps us from changing it: take pg_catalog out of the search_path of the role or "
+        "built-in ones, and a pooler keeps us from changing it: remove pg_catalog from the search_path of the role or "
         "database (PostgreSQL then searches it first)"
     ) from problem
 
 
-# Remembered here and not read from the connection, which handlers may change.
+# Kept here and not on the connection, which handlers may change.
 _DIRECT: Final[WeakSet[psycopg.BaseConnection[Any]]] = WeakSet()
 
 
 def is_direct(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Whether a connection made here is one to the server itself, so that its session is ours alone."""
+    """Whether a connection made here leads to the server itself, not to a pooler, so that its session is our own."""
     return connection in _DIRECT
 
 
 def prepare_as_told(connection: psycopg.BaseConnection[Any]) -> None:
-    """Let the server keep plans of the statements that ask for it; behind a pooler it keeps none."""
+    """Prepare statements that ask for it, on direct connections; behind a pooler, prepare none."""
     connection.prepare_threshold = WHEN_TOLD if is_direct(connection) else None
 
 
 def speaks_iso(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Whether times come in the form that we read; otherwise the session is told to SPEAK_ISO."""
+    """Whether the session sends times in ISO format; if not, execute SPEAK_ISO."""
     return (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO")
 
 
-# Other ways to write a time cannot be read. A session's setting is all right here, also behind a pooler: this is one of
-# those that servers report and poolers keep for each of their clients, where they may refuse `options` in a DSN.
+# A session setting works behind a pooler, too: DateStyle is one of the settings that servers report and poolers keep
+# for each client. A pooler may refuse `options` in a DSN.
 SPEAK_ISO: Final = "set datestyle to iso"
-"""The statement that sets the date style which psycopg can read, where `speaks_iso` says it is needed."""
+"""Sets the date style to ISO, which psycopg needs; execute it if `speaks_iso` is false."""
 
 
 class RawJson(Loader):
-    """JSON columns as the bytes they are; decoding is the codec's work."""
+    """Loads JSON columns as bytes, which the codec decodes."""
 
     def load(self, data: Buffer) -> bytes:
-        """A copy of the bytes."""
+        """Copy the bytes."""
         return bytes(data)
 
 
 class Database:
-    """A DSN and the ways we connect with it. `listen_dsn` bypasses a transaction pooler for LISTEN.
+    """A DSN, and how to connect to it. `listen_dsn` bypasses a pooler in transaction mode for LISTEN.
 
-    `answer_timeout` is how many seconds those wait who serve somebody: feeds, and whatever stands before them. Then the
-    database counts as one that hangs. Relays and consumers have no such limit.
+    `answer_timeout` is how many seconds a feed, or another bounded connection, waits for an answer before the database
+    counts as hanging. Relays and consumers have no such limit.
     """
 
     def __init__(
@@ -147,16 +148,16 @@ class Database:
         application_name: str = "aftercommit",
         answer_timeout: float = ANSWERS_WITHIN,
     ) -> None:
-        """Check the DSN's form; nothing is connected."""
+        """Checks the DSN; connects to nothing yet."""
         if not 0 < answer_timeout < math.inf:
-            raise DeclarationError(f"answer_timeout={answer_timeout} would answer nobody: give seconds above 0")
+            raise DeclarationError(f"answer_timeout={answer_timeout} is not valid: give seconds above 0")
         self.dsn = checked(dsn)
         self.listen_dsn = checked(listen_dsn, "listen_dsn") if listen_dsn is not None else self.dsn
         self.answer_timeout = answer_timeout
         self._application_name = application_name
 
     def answering_within(self, seconds: float) -> "Database":
-        """The same, with another limit."""
+        """The same database with another `answer_timeout`."""
         return Database(
             self.dsn, listen_dsn=self.listen_dsn, application_name=self._application_name, answer_timeout=seconds
         )
@@ -169,9 +170,9 @@ class Database:
     async def connect(
         self, *, autocommit: bool = True, listen: bool = False, bounded: bool = False
     ) -> psycopg.AsyncConnection[Any]:
-        """A new asyncio connection; DatabaseUnavailable when waiting may help, otherwise DatabaseRefused.
+        """A new asyncio connection; DatabaseUnavailable if waiting may help, otherwise DatabaseRefused.
 
-        A `bounded` one is closed when a statement is not answered within the limit, or its asker is cancelled.
+        A `bounded` one is closed if a statement takes longer than `answer_timeout` or its task is cancelled.
         """
         dsn = self.listen_dsn if listen else self.dsn
         try:
@@ -204,7 +205,7 @@ class Database:
         return connection
 
     async def _with_built_ins(self, dsn: str, bounded: bool) -> tuple[psycopg.AsyncConnection[Any], Any]:
-        """A connection on which nothing hides the built-in functions, and what its session is."""
+        """A connection on which no schema hides built-in functions, and the row of `_SESSION`."""
         connection, session = await self._connected(dsn, bounded, {})
         if not (hidden_by := _shadowing(session)):
             return connection, session
@@ -263,12 +264,12 @@ async def _session(connection: psycopg.AsyncConnection[Any]) -> Any:
 
 
 def connect_timeout(answer_timeout: float) -> int:
-    """For how many seconds one who waits so long for an answer tries to connect."""
+    """The libpq connect_timeout, in seconds, for an answer timeout."""
     return min(max(_LEAST_TO_CONNECT, math.ceil(answer_timeout)), int(ANSWERS_WITHIN))
 
 
 def privilege(user: str, shape: Shape, problem: psycopg.Error) -> MissingPrivilege:
-    """The error for a database user that may not do its work."""
+    """The error for a database user without a privilege."""
     return MissingPrivilege(
         f"database user {user!r} lacks a privilege in schema {shape.schema!r}: "
         f"{problem.diag.message_primary or problem}. `aftercommit migrate grants {user} {OF_APP}` prints what to grant"
@@ -276,10 +277,10 @@ def privilege(user: str, shape: Shape, problem: psycopg.Error) -> MissingPrivile
 
 
 def read_only(problem: psycopg.errors.ReadOnlySqlTransaction) -> DatabaseRefused:
-    """The error for a session that may not write."""
+    """The error for a read-only session."""
     return DatabaseRefused(
-        f"PostgreSQL lets this session only read: {problem.diag.message_primary}. Connect to the primary "
-        "(target_session_attrs=primary in DATABASE_URL); or, where default_transaction_read_only does it: "
+        f"this session is read-only: {problem.diag.message_primary}. Connect to the primary "
+        "(target_session_attrs=primary in DATABASE_URL), or, if default_transaction_read_only is the cause: "
         "alter role … set default_transaction_read_only = off"
     )
 
@@ -292,7 +293,7 @@ def safe(dsn: str) -> str:
 
 
 def not_connected(dsn: str, problem: psycopg.Error) -> DatabaseError:
-    """The error for a connection that could not be made, by whether waiting can help."""
+    """The error for a failed connection: DatabaseUnavailable if waiting can help, otherwise DatabaseRefused."""
     said = re.sub(r" Is the server running[^?]*\?", "", " ".join(str(problem).split()))
     if problem.sqlstate == "42501" or _NO_RIGHT_TO_CONNECT in said:
         return MissingPrivilege(
@@ -316,11 +317,11 @@ def _is_refusal(problem: psycopg.Error, said: str) -> bool:
 
 
 def checked(dsn: str, name: str = "the database URL") -> str:
-    """The DSN, if it can be read; otherwise DatabaseRefused, which calls it by this name."""
+    """The DSN; DatabaseRefused if it is not valid."""
     try:
         conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        # What libpq says about it quotes the parts it could not read, and the password may be among them.
+        # Without libpq's message, which may quote the password.
         shown = f" ({dsn.rpartition('@')[2]:.60})" if "@" in dsn else ""
         driver = re.match(r"(\w+)\+\w+://", dsn)
         remedy = f"leave out the driver and begin with {driver[1]}://" if driver else _NO_DATABASE_URL

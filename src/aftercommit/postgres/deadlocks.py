@@ -1,4 +1,4 @@
-"""Transactions that deadlock with others are run again: one had to give way, and nothing of it was written."""
+"""Repeats a transaction that PostgreSQL has aborted because of a deadlock."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 async def past_deadlocks(transaction: Callable[[], Awaitable[Result]]) -> Result:
-    """Run a whole transaction, and again when it was chosen to give way; the last error is the caller's."""
+    """Run a whole transaction, up to TRIES times if it deadlocks; then the error goes to the caller."""
     for _ in range(TRIES - 1):
         try:
             return await transaction()

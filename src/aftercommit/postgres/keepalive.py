@@ -1,4 +1,4 @@
-"""How a connection to PostgreSQL notices that the other side is gone without a word: options that all of ours have."""
+"""Connection options that notice, within half a minute, when the other side has vanished."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from psycopg.conninfo import conninfo_to_dict
 
-# Within half a minute.
 _NOTICED: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "connect_timeout": 10,
@@ -20,6 +19,6 @@ _NOTICED: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 def options_for(dsn: str, **others: Any) -> dict[str, Any]:
-    """These and the `others`, except for what the DSN says itself."""
+    """The keepalive options and `others`, except those that the DSN sets itself."""
     given = conninfo_to_dict(dsn)
     return {name: value for name, value in {**_NOTICED, **others}.items() if name not in given}

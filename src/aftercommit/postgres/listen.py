@@ -1,5 +1,7 @@
-"""One LISTEN connection per process, shared by everybody who wants to be woken. An optimisation, never a guarantee:
-every reader polls as well, and where notifications cannot arrive (a transaction pooler) this finds out and says so."""
+"""One LISTEN connection per process, which wakes all services. Only an optimisation: every reader also polls.
+
+Behind a pooler in transaction mode, notifications do not arrive; the listener finds that out and logs it.
+"""
 
 import asyncio
 import logging
@@ -18,19 +20,18 @@ from aftercommit.telemetry import log_event
 logger = logging.getLogger("aftercommit.listener")
 
 PROVING_SECONDS = 2.0
-# A machine that stood still while it was proved looks like a pooler: at first it is proved again soon, then less often.
+# A machine that was frozen during the test looks like a pooler, so the test is repeated soon, then less and less often.
 PROVE_AGAIN_SOON = 1.0
 PROVE_AGAIN_SECONDS = 60.0
 
 
 class Listener(DatabaseService):
-    """Wakes asyncio events when their channel is notified; `working` says whether notifications really arrive."""
+    """Sets wakers when their channel is notified; `working` says whether notifications arrive."""
 
     name = "listener"
     may_be_cut = True
 
     def __init__(self, database: Database, probe: Probe | None = None) -> None:
-        """Not connected; channels are added with `subscribe` before the start."""
         super().__init__(probe)
         self._database = database
         self._events: dict[str, list[tuple[Waker, Collection[str] | None]]] = {}
@@ -40,29 +41,29 @@ class Listener(DatabaseService):
         self.working = False
 
     def subscribe(self, channel: str, payloads: Collection[str] | None = None) -> Waker:
-        """An event that is set at each notification of the channel, or at those with one of these payloads alone.
+        """A waker that is set at each notification of the channel, or only at those with one of these payloads.
 
-        Call it before the listener is started.
+        Call it before the listener starts.
         """
         event = Waker()
         self._events.setdefault(channel, []).append((event, payloads))
         return event
 
     def wake_all(self) -> None:
-        """Everybody looks for themselves: after a reconnect notifications may have been missed."""
+        """Wake every subscriber, because notifications may have been missed before a reconnect."""
         for subscriptions in self._events.values():
             for event, _ in subscriptions:
                 event.set()
 
     async def session(self) -> None:
-        """Listen until stopped; where a pooler swallows notifications, ask again now and then."""
+        """Listen until stopped; if notifications do not arrive, try again later."""
         connection = await self._database.connect(listen=True, bounded=True)
         try:
             for channel in [*self._events, self._proof]:
                 await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
             self.session_is_up()
             if not await self._proved(connection):
-                # A pooler would leave a connection of its pool listening for whoever gets it next.
+                # Otherwise a connection in the pooler's pool would go on listening for its next client.
                 await connection.execute("unlisten *")
                 await close_quietly(connection)
                 await self._be_deaf()
@@ -76,7 +77,7 @@ class Listener(DatabaseService):
             await close_quietly(connection)
 
     async def _proved(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        # Through a transaction pooler LISTEN succeeds and nothing ever arrives: so we send ourselves something.
+        # Through a pooler in transaction mode, LISTEN succeeds but nothing arrives. So we notify ourselves.
         sender = await self._database.connect(bounded=True)
         try:
             await sender.execute("select pg_notify(%s, '')", (self._proof,))
@@ -89,7 +90,7 @@ class Listener(DatabaseService):
 
     async def _be_deaf(self) -> None:
         if not self._is_deaf:
-            remedy = "set AFTERCOMMIT_LISTEN_URL (listen_dsn) to an address past the pooler; polling meanwhile"
+            remedy = "set AFTERCOMMIT_LISTEN_URL (listen_dsn) to an address past the pooler; polling until then"
             log_event(logger, logging.WARNING, "notifications_do_not_arrive", remedy=remedy)
         self._is_deaf = True
         await self.reach("listener.deaf")

@@ -1,8 +1,8 @@
-"""Lives of the log: one goes on for as long as nothing was lost, and another begins after a restore or a promotion.
+"""Lives of the log: a new one begins after a restore or a promotion of the server.
 
-A restored log ends before where readers may be. So that none of them skips what comes next, it goes on with a position
-above all that it can have given before. Which server the log is on tells that by itself; a copy of the data folder does
-not look any different, and is noticed by whoever has seen the log further on, or said by an operator.
+A restored log may end before the place of its readers. A new life starts above every position that the log can have
+given before, so that no reader skips new events. A change of server shows by its identifiers. A copied data folder
+looks the same; it shows when a reader has seen a higher position, or when an operator says so.
 docs/decisions/0020-lives-of-the-log.md
 """
 
@@ -23,20 +23,20 @@ logger = logging.getLogger("aftercommit.log")
 
 Ask = Callable[[bytes, dict[str, Any]], Awaitable[list[tuple[Any, ...]]]]
 
-# Managed services keep some of these functions to themselves, or have no write-ahead log of this kind.
+# Managed services may not allow these functions, or have no write-ahead log of this kind.
 NOT_TOLD = (
     psycopg.errors.InsufficientPrivilege,
     psycopg.errors.UndefinedFunction,
     psycopg.errors.FeatureNotSupported,
     psycopg.errors.ObjectNotInPrerequisiteState,
 )
-# The file that says who the server is can be read while it is being written. That passes.
+# The server's control file may be read while it is being written. That error passes.
 _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A life that has just begun: its first event has the position `base` + 1, the last one before `previous_last`."""
+    """A new life: its first event has the position `base` + 1; the last event before it has `previous_last`."""
 
     number: int
     base: int
@@ -46,7 +46,7 @@ class Life:
 
 
 class Server(NamedTuple):
-    """Where a log is kept: the server, as far as it says who it is, and the tables."""
+    """What identifies the server, database and table of a log; None for what the server does not tell."""
 
     system_identifier: int | None
     timeline: int | None
@@ -57,10 +57,10 @@ class Server(NamedTuple):
 async def recognise(
     connection: psycopg.AsyncConnection[Any], shape: Shape, *, seen: int = 0
 ) -> tuple[Life | None, int]:
-    """Make sure that the log goes on on this server: with a new life, where it was restored.
+    """Begin a new life if the log was restored.
 
-    `seen` is how far the caller has seen the log come. Returns the life if one has begun, and where the log ends now.
-    Cheap while nothing has changed, and safe from several programs at once.
+    `seen` is the highest position that the caller has seen. Returns the life, if a new one has begun, and the end of
+    the log. Cheap if nothing has changed; several programs may call it at the same time.
     """
     row = await (await connection.execute(Statements(shape)["server_is_known"])).fetchone()
     if row is not None and row[0] and row[1] >= seen:
@@ -69,15 +69,14 @@ async def recognise(
 
 
 async def begin(connection: psycopg.AsyncConnection[Any], shape: Shape, reason: str, *, above: int = 0) -> Life:
-    """Begin a new life in any case, above this position at least: an operator says that the log was restored."""
+    """Begin a new life above this position, because an operator says that the log was restored."""
     life, _ = await _look(connection, shape, above, reason)
     assert life is not None, "there was a reason"
     return life
 
 
 async def is_due(ask: Ask, shape: Shape) -> bool:
-    """Whether the log will go on: it was restored for certain and its next life has not begun, or this server follows
-    another and may lag behind it. Changes nothing."""
+    """Whether a new life may be due: the log was restored, or this server is a standby, which may lag."""
     if (await ask(Statements(shape)["in_recovery"], {}))[0][0]:
         return True
     _, known, present = await _compared(ask, Statements(shape))
@@ -104,7 +103,7 @@ async def _look(
         begun = await (await connection.execute(statements["begin_life"], parameters)).fetchone()
         assert begun is not None, "head has its row, which is locked"
         life = Life(*begun[:5])
-    # An append makes those that are missing, too.
+    # Before the first append, which would otherwise make them.
     await connection.execute(statements["make_partitions"])
     fields = {"outbox": shape.schema, "life": life.number, "position": life.previous_last, "goes_on_after": life.base}
     log_event(logger, logging.WARNING, "log_life_began", reason=life.reason, **fields)
@@ -112,7 +111,7 @@ async def _look(
 
 
 def _asking(connection: psycopg.AsyncConnection[Any]) -> Ask:
-    """Questions in a transaction that goes on when one is refused."""
+    """Runs queries in savepoints, so that the transaction survives one that fails."""
 
     async def ask(question: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         async with connection.transaction():
@@ -122,7 +121,7 @@ def _asking(connection: psycopg.AsyncConnection[Any]) -> Ask:
 
 
 async def _compared(ask: Ask, statements: Statements) -> tuple[int, Server, Server]:
-    """The number of the present life, the server that it began on, and the server that there is."""
+    """The number of the current life, the server it began on, and the present server."""
     row = next(iter(await ask(statements["present_life"], {})), None)
     if row is None:
         raise SchemaDrift(f"table life of outbox {statements.shape.schema!r} is empty: restore it from a backup")
@@ -134,7 +133,7 @@ async def _compared(ask: Ask, statements: Statements) -> tuple[int, Server, Serv
 
 
 async def _told(ask: Ask, question: bytes) -> int | None:
-    """What the server says about itself; None when it does not, and only who remembers notices a restore."""
+    """A value that identifies the server; None if the server does not tell it."""
     for _ in range(_TRIES):
         try:
             return next((int(row[0]) for row in await ask(question, {})), None)
@@ -146,7 +145,7 @@ async def _told(ask: Ask, question: bytes) -> int | None:
 
 
 def difference(known: Server, present: Server) -> str | None:
-    """Why a log on the one cannot simply go on on the other; None when it can. What is not told does not differ."""
+    """Why a log of the known server must begin a new life on the present one, or None. None values do not differ."""
     said = {
         "system_identifier": "the database is on another server: it was restored, upgraded or loaded from a dump",
         "timeline": "the server was promoted, or recovered to a point in time",

@@ -1,4 +1,4 @@
-"""A service that survives its database: it works in sessions, and after an outage it begins anew."""
+"""A service that survives outages of its database: it works in sessions, and reconnects."""
 
 import asyncio
 import logging
@@ -15,8 +15,8 @@ from aftercommit.text import MIGRATE
 
 logger = logging.getLogger("aftercommit.database")
 
-# Each of these passes by itself; a standby, for one, refuses to write until it is promoted. A refusal (wrong
-# password, no such database) is not among them: it ends the service, because waiting would only hide it.
+# Errors that may pass by themselves. A standby, for example, refuses writes until it is promoted. A refusal (wrong
+# password, no such database) is not here: it ends the service, because waiting would hide it.
 LOST = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
@@ -25,7 +25,7 @@ LOST = (
 )
 
 
-# Our own statements name nothing else than what was there when the schema was checked.
+# Our statements use only tables and columns that existed when the schema was checked, so these mean they are gone.
 GONE = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
@@ -35,37 +35,35 @@ GONE = (
 
 
 def tables_gone(problem: BaseException) -> SchemaNotMigrated:
-    """The error for tables that were dropped or changed under a running program."""
+    """The error for tables that were dropped or changed while a program runs."""
     said = str(problem).strip().partition("\n")[0]
     return SchemaNotMigrated(
-        f"the tables of the outbox are gone, or are not those of this version ({said}): {MIGRATE}, or restore them "
-        "from a backup, if they were dropped by mistake"
+        f"the tables of the outbox are gone, or are not those of this version ({said}): {MIGRATE}, or, if they were "
+        "dropped by mistake, restore them from a backup"
     )
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether this is the loss of the database, and not an answer of it.
+    """Whether an error means that the database is lost, and is not an error that the server has sent.
 
-    A server that dies while it answers can leave the driver with answers that do not fit together; such an error has no
-    SQLSTATE, because no server sent it.
+    If a server dies during an answer, the driver may raise an InternalError without a SQLSTATE.
     """
     return isinstance(error, LOST) or (isinstance(error, psycopg.InternalError) and error.sqlstate is None)
 
 
 class DatabaseService(Service):
-    """Runs `session` again and again; an outage is said once and retried with backoff."""
+    """Runs `session` again and again. It logs an outage once, and retries with backoff."""
 
-    # For how many seconds the database may have no reason to answer while all is well.
+    # For how many seconds an idle session may have no contact with the database.
     silence = 0.0
-    # Whether nothing is lost when it is cancelled instead of stopped.
+    # Whether it can be cancelled instead of stopped without losing anything important.
     may_be_cut = False
 
     def __init__(self, probe: Probe | None = None, *, backoff: Exponential | None = None) -> None:
-        """Not started."""
         super().__init__(probe)
         self._reconnect = backoff or Exponential(base=0.1, maximum=5.0)
         self._failures = 0
-        # What the outage began with that is under way.
+        # The first error of the current outage.
         self.outage: BaseException | None = None
         # Set when the first session works.
         self.up = asyncio.Event()
@@ -73,10 +71,10 @@ class DatabaseService(Service):
 
     @abstractmethod
     async def session(self) -> None:
-        """Connect and work until stopping or until the database is lost."""
+        """Connect and work, until stopped or until the database is lost."""
 
     def session_is_up(self) -> None:
-        """The session works: the next outage is news again."""
+        """Call it when the session works; it ends the outage."""
         if self._failures:
             log_event(logger, logging.INFO, "database_is_back", service=self.name, attempts=self._failures)
         self._failures = 0
@@ -85,11 +83,11 @@ class DatabaseService(Service):
         self.up.set()
 
     def answered(self) -> None:
-        """The database has answered just now."""
+        """Call it when the database has answered."""
         self._answered_at = time.monotonic()
 
     def not_ready(self, within: float) -> str | None:
-        """Why it does not work now, in words: no session, or no answer of the database within so many seconds."""
+        """Why the service is not ready: no session, or no answer from the database within so many seconds."""
         if self.outage is not None:
             return f"{self.name}: the database is unavailable: {' '.join(str(self.outage).split())}"
         if self._answered_at is None:
@@ -98,7 +96,7 @@ class DatabaseService(Service):
         return f"{self.name}: no answer from the database for {silent:.0f} s" if silent > within else None
 
     async def stop_within(self, seconds: float) -> None:
-        """Stop; what has not ended by then is cancelled. A database that hangs holds up nobody's end."""
+        """Stop, and cancel what has not ended after so many seconds: the database may hang."""
         self.stopping.set()
         task = self._task
         if task is not None:
@@ -109,7 +107,7 @@ class DatabaseService(Service):
                 task.result()
 
     async def run(self) -> None:
-        """Sessions until stopped; only what cannot mend itself is raised."""
+        """Run sessions until stopped; raise only errors that do not pass by themselves."""
         while not self.stopping.is_set():
             try:
                 await self.session()
@@ -128,7 +126,7 @@ class DatabaseService(Service):
     async def _outage(self, problem: BaseException) -> None:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            # The database was lost while we were being cancelled; the cancellation was swallowed by the one error.
+            # The database was lost during a cancellation, and that error has hidden it.
             raise asyncio.CancelledError from problem
         self._failures += 1
         if self._failures == 1:
@@ -151,7 +149,7 @@ def first_of(group: BaseException) -> BaseException:
 
 
 async def close_quietly(connection: psycopg.AsyncConnection[object] | None) -> None:
-    """Close a connection that may be broken already, even while being cancelled."""
+    """Close a connection that may be broken already, even during a cancellation."""
     if connection is not None and not connection.closed:
         try:
             await asyncio.shield(connection.close())

@@ -1,7 +1,4 @@
-"""What an outbox looks like in the database: its schema, scope columns, extra indexes and declared views.
-
-Pure data, checked when it is declared; nothing is connected here.
-"""
+"""The database side of an outbox: its schema, scope columns, indexes and declared views. Checked data, no IO."""
 
 import hashlib
 import re
@@ -13,10 +10,10 @@ from uuid import UUID
 
 from aftercommit.errors import DeclarationError
 
-# Aggregates hash to so many lanes; the tables are made for this number.
+# The number of lanes that aggregates are hashed to. The tables are made for this number.
 LANES = 64
 MAX_IDENTIFIER = 63
-# Index names are made of a scope name and a prefix of ten characters, and must stay apart.
+# Index names are a prefix of ten characters and a scope name, and must not be cut.
 MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
 SCOPE_TYPES: Mapping[type[Any], str] = {str: "varchar(255)", int: "bigint", UUID: "uuid"}
 ENGINE_TABLES = frozenset(
@@ -24,13 +21,13 @@ ENGINE_TABLES = frozenset(
     "operation operation_event upkeep service_token revoked_token rate_window rate_log "
     "version_wait".split()
 )
-# Where an audience is declared: the column that says who hears of an event, and the table by which readers find theirs.
+# If an audience is declared: the column with the readers of an event, and the table that finds the events of a reader.
 AUDIENCE = "audience"
-# At most so many readers of one event, each named with so many characters.
+# The most readers of one event, and the most characters of a reader.
 MAX_AUDIENCE = 10_000
 MAX_READER = 255
 PARTITION_NAME = re.compile(rf"(?:log|{AUDIENCE})_\d{{6,}}")
-# Columns of our tables and names inside our queries, parameters of publish(), and what PostgreSQL keeps for itself.
+# Columns of our tables, names in our queries, parameters of publish(), and PostgreSQL's system columns.
 RESERVED = frozenset(
     "id seq lane position ts stream_seq aggregate_type aggregate_id event_type schema_version occurred_at "
     "correlation_id causation_id payload status retry_count next_retry_at created_at published_at last_error "
@@ -45,12 +42,12 @@ _STATES = frozenset({"pending", "published", "failed"})
 
 @dataclass(frozen=True, slots=True)
 class DeclaredView:
-    """Every event with its status under your own names.
+    """A view of all events and their status, under your own names.
 
-    `columns` maps the view's column names to canonical ones (see `VIEW_COLUMNS`), to scope columns or to a declared
-    `audience`; `statuses` maps canonical states (`pending`, `published`, `failed`) to the document's words.
-    `envelope=True` shows the payload wrapped in its envelope. A `writable` view accepts INSERT of pending events, as
-    your own SQL does it: a known event is replayed, a new one is published.
+    `columns` maps the view's column names to columns of an event (see `VIEW_COLUMNS`), to scope columns or to a
+    declared `audience`; `statuses` maps `pending`, `published` and `failed` to your own words. `envelope=True` shows
+    the payload inside its envelope. A `writable` view accepts INSERT of pending events from your own SQL: a known event
+    is replayed, a new one is published.
     """
 
     name: str
@@ -62,9 +59,9 @@ class DeclaredView:
 
 @dataclass(frozen=True, slots=True)
 class LogFacet:
-    """An index of the log: events of a stream, of a scope or of the whole log, by a value in their payload, in order.
+    """An index of the log by a payload value, within a stream, within a scope or for the whole log.
 
-    `of` is the aggregate type or the scope's name; `path` leads to the value inside the payload.
+    `of` is the aggregate type or the name of the scope; `path` is the path of the value in the payload.
     """
 
     by: Literal["stream", "scope", "everything"]
@@ -73,7 +70,7 @@ class LogFacet:
 
     @property
     def name(self) -> str:
-        """The name of the index: what it is for, as far as there is room, and what keeps it apart from all others."""
+        """The name of the index: as readable as it fits, and a digest that makes it unique."""
         readable = re.sub(r"[^a-z0-9]+", "_", "_".join((self.of, *self.path)).lower())[:36]
         digest = hashlib.sha256(repr((self.by, self.of, self.path)).encode()).hexdigest()[:8]
         return f"log_facet_{readable}_{digest}"
@@ -115,7 +112,7 @@ class Shape:
     audience: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse names that PostgreSQL would truncate or that would collide."""
+        """Refuse names that PostgreSQL would cut or that would collide."""
         checked_identifier(self.schema, "schema")
         if self.schema.startswith("pg_") or self.schema == "information_schema":
             raise DeclarationError(f"schema {self.schema!r} belongs to PostgreSQL: choose another name")
@@ -132,7 +129,7 @@ class Shape:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """The columns that the declaration adds to every event, and that go wherever it goes: scope, then audience."""
+        """The declared columns of every event: scope, then audience."""
         return (*self.scope, AUDIENCE) if self.audience else tuple(self.scope)
 
     @property
@@ -147,16 +144,16 @@ class Shape:
 
     @property
     def guard_channel(self) -> str:
-        """The NOTIFY channel that tells servers of changed service tokens and revocations."""
+        """The NOTIFY channel for changes of service tokens and revocations."""
         return _channel("aftercommit_guard_", self.schema)
 
 
 class HasShape(Protocol):
-    """Whatever declares tables: an `Outbox`."""
+    """An `Outbox`, or another object with a shape."""
 
     @property
     def shape(self) -> Shape:
-        """What it looks like in the database."""
+        """Its tables in the database."""
 
 
 def shape_of(declared: HasShape | Shape) -> Shape:
@@ -165,34 +162,34 @@ def shape_of(declared: HasShape | Shape) -> Shape:
 
 
 def checked_identifier(name: str, what: str) -> str:
-    """The name itself, if PostgreSQL keeps all of it and nobody takes a part of it for something else.
+    """The name, if PostgreSQL does not cut it and drivers do not change it.
 
-    A driver would take % for a placeholder; and a name stands in comments of SQL too, which end with the line.
+    A driver would take % for a placeholder. Names are also in SQL comments, which end with the line.
     """
     usable = isinstance(name, str) and name and "%" not in name and not any(map(_is_control, name))
     if not usable or len(name.encode()) > MAX_IDENTIFIER:
         raise DeclarationError(
-            f"{what} name {name!r:.100} is not usable: 1 to {MAX_IDENTIFIER} bytes, no control characters (NUL, line "
-            "ends, …), no %"
+            f"{what} name {name!r:.100} is not valid: use 1 to {MAX_IDENTIFIER} bytes, no control characters (NUL, "
+            "line ends, …), no %"
         )
     return name
 
 
 def _is_control(character: str) -> bool:
-    """Control characters, ends of lines and paragraphs, and halves of characters."""
+    """Control characters, line and paragraph separators, and lone surrogates."""
     return unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")
 
 
 def _channel(prefix: str, schema: str) -> str:
-    # Channels share the identifier limit; long schema names with the same head merely wake each other's relays.
+    # Channels have the identifier limit. Long schema names that are cut to the same one just wake each other's relays.
     return (prefix + schema).encode()[:MAX_IDENTIFIER].decode(errors="ignore")
 
 
 def _check_scope(name: str, python_type: type[Any]) -> None:
     if not _COLUMN.fullmatch(name) or len(name) > MAX_SCOPE_NAME or name in RESERVED:
         raise DeclarationError(
-            f"scope name {name!r:.100} is not usable: at most {MAX_SCOPE_NAME} lower-case letters, digits and _, and "
-            "not a name that the envelope, publish() or PostgreSQL uses itself"
+            f"scope name {name!r:.100} is not valid: use at most {MAX_SCOPE_NAME} lower-case letters, digits and _, "
+            "and not a name that the envelope, publish() or PostgreSQL uses itself"
         )
     if python_type not in SCOPE_TYPES:
         raise DeclarationError(f"scope {name!r} has type {python_type!r}: use str, int or uuid.UUID")
@@ -201,13 +198,11 @@ def _check_scope(name: str, python_type: type[Any]) -> None:
 def _check_view(view: DeclaredView, carried: tuple[str, ...]) -> None:
     checked_identifier(view.name, "view")
     if view.name in (*ENGINE_TABLES, AUDIENCE) or PARTITION_NAME.fullmatch(view.name):
-        raise DeclarationError(f"view {view.name!r} would take the place of a table of the outbox: rename it")
+        raise DeclarationError(f"view {view.name!r} has the name of a table of the outbox: rename it")
     if not view.columns:
-        raise DeclarationError(f"view {view.name!r} shows no columns: map at least one in columns={{…}}")
+        raise DeclarationError(f"view {view.name!r} has no columns: map at least one in columns={{…}}")
     if unknown := set(view.statuses) - _STATES:
-        raise DeclarationError(
-            f"view {view.name!r} renames unknown states {sorted(unknown)}: there are {sorted(_STATES)}"
-        )
+        raise DeclarationError(f"view {view.name!r} renames unknown states {sorted(unknown)}: use {sorted(_STATES)}")
     for word in view.statuses.values():
         if not isinstance(word, str) or not word or "\x00" in word or "%" in word:
             raise DeclarationError(f"view {view.name!r} has the state {word!r}: use text without NUL and %")
@@ -216,7 +211,7 @@ def _check_view(view: DeclaredView, carried: tuple[str, ...]) -> None:
         if canonical not in VIEW_COLUMNS and canonical not in carried:
             raise DeclarationError(
                 f"view {view.name!r}: {column!r} shows {canonical!r}, which is not a column of an event. "
-                f"There are: {', '.join([*VIEW_COLUMNS, *carried])}"
+                f"Use one of {', '.join([*VIEW_COLUMNS, *carried])}"
             )
     shown = set(view.columns.values())
     if view.writable and not ({"event_type", "payload"} <= shown and shown.intersection(ID_COLUMNS)):

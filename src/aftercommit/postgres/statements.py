@@ -1,4 +1,4 @@
-"""Loads the SQL files once and renders them for one outbox: its schema and scope columns."""
+"""Loads the SQL files once, and renders them with the schema and the declared columns of an outbox."""
 
 import re
 from functools import cache
@@ -13,45 +13,44 @@ _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 @cache
 def _texts() -> dict[str, str]:
-    """Every query of every file by its name."""
+    """All queries by name."""
     found: dict[str, str] = {}
     for path in sorted(files(__package__).joinpath("queries").iterdir(), key=lambda path: path.name):
         parts = _NAMED.split(path.read_text())
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in found:
-                raise AssertionError(f"query {name!r} stands twice in the SQL files")
+                raise AssertionError(f"the SQL files have two queries {name!r}")
             found[name] = text.strip()
     return found
 
 
 def scope_list(shape: Shape, alias: str = "") -> sql.Composable:
-    """`, "a", "b"` for the columns that the declaration adds (scope, then audience), each behind an optional alias."""
+    """`, "a", "b"` for the declared columns (scope, then audience), each with an optional alias."""
     prefix = f"{alias}." if alias else ""
     parts = [sql.SQL(", " + prefix) + sql.Identifier(name) for name in shape.carried]
     return sql.Composed(parts)
 
 
 class Statements:
-    """The queries of one outbox, ready to execute."""
+    """The queries of one outbox, rendered on first use."""
 
     def __init__(self, shape: Shape) -> None:
-        """Nothing is rendered until it is asked for."""
         self.shape = shape
         self._rendered: dict[str, bytes] = {}
 
     def __getitem__(self, name: str) -> bytes:
-        """The query of this name, as psycopg takes it."""
+        """The query of this name, for psycopg."""
         rendered = self._rendered.get(name)
         if rendered is None:
             rendered = self._rendered[name] = self.render(name).encode()
         return rendered
 
     def part(self, name: str, **parts: sql.Composable) -> sql.SQL:
-        """A query as a part of another one."""
+        """A query as a part of another query."""
         return sql.SQL(self.render(name, **parts))
 
     def render(self, name: str, **parts: sql.Composable) -> str:
-        """The text of a query with its schema, scope columns and any further parts in place."""
+        """The text of a query with schema, declared columns and other parts filled in."""
         shape = self.shape
         composed = sql.SQL(_texts()[name]).format(
             schema=sql.Identifier(shape.schema),

@@ -1,8 +1,8 @@
-"""The test kit: what your tests may use. Never imported by production code.
+"""The test kit for your own tests.
 
-`World` and `AsyncWorld` are what tests work with; the pytest plugin makes one per test (`aftercommit_world`,
-`aftercommit_async_world`), each with a database of its own. `TransportSuite` and `PublishSuite` have the tests that
-your own transport or adapter has to pass; they need pytest.
+Tests work with a `World` or `AsyncWorld`. The pytest plugin makes one per test (`aftercommit_world`,
+`aftercommit_async_world`), each with its own database. `TransportSuite` and `PublishSuite` are the tests that your own
+transport or adapter must pass; they need pytest.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from aftercommit.testing.world import AsyncWorld, World
 if TYPE_CHECKING:
     from aftercommit.testing.django import dsn_of, use_database
     from aftercommit.testing.outbox_suite import PublishSuite
-    from aftercommit.testing.publish_harness import AsyncPublishHarness, Caller, PublishHarness
+    from aftercommit.testing.publish_harness import Caller, PublishHarness
     from aftercommit.testing.publish_stage import prepare
     from aftercommit.testing.transport_harness import Received, TransportHarness
     from aftercommit.testing.transport_suite import TransportSuite
@@ -35,7 +35,7 @@ else:
         {
             "aftercommit.testing.django": ("dsn_of", "use_database"),
             "aftercommit.testing.outbox_suite": ("PublishSuite",),
-            "aftercommit.testing.publish_harness": ("AsyncPublishHarness", "Caller", "PublishHarness"),
+            "aftercommit.testing.publish_harness": ("Caller", "PublishHarness"),
             "aftercommit.testing.publish_stage": ("prepare",),
             "aftercommit.testing.transport_harness": ("Received", "TransportHarness"),
             "aftercommit.testing.transport_suite": ("TransportSuite",),
@@ -44,7 +44,6 @@ else:
 
 __all__ = [
     "POINTS",
-    "AsyncPublishHarness",
     "AsyncWorld",
     "Attempt",
     "Caller",

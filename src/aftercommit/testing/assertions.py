@@ -1,4 +1,4 @@
-"""Assertions about what was published: the verdict on a list of events, and a message that shows what was there."""
+"""Assertions about published events; a failure shows what was published."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def require_published(
 ) -> list[Published]:
     """The matching events: exactly `count`, or at least one."""
     __tracebackhide__ = True
-    # A name that nobody declared must not pass for "was not published".
+    # An undeclared name is an error, not an event that was not published.
     expected.type_in(registry)
     found = matching(expected, published, registry)
     if len(found) == count or (count is None and found):
@@ -23,7 +23,7 @@ def require_published(
 
 
 def require_not_published(expected: Expected | None, published: Sequence[Published], registry: Registry) -> None:
-    """No event is like this; None: there is no event at all."""
+    """No event matches; with None, there is no event at all."""
     __tracebackhide__ = True
     if expected is None:
         if published:
@@ -36,26 +36,21 @@ def require_not_published(expected: Expected | None, published: Sequence[Publish
 
 
 def require_in_order(
-    expected: Sequence[Expected],
-    published: Sequence[Published],
-    registry: Registry,
-    only: bool,
-    remark: str | None,
+    expected: Sequence[Expected], published: Sequence[Published], registry: Registry, only: bool, remark: str | None
 ) -> list[Published]:
-    """Matching events in this order; others may stand between them unless `only` forbids it."""
+    """The matching events in this order; with `only`, there are no other events."""
     __tracebackhide__ = True
     for each in expected:
         each.type_in(registry)
     found, missing = first_missing(expected, published, registry)
     order = " → ".join(str(each) for each in expected)
     if missing is not None:
-        problem = (
-            f"number {missing + 1}, {expected[missing]}, did not come{' after those before it' if missing else ''}"
-        )
+        problem = f"number {missing + 1}, {expected[missing]}, is missing{' after those before it' if missing else ''}"
         hints = nearest(expected[missing], published, registry)
         raise AssertionError(_message(f"{order}: {problem}", [*hints, *listed(published)], remark))
     if only and len(found) != len(published):
-        problem = f"{len(published) - len(found)} more were published"
+        others = len(published) - len(found)
+        problem = f"{others} other event{'s were' if others > 1 else ' was'} published"
         raise AssertionError(_message(f"{order}: {problem}", listed(published), None))
     return found
 

@@ -1,12 +1,12 @@
-"""Delivers one event as often as it can happen in production, and looks at the effects after each delivery.
+"""Delivers one event several times, as it can happen in production, and compares the effects.
 
-1. The handler runs, and its process dies before the commit: what it wrote in its transaction is undone.
-2. The event is delivered again, and the commit comes through.
-3. It is delivered once more. The inbox knows it: the handler is not called.
-4. The inbox is stepped around: the handler runs again on what it has done already, and dies before the commit.
+1. The handler runs, and its process dies before the commit: PostgreSQL rolls its changes back.
+2. The event is delivered again, and the handler's transaction commits.
+3. The event is delivered again. The inbox has it, so the handler is not called.
+4. The event is delivered without its inbox row: the handler runs again, and its process dies before the commit.
 
-After 2 the effects are those of one delivery, and they must not change any more. What the handler does outside its
-transaction (a mail, a call, a file) happens in 1, 2 and 4: it has to know the event by its `event_id`.
+After 2 the effects are those of one delivery, and they must not change any more. Effects outside the transaction (an
+e-mail, a call, a file) happen in 1, 2 and 4, so the handler must use the `event_id` there to avoid duplicates.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ NOT_SAID: Final = object()
 
 
 class DiedBeforeCommit(AftercommitError):
-    """What ends the handler's transaction in place of a crash."""
+    """Ends the handler's transaction, as a crash would."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deliveries:
-    """The effects before anything and after each delivery, and how often the handler was called."""
+    """The effects before and after each delivery, and how often the handler was called."""
 
     event: Published
     before: Any
@@ -43,21 +43,21 @@ class Deliveries:
     calls: int
 
     def require_once(self, expected: Any = NOT_SAID) -> None:
-        """AssertionError unless the effects are those of one delivery, whatever came after it."""
+        """AssertionError unless the effects are those of one delivery."""
         __tracebackhide__ = True
         if expected is not NOT_SAID and self.delivered != expected:
             raise AssertionError(
                 f"after a crash and a second delivery of {self._name} the effects are\n  {self.delivered!r}\n"
-                f"expected were\n  {expected!r}\n(after the crash alone they were {self.crashed!r}: what is there then "
-                "was done outside the handler's transaction)"
+                f"expected\n  {expected!r}\n(after the crash alone: {self.crashed!r}. Effects that are there already "
+                "happened outside the handler's transaction)"
             )
         if self.repeated != self.delivered:
-            raise AssertionError(self._changed("delivered again through the inbox", self.repeated))
+            raise AssertionError(self._changed("delivered again with its inbox row", self.repeated))
         if self.around != self.delivered:
             raise AssertionError(
-                self._changed("handled again around the inbox", self.around)
-                + "\nThe handler acts outside its transaction: let it write on the connection it is given, or let what "
-                "it calls know the event by its event_id"
+                self._changed("delivered again without its inbox row", self.around)
+                + "\nThe handler has effects outside its transaction: let it write on the connection it is given, or "
+                "pass the event_id as an idempotency key to what it calls"
             )
 
     @property
@@ -69,16 +69,15 @@ class Deliveries:
 
 
 class DeliveredTwice:
-    """Delivers one event to one consumer, again and again."""
+    """Delivers one event to one consumer, four times."""
 
     def __init__(
         self, outbox: Outbox, dsn: str, consumer: Consumer, event: Published, effects: Callable[[], Awaitable[Any]]
     ) -> None:
-        """Nothing is delivered yet."""
         if not consumer.inbox:
             raise DeclarationError(
-                f"consumer {consumer.name!r} is declared with inbox=False: nothing keeps an event from being handled "
-                "again but its checkpoint. Test that with faults.rewind() and drain()"
+                f"consumer {consumer.name!r} is declared with inbox=False: only its checkpoint keeps an event from "
+                "being handled again. Test that with faults.rewind() and drain()"
             )
         self._outbox = outbox
         self._database = Database(dsn)
@@ -99,7 +98,7 @@ class DeliveredTwice:
             raise DeclarationError(f"{self._consumer.name!r} has no handler that takes {self._event.type}")
         repeated = await self._deliver()
         if self._calls != calls:
-            raise AssertionError(f"the inbox let {self._event.event_id} through to {self._consumer.name!r} twice")
+            raise AssertionError(f"the inbox of {self._consumer.name!r} let {self._event.event_id} through twice")
         await self._inbox("kit_forget_handled")
         try:
             around = await self._deliver(_dies)
@@ -109,7 +108,7 @@ class DeliveredTwice:
 
     async def _deliver(self, ending: Ending = lambda consumer: None) -> Any:
         spy = Spy(ending)
-        # One event, one attempt: strict ordering and retries are matters of more than that.
+        # One event and one attempt: strict ordering and retries play no part.
         watched = spy.watch(self._consumer, retry_count=0, ordering="relaxed")
         dispatcher = Dispatcher(self._outbox, self._database, [watched])
         try:
@@ -126,8 +125,8 @@ class DeliveredTwice:
         if await self._inbox("kit_forget_handled"):
             await self._inbox("kit_remember_handled")
             raise DeclarationError(
-                f"{self._consumer.name!r} has handled {self._event.type} {self._event.event_id} already: give an event "
-                "that is new to it"
+                f"{self._consumer.name!r} has handled {self._event.type} {self._event.event_id} already: give a new "
+                "event"
             )
 
     async def _inbox(self, statement: str) -> int:

@@ -1,4 +1,4 @@
-"""Django and the test kit: point a Django database at a test's own, or the test kit at Django's."""
+"""Use the test's database in Django, or Django's database in the test kit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _PARTS: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST
 
 @contextmanager
 def use_database(dsn: str, alias: str = "default") -> Iterator[None]:
-    """Inside this block `connections[alias]` leads to this database, in this thread; afterwards where it led before."""
+    """Inside this block, and in this thread, `connections[alias]` connects to this database."""
     connection = _connection(alias)
     parts = conninfo_to_dict(dsn)
     before = dict(connection.settings_dict)
@@ -27,7 +27,7 @@ def use_database(dsn: str, alias: str = "default") -> Iterator[None]:
 
 
 def dsn_of(alias: str = "default") -> str:
-    """The URI of the database that Django uses now; with pytest-django, of its test database."""
+    """The URI of Django's current database; with pytest-django, of its test database."""
     settings = _connection(alias).settings_dict
     parts = {part: str(settings[name]) for name, part in _PARTS.items() if settings.get(name)}
     options = " ".join(f"{part}='{_quoted(value)}'" for part, value in parts.items() if part != "dbname")

@@ -1,8 +1,8 @@
-"""Runs relay and consumers in this process until nothing is left to do: no background, no waiting, the same every time.
+"""Runs relay and consumers in this process until nothing is left to do: deterministic, and without background tasks.
 
-The services are the real ones. Each runs until it says that it is idle, the relay first and then the consumers in the
-order of their declaration, in rounds, because handlers may publish. A service that dies at a crash point is followed
-by another, which takes over as after a real death.
+The services are the real ones. In each round the relay runs until it is idle, then the consumers in the order of their
+declaration. Rounds repeat, because handlers may publish. After a service has died at a crash point, a new one takes
+over.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from aftercommit.testing.transports import TransportFaults, UnreliableTransport
 
 ROUNDS: Final = 100
 TIMEOUT: Final = 60.0
-# A transport that is down so often in a row will not come back while this drain goes on.
+# After so many outages in a row, the drain gives up waiting for the transport.
 OUTAGES: Final = 3
-# Where a service has nothing more to do for now; a real one would wait there.
+# The points at which a service has nothing more to do and would wait.
 RESTS: Final = frozenset({"relay.idle", "relay.outage", "consumer.idle", "consumer.paused"})
 
 TransportChoice = Literal["log", "bus"] | Transport
@@ -37,11 +37,11 @@ TransportChoice = Literal["log", "bus"] | Transport
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What happened in a drain.
+    """The result of a drain.
 
-    `appended` counts the events that entered the log. `attempts` are all calls of handlers in their order, and
-    refusals of the transport. The three lists of dead letters are those that this drain touched, as they stand now.
-    `crashes` names the points at which services died. `outage` is set when the transport was down at the end.
+    `appended` counts the events that were appended to the log. `attempts` are all calls of handlers and refusals of the
+    transport, in order. `parked`, `retrying` and `waiting` are the dead letters that this drain has changed. `crashes`
+    names the points at which services died. `outage` is set if the transport was down at the end.
     """
 
     appended: int
@@ -54,26 +54,26 @@ class Drained:
 
     @property
     def handled(self) -> tuple[Attempt, ...]:
-        """The attempts that lasted: one per consumer and event, in the order in which they succeeded."""
+        """The successful attempts: the last one per consumer and event, in order."""
         last = {(attempt.consumer, attempt.event_id): attempt for attempt in self.attempts}
         lasting = {id(attempt) for attempt in last.values() if attempt.error is None}
         return tuple(attempt for attempt in self.attempts if id(attempt) in lasting)
 
     @property
     def failed(self) -> tuple[Attempt, ...]:
-        """The attempts that ended with an error, also where a later one succeeded."""
+        """The attempts with an error, even if a later one succeeded."""
         return tuple(attempt for attempt in self.attempts if attempt.error is not None)
 
     def require_success(self) -> None:
-        """Raise DrainFailed, with the handler's error as its cause, if anything is left undone by an error."""
+        """Raise DrainFailed, with the handler's error as its cause, if an error has left work undone."""
         __tracebackhide__ = True
         left = [*self.parked, *self.retrying]
         if left:
             raise DrainFailed(_story(left), self) from self._cause(left[0])
         if self.outage is not None:
             raise DrainFailed(
-                f"the transport is down: {self.outage}. No attempt was spent; drain again when it is back, or "
-                "drain(raise_errors=False) to look at what is there",
+                f"the transport is down: {self.outage}. No attempt was spent. Drain again when it is back, or use "
+                "drain(raise_errors=False)",
                 self,
             ) from self.outage
 
@@ -100,7 +100,6 @@ class Drain:
         faults: TransportFaults,
         consumers: Sequence[str] | None = None,
     ) -> None:
-        """Nothing is connected yet."""
         self._outbox = outbox
         self._database = Database(dsn)
         self._tables = Tables(outbox, dsn)
@@ -108,7 +107,7 @@ class Drain:
         self._spy = spy
         self._crashes: list[str] = []
         self._appended = 0
-        # Nobody deploys newer code while a test drains: an event of a newer version fails at once.
+        # No newer code is deployed during a drain, so an event of a newer version fails at once.
         chosen = [
             replace(each, version_wait_seconds=0.0)
             for each in _chosen(outbox, consumers, behind_the_bus=_is_bus(transport))
@@ -121,7 +120,7 @@ class Drain:
         )
 
     async def run(self, *, through_retries: bool, rounds: int = ROUNDS, timeout: float = TIMEOUT) -> Drained:
-        """Until nothing moves any more."""
+        """Run rounds until nothing changes any more."""
         before = await self._ask(self._tables.letters)
         limit = asyncio.timeout(timeout)
         try:
@@ -131,8 +130,8 @@ class Drain:
             if not limit.expired():
                 raise
             raise DrainNeverEnded(
-                f"the drain did not come to an end within {timeout:g} s: a handler hangs, a lock is held, or the "
-                f"database is away. Points reached: {dict(self._points.counts)}. A longer time is drain(timeout=…)"
+                f"the drain did not end within {timeout:g} s: a handler hangs, another session holds a lock, or the "
+                f"database is unavailable. Points reached: {dict(self._points.counts)}. drain(timeout=…) sets the limit"
             ) from problem
         self._points.require_reached("in this drain")
         touched = set(await self._ask(self._tables.letters)) - set(before)
@@ -157,19 +156,19 @@ class Drain:
             elif self._transport.outage is not None and outages < OUTAGES:
                 outages += 1
             elif through_retries and not brought_forward:
-                # What is due now and still does not move (a paused consumer's) would not move the next time either.
+                # Work that is due and still does not change (of a paused consumer) will not change next time either.
                 brought_forward = await self._ask(self._tables.bring_forward)
                 if not brought_forward:
                     return
             else:
                 return
         raise DrainNeverEnded(
-            f"after {rounds} rounds there is still work: handlers publish events that lead to more of them without "
-            f"end, or a service dies again and again. If it does end, give drain(rounds={rounds * 10})"
+            f"after {rounds} rounds there is still work: handlers publish more and more events, or a service dies "
+            f"again and again. If that ends at some point, use drain(rounds={rounds * 10})"
         )
 
     async def _round(self, state: TablesState) -> None:
-        # Whoever else holds a lease here is a service that died, in an earlier drain or just now.
+        # Any other holder of a lease is a service that died in a drain.
         await self._ask(self._tables.rows_changed, "kit_expire_leases")
         if state.pending:
             await self._live(self._relay)
@@ -179,7 +178,7 @@ class Drain:
                 await self._live(partial(self._worker, consumer))
 
     async def _live(self, make: Callable[[Probe], Service]) -> None:
-        """One life of a service, until it rests or dies."""
+        """Run one service until it rests or dies."""
 
         async def probe(point: str, detail: dict[str, Any]) -> None:
             if point == "relay.appended":
@@ -229,8 +228,8 @@ def _chosen(outbox: Outbox, names: Sequence[str] | None, *, behind_the_bus: bool
         return [consumer for consumer in outbox.consumers.values() if consumer.handlers]
     if behind_the_bus:
         raise DeclarationError(
-            f"consumers={list(names)!r}: behind the bus an event counts as delivered when all consumers have taken it, "
-            "so they cannot be drained apart; leave it out, or drain from the log"
+            f"consumers={list(names)!r}: with the bus, an event is delivered when all consumers have handled it, so "
+            "they cannot be drained separately: leave consumers out, or use transport='log'"
         )
     return [consumer_named(outbox, name) for name in names]
 
@@ -257,6 +256,6 @@ def _story(letters: Sequence[Letter]) -> str:
     if len(letters) > 5:
         lines.append(f"… and {len(letters) - 5} more")
     lines.append(
-        "Expected? drain(raise_errors=False) returns what happened, drain(through_retries=True) goes on to the end"
+        "If you expect this: drain(raise_errors=False) returns the result, drain(through_retries=True) runs all retries"
     )
     return "\n".join(lines)

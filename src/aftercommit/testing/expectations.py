@@ -1,4 +1,4 @@
-"""What a test expects to have been published, compared with what was. Pure: words and verdicts, no IO."""
+"""Compares published events with what a test expects. Pure."""
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One event that should be there. What is None or empty is not looked at.
+    """An expected event. Fields that are None or empty are not compared.
 
-    `event` is a type (its class, name or declaration), or an event as you would publish it: then its whole payload has
-    to be the same. `payload` is a part of it, as JSON shows it: `{"total": 40, "customer": {"id": "c-1"}}`. Lists are
-    compared whole. `audience` are all its readers.
+    `event` is a type (its class, name or declaration), or an event to publish, whose whole payload must then be equal.
+    `payload` is a part of the payload as JSON: `{"total": 40, "customer": {"id": "c-1"}}`. Lists must be equal.
+    `audience` is the complete audience.
     """
 
     event: object
@@ -36,7 +36,7 @@ class Expected:
     audience: Collection[str] | None = None
 
     def differences(self, found: Published, registry: Registry) -> list[str]:
-        """In words, where a published event is not the expected one; nothing when it is."""
+        """How a published event differs from the expected one, in words; empty if it matches."""
         wanted = self.type_in(registry)
         if found.type != wanted.name:
             return [f"type: expected {wanted.name}, was {found.type}"]
@@ -53,21 +53,21 @@ class Expected:
         different += self._whole_payload(found, registry)
         different += _compare(dict(self.payload), found.data, "$", plain=True)
         if not different and self.where is not None and not self.where(found):
-            different.append("where: the condition does not hold")
+            different.append("where: the condition is false")
         return different
 
     def type_in(self, registry: Registry) -> EventType:
-        """The declared type that is meant; UnknownEventType when there is none."""
+        """The declared type; UnknownEventType if there is none."""
         return registry.resolve(self.event) if _is_reference(self.event) else registry.draft(self.event)[0]
 
     def _other_readers(self, found: Published) -> list[str]:
-        """Where the audience differs: who is missing, and who is too much. Its order does not matter."""
+        """How the audience differs; its order does not matter."""
         if self.audience is None or set(self.audience) == set(found.audience):
             return []
         return [f"audience: expected {sorted(self.audience)!r}, was {sorted(found.audience)!r}"]
 
     def _whole_payload(self, found: Published, registry: Registry) -> list[str]:
-        """Where the payload differs from that of the expected event, if one was given and not its type alone."""
+        """How the whole payload differs, if the expectation is an event and not a type."""
         if _is_reference(self.event):
             return []
         event_type, draft = registry.draft(self.event)
@@ -76,7 +76,7 @@ class Expected:
         return _compare(expected, found.data, "$", plain=False) + more
 
     def __str__(self) -> str:
-        """In words."""
+        """The expectation in words."""
         parts = [name_of(self.event)]
         if self.payload:
             parts.append(f"with {_short(dict(self.payload))}")
@@ -84,7 +84,7 @@ class Expected:
             parts.append(f"about {self.aggregate_id}")
         parts += [f"{name}={value!r}" for name, value in self.scope.items()]
         if self.audience is not None:
-            parts.append(f"heard by {', '.join(sorted(self.audience)) or 'nobody'}")
+            parts.append(f"for {', '.join(sorted(self.audience)) or 'no readers'}")
         if self.correlation_id is not None:
             parts.append(f"correlation_id={self.correlation_id!r}")
         if self.where is not None:
@@ -93,7 +93,7 @@ class Expected:
 
 
 def name_of(event: object) -> str:
-    """How an event type, or an event, is called in messages."""
+    """The name of an event type, or an event as text, for messages."""
     if isinstance(event, EventType):
         return event.name
     if isinstance(event, str):
@@ -102,19 +102,19 @@ def name_of(event: object) -> str:
 
 
 def _is_reference(event: object) -> TypeGuard[Reference]:
-    """Whether this names a type of event, and is not an event itself."""
+    """Whether this is an event type, not an event."""
     return isinstance(event, EventType | type | str)
 
 
 def matching(expected: Expected, published: Sequence[Published], registry: Registry) -> list[Published]:
-    """The events that are as expected."""
+    """The events that match."""
     return [found for found in published if not expected.differences(found, registry)]
 
 
 def first_missing(
     expected: Sequence[Expected], published: Sequence[Published], registry: Registry
 ) -> tuple[list[Published], int | None]:
-    """Events that match one after the other, others in between left out; and which expectation found none."""
+    """The events that match one after the other, and the number of the first expectation without a match."""
     found: list[Published] = []
     rest = iter(published)
     for number, each in enumerate(expected):
@@ -126,7 +126,7 @@ def first_missing(
 
 
 def nearest(expected: Expected, published: Sequence[Published], registry: Registry) -> list[str]:
-    """The event of the same type that is most like the expected one, and where it differs."""
+    """The event of the same type with the fewest differences, and the differences."""
     wanted = expected.type_in(registry).name
     candidates = [event for event in published if event.type == wanted]
     if not candidates:
@@ -139,7 +139,7 @@ def nearest(expected: Expected, published: Sequence[Published], registry: Regist
 
 
 def listed(published: Sequence[Published]) -> list[str]:
-    """What was published, a line each; the last ones when there are many."""
+    """The published events, one line each, at most the last SHOWN."""
     if not published:
         return ["nothing was published"]
     left_out = len(published) - SHOWN
@@ -165,7 +165,7 @@ def _cut(text: str) -> str:
 
 
 def _compare(expected: Any, actual: Any, path: str, *, plain: bool) -> list[str]:
-    """Differences of a part from the whole: mappings may have more than was expected, everything else is equal."""
+    """Differences between expected and actual values; mappings may have more keys than expected."""
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         return [
             line
@@ -192,7 +192,7 @@ def _compare_lists(expected: Sequence[Any], actual: Sequence[Any], path: str, *,
 
 
 def _more(expected: Any, actual: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What stands in mappings of the one and not in those of the other, with where."""
+    """Keys that the actual mappings have and the expected ones do not, with their path and value."""
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         for key, value in actual.items():
             if key not in expected:
@@ -205,7 +205,7 @@ def _more(expected: Any, actual: Any, path: str = "") -> Iterator[tuple[str, Any
 
 
 def _as_json(value: Any) -> Any:
-    """A UUID, a datetime or an enum as the payload holds it; what has no JSON form is compared as it is."""
+    """A UUID, a datetime or an enum as JSON; a value without a JSON form stays as it is."""
     try:
         return msgspec.json.decode(json_rules.ENCODER.encode(value))
     except (TypeError, ValueError, OverflowError, NotImplementedError):

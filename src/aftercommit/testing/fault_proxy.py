@@ -1,13 +1,13 @@
-"""A bad network in front of PostgreSQL: a small TCP proxy whose faults are switched on and off by code.
+"""A TCP proxy in front of PostgreSQL with network faults that a test switches on and off.
 
     async with FaultProxy(dsn) as proxy:
         connection = await psycopg.AsyncConnection.connect(proxy.dsn)
-        proxy.faults.delay = 0.2                 # for everybody
-        proxy.connections[0].faults.trickle = True   # for one connection
-        proxy.reset()                            # cut them all
+        proxy.faults.delay = 0.2                     # all connections
+        proxy.connections[0].faults.trickle = True   # one connection
+        proxy.reset()                                # cut all connections
         proxy.heal()
 
-Knows just enough of PostgreSQL's protocol to see a COMMIT go by. Never changes a byte: it delays, withholds or cuts.
+It recognises COMMIT in PostgreSQL's protocol. It delays, withholds or cuts data, and does not change any.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from aftercommit.errors import DeclarationError
 _CHUNK: Final = 1 << 16
 _STARTUP_HEADER: Final = 4
 _HEADER: Final = 5
-# Requests that come before the startup message and are answered with one byte: SSL and GSS encryption.
+# Requests for SSL and GSS encryption, which come before the startup message and get an answer of one byte.
 _ENCRYPTION_REQUESTS: Final = frozenset({80877103, 80877104})
 _TEXT_KEPT: Final = 64
 
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """What is wrong with a connection now; everything may be switched at any time.
+    """The current faults of a connection; a test may change them at any time.
 
-    `delay`: each piece of data waits so many seconds, both ways. `trickle`: one byte at a time. `black_hole`: both
-    sides stay connected and nothing arrives any more, as behind a firewall that forgot us. `cut_at_commit`: the next
-    COMMIT reaches the server, and when it answers, the connection is reset instead: the client cannot know.
+    `delay`: data waits so many seconds, in both directions. `trickle`: one byte at a time. `black_hole`: both sides
+    stay connected but nothing arrives, as behind a firewall that drops packets. `cut_at_commit`: the next COMMIT
+    reaches the server, but the connection is reset instead of its answer, so the client cannot know the outcome.
     """
 
     delay: float = 0.0
@@ -47,24 +47,23 @@ class NetworkFaults:
     cut_at_commit: bool = False
 
     def heal(self) -> None:
-        """Nothing is wrong any more. What a black hole has withheld is passed on."""
+        """Remove all faults. Data that a black hole has withheld is passed on."""
         for one in fields(self):
             setattr(self, one.name, one.default)
 
 
 class CommitWatch:
-    """Follows the messages of a client, and says when one of them is a COMMIT."""
+    """Reads the messages of a client, from the startup message on, and recognises COMMIT."""
 
     def __init__(self) -> None:
-        """At the startup message."""
         self._buffer = bytearray()
         self._skip = 0
         self._started = False
 
     def sees_commit(self, data: bytes) -> bool:
-        """Whether a COMMIT ends within what has come so far and did not before."""
+        """Whether this data completes a COMMIT."""
         self._buffer += data
-        # All of them are looked at, or the next call would begin in the middle of a message.
+        # Read all messages, or the next call would begin in the middle of one.
         return sum(_is_commit(kind, text) for kind, text in self._messages()) > 0
 
     def _messages(self) -> Iterator[tuple[bytes, bytes]]:
@@ -78,7 +77,7 @@ class CommitWatch:
             kind = bytes(self._buffer[:1]) if self._started else b""
             (length,) = struct.unpack_from("!I", self._buffer, header - 4)
             size = header - 4 + max(4, length)
-            # Only the beginning of a message matters, however large the rest of it is.
+            # The beginning of a message is enough.
             if len(self._buffer) < min(size, header + _TEXT_KEPT):
                 return
             body = bytes(self._buffer[header : min(size, header + _TEXT_KEPT)])
@@ -97,7 +96,7 @@ def _is_commit(kind: bytes, body: bytes) -> bool:
 
 @dataclass(eq=False)
 class ProxiedConnection:
-    """One client and its connection to the server, with faults of its own on top of the proxy's."""
+    """One client connection through the proxy, with its own faults besides the proxy's."""
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
@@ -108,7 +107,7 @@ class ProxiedConnection:
     _watch: CommitWatch = field(default_factory=CommitWatch)
 
     def reset(self) -> None:
-        """Cut the connection to both sides at once, the client's with a reset rather than a goodbye."""
+        """Cut the connection on both sides; the client gets a TCP reset."""
         for writer in (self.client, self.server):
             wire = writer.get_extra_info("socket")
             if wire is not None and wire.family != socket.AF_UNIX:
@@ -117,7 +116,7 @@ class ProxiedConnection:
             writer.transport.abort()
 
     async def to_server(self, reader: asyncio.StreamReader) -> None:
-        """Carry what the client says."""
+        """Forward data from the client."""
         while data := await reader.read(_CHUNK):
             commits = self._watch.sees_commit(data)
             if commits and (self.faults.cut_at_commit or self.shared.cut_at_commit):
@@ -126,7 +125,7 @@ class ProxiedConnection:
             await self._carry(data, self.server)
 
     async def to_client(self, reader: asyncio.StreamReader) -> None:
-        """Carry what the server answers, unless it is the answer that must not arrive."""
+        """Forward data from the server, or cut the connection if this answer must not arrive."""
         while data := await reader.read(_CHUNK):
             if self._withholding:
                 self.commits_cut += 1
@@ -147,10 +146,9 @@ class ProxiedConnection:
 
 
 class FaultProxy:
-    """Stands between clients and the server of a DSN, on a free port of 127.0.0.1; `dsn` leads through it."""
+    """A proxy for the server of a DSN, on a free port of 127.0.0.1; connect to its `dsn`."""
 
     def __init__(self, dsn: str) -> None:
-        """Not listening yet."""
         self._target = conninfo_to_dict(dsn)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,14 +158,14 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port of the proxy."""
         if self._server is None:
             raise DeclarationError("the proxy is not started: use `async with FaultProxy(dsn) as proxy`")
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def dsn(self) -> str:
-        """The same database and user through the proxy; encryption is off, or no COMMIT could be seen."""
+        """The DSN through the proxy, without encryption, so that the proxy sees COMMIT."""
         user = quote(str(self._target.get("user") or ""), safe="")
         password = self._target.get("password")
         credentials = user if password is None else f"{user}:{quote(str(password), safe='')}"
@@ -183,20 +181,18 @@ class FaultProxy:
             connection.reset()
 
     def heal(self) -> None:
-        """No faults, neither for all nor for one."""
+        """Remove all faults of the proxy and of its connections."""
         self.faults.heal()
         for connection in self.connections:
             connection.faults.heal()
 
     async def __aenter__(self) -> Self:
-        """Listen."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cut everybody off and stop listening."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -207,7 +203,7 @@ class FaultProxy:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._server is None:
-            # It knocked while we were closing, and nobody would see it out.
+            # A connection that arrives during the shutdown.
             writer.transport.abort()
             return
         task = asyncio.ensure_future(self._serve(reader, writer))
@@ -218,7 +214,7 @@ class FaultProxy:
         try:
             server_reader, server_writer = await self._connect()
         except OSError:
-            # What a client sees of a server that is down.
+            # The server is down.
             writer.transport.abort()
             return
         except asyncio.CancelledError:

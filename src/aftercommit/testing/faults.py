@@ -1,6 +1,6 @@
-"""What goes wrong around services, on order: sessions cut, the server gone, leases stolen, locks held, handlers late.
+"""Faults for tests: cut sessions, stop the server, steal leases, hold locks, let handlers time out.
 
-Blocking and short. Call them between two drains, in a handler, or at a point of the work:
+The methods block, for a short time. Call them between two drains, in a handler, or at a named point:
 `world.at("relay.delivered", world.faults.steal_lanes)`.
 """
 
@@ -26,10 +26,10 @@ PATIENCE: Final = 60.0
 
 
 class Faults:
-    """The faults of one world. `transport` are those of the way out."""
+    """The faults of one world. `transport` has those of the transport."""
 
     def __init__(self, outbox: Outbox, dsn: str, server: PostgresServerForTests | None = None) -> None:
-        """Nothing is wrong. The server is needed to stop it."""
+        """`server` is needed for faults that stop it."""
         self.transport = TransportFaults()
         self._late: Counter[str] = Counter()
         self._outbox = outbox
@@ -38,17 +38,17 @@ class Faults:
         self._tables = Tables(outbox, dsn)
 
     def terminate_connections(self, application: str | None = SERVICES) -> int:
-        """End sessions in this database: those of relay and consumers, of an application, or (None) everybody's."""
+        """End sessions in this database: of relay and consumers, of another application_name, or (None) all."""
         return len(self._tables.rows("kit_terminate_sessions", application=application))
 
     def crash_database(self) -> None:
-        """The server stops at once, as in a crash, and comes back after its recovery."""
+        """Stop the server as in a crash (`-m immediate`), and start it again."""
         with self.database_down():
             pass
 
     @contextmanager
     def database_down(self) -> Iterator[None]:
-        """Inside this block there is no server; it was stopped as in a crash (`-m immediate`)."""
+        """Inside this block the server is down, stopped as in a crash (`-m immediate`)."""
         server = self._stoppable()
         server.stop("immediate")
         try:
@@ -57,15 +57,15 @@ class Faults:
             server.start()
 
     def steal_lanes(self) -> int:
-        """Every lane is taken by somebody else, who is gone at once: a relay at work becomes a zombie."""
+        """Let another relay take every lane, so that a running relay becomes a zombie; returns how many."""
         return len(self._tables.rows("kit_steal_lanes"))
 
     def steal_consumer(self, name: str) -> int:
-        """The same for the worker of a consumer; 0 when nobody works for it."""
+        """Let another worker take the consumer's lease; returns 0 if no worker holds it."""
         return len(self._tables.rows("kit_steal_consumer", consumer=consumer_named(self._outbox, name).name))
 
     def rewind(self, consumer: str, position: int = 0) -> int:
-        """A consumer's checkpoint goes back, so that its events are delivered once more; returns where it is."""
+        """Move a consumer's checkpoint back, so that events are delivered again; returns the new checkpoint."""
         name = consumer_named(self._outbox, consumer).name
         rows = self._tables.rows("kit_rewind_consumer", consumer=name, position=position)
         if not rows:
@@ -73,25 +73,24 @@ class Faults:
         return int(rows[0][0])
 
     def slow_handler(self, consumer: str, times: int = 1) -> None:
-        """The next calls of this consumer's handlers in a drain do their work and then turn out to be too late.
+        """Let the next calls of this consumer's handlers time out in a drain, after they have done their work.
 
-        It is what `timeout` does to a handler, without the waiting: what it wrote is undone, what it did elsewhere
-        stays.
+        As with a real timeout, but without the wait: changes in the transaction are rolled back, other effects stay.
         """
         self._late[consumer_named(self._outbox, consumer).name] += times
 
     def take_late(self, consumer: Consumer) -> BaseException | None:
-        """The error of a handler that is too late; asked at the end of each call."""
+        """The error of a handler that times out; called at the end of each handler."""
         if self._late[consumer.name] <= 0:
             return None
         self._late[consumer.name] -= 1
         return HandlerTimeout(
-            f"a handler of {consumer.name!r} took longer than {consumer.timeout:g} s: the test's fault"
+            f"a handler of {consumer.name!r} took longer than {consumer.timeout:g} s (simulated by the test)"
         )
 
     @contextmanager
     def locked(self, statement: str, *parameters: Any) -> Iterator[psycopg.Connection[Any]]:
-        """Another session has run this statement (`lock table …`, `select … for update`) and has not committed."""
+        """Inside this block, another session has run this statement (`lock table …`) and not committed."""
         with psycopg.connect(self._dsn, application_name=APPLICATION) as holder:
             holder.execute(statement.encode(), parameters or None)
             try:
@@ -100,7 +99,7 @@ class Faults:
                 holder.rollback()
 
     def wait_until_blocked(self, sessions: int = 1, timeout: float = PATIENCE) -> None:
-        """Until so many sessions of this database wait for a lock."""
+        """Wait until so many sessions of this database wait for a lock."""
         deadline = time.monotonic() + timeout
         while (blocked := self._tables.rows("kit_blocked_sessions")[0][0]) < sessions:
             if time.monotonic() > deadline:
@@ -110,7 +109,7 @@ class Faults:
     def _stoppable(self) -> EmbeddedPostgres:
         if self._server is None or self._server.embedded is None:
             raise DatabaseError(
-                "only an embedded server can be stopped by a test, and this one was given by its address: leave out "
-                "--aftercommit-dsn for this test, or stop the server yourself"
+                "a test can stop an embedded server only, and this server was given by its DSN: run this test without "
+                "--aftercommit-dsn, or stop the server yourself"
             )
         return self._server.embedded

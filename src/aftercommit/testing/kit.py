@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio world share: their parts, and the work itself. See `world`."""
+"""The common base of `World` and `AsyncWorld`."""
 
 import asyncio
 import inspect
@@ -35,10 +35,10 @@ Effects = str | Callable[[], Any]
 
 
 class Kit:
-    """An outbox in a database of the test's own.
+    """An outbox in the test's own database.
 
-    `transport` is how `drain` delivers: "log", "bus" or a Transport. `points` are the named points of the work,
-    `faults` what can go wrong around it. Nothing runs, and nothing is connected, until it is asked for.
+    `transport` is how `drain` delivers: "log", "bus" or a Transport. `points` are named points in the work of services,
+    `faults` the faults to simulate.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Kit:
         transport: TransportChoice = "log",
         server: PostgresServerForTests | None = None,
     ) -> None:
-        """The database must have the outbox's tables; the server is needed by faults that stop it."""
+        """The database must have the outbox's tables. `server` is needed for faults that stop it."""
         self.outbox = outbox
         self.dsn = dsn
         self.transport = transport
@@ -59,20 +59,20 @@ class Kit:
 
     @property
     def database(self) -> Database:
-        """What a Relay, LogWorker or Engine of your own is given."""
+        """The database, for your own Relay, LogWorker or Engine."""
         return Database(self.dsn)
 
     def url(self, dialect: str = "postgresql+psycopg") -> str:
-        """The address for SQLAlchemy: `create_engine(world.url())`, or `world.url("postgresql+asyncpg")`."""
+        """The URL for SQLAlchemy: `create_engine(world.url())`, or `world.url("postgresql+asyncpg")`."""
         address = with_database(self.dsn, str(psycopg.conninfo.conninfo_to_dict(self.dsn).get("dbname") or ""))
         return address.replace("postgresql:", f"{dialect}:", 1)
 
     def crash_at(self, point: str, *, times: int = 1, after: int = 0) -> Plan:
-        """In the next drain the services that reach this point die there, `times` times; others take over."""
+        """In the next drain, let services die at this point, `times` times; new ones take over."""
         return self.points.crash_at(point, times=times, after=after)
 
     def at(self, point: str, action: Action, *, times: int = 1, after: int = 0) -> Plan:
-        """In the next drain do this when the point is reached: `world.at("relay.deliver", faults.crash_database)`."""
+        """In the next drain, do this at the point: `world.at("relay.deliver", world.faults.crash_database)`."""
         return self.points.at(point, action, times=times, after=after)
 
     async def _drain(
@@ -101,7 +101,7 @@ class Kit:
             return self.outbox.publish(connection, list(events), **scope).event_ids
 
     def _find(self, event: Any, scope: Mapping[str, Any]) -> Published:
-        """The event meant: one that is published already, or one to publish now."""
+        """A published event, by itself or by its id, or an event to publish now."""
         if isinstance(event, Published):
             return event
         event_id = event if isinstance(event, UUID) else self._publish([event], scope)[0]
@@ -111,7 +111,7 @@ class Kit:
         raise DeclarationError(f"event {event_id} is not in the outbox or the log: commit it first")
 
     def _consumer(self, consumer: str | Consumer | Callable[..., Any]) -> Consumer:
-        """The consumer meant by its name, itself, or one of its handlers."""
+        """The consumer by its name, itself, or one of its handlers."""
         if isinstance(consumer, Consumer):
             return consumer
         if isinstance(consumer, str):
@@ -162,12 +162,12 @@ class Kit:
         return Statements(self.outbox.shape)["kit_published_events"].decode()
 
     def _remark(self, on: "AnyPlace | None") -> str | None:
-        """Why an event may be missing that was published all the same."""
+        """A possible reason for a missing event: a transaction that has not committed."""
         if on is not None or not (writers := self._tables.open_writers()):
             return None
         return (
-            f"{writers} open transaction{'s have' if writers > 1 else ' has'} published what nobody else can see yet: "
-            "commit first, or look with on=connection"
+            f"{writers} open transaction{'s have' if writers > 1 else ' has'} published events and not committed: "
+            "commit first, or pass on=connection"
         )
 
 

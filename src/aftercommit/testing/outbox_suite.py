@@ -1,13 +1,13 @@
-"""The promises of publish as tests that every kind of connection has to pass, that of your own adapter too.
+"""The guarantees of publish as tests, for every kind of connection, your own adapter included.
 
-    class MyDriver(PublishHarness): ...        # or AsyncPublishHarness: open, begin, commit, rollback, …
+    class MyDriver(PublishHarness): ...        # open, begin, commit, rollback, …
 
     class TestMyDriver(PublishSuite):
         harness = MyDriver
 
-Needs pytest, and a fixture `publish_database` that returns the URI of a database on which `prepare` was
-called; it may serve many tests, one after another. To see values in failures, conftest.py says
-`pytest.register_assert_rewrite("aftercommit.testing.outbox_suite")` before it imports this.
+Needs pytest, and a fixture `publish_database` that returns the URI of a database on which `prepare` was called; many
+tests may use it, one after another. To see values in failures, call
+`pytest.register_assert_rewrite("aftercommit.testing.outbox_suite")` in conftest.py before you import this module.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from aftercommit.errors import (
 from aftercommit.event.correlation import correlation
 from aftercommit.event.identity import uuid7
 from aftercommit.outbox import Outbox, Receipt
-from aftercommit.testing.publish_harness import AsyncPublishHarness, PublishHarness
+from aftercommit.testing.publish_harness import PublishHarness
 from aftercommit.testing.publish_stage import (
     AWKWARD,
     DEADLINE,
@@ -48,13 +48,13 @@ from aftercommit.testing.publish_stage import (
 )
 from aftercommit.text import MIGRATE
 
-__all__ = ["AsyncPublishHarness", "PublishHarness", "PublishSuite", "prepare"]
+__all__ = ["PublishHarness", "PublishSuite", "prepare"]
 
 
 class PublishSuite:
-    """Subclass it as `Test…` and set `harness`."""
+    """The tests of publish. Subclass it as `Test…` and set `harness`."""
 
-    harness: ClassVar[type[PublishHarness] | type[AsyncPublishHarness]]
+    harness: ClassVar[type[PublishHarness]]
 
     @case
     async def test_a_committed_event_is_there_with_every_column(self, stage: Stage) -> None:
@@ -123,8 +123,8 @@ class PublishSuite:
         assert stage.stored() == []
 
     @case
-    async def test_who_hears_of_an_event_is_stored_as_it_was_said(self, stage: Stage) -> None:
-        """For one event, for several with audiences of their own, and with a key; whatever a name consists of."""
+    async def test_the_audience_of_an_event_is_stored_unchanged(self, stage: Stage) -> None:
+        """For one event, for several with their own audiences, and with a key; with any characters in names."""
         caller = await stage.caller()
         names = ["user:17", AWKWARD, '"{a,b}"', "back\\slash", " ", "NULL", "%s"]
         await caller.begin()
@@ -167,10 +167,10 @@ class PublishSuite:
     async def test_a_released_savepoint_keeps_the_inside(self, stage: Stage) -> None:
         """Until the transaction itself is rolled back."""
         caller = await stage.caller()
-        for ending in (caller.commit, caller.rollback):
+        for name, ending in (("commit", caller.commit), ("rollback", caller.rollback)):
             await caller.begin()
             await caller.savepoint()
-            await publish(caller, SuiteOrderPlaced(ending.__name__))
+            await publish(caller, SuiteOrderPlaced(name))
             await caller.release_savepoint()
             await ending()
         assert stage.notes() == ["commit"]

@@ -1,4 +1,4 @@
-"""What the pytest plugin's fixtures are made of: from a line in an ini file to a server, an Outbox, a function."""
+"""Loads what the ini file of the pytest plugin names: a server, an Outbox, a function."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ _SEARCHED: Final = "(pytest's ini value `pythonpath = .` or an installed package
 
 
 def server_for(dsn: str | None, version: str | int | None, *, given_by: str | None = None) -> PostgresServerForTests:
-    """The given server, or an embedded one of this version; not started. `given_by` is the option that said it."""
+    """The given server, or an embedded one of this version; not started. `given_by` names the option with the DSN."""
     if version is not None and not str(version).isdecimal():
         raise DeclarationError(f"aftercommit_postgres {version!r:.40} is not a major version of PostgreSQL, such as 18")
     chosen = DEFAULT_VERSION if version is None else int(version)
@@ -27,8 +27,8 @@ def load_outbox(where: str) -> Outbox:
     """The Outbox that the ini file names."""
     if not where:
         raise DeclarationError(
-            "which Outbox is tested? Say aftercommit_app = package.module:name in pytest's ini file, or write a "
-            "fixture aftercommit_outbox that returns it"
+            "no Outbox to test: set aftercommit_app = package.module:name in pytest's ini file, or write a fixture "
+            "aftercommit_outbox that returns it"
         )
     found = named(where, f"aftercommit_app = {where}", searched=_SEARCHED)
     if not isinstance(found, Outbox):
@@ -37,21 +37,21 @@ def load_outbox(where: str) -> Outbox:
 
 
 def load_prepare(where: str, root: Path) -> Callable[[str], None] | None:
-    """The function that the ini file names, or one that runs the file of SQL."""
+    """The function that the ini file names, or a function that runs the SQL file it names."""
     if not where:
         return None
     if where.endswith(".sql"):
         return _running(root / where)
     found = named(where, f"aftercommit_prepare = {where}", searched=_SEARCHED)
     if not callable(found):
-        raise DeclarationError(f"aftercommit_prepare = {where} is {found!r:.80} and cannot be called with a DSN")
+        raise DeclarationError(f"aftercommit_prepare = {where} is {found!r:.80}, not a function that takes a DSN")
     prepare: Callable[[str], None] = found
     return prepare
 
 
 def _running(path: Path) -> Callable[[str], None]:
     if not path.is_file():
-        raise DeclarationError(f"aftercommit_prepare names {path}, and there is no such file")
+        raise DeclarationError(f"aftercommit_prepare names {path}, which does not exist")
 
     def prepare(dsn: str) -> None:
         script = path.read_bytes()
@@ -68,7 +68,7 @@ def _running(path: Path) -> Callable[[str], None]:
 
 
 def _line_of(problem: psycopg.Error, script: bytes) -> str:
-    """Where in the script PostgreSQL found the error, if it says so."""
+    """The line of the script with the error, if PostgreSQL tells it."""
     position = problem.diag.statement_position
     if position is None:
         return ""

@@ -1,10 +1,10 @@
-"""The named points that services pass while they work, and what a test can do there: die, or anything else.
+"""Named points in the work of services, at which a test can let a service die or run an action.
 
     points = Points()
-    points.crash_at("relay.delivered")                 # the next relay that comes there dies
+    points.crash_at("relay.delivered")                 # the next relay at this point dies
     async with Engine(outbox, database, probe=points): ...
 
-`World` has one of these for its `drain`. A program of its own dies where its environment says, if it asks:
+A `World` has one for its `drain`. A separate program can take its crash point from the environment:
 `Engine(…, probe=crash_from_environment())`.
 """
 
@@ -66,22 +66,22 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "bot.sent": "Telegram has answered, or did not; the place has not moved.",
         "bot.saved": "The outcome of an event for a chat, and the chat's new place, are committed.",
         "database.lost": "A service has lost its database and is about to connect again.",
-        "listener.working": "Notifications are known to arrive.",
+        "listener.working": "Notifications arrive.",
         "listener.deaf": "Notifications do not arrive; services poll.",
     }
 )
-"""Every named point at which a test can act, and what has happened there."""
+"""The named points, and what has happened when a service reaches them."""
 
 Action = Callable[[], Any]
 
 
 class SimulatedCrash(BaseException):
-    """A service died at a point, as if its process had been killed: nothing is released, nothing is finished."""
+    """A service died at a point, as if its process had been killed: nothing is released or finished."""
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What happens at a point: the first `after` times nothing, then `times` times the action."""
+    """An action at a point: `times` times, after the first `after` arrivals."""
 
     point: str
     action: Action | None
@@ -92,11 +92,11 @@ class Plan:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not happened as often as it was planned."""
+        """Whether the action has happened less often than planned."""
         return self.done < self.times
 
     def falls_due(self) -> bool:
-        """Count one arrival at the point; whether something happens now."""
+        """Count one arrival at the point; whether the action happens now."""
         if not self.is_open:
             return False
         self.passed += 1
@@ -107,39 +107,38 @@ class Plan:
 
 
 class Points(Signals):
-    """Signals at which services can also be made to die, or something be done to their surroundings."""
+    """Signals that can also let services die, or run an action, at a point."""
 
     def __init__(self) -> None:
-        """Nothing planned."""
         super().__init__()
         self._plans: list[Plan] = []
 
     def crash_at(self, point: str, *, times: int = 1, after: int = 0) -> Plan:
-        """The next `times` services that reach the point die there, once `after` have passed it unharmed."""
+        """Let the next `times` services die at the point, after `after` arrivals."""
         return self._plan(point, None, times, after)
 
     def at(self, point: str, action: Action, *, times: int = 1, after: int = 0) -> Plan:
-        """Do something when the point is reached: a function (run in a thread) or a coroutine function."""
+        """Run an action at the point: a function (in a thread) or a coroutine function."""
         return self._plan(point, action, times, after)
 
     @property
     def unreached(self) -> list[Plan]:
-        """What was planned and has not happened."""
+        """The plans that have not happened."""
         return [plan for plan in self._plans if plan.is_open]
 
     def require_reached(self, until: str) -> None:
-        """AssertionError, once, if something was planned that has not happened `until` now."""
+        """AssertionError, once, if a plan has not happened."""
         __tracebackhide__ = True
         unreached, self._plans = self.unreached, [plan for plan in self._plans if not plan.is_open]
         for plan in unreached:
-            # A test that plans a crash which never comes would prove nothing, and pass.
+            # Without this, a test whose crash never comes would pass and prove nothing.
             raise AssertionError(
-                f"what was planned for {plan.point!r} happened {plan.done} times, not {plan.times}, {until}. "
+                f"the action planned for {plan.point!r} happened {plan.done} times, not {plan.times}, {until}. "
                 f"Points reached: {', '.join(self.counts) or 'none'}"
             )
 
     async def __call__(self, point: str, detail: dict[str, Any]) -> None:
-        """Called by services at each point."""
+        """Services call it at each point."""
         await super().__call__(point, detail)
         for plan in [plan for plan in self._plans if plan.point == point and plan.falls_due()]:
             if plan.action is None:
@@ -155,28 +154,28 @@ class Points(Signals):
 
 
 def checked_point(point: str) -> str:
-    """The name itself, if there is such a point."""
+    """The name, if there is such a point."""
     if point not in POINTS:
         close = get_close_matches(point, POINTS, 1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
-        raise DeclarationError(f"there is no point {point!r:.80}.{meant} There are: {', '.join(POINTS)}")
+        raise DeclarationError(f"there is no point {point!r:.80}.{meant} Use one of {', '.join(POINTS)}")
     return point
 
 
 def crash_environment(point: str, *, after: int = 0) -> dict[str, str]:
-    """The variable that makes a program die at a point, if it asks `crash_from_environment`."""
+    """The environment variable that lets a program die at a point, if it uses `crash_from_environment`."""
     return {CRASH_AT: f"{checked_point(point)}:{after}"}
 
 
 def crash_from_environment(environment: Mapping[str, str] | None = None) -> Probe | None:
-    """A probe that kills this process (SIGKILL) where AFTERCOMMIT_CRASH_AT says: `relay.delivered`, or
-    `relay.delivered:2` to let two pass. None when the variable is not set, so that a program may always ask."""
+    """A probe that kills this process (SIGKILL) at the point in AFTERCOMMIT_CRASH_AT: `relay.delivered`, or
+    `relay.delivered:2` to let two pass. None if the variable is not set."""
     said = (os.environ if environment is None else environment).get(CRASH_AT)
     if not said:
         return None
     point, _, after = said.partition(":")
     if after and not after.isdecimal():
-        raise DeclarationError(f"{CRASH_AT}={said!r:.80}: behind the colon stands how many may pass, a number")
+        raise DeclarationError(f"{CRASH_AT}={said!r:.80}: write a number after the colon, how many to let pass")
     plan = Plan(checked_point(point), None, times=1, after=int(after or 0))
 
     async def die(reached: str, detail: dict[str, Any]) -> None:
@@ -187,7 +186,7 @@ def crash_from_environment(environment: Mapping[str, str] | None = None) -> Prob
 
 
 async def _run(action: Action) -> None:
-    # In a thread: what a fault does to the database may have to wait for this very loop.
+    # In a thread, because a fault may block until this event loop goes on.
     done = await (action() if inspect.iscoroutinefunction(action) else asyncio.to_thread(action))
     if inspect.isawaitable(done):
         await done

@@ -1,10 +1,10 @@
-"""A PostgreSQL for tests: databases cloned from a template in milliseconds, on your server or our own.
+"""PostgreSQL for tests: databases cloned from a template in milliseconds, on your server or an embedded one.
 
     with PostgresServerForTests.from_environment() as server:
         server.template("orders", prepare=create_my_tables)
         dsn = server.clone("orders")
 
-Never touches a database that it did not create.
+It changes and drops only databases that it has created.
 """
 
 import contextlib
@@ -29,33 +29,33 @@ from aftercommit.embedded.server import DEFAULT_VERSION
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, EmbeddedPostgresError, MissingPrivilege
 from aftercommit.outbox import Outbox
 
-# Nothing here has to outlive the machine, so nothing waits for the disk. What a test may look at is as in production:
-# autovacuum is on, and a commit has left the server's memory when it returns, so that a crash of the server loses none.
+# Test data need not survive a crash of the machine, so nothing waits for the disk. Otherwise it is as in production:
+# autovacuum is on, and synchronous_commit too, so that a crash of the server process loses no commit.
 SETTINGS_FOR_TESTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fsync": "off",
         "full_page_writes": "off",
         "max_connections": "200",
         "shared_buffers": "64MB",
-        # Where the data is in memory, so is the write-ahead log.
+        # Small, because the write-ahead log may be in memory, too.
         "min_wal_size": "64MB",
         "max_wal_size": "256MB",
     }
 )
 _FOLDER_PREFIX: Final = "aftercommit-test-"
-# Under another name nobody takes it for one that was abandoned while it is being removed.
+# Renamed before its removal, so that another run does not take it for an abandoned one.
 _REMOVED_PREFIX: Final = "aftercommit-removed-"
 _MEMORY: Final = Path("/dev/shm")
 _ROOM_IN_MEMORY: Final = 4 << 30
 
 
 class PostgresServerForTests:
-    """A server whose databases belong to one test run.
+    """A server for the databases of one test run.
 
-    With `dsn` it is your server, whose user needs CREATEDB; without, an embedded one in a temporary folder: in `TMPDIR`
-    if that is set, else in memory (`/dev/shm`) where 4 GB are free, else where temporary files are.
-    Each pytest-xdist worker can have its own: an embedded server takes less than a second to start, and on a
-    shared one the names of the databases never meet.
+    With `dsn` it is your server, whose user needs CREATEDB. Without, it is an embedded one in a temporary folder: in
+    `TMPDIR` if that is set, in memory (`/dev/shm`) if 4 GB are free there, or where temporary files are. Each
+    pytest-xdist worker can have its own: an embedded server starts in less than a second, and on a shared one database
+    names include a random id of the run.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PostgresServerForTests:
         settings: Mapping[str, str] = SETTINGS_FOR_TESTS,
         given_by: str = "dsn",
     ) -> None:
-        """Nothing is started. `given_by` says in messages where the address comes from."""
+        """`given_by` tells error messages where the DSN comes from."""
         self._external_dsn = dsn
         self._given_by = given_by
         self._version = version
@@ -81,36 +81,36 @@ class PostgresServerForTests:
 
     @classmethod
     def from_environment(cls, *, version: int = DEFAULT_VERSION) -> Self:
-        """The server of `DATABASE_URL` when that is set, an embedded one otherwise."""
+        """The server of `DATABASE_URL` if that is set, otherwise an embedded one."""
         return cls(os.environ.get("DATABASE_URL") or None, version=version, given_by="DATABASE_URL")
 
     @property
     def embedded(self) -> EmbeddedPostgres | None:
-        """The embedded server, for tests that restart or kill it; None on a server of yours."""
+        """The embedded server, for tests that restart or kill it; None if you gave a DSN."""
         return self._embedded
 
     @property
     def dsn(self) -> str:
-        """The connection URI that databases are created through."""
+        """The connection URI of the server."""
         if self._external_dsn is not None:
             return self._external_dsn
         return self._running().dsn
 
     def start(self) -> None:
-        """Start the embedded server, or check that the given one lets us create databases."""
+        """Start the embedded server, or check that the user of the given one may create databases."""
         if self._external_dsn is not None:
             self._check_may_create_databases()
         elif self._embedded is None:
             _remove_abandoned_servers()
             folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=_place_of_servers()))
-            # The server's own lock is free while a test has it stopped.
+            # Besides the server's own lock, which is free while a test has stopped the server.
             self._run_lock = _run_lock(folder)
             self._run_lock.acquire()
             self._embedded = EmbeddedPostgres(folder, version=self._version, settings=self._settings)
             self._embedded.start()
 
     def stop(self) -> None:
-        """Remove every database that was created, and the embedded server with its folder."""
+        """Remove the databases of this run, or the embedded server with its folder."""
         if self._embedded is not None:
             self._embedded.stop("immediate")
             _remove(self._embedded.cluster.folder)
@@ -125,7 +125,7 @@ class PostgresServerForTests:
         self._outbox_templates.clear()
 
     def template(self, name: str, prepare: Callable[[str], None]) -> str:
-        """Make a template database once per run: `prepare` gets its connection URI. Returns the name."""
+        """Make a template database, once per run; `prepare` gets its connection URI. Returns the name."""
         if name in self._templates:
             return name
         database = self._create_database("create database {}")
@@ -134,7 +134,7 @@ class PostgresServerForTests:
         except BaseException:
             self._drop_database(database)
             raise
-        # A session that `prepare` left open (a pool that is still closing) would make every clone fail.
+        # A session that `prepare` has left open would make every clone fail.
         self._execute("alter database {} with allow_connections false", database)
         with self._connect() as connection:
             connection.execute(
@@ -147,9 +147,9 @@ class PostgresServerForTests:
         """Make a template with your tables and the outbox's, once for each outbox and `prepare`. Returns its name.
 
         `prepare` gets the connection URI of an empty database. It may migrate the outbox itself, as an Alembic or
-        Django migration does; what it leaves out is made afterwards.
+        Django migration does; otherwise the outbox is migrated afterwards.
         """
-        # A function without a closure is known by its code: a fixture may make it anew for every test.
+        # A function without a closure is identified by its code: a fixture may define it again for every test.
         identity = getattr(prepare, "__code__", prepare) if getattr(prepare, "__closure__", None) is None else prepare
         key = (repr(outbox.shape), identity)
         if key not in self._outbox_templates:
@@ -158,22 +158,22 @@ class PostgresServerForTests:
         return self._outbox_templates[key]
 
     def clone(self, template: str) -> str:
-        """A new database, equal to the template; returns its connection URI."""
+        """Make a new database from a template; returns its connection URI."""
         if template not in self._templates:
             known = ", ".join(sorted(self._templates)) or "none"
-            raise DatabaseError(f"no template {template!r} (there are: {known}): make it with template()")
-        # Where nothing waits for the disk, the checkpoints around a copy of files cost less than writing the whole
-        # database to the log. Elsewhere it is the other way round.
+            raise DatabaseError(f"there is no template {template!r} (templates: {known}): make it with template()")
+        # With fsync off, the checkpoints around a copy of files cost less than writing the database to the WAL.
+        # Otherwise it is the other way round.
         never_waits = self._embedded is not None and self._settings.get("fsync") == "off"
         how: LiteralString = " strategy file_copy" if never_waits else ""
         database = self._create_database("create database {} template {}" + how, self._templates[template])
         return self._dsn_for(database)
 
     def drop(self, dsn: str) -> None:
-        """Remove a cloned database, ending the sessions in it."""
+        """Drop a cloned database and end its sessions."""
         database = str(conninfo_to_dict(dsn).get("dbname"))
         if database not in self._created:
-            raise DatabaseError(f"database {database!r} was not created by this test run and is not dropped")
+            raise DatabaseError(f"database {database!r} is not dropped: this test run has not created it")
         self._drop_database(database)
 
     def __enter__(self) -> Self:
@@ -252,7 +252,7 @@ def _prepare_outbox(dsn: str, outbox: Outbox, prepare: Callable[[str], None] | N
 
 
 def with_database(dsn: str, database: str) -> str:
-    """The same server and user, another database; always a URI, which every driver takes."""
+    """The DSN of another database on the same server, as a URI, which every driver accepts."""
     options = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     options.pop("dbname", None)
     user, password = options.pop("user", None), options.pop("password", None)
@@ -265,7 +265,7 @@ def with_database(dsn: str, database: str) -> str:
 
 
 def _place_of_servers() -> Path:
-    """A database per test is hundreds of files that come and go, which costs a disk more than the tests themselves."""
+    """In memory if possible: a database per test creates and removes hundreds of files."""
     with contextlib.suppress(OSError):
         if not os.environ.get("TMPDIR") and shutil.disk_usage(_MEMORY).free >= _ROOM_IN_MEMORY:
             return _MEMORY
@@ -273,7 +273,7 @@ def _place_of_servers() -> Path:
 
 
 def _run_lock(folder: Path) -> FolderLock:
-    """Held by a test run for as long as it uses the folder."""
+    """The lock that a test run holds while it uses the folder."""
     return FolderLock(folder / "run", "test run")
 
 
@@ -284,16 +284,16 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_abandoned_servers() -> None:
-    """End the servers of test runs that were killed; a folder's lock tells whether its run still lives."""
+    """Remove the servers of test runs that were killed: nothing holds the lock of their folder."""
     places = [Path(tempfile.gettempdir()), _MEMORY]
     for folder in (each for place in places for each in place.glob(f"{_FOLDER_PREFIX}*")):
-        # Folders of other users, those that another run is removing just now, and servers that take long to end.
+        # Folders of other users, folders that another run removes right now, and servers that do not end in time.
         with contextlib.suppress(OSError, EmbeddedPostgresError):
             _remove_if_abandoned(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    # One without data is just being made; its locks are not to be touched, or its maker would find them taken.
+    # A folder without data is being made right now: taking its locks would make that run fail.
     if not any(folder.glob("postgres-*")):
         return
     with contextlib.ExitStack() as held:

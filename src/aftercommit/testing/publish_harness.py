@@ -1,167 +1,88 @@
-"""What the publish suite has to know of a kind of connection, and how it drives one. Holds no assertion."""
+"""What the publish suite must know about a kind of connection (`PublishHarness`), and how it drives one (`Caller`)."""
 
 import asyncio
 import contextvars
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aftercommit.outbox import Outbox, Receipt
 
+Step = Awaitable[None] | None
+
 
 class PublishHarness(ABC):
-    """One blocking connection of the kind under test. All its methods are called on one thread."""
+    """One connection of the kind under test. For an async connection, write all methods as `async def`.
+
+    The suite calls the methods of a blocking connection on one thread.
+    """
 
     def __init__(self, dsn: str) -> None:
-        """Remember where to connect; nothing is opened yet."""
         self.dsn = dsn
 
     @property
     @abstractmethod
     def target(self) -> Any:
-        """What a user of this kind of connection gives to publish."""
+        """The object that users of this kind of connection pass to publish."""
 
     @abstractmethod
-    def open(self) -> None:
-        """Connect, in the mode in which its users work in transactions."""
+    def open(self) -> Step:
+        """Connect, in the mode for work in transactions."""
 
     @abstractmethod
-    def open_outside_transaction(self) -> None:
+    def open_outside_transaction(self) -> Step:
         """Connect in the mode in which every statement commits by itself, and begin nothing."""
 
     @abstractmethod
-    def begin(self) -> None:
+    def begin(self) -> Step:
         """Begin a transaction."""
 
     @abstractmethod
-    def commit(self) -> None:
+    def commit(self) -> Step:
         """Commit the transaction."""
 
     @abstractmethod
-    def rollback(self) -> None:
+    def rollback(self) -> Step:
         """Roll the transaction back."""
 
     @abstractmethod
-    def savepoint(self) -> None:
+    def savepoint(self) -> Step:
         """Set a savepoint."""
 
     @abstractmethod
-    def release_savepoint(self) -> None:
+    def release_savepoint(self) -> Step:
         """Keep what was done since the savepoint."""
 
     @abstractmethod
-    def rollback_to_savepoint(self) -> None:
+    def rollback_to_savepoint(self) -> Step:
         """Undo what was done since the savepoint."""
 
     @abstractmethod
-    def execute(self, statement: str) -> None:
-        """Run a statement of the application's own in the transaction."""
+    def execute(self, statement: str) -> Step:
+        """Run a statement of the application in the transaction."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Roll back what is open and disconnect."""
-
-
-class AsyncPublishHarness(ABC):
-    """One asyncio connection of the kind under test."""
-
-    def __init__(self, dsn: str) -> None:
-        """Remember where to connect; nothing is opened yet."""
-        self.dsn = dsn
-
-    @property
-    @abstractmethod
-    def target(self) -> Any:
-        """What a user of this kind of connection gives to publish."""
-
-    @abstractmethod
-    async def open(self) -> None:
-        """Connect, in the mode in which its users work in transactions."""
-
-    @abstractmethod
-    async def open_outside_transaction(self) -> None:
-        """Connect in the mode in which every statement commits by itself, and begin nothing."""
-
-    @abstractmethod
-    async def begin(self) -> None:
-        """Begin a transaction."""
-
-    @abstractmethod
-    async def commit(self) -> None:
-        """Commit the transaction."""
-
-    @abstractmethod
-    async def rollback(self) -> None:
-        """Roll the transaction back."""
-
-    @abstractmethod
-    async def savepoint(self) -> None:
-        """Set a savepoint."""
-
-    @abstractmethod
-    async def release_savepoint(self) -> None:
-        """Keep what was done since the savepoint."""
-
-    @abstractmethod
-    async def rollback_to_savepoint(self) -> None:
-        """Undo what was done since the savepoint."""
-
-    @abstractmethod
-    async def execute(self, statement: str) -> None:
-        """Run a statement of the application's own in the transaction."""
-
-    @abstractmethod
-    async def close(self) -> None:
+    def close(self) -> Step:
         """Roll back what is open and disconnect."""
 
 
 class Caller:
-    """Somebody with a connection. A blocking one has a thread of its own, so that two callers can meet."""
+    """Drives a harness: `await caller.begin()`. A blocking connection has its own thread, so two callers can block
+    each other."""
 
-    def __init__(self, harness: PublishHarness | AsyncPublishHarness) -> None:
-        """Take over a harness that is not open yet."""
+    def __init__(self, harness: PublishHarness) -> None:
         self._harness = harness
-        self._thread = ThreadPoolExecutor(max_workers=1) if isinstance(harness, PublishHarness) else None
+        self._thread = None if inspect.iscoroutinefunction(harness.open) else ThreadPoolExecutor(max_workers=1)
 
-    async def open(self) -> None:
-        """Connect for work in transactions."""
-        await self._do(self._harness.open)
-
-    async def open_outside_transaction(self) -> None:
-        """Connect with no transaction around statements."""
-        await self._do(self._harness.open_outside_transaction)
-
-    async def begin(self) -> None:
-        """Begin a transaction."""
-        await self._do(self._harness.begin)
-
-    async def commit(self) -> None:
-        """Commit it."""
-        await self._do(self._harness.commit)
-
-    async def rollback(self) -> None:
-        """Roll it back."""
-        await self._do(self._harness.rollback)
-
-    async def savepoint(self) -> None:
-        """Set a savepoint."""
-        await self._do(self._harness.savepoint)
-
-    async def release_savepoint(self) -> None:
-        """Keep what was done since."""
-        await self._do(self._harness.release_savepoint)
-
-    async def rollback_to_savepoint(self) -> None:
-        """Undo what was done since."""
-        await self._do(self._harness.rollback_to_savepoint)
-
-    async def execute(self, statement: str) -> None:
-        """Run a statement of the application's own."""
-        await self._do(lambda: self._harness.execute(statement))
+    def __getattr__(self, step: str) -> Callable[..., Awaitable[Any]]:
+        return functools.partial(self._do, getattr(self._harness, step))
 
     async def publish(self, outbox: Outbox, events: Any, **options: Any) -> Receipt:
-        """Publish on this connection, as its user would."""
+        """Publish on this connection."""
+        # `target` is read on the thread, too: Django has one connection per thread.
         receipt: Receipt = await self._do(lambda: outbox.publish(self._harness.target, events, **options))
         return receipt
 
@@ -173,9 +94,9 @@ class Caller:
             if self._thread is not None:
                 self._thread.shutdown()
 
-    async def _do(self, action: Callable[[], Any]) -> Any:
+    async def _do(self, action: Callable[..., Any], *arguments: Any) -> Any:
         if self._thread is None:
-            return await action()
-        # The context goes along, as it does with asyncio.to_thread: the correlation id lives there.
+            return await action(*arguments)
+        # With the context, as asyncio.to_thread does it: the correlation id is there.
         context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, context.run, action)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, context.run, action, *arguments)

@@ -1,4 +1,4 @@
-"""The stage of the publish suite: its events, its tables, the callers in a case, the observer beside them."""
+"""The surroundings of the publish suite: its events, its tables, the callers of a case, and an observer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 
 from aftercommit.outbox import Outbox, Receipt
 from aftercommit.schema import migrate
-from aftercommit.testing.publish_harness import AsyncPublishHarness, Caller, PublishHarness
+from aftercommit.testing.publish_harness import Caller, PublishHarness
 
 LIMIT = 1 << 20
 OUTBOX = Outbox("publish_suite", scope={"tenant": str, "account_id": int, "owner_id": UUID}, max_payload_bytes=LIMIT)
@@ -22,7 +22,7 @@ OWNER = UUID("0192b3c4-0000-7000-8000-000000000001")
 SCOPE: dict[str, Any] = {"tenant": "Ærø ☃", "account_id": -(2**63), "owner_id": OWNER}
 DEADLINE = 60.0
 
-# Whatever a driver could take for a placeholder, an escape or the end of a literal.
+# Everything that a driver could take for a placeholder, an escape or the end of a literal.
 AWKWARD = "ünï ☃ 𝄞 \u2028 'single' \"double\" \\ \\u0041 %s %% %(name)s {} {schema} $1 :name ; -- \t\n"
 
 
@@ -42,7 +42,7 @@ NOTE_HEARD = HEARD.declare("suite.note_heard")
 
 
 def prepare(dsn: str) -> None:
-    """Make the suite's tables in an empty database."""
+    """Make the tables of the publish suite in an empty database."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         migrate.up(connection, OUTBOX.shape)
         migrate.up(connection, HEARD.shape)
@@ -50,10 +50,9 @@ def prepare(dsn: str) -> None:
 
 
 class Stage:
-    """One case: its database, cleared of earlier cases, the callers in it, and an observer beside them."""
+    """One case: its database, cleared of earlier cases, its callers, and an observer."""
 
-    def __init__(self, dsn: str, harness: type[PublishHarness] | type[AsyncPublishHarness]) -> None:
-        """Connect the observer."""
+    def __init__(self, dsn: str, harness: type[PublishHarness]) -> None:
         self._dsn = dsn
         self._harness = harness
         self._callers: list[Caller] = []
@@ -63,54 +62,54 @@ class Stage:
             self.observer.execute(f"delete from {table}")  # noqa: S608 - the names stand one line above
 
     async def caller(self) -> Caller:
-        """Somebody who works in transactions, with none begun."""
+        """A caller that works in transactions, with none begun."""
         caller = Caller(self._harness(self._dsn))
         await caller.open()
         self._callers.append(caller)
         return caller
 
     async def caller_outside_transaction(self) -> Caller:
-        """Somebody whose statements commit by themselves."""
+        """A caller whose statements commit by themselves."""
         caller = Caller(self._harness(self._dsn))
         await caller.open_outside_transaction()
         self._callers.append(caller)
         return caller
 
     def stored(self) -> list[dict[str, Any]]:
-        """The events that are committed, in the order of the outbox."""
+        """The committed events, in the order of the outbox."""
         return self.observer.execute("select * from publish_suite.outbox order by seq").fetchall()
 
     def ids(self) -> list[UUID]:
-        """The ids of the events that are committed."""
+        """The ids of the committed events."""
         return [row["id"] for row in self.stored()]
 
     def notes(self) -> list[str]:
-        """The ids of orders of the events that are committed."""
+        """The aggregate ids of the committed events."""
         return [row["aggregate_id"] for row in self.stored()]
 
     def business(self) -> list[str]:
-        """The rows of the application's own that are committed."""
+        """The committed rows of the application."""
         return [row["note"] for row in self.observer.execute("select note from publish_suite.business order by note")]
 
     async def somebody_waits(self) -> None:
-        """Return when a session of this database waits for a lock."""
+        """Wait until a session of this database waits for a lock."""
         query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         async with asyncio.timeout(DEADLINE):
             while not self.observer.execute(query).fetchall():  # noqa: ASYNC110 - a server does not call back
                 await asyncio.sleep(0.005)
 
     async def close(self) -> None:
-        """Disconnect everybody."""
+        """Disconnect all callers and the observer."""
         for caller in self._callers:
             await caller.close()
         self.observer.close()
 
 
 class Suite(Protocol):
-    """What a case asks of the class it stands in."""
+    """The class of a case."""
 
     @property
-    def harness(self) -> type[PublishHarness] | type[AsyncPublishHarness]:
+    def harness(self) -> type[PublishHarness]:
         """The kind of connection under test."""
         ...
 
@@ -119,7 +118,7 @@ Case = Callable[[Any, Stage], Awaitable[None]]
 
 
 def case(check: Case) -> Callable[[Suite, str], None]:
-    """Run a case in an event loop of its own, so that no plugin for asyncio is needed."""
+    """Run a case in its own event loop, so that pytest needs no asyncio plugin."""
 
     async def staged(suite: Suite, dsn: str) -> None:
         stage = Stage(dsn, suite.harness)
@@ -137,7 +136,7 @@ def case(check: Case) -> Callable[[Suite, str], None]:
 
 @contextmanager
 def refused(kind: type[Exception], *words: str) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """What is inside raises this error, whose message has these words."""
+    """The block raises this error, and its message contains these words."""
     with pytest.raises(kind) as caught:
         yield caught
     for word in words:
@@ -145,7 +144,7 @@ def refused(kind: type[Exception], *words: str) -> Iterator[pytest.ExceptionInfo
 
 
 def orders(*names: str) -> list[SuiteOrderPlaced]:
-    """An event per name."""
+    """One event per name."""
     return [SuiteOrderPlaced(name) for name in names]
 
 
@@ -155,6 +154,6 @@ async def publish(caller: Caller, events: Any, **options: Any) -> Receipt:
 
 
 def sized(size: int) -> SuiteOrderPlaced:
-    """An event whose encoded payload has so many bytes."""
+    """An event with an encoded payload of so many bytes."""
     empty = len(msgspec.json.encode(SuiteOrderPlaced("sized")))
     return SuiteOrderPlaced("sized", "x" * (size - empty))

@@ -1,4 +1,4 @@
-"""What was published, read from outbox and log together: committed events, or those of a transaction still open."""
+"""Published events, from outbox and log: committed ones, or those of an open transaction."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Status = Literal["pending", "published", "failed"]
 
 @dataclass(frozen=True)
 class Published:
-    """An event as the database holds it. `data` is its payload as plain JSON, `payload` as your type."""
+    """An event in the database. `data` is its payload as plain JSON, `payload` as your type."""
 
     record: Record
     status: Status
@@ -26,17 +26,17 @@ class Published:
 
     @property
     def event_id(self) -> UUID:
-        """Its identity."""
+        """The event id."""
         return self.record.event_id
 
     @property
     def type(self) -> str:
-        """The name of its type."""
+        """The name of the event type."""
         return self.record.event_type
 
     @property
     def payload(self) -> Any:
-        """The payload as the declared class; plain JSON where this code cannot read it."""
+        """The payload as the declared class; plain JSON if this code cannot read it."""
         return self.event.payload if self.event is not None else self.data
 
     @cached_property
@@ -47,37 +47,37 @@ class Published:
 
     @property
     def aggregate_id(self) -> str:
-        """What it is about."""
+        """The aggregate id."""
         return self.record.aggregate_id
 
     @property
     def scope(self) -> dict[str, Any]:
-        """Whom it belongs to."""
+        """The scope values."""
         return self.record.scope
 
     @property
     def audience(self) -> tuple[str, ...]:
-        """Who hears of it."""
+        """The readers who receive it."""
         return self.record.audience
 
     @property
     def correlation_id(self) -> str:
-        """The story it belongs to."""
+        """The correlation id."""
         return self.record.correlation_id
 
     @property
     def causation_id(self) -> UUID | None:
-        """The event that it came from."""
+        """The id of the event that caused it."""
         return self.record.causation_id
 
     @property
     def position(self) -> int | None:
-        """Its place in the log; None while it waits in the outbox."""
+        """The position in the log; None while it is in the outbox."""
         return self.record.position
 
 
 def read_published(rows: Sequence[Sequence[Any]], outbox: Outbox) -> list[Published]:
-    """Rows of `published_events`, from whichever driver."""
+    """Rows of `kit_published_events`, from any driver."""
     return [_published(json.loads(envelope), payload, outbox) for envelope, payload in rows]
 
 
@@ -107,5 +107,5 @@ def _typed(record: Record, outbox: Outbox) -> Event[Any] | None:
     try:
         return outbox.registry.read(record)
     except AftercommitError:
-        # Published by other code than this: it is still shown, as the JSON it is.
+        # Other code has published it: show it as plain JSON.
         return None

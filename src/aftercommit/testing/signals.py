@@ -1,7 +1,7 @@
-"""Watch services at work, without sleeping: wait until a named point is reached, hold the service there, or break it.
+"""Waits until a service reaches a named point, holds it there, or lets it fail: tests without sleeps.
 
-Give a `Signals()` as `probe=` to a Relay, LogWorker or Listener. Points are named "relay.appended",
-"consumer.handled" and so on; `await signals.wait("relay.appended")` returns once one has been reached.
+Give a `Signals()` as `probe=` to a Relay, LogWorker or Listener. `await signals.wait("relay.appended")` returns once a
+relay has reached this point.
 """
 
 import asyncio
@@ -13,30 +13,28 @@ PATIENCE = 60.0
 
 
 class Hold:
-    """A service standing at a point until it is let go."""
+    """Holds a service at a point until `release`."""
 
     def __init__(self, point: str) -> None:
-        """Nobody has arrived."""
         self.point = point
         self.arrived = asyncio.Event()
         self.released = asyncio.Event()
         self.detail: dict[str, Any] = {}
 
     async def wait(self, timeout: float = PATIENCE) -> dict[str, Any]:
-        """Until somebody stands here; what the point said about itself."""
-        await _within(self.arrived.wait(), timeout, f"nobody reached {self.point!r}")
+        """Wait until a service is here; returns the details of the point."""
+        await _within(self.arrived.wait(), timeout, f"no service reached {self.point!r}")
         return self.detail
 
     def release(self) -> None:
-        """Go on."""
+        """Let the service go on."""
         self.released.set()
 
 
 class Signals:
-    """A probe that remembers the points that were reached."""
+    """A probe that records the points that services reach."""
 
     def __init__(self) -> None:
-        """Nothing reached, nothing held, nothing broken."""
         self.counts: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.details: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -45,7 +43,7 @@ class Signals:
         self._breaks: dict[str, Callable[[], BaseException]] = {}
 
     async def __call__(self, point: str, detail: dict[str, Any]) -> None:
-        """Called by services at each point."""
+        """Services call it at each point."""
         self.counts[point] += 1
         self.totals[point] += int(detail.get("count", 0))
         self.details[point].append(detail)
@@ -60,19 +58,19 @@ class Signals:
             raise problem()
 
     async def wait(self, point: str, times: int = 1, timeout: float = PATIENCE) -> None:
-        """Until the point has been reached so many times since the beginning."""
+        """Wait until the point has been reached so many times in all."""
         await self.until(lambda: self.counts[point] >= times, f"{point!r} was not reached {times} times", timeout)
 
     async def wait_total(self, point: str, count: int, timeout: float = PATIENCE) -> None:
-        """Until the counts the point reported add up to so many (events appended, handled, …)."""
+        """Wait until the counts that the point reports (events appended, handled, …) add up to so many."""
         await self.until(lambda: self.totals[point] >= count, f"{point!r} did not add up to {count}", timeout)
 
     async def next(self, point: str, timeout: float = PATIENCE) -> None:
-        """Until the point is reached once more than now."""
+        """Wait until the point is reached once more."""
         await self.wait(point, self.counts[point] + 1, timeout)
 
     async def until(self, condition: Callable[[], bool], otherwise: str, timeout: float = PATIENCE) -> None:
-        """Until the condition holds; it is looked at each time any point is reached."""
+        """Wait until the condition is true; it is checked each time a point is reached."""
         async with asyncio.timeout(timeout) as limit:
             try:
                 while not condition():
@@ -89,7 +87,7 @@ class Signals:
         return hold
 
     def fail(self, point: str, error: Callable[[], BaseException]) -> None:
-        """The next service that reaches the point gets this error."""
+        """Raise this error in the next service that reaches the point."""
         self._breaks[point] = error
 
 

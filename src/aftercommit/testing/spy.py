@@ -1,4 +1,4 @@
-"""Watches handlers and transports while a test drains: which event went to whom, and with what error."""
+"""Records the attempts of handlers and transports during a drain."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from aftercommit.relay.transport import RELAY_NAME, Failure, Transport
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a consumer (or, as @relay, of the transport) at one event; `error` is None when it succeeded."""
+    """One attempt of a consumer (or, as @relay, of the transport) at one event; `error` is None if it succeeded."""
 
     consumer: str
     event_id: UUID
@@ -34,22 +34,22 @@ def _well(consumer: Consumer) -> BaseException | None:
 
 
 class Spy:
-    """Remembers attempts, and has handlers fail at their end where a test says so."""
+    """Records attempts, and lets handlers fail at their end if a test wants it."""
 
     def __init__(self, ending: Ending = _well) -> None:
-        """Nothing seen. `ending` is asked when a handler has done its work, and may name an error to end it with."""
+        """`ending` is called after each handler, and may return an error to raise."""
         self.attempts: list[Attempt] = []
         self._ending = ending
 
     def watch(self, consumer: Consumer, *, at_once: bool = False, **changes: Any) -> Consumer:
-        """The same consumer under watch. `at_once`: attempts behind the bus follow each other without a pause."""
+        """The consumer with recorded handlers. `at_once`: the bus retries without a pause."""
         if at_once:
             changes["backoff"] = Constant(0.0)
         handlers = [replace(handler, function=self._wrap(consumer, handler, at_once)) for handler in consumer.handlers]
         return replace(consumer, handlers=handlers, **changes)
 
     def note(self, consumer: str, record: Record, error: BaseException | None) -> None:
-        """Remember an attempt of somebody who is not a handler."""
+        """Record an attempt that is not a handler's."""
         self.attempts.append(Attempt(consumer, record.event_id, record.event_type, None, error))
 
     def _wrap(self, consumer: Consumer, handler: Handler, at_once: bool) -> Callable[..., Any]:
@@ -97,10 +97,10 @@ class Spy:
 
 
 class WatchedTransport:
-    """A transport whose failures and outages are remembered."""
+    """A transport whose failures and outages are recorded."""
 
     def __init__(self, inner: Transport, spy: Spy, watched: Sequence[Consumer]) -> None:
-        """`watched`: consumers behind it whose handlers are watched already."""
+        """`watched` are consumers behind it whose handlers are recorded already."""
         self.name = inner.name
         self.capabilities = inner.capabilities
         self.outage: TransportUnavailable | None = None
@@ -121,7 +121,7 @@ class WatchedTransport:
         await self._inner.close()
 
     async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Deliver, and remember what was refused."""
+        """Deliver, and record failures."""
         try:
             failures = await self._inner.deliver(records)
         except TransportUnavailable as problem:
@@ -140,7 +140,7 @@ class WatchedTransport:
 
 
 def _without_pause(answer: Any) -> Any:
-    """A short wait that a handler asks for is kept inside the bus, where a test would have to sit it out."""
+    """The bus itself waits for a short retry delay; in a test, that delay is 0."""
     if isinstance(answer, Retry) and answer.after is not None and answer.after <= SHORT_WAIT:
         return replace(answer, after=0.0)
     return answer

@@ -1,4 +1,4 @@
-"""The test kit's own look into the tables of an outbox, and its hand in them: short, on connections of its own."""
+"""Reads and changes the tables of an outbox for the test kit, on short connections of its own."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ APPLICATION: Final = "aftercommit test kit"
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter: an event that a consumer (or, as @relay, the transport) has failed on, and where it stands."""
+    """A dead letter: an event that a consumer (or, as @relay, the transport) has failed on, with its status."""
 
     event_id: UUID
     consumer: str
@@ -33,13 +33,13 @@ class Letter:
 
     @property
     def is_open(self) -> bool:
-        """Whether it still waits for an attempt or for somebody's decision."""
+        """Whether it waits for another attempt or for an operator."""
         return self.status in ("retrying", "waiting", "parked")
 
 
 @dataclass(frozen=True, slots=True)
 class TablesState:
-    """How far everything has come."""
+    """The progress of relay and consumers."""
 
     pending: int
     retries: int
@@ -52,40 +52,39 @@ class Tables:
     """The tables of one outbox in one database."""
 
     def __init__(self, outbox: Outbox, dsn: str) -> None:
-        """Nothing is connected."""
         self._outbox = outbox
         self._database = Database(dsn, application_name=APPLICATION)
         self._statements = Statements(outbox.shape)
 
     def published(self) -> list[Published]:
-        """Every event that is committed, in the order of publishing."""
+        """All committed events, in the order of publishing."""
         return read_published(self.rows("kit_published_events"), self._outbox)
 
     def state(self) -> TablesState:
-        """How far everything has come."""
+        """The progress of relay and consumers."""
         pending, retries, head, checkpoints = self.rows("kit_drain_state")[0]
         return TablesState(pending, retries, head, json.loads(checkpoints), self.letters())
 
     def letters(self) -> tuple[Letter, ...]:
-        """Every dead letter."""
+        """All dead letters."""
         return tuple(Letter(*row) for row in self.rows("kit_letters_of_all"))
 
     def open_writers(self) -> int:
-        """How many transactions have published and have not ended."""
+        """How many open transactions have published."""
         table = sql.Identifier(self._outbox.schema, "outbox").as_string()
         return len(self.rows("open_writers", outbox=table)[0][0])
 
     def bring_forward(self) -> bool:
-        """Let the time pass until every retry is due; whether there was one."""
+        """Make every retry due now; returns whether there was one."""
         return bool(self.rows("kit_bring_forward")[0][0])
 
     def rows_changed(self, statement: str, **parameters: Any) -> int:
-        """How many rows a statement has changed."""
+        """Run a statement; returns how many rows it has changed."""
         with self._connection() as connection:
             return connection.execute(self._statements[statement], parameters).rowcount
 
     def rows(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        """The rows of a statement."""
+        """Run a statement; returns its rows."""
         with self._connection() as connection:
             return connection.execute(self._statements[statement], parameters).fetchall()
 
@@ -98,7 +97,7 @@ class Tables:
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as problem:
             raise SchemaNotMigrated(
                 f"there is no outbox in schema {self._outbox.schema!r} of database {connection.info.dbname!r}: migrate "
-                "it in the test's template (outbox.migrate), or give the test kit the outbox that is there"
+                "it in the test's template (outbox.migrate), or give the test kit another outbox"
             ) from problem
         finally:
             connection.close()

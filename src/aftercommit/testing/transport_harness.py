@@ -1,4 +1,4 @@
-"""What the transport suite needs to know about a transport: how to make it, what arrived, and how to break it."""
+"""What the transport suite must know about a transport: how to start it, what has arrived, and how to break it."""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ AGGREGATE_TYPE = "thing"
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """An event as somebody behind the transport got it."""
+    """An event that has arrived at the destination."""
 
     event_id: UUID
     aggregate_id: str
@@ -26,10 +26,10 @@ class Received:
 
 
 class TransportHarness(ABC):
-    """A transport in its surroundings: a broker, a database, handlers. One is made for every case.
+    """A transport with its destination: a broker, a database, handlers. Each case makes its own.
 
-    What the harness cannot do (`can_refuse`, `can_be_down`, `can_crash`) is not asked of it, and the cases about it are
-    skipped. `largest_payload` is the size in bytes that must go through; the default is what an outbox allows.
+    Cases are skipped if the harness cannot do what they need (`can_refuse`, `can_be_down`, `can_crash`).
+    `largest_payload` is the size in bytes that the transport must carry; the default is the limit of an outbox.
     """
 
     can_refuse: ClassVar[bool] = False
@@ -41,42 +41,42 @@ class TransportHarness(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Bring up the surroundings and make `transport`, not opened."""
+        """Start the destination and make `transport`, not opened."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """Take everything down."""
+        """Stop everything."""
 
     @abstractmethod
     async def received(self) -> Sequence[Received]:
-        """What has arrived so far, in the order of arrival."""
+        """The events that have arrived so far, in order."""
 
     async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Hand a batch over, as the relay does."""
+        """Deliver a batch, as the relay does."""
         return await self.transport.deliver(records)
 
     def refuse(self, event_ids: Collection[UUID]) -> None:
-        """From now on the destination refuses exactly these events."""
-        raise NotImplementedError(f"{type(self).__name__} says can_refuse: write refuse()")
+        """From now on, the destination refuses exactly these events."""
+        raise NotImplementedError(f"{type(self).__name__} has can_refuse: write refuse()")
 
     async def take_down(self) -> None:
-        """Make the destination as a whole unreachable."""
-        raise NotImplementedError(f"{type(self).__name__} says can_be_down: write take_down()")
+        """Make the destination unreachable."""
+        raise NotImplementedError(f"{type(self).__name__} has can_be_down: write take_down()")
 
     async def bring_up(self) -> None:
-        """Make it reachable again."""
-        raise NotImplementedError(f"{type(self).__name__} says can_be_down: write bring_up()")
+        """Make the destination reachable again."""
+        raise NotImplementedError(f"{type(self).__name__} has can_be_down: write bring_up()")
 
     async def crash(self) -> None:
-        """Kill the receiving side and start it again; the transport may have to be opened anew."""
-        raise NotImplementedError(f"{type(self).__name__} says can_crash: write crash()")
+        """Kill the destination and start it again; the transport may have to be opened again."""
+        raise NotImplementedError(f"{type(self).__name__} has can_crash: write crash()")
 
 
 _drawn = 0
 
 
 def record(aggregate_id: str, number: int, **more: Any) -> Record:
-    """An event as the relay would load it; `number` and what is given besides are its payload."""
+    """An event as the relay would load it; its payload has `number` and `more`."""
     global _drawn
     _drawn += 1
     now = datetime.now(UTC)
@@ -98,5 +98,5 @@ def record(aggregate_id: str, number: int, **more: Any) -> Record:
 
 
 def records(aggregates: str, count: int) -> list[Record]:
-    """So many events of each aggregate (one per letter), interleaved and numbered from 0."""
+    """`count` events of each aggregate (one per letter), interleaved and numbered from 0."""
     return [record(aggregate, number) for number in range(count) for aggregate in aggregates]

@@ -1,13 +1,13 @@
-"""The promises of a transport as tests that every transport has to pass, your own too.
+"""The guarantees of a transport as tests, for every transport, your own included.
 
-    class MyBroker(TransportHarness): ...      # start, stop, received, and what it can do besides
+    class MyBroker(TransportHarness): ...      # start, stop, received, and optional abilities
 
     class TestMyBroker(TransportSuite):
         ...
 
-Needs pytest, and a fixture `transport_harness` that returns a new harness. A promise that the transport does not
-declare in its `capabilities` is not asked of it. To see values in failures, conftest.py says
-`pytest.register_assert_rewrite("aftercommit.testing.transport_suite")` before it imports this.
+Needs pytest, and a fixture `transport_harness` that returns a new harness. Cases about guarantees that the transport
+does not declare in its `capabilities` are skipped. To see values in failures, call
+`pytest.register_assert_rewrite("aftercommit.testing.transport_suite")` in conftest.py before you import this module.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ Case = Callable[[Any, TransportHarness], Awaitable[None]]
 
 
 def case(check: Case) -> Callable[[Any, TransportHarness], None]:
-    """Run a case with an opened transport in an event loop of its own, so that no plugin for asyncio is needed."""
+    """Run a case with an open transport in its own event loop, so that pytest needs no asyncio plugin."""
 
     async def staged(suite: Any, harness: TransportHarness) -> None:
         await harness.start()
@@ -52,7 +52,7 @@ def case(check: Case) -> Callable[[Any, TransportHarness], None]:
 
 
 class TransportSuite:
-    """Subclass it as `Test…` beside a fixture `transport_harness`."""
+    """The tests of a transport. Subclass it as `Test…`, and write a fixture `transport_harness`."""
 
     @case
     async def test_an_empty_batch_is_accepted_and_nothing_arrives(self, harness: TransportHarness) -> None:
@@ -158,7 +158,7 @@ class TransportSuite:
         with pytest.raises(TransportUnavailable):
             await asyncio.wait_for(harness.deliver(batch), DEADLINE)
         await harness.bring_up()
-        await delivered_at_last(harness, batch)
+        await until_available(lambda: accepted(harness, batch))
         await arrived_with(harness, ids(batch))
 
     @case
@@ -170,7 +170,7 @@ class TransportSuite:
         with pytest.raises(TransportUnavailable):
             await asyncio.wait_for(harness.transport.open(), DEADLINE)
         await harness.bring_up()
-        await opened_at_last(harness)
+        await until_available(harness.transport.open)
         await accepted(harness, [record("a", 0)])
 
     @case
@@ -205,7 +205,7 @@ class TransportSuite:
 
 
 def needs(condition: bool, otherwise: str) -> None:
-    """Skip the case unless the transport promises, or the harness can do, what it is about."""
+    """Skip the case unless the condition is true."""
     if not condition:
         pytest.skip(otherwise)
 
@@ -216,12 +216,12 @@ def ids(batch: Sequence[Record]) -> set[UUID]:
 
 
 async def accepted(harness: TransportHarness, batch: Sequence[Record]) -> None:
-    """Deliver a batch of which nothing may fail."""
+    """Deliver a batch without failures."""
     assert list(await asyncio.wait_for(harness.deliver(batch), DEADLINE)) == []
 
 
 async def arrived(harness: TransportHarness, count: int) -> Sequence[Received]:
-    """What has arrived, once it is so many different events."""
+    """Wait until so many different events have arrived; returns all that have."""
     async with asyncio.timeout(DEADLINE):
         while True:
             got = await harness.received()
@@ -231,7 +231,7 @@ async def arrived(harness: TransportHarness, count: int) -> Sequence[Received]:
 
 
 async def arrived_with(harness: TransportHarness, expected: set[UUID]) -> Sequence[Received]:
-    """What has arrived, once these events are among it."""
+    """Wait until these events have arrived; returns all that have."""
     async with asyncio.timeout(DEADLINE):
         while True:
             got = await harness.received()
@@ -240,22 +240,12 @@ async def arrived_with(harness: TransportHarness, expected: set[UUID]) -> Sequen
             await asyncio.sleep(0.01)
 
 
-async def delivered_at_last(harness: TransportHarness, batch: Sequence[Record]) -> None:
-    """Deliver as the relay does after an outage: again and again until it works."""
+async def until_available(action: Callable[[], Awaitable[None]]) -> None:
+    """Try again and again, as the relay does after an outage."""
     async with asyncio.timeout(DEADLINE):
         while True:
             try:
-                return await accepted(harness, batch)
-            except TransportUnavailable:
-                await asyncio.sleep(0.05)
-
-
-async def opened_at_last(harness: TransportHarness) -> None:
-    """Open as the relay does after an outage."""
-    async with asyncio.timeout(DEADLINE):
-        while True:
-            try:
-                return await harness.transport.open()
+                return await action()
             except TransportUnavailable:
                 await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""Transports for tests: one that remembers what it is given, and one that breaks another in every usual way."""
+"""Transports for tests: one that records events, and one that adds faults to another transport."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,22 +13,21 @@ Condition = Callable[[Record], bool]
 
 
 class PoisonedEvent(Exception):
-    """What an unreliable transport says of an event that it was told to refuse."""
+    """The error of an event that a test has poisoned."""
 
 
 class RecordingTransport:
-    """Accepts everything and keeps it in `records`, in the order of delivery."""
+    """Accepts all events and keeps them in `records`, in the order of delivery."""
 
     name = "recording"
     capabilities = Capabilities(carries=True, ordered=True, deduplicates=False, durable=False)
 
     def __init__(self) -> None:
-        """Empty."""
         self.records: list[Record] = []
 
     @property
     def event_ids(self) -> list[UUID]:
-        """The ids of what was delivered; an event delivered twice stands there twice."""
+        """The ids of the delivered events; one that was delivered twice is listed twice."""
         return [record.event_id for record in self.records]
 
     async def open(self) -> None:
@@ -38,16 +37,15 @@ class RecordingTransport:
         """Nothing to close."""
 
     async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Everything is accepted."""
+        """Accept all events."""
         self.records += records
         return ()
 
 
 class TransportFaults:
-    """What is wrong with a transport. Nothing, until something is said."""
+    """The faults of a transport; none at first."""
 
     def __init__(self) -> None:
-        """Nothing is wrong."""
         self.is_down = False
         self._poison: list[tuple[Condition, Callable[[], BaseException]]] = []
         self._repeats = 0
@@ -55,15 +53,15 @@ class TransportFaults:
 
     @property
     def are_set(self) -> bool:
-        """Whether anything is wrong, or will be."""
+        """Whether there is a fault, now or planned."""
         return bool(self.is_down or self._poison or self._repeats or self._lost_answers)
 
     def down(self) -> None:
-        """The destination as a whole cannot be reached, until `up`."""
+        """Make the destination unreachable, until `up`."""
         self.is_down = True
 
     def up(self) -> None:
-        """It can be reached again."""
+        """Make the destination reachable again."""
         self.is_down = False
 
     @contextmanager
@@ -76,19 +74,19 @@ class TransportFaults:
             self.up()
 
     def poison(self, where: Condition, error: Callable[[], BaseException] | None = None) -> None:
-        """Events for which this holds are refused, each with this error, until `cure`."""
+        """Refuse the events that match, each with this error, until `cure`."""
         self._poison.append((where, error or (lambda: PoisonedEvent("the test poisoned this event"))))
 
     def cure(self) -> None:
-        """No event is refused any more."""
+        """Refuse no events any more."""
         self._poison.clear()
 
     def repeat(self, times: int = 1) -> None:
-        """The next `times` batches are handed over twice, as after a relay's crash."""
+        """Deliver the next `times` batches twice, as after a crash of the relay."""
         self._repeats += times
 
     def lose_answers(self, times: int = 1) -> None:
-        """The next `times` batches arrive, but the relay never hears of it, and delivers them again."""
+        """Deliver the next `times` batches but lose the answer, so that the relay delivers them again."""
         self._lost_answers += times
 
     def refusal(self, record: Record) -> Failure | None:
@@ -99,7 +97,7 @@ class TransportFaults:
         return None
 
     def take_repeat(self) -> bool:
-        """Whether this batch is to be handed over twice."""
+        """Whether to deliver this batch twice."""
         self._repeats, taken = max(0, self._repeats - 1), self._repeats > 0
         return taken
 
@@ -110,27 +108,26 @@ class TransportFaults:
 
 
 class UnreliableTransport:
-    """Another transport with faults. Give it to a Relay or Engine; a `World` makes one where its faults need it."""
+    """Adds faults to another transport. Give it to a Relay or Engine; a `World` makes its own."""
 
     def __init__(self, inner: Transport, faults: TransportFaults | None = None) -> None:
-        """As reliable as the other, until `faults` says otherwise."""
         self.inner = inner
         self.faults = faults or TransportFaults()
         self.name = inner.name
-        # The log carries nothing, so nothing could be refused: here every transport is handed its events.
+        # The log transport is not given events. With `carries`, every transport is, and can refuse them.
         self.capabilities = replace(inner.capabilities, carries=True)
 
     async def open(self) -> None:
-        """Open the other, unless it is down."""
+        """Open the transport, unless it is down."""
         self._refuse_when_down()
         await self.inner.open()
 
     async def close(self) -> None:
-        """Close the other."""
+        """Close the transport."""
         await self.inner.close()
 
     async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
-        """Deliver through the other, with the faults that are set."""
+        """Deliver through the transport, with faults."""
         self._refuse_when_down()
         refused = [failure for record in records if (failure := self.faults.refusal(record)) is not None]
         poisoned = {failure.event_id for failure in refused}
@@ -139,9 +136,9 @@ class UnreliableTransport:
         if healthy and self.faults.take_repeat():
             failures = list(await self.inner.deliver(healthy))
         if healthy and self.faults.take_lost_answer():
-            raise TransportUnavailable(f"the answer of {self.name!r} was lost: the test's fault lose_answers")
+            raise TransportUnavailable(f"the answer of {self.name!r} was lost (simulated by the test: lose_answers)")
         return [*refused, *failures]
 
     def _refuse_when_down(self) -> None:
         if self.faults.is_down:
-            raise TransportUnavailable(f"transport {self.name!r} is down: the test's fault, until faults.up()")
+            raise TransportUnavailable(f"transport {self.name!r} is down (simulated by the test, until faults.up())")

@@ -1,4 +1,4 @@
-"""The object that tests work with: publish, look at what was published, drain, deliver twice, crash, break things.
+"""`World` and `AsyncWorld`: publish, check what was published, drain, deliver twice, crash, inject faults.
 
     def test_a_paid_order_is_counted(aftercommit_world):
         pay_order("o-1")                                           # your code, which publishes
@@ -6,8 +6,7 @@
         aftercommit_world.drain()                                  # relay and consumers, until nothing is left
         assert total() == 40
 
-`World` is for ordinary tests and `AsyncWorld`, the same with `await`, for those that run in an event loop. Needs no
-pytest: `World(outbox, dsn)`.
+`AsyncWorld` is for tests that run in an event loop. Both work without pytest: `World(outbox, dsn)`.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from aftercommit.testing.kit import Effects, Kit, expectations
 from aftercommit.testing.published import Published
 from aftercommit.testing.tables import Letter
 
-# `__tracebackhide__` below: pytest then shows the line of the test that failed, and not the kit's.
+# With `__tracebackhide__`, pytest shows the failed line of the test, and not the kit's.
 
 if TYPE_CHECKING:
     from aftercommit.testing.kit import AnyPlace, SyncPlace
@@ -37,22 +36,22 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class World(Kit):
-    """An outbox in a database of the test's own, for tests without an event loop."""
+    """An outbox in the test's own database, for tests without an event loop."""
 
     def connect(self, *, autocommit: bool = False) -> psycopg.Connection[tuple[Any, ...]]:
         """A new connection to the test's database."""
         return psycopg.connect(self.dsn, autocommit=autocommit)
 
     def publish(self, *events: Any, **scope: Any) -> tuple[UUID, ...]:
-        """Publish in a transaction of its own and commit; returns the ids."""
+        """Publish and commit; returns the ids."""
         return self._publish(events, scope)
 
     def published(self, *, on: "SyncPlace | None" = None) -> list[Published]:
-        """Every event, in the order of publishing: the committed ones, or what the transaction of `on` sees."""
+        """All events in the order of publishing: committed ones, or those that the transaction of `on` sees."""
         return self._published(on)
 
     def dead_letters(self) -> tuple[Letter, ...]:
-        """The dead letters that are open: retrying, waiting or parked."""
+        """The open dead letters: retrying, waiting or parked."""
         return self._letters()
 
     def assert_published(
@@ -68,11 +67,11 @@ class World(Kit):
         count: int | None = None,
         on: "SyncPlace | None" = None,
     ) -> list[Published]:
-        """The events like this: at least one, or exactly `count`. AssertionError shows what was published instead.
+        """The matching events: at least one, or exactly `count`. Otherwise AssertionError shows what was published.
 
-        `event` is a type, or an event as you would publish it, whose whole payload is then compared; `payload` is a
-        part of it, and `audience` are all who hear of it. `on` is your connection or session, to see what its open
-        transaction has published; a DSN, to look into another database; without it, what is committed.
+        `event` is a type, or an event to publish, whose whole payload is then compared. `payload` is a part of the
+        payload, `audience` the complete audience. With `on`, a connection or session, the events of its open
+        transaction count; with a DSN, those of another database. Without, committed events count.
         """
         __tracebackhide__ = True
         expected = Expected(event, payload, scope, aggregate_id, correlation_id, where, audience)
@@ -81,7 +80,7 @@ class World(Kit):
     def assert_published_in_order(
         self, *events: object, only: bool = False, on: "SyncPlace | None" = None
     ) -> list[Published]:
-        """These events in this order; others may stand between them, unless `only`."""
+        """The matching events in this order; with `only`, there are no other events."""
         __tracebackhide__ = True
         published, remark = self._published(on), self._remark(on)
         return require_in_order(expectations(events), published, self.outbox.registry, only, remark)
@@ -98,7 +97,7 @@ class World(Kit):
         audience: Collection[str] | None = None,
         on: "SyncPlace | None" = None,
     ) -> None:
-        """No event like this; without an event type, no event at all."""
+        """No event matches; without an event type, there is no event at all."""
         __tracebackhide__ = True
         like = Expected(event, payload, scope, aggregate_id, correlation_id, where, audience)
         expected = None if event is None else like
@@ -114,11 +113,11 @@ class World(Kit):
         rounds: int = ROUNDS,
         timeout: float = TIMEOUT,
     ) -> Drained:
-        """Run relay and consumers until nothing is left to do, and tell what happened.
+        """Run relay and consumers until nothing is left to do; returns what happened.
 
-        DrainFailed, with the handler's error as its cause, if something failed, unless `raise_errors=False`. An attempt
-        that waits for its time is left waiting, unless `through_retries` lets that time pass. `consumers` names those
-        to run (from the log only). Bounded by `rounds` and `timeout`.
+        If something failed, raises DrainFailed, with the handler's error as its cause, unless `raise_errors=False`.
+        Retries that are not due yet are left, unless `through_retries` makes them due. `consumers` names the consumers
+        to run (from the log only). `rounds` and `timeout` are limits.
         """
         __tracebackhide__ = True
         limits = {"through_retries": through_retries, "rounds": rounds, "timeout": timeout}
@@ -136,11 +135,11 @@ class World(Kit):
         expected: Any = NOT_SAID,
         **scope: Any,
     ) -> Deliveries:
-        """Deliver an event as often as may happen, and require that its effects are those of one delivery.
+        """Deliver an event several times, with crashes, and require the effects of one delivery.
 
-        `consumer` is its name, itself, or one of its handlers. `event` is a payload to publish (with its scope), the id
-        of a committed event, or a `Published`. `effects` is a query or a function that returns what to compare,
-        `expected` what it must be. See `aftercommit.testing.deliver_twice` for the deliveries.
+        `consumer` is a consumer, its name, or one of its handlers. `event` is a payload to publish (with its scope),
+        the id of a committed event, or a `Published`. `effects` is a query, or a function that returns what to compare,
+        and `expected` its value after one delivery. `aftercommit.testing.deliver_twice` describes the deliveries.
         """
         __tracebackhide__ = True
         deliveries = _run(self._deliver_twice(consumer, event, effects, scope), "deliver_twice()")
@@ -149,22 +148,22 @@ class World(Kit):
 
 
 class AsyncWorld(Kit):
-    """The same for tests that run in an event loop, by pytest-asyncio, anyio or anything else on asyncio."""
+    """A `World` for tests that run in an asyncio event loop, such as those of pytest-asyncio or anyio."""
 
     async def connect(self, *, autocommit: bool = False) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         """A new connection to the test's database."""
         return await psycopg.AsyncConnection.connect(self.dsn, autocommit=autocommit)
 
     async def publish(self, *events: Any, **scope: Any) -> tuple[UUID, ...]:
-        """Publish in a transaction of its own and commit; returns the ids."""
+        """Publish and commit; returns the ids."""
         return await asyncio.to_thread(self._publish, events, scope)
 
     async def published(self, *, on: "AnyPlace | None" = None) -> list[Published]:
-        """Every event, in the order of publishing: the committed ones, or what the transaction of `on` sees."""
+        """All events in the order of publishing: committed ones, or those that the transaction of `on` sees."""
         return await self._published_async(on)
 
     async def dead_letters(self) -> tuple[Letter, ...]:
-        """The dead letters that are open: retrying, waiting or parked."""
+        """The open dead letters: retrying, waiting or parked."""
         return await asyncio.to_thread(self._letters)
 
     async def assert_published(

@@ -1,15 +1,15 @@
-"""The outbox inside your Alembic migrations: the same statements as `aftercommit migrate up`, in Alembic's transaction.
+"""The outbox in your Alembic migrations: the same statements as `aftercommit migrate up`, in Alembic's transaction.
 
     import aftercommit.contrib.alembic  # in env.py: registers op.migrate_outbox() and op.drop_outbox()
 
     def upgrade() -> None:
         op.migrate_outbox("shop.events:outbox")
 
-Or as a branch of its own beside yours: `version_locations` gets `aftercommit.contrib.alembic:versions`, the option
-`aftercommit_outboxes` names your outboxes, and `alembic upgrade aftercommit@head` does the rest.
+Or as a separate branch: add `aftercommit.contrib.alembic:versions` to `version_locations`, name your outboxes in the
+option `aftercommit_outboxes`, and run `alembic upgrade aftercommit@head`.
 
-Every statement goes through `op.execute`, so any driver and `alembic upgrade --sql` work alike. Needs the extra
-`alembic`; nothing here decides when to migrate.
+All statements go through `op.execute`, so every driver works, and `alembic upgrade --sql`, too. Needs the extra
+`alembic`.
 """
 
 from aftercommit.errors import MissingExtra

@@ -1,6 +1,6 @@
-"""Autogenerate and `alembic check`: our tables are left alone, and an outbox that is behind is proposed to be migrated.
+"""Autogenerate and `alembic check` ignore the tables of the outbox, and propose to migrate an outbox that is behind.
 
-The latter only where the option `aftercommit_outboxes` names outboxes.
+They propose it only for outboxes that the option `aftercommit_outboxes` names.
 """
 
 import re
@@ -30,7 +30,7 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 def include_object(outbox: Declared, also: IncludeObject | None = None) -> IncludeObject:
     """A filter for `context.configure(include_object=…)`, so that autogenerate does not propose to drop our tables.
 
-    `also` is a filter of your own, or that of another outbox, asked about everything else.
+    `also` is your own filter, or that of another outbox, for everything else.
     """
     shape = shape_named(outbox)
     ours = ENGINE_TABLES | {view.name for view in shape.views} | {"event_outbox", "event_log", AUDIENCE}
@@ -48,7 +48,7 @@ def include_object(outbox: Declared, also: IncludeObject | None = None) -> Inclu
 
 
 def _is_here(table: Any, shape: Shape) -> bool:
-    # Alembic leaves the schema out where it is the default one of the search path.
+    # Alembic leaves out the schema if it is the default one of the search path.
     return (table.schema or "public") == shape.schema
 
 
@@ -66,32 +66,31 @@ def _propose(context: AutogenContext, operations: UpgradeOps, schemas: Any) -> N
 
 
 def _command(config: Config) -> str | None:
-    """What the alembic command was told to do; None where a program calls Alembic."""
+    """The command of the alembic command line; None if a program calls Alembic."""
     return config.cmd_opts.cmd[0].__name__ if config.cmd_opts is not None else None
 
 
 def _refuse_our_folder(asked: Any) -> None:
-    """Alembic writes a revision beside the one it follows: in a project that has none of its own yet, beside ours."""
+    """Alembic writes a revision into the folder of the one before it: in a new project, that would be ours."""
     if asked.command_args.get("version_path"):
         return
     heads = asked.command_args.get("head") or "head"
     if heads == "head" and len(asked.script_directory.get_heads()) > 1:
-        # Alembic asks which one is meant.
+        # Alembic itself refuses to choose between several heads.
         return
     followed = asked.script_directory.get_revisions(heads)
     if any(Path(each.path).parent == _VERSIONS for each in followed if each is not None):
         raise DeclarationError(
-            f"the new revision would follow one of aftercommit's, and Alembic would write it into {_VERSIONS}: begin a "
-            "branch of your own with `alembic revision --head base --version-path PATH`, where PATH is your folder of "
-            "versions"
+            f"the new revision would follow one of aftercommit's, and Alembic would write it into {_VERSIONS}: begin "
+            "your own branch with `alembic revision --head base --version-path PATH`, PATH being your versions folder"
         )
 
 
 def asking(connection: Connection) -> Ask:
-    """Questions on a connection of SQLAlchemy's, whatever driver it has."""
+    """Runs queries on a SQLAlchemy connection, with any driver."""
 
     def ask(query: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        # Every colon of ours is a colon; only our placeholders become SQLAlchemy's.
+        # Escape colons, then turn our placeholders into SQLAlchemy's.
         ours = _PARAMETER.sub(r":\1", query.replace(":", "\\:"))
         return connection.execute(text(ours), dict(parameters)).fetchall()
 

@@ -1,11 +1,11 @@
-"""The branch `aftercommit`: one revision for each numbered migration, applied to the outboxes that the project names.
+"""The branch `aftercommit`: one revision for each numbered migration, applied to the outboxes of the project.
 
-The project's configuration says which they are: `aftercommit_outboxes = shop.events:outbox billing.events:outbox` in
-alembic.ini, or a list under that name in `config.attributes`, where env.py can put objects. What an outbox declares is
-made with the newest revision; a declaration that changes later is for a revision of the project's own.
+The configuration names them: `aftercommit_outboxes = shop.events:outbox billing.events:outbox` in alembic.ini, or a
+list under that name in `config.attributes`, where env.py can put objects. The newest revision makes what an outbox
+declares; if a declaration changes later, add a revision of your own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from alembic import op
 from alembic.config import Config
@@ -19,30 +19,33 @@ OUTBOXES = "aftercommit_outboxes"
 DROP_ALL_EVENTS = "aftercommit_drop_all_events"
 
 
-def upgrade_to(version: int) -> None:
-    """The upgrade of a revision: one numbered migration, for every outbox."""
-    for outbox in _named(_config()):
-        op.invoke(MigrateOutbox(outbox, after=version - 1, to=version))
+def steps_of(version: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The upgrade and downgrade of a revision, which is one numbered migration for every outbox.
 
-
-def downgrade_below(version: int) -> None:
-    """The downgrade of a revision: tables stay, unless it is the first one and the project allows to drop all events.
-
-    The way back from a migration is the code before it, which can work with the new tables where the migration says so.
+    A downgrade leaves the tables as they are, because older code can work with them, unless the migration says
+    otherwise. The downgrade of the first migration drops all events, if the project allows it.
     """
-    config = _config()
-    migration = migrations()[version - 1]
-    if version == 1:
-        _drop(config)
-    elif migration.needs_code == version:
-        raise DatabaseError(
-            f"migration {migration} cannot be taken back: code from before it cannot work with what it made. Restore a "
-            "backup from before the upgrade, or stay"
-        )
+
+    def upgrade() -> None:
+        for outbox in _named(_config()):
+            op.invoke(MigrateOutbox(outbox, after=version - 1, to=version))
+
+    def downgrade() -> None:
+        config = _config()
+        migration = migrations()[version - 1]
+        if version == 1:
+            _drop(config)
+        elif migration.needs_code == version:
+            raise DatabaseError(
+                f"cannot downgrade migration {migration}: older code cannot work with its tables. Restore a backup "
+                "from before the upgrade, or stay at this version"
+            )
+
+    return upgrade, downgrade
 
 
 def outboxes_of(config: Config) -> Sequence[Declared]:
-    """The outboxes that a project names; none if it uses neither the branch nor autogenerate for them."""
+    """The outboxes that the configuration names; may be empty."""
     given = config.attributes.get(OUTBOXES) or config.get_main_option(OUTBOXES) or ()
     return given.replace(",", " ").split() if isinstance(given, str) else tuple(given)
 
@@ -52,9 +55,8 @@ def _drop(config: Config) -> None:
     for outbox in _named(config):
         if str(said).lower() not in ("true", "yes", "on", "1"):
             raise DatabaseError(
-                f"a downgrade would drop schema {shape_named(outbox).schema!r} with all its events: set "
-                f"{DROP_ALL_EVENTS} = true in the Alembic configuration if that is meant, or leave the tables where "
-                "they are"
+                f"a downgrade would drop schema {shape_named(outbox).schema!r} with all its events: to do that, set "
+                f"{DROP_ALL_EVENTS} = true in the Alembic configuration; otherwise leave the tables as they are"
             )
         op.invoke(DropOutbox(outbox, drop_all_events=True))
 
@@ -71,5 +73,5 @@ def _named(config: Config) -> Sequence[Declared]:
 def _config() -> Config:
     config = op.get_context().config
     if config is None:
-        raise DeclarationError("the branch 'aftercommit' is run by the alembic command, or by alembic.command")
+        raise DeclarationError("run the branch 'aftercommit' with the alembic command, or with alembic.command")
     return config

@@ -1,4 +1,4 @@
-"""`op.migrate_outbox()` and `op.drop_outbox()`: what a revision says, and the statements that it stands for."""
+"""The Alembic operations `op.migrate_outbox()` and `op.drop_outbox()`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class MigrateOutbox(MigrateOperation):
     """Brings the tables of an outbox up to this version of aftercommit and to its declaration."""
 
     def __init__(self, outbox: Declared, *, after: int = 0, to: int | None = None, is_new: bool = False) -> None:
-        """`is_new` when nothing of it was there, so that its reverse is to drop it."""
+        """`is_new` if the outbox did not exist, so that the reverse operation drops it."""
         self.outbox = outbox
         self.after = after
         self.to = to
@@ -27,24 +27,24 @@ class MigrateOutbox(MigrateOperation):
     def migrate_outbox(cls, operations: Operations, outbox: Declared, *, after: int = 0, to: int | None = None) -> None:
         """Bring the tables of an outbox up to this version of aftercommit and to its declaration.
 
-        Call it in a new revision after an upgrade of aftercommit and after a change of the outbox's scope, indexes or
-        views: each statement acts only where something is missing. `after` leaves out migrations that the schema has
-        had, `to` stops at one of them.
+        Call it in a new revision after an upgrade of aftercommit, and after a change of the outbox's scope, indexes or
+        views. Statements change nothing that is up to date. `after` skips migrations up to that number, `to` is the
+        last one to apply.
         """
         operations.invoke(cls(outbox, after=after, to=to))
 
     def reverse(self) -> MigrateOperation:
-        """What was new is dropped; what was there stays as it is, because the code before can work with it."""
+        """Drop an outbox that was new; leave another as it is, because older code can work with it."""
         return DropOutbox(self.outbox) if self.is_new else KeepOutbox(self.outbox)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
-        """As `alembic check` lists it."""
+        """The form that `alembic check` prints."""
         return ("migrate_outbox", self.outbox)
 
 
 @Operations.register_operation("drop_outbox")
 class DropOutbox(MigrateOperation):
-    """Drops the schema of an outbox with all its events, where that was allowed."""
+    """Drops the schema of an outbox with all its events, if that is allowed."""
 
     def __init__(self, outbox: Declared, *, drop_all_events: bool = False) -> None:
         self.outbox = outbox
@@ -52,7 +52,7 @@ class DropOutbox(MigrateOperation):
 
     @classmethod
     def drop_outbox(cls, operations: Operations, outbox: Declared, *, drop_all_events: bool = False) -> None:
-        """Drop the schema of the outbox with everything in it, if `drop_all_events=True` says so; refuse otherwise."""
+        """Drop the schema of the outbox with everything in it. Refused without `drop_all_events=True`."""
         operations.invoke(cls(outbox, drop_all_events=drop_all_events))
 
     def reverse(self) -> MigrateOperation:
@@ -60,22 +60,22 @@ class DropOutbox(MigrateOperation):
         return MigrateOutbox(self.outbox, is_new=True)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
-        """As `alembic check` lists it."""
+        """The form that `alembic check` prints."""
         return ("drop_outbox", self.outbox)
 
 
 class KeepOutbox(MigrateOperation):
-    """Leaves the tables as they are: the way back from a migration is to deploy the code before."""
+    """Leaves the tables as they are, because older code can work with them."""
 
     def __init__(self, outbox: Declared) -> None:
         self.outbox = outbox
 
     def reverse(self) -> MigrateOperation:
-        """Forwards again."""
+        """Migrate again."""
         return MigrateOutbox(self.outbox)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
-        """As `alembic check` lists it."""
+        """The form that `alembic check` prints."""
         return ("keep_outbox", self.outbox)
 
 
@@ -100,12 +100,12 @@ def _drop(operations: Operations, operation: DropOutbox) -> None:
     shape = shape_named(operation.outbox)
     if not operation.drop_all_events:
         raise DatabaseError(
-            f"a downgrade would drop schema {shape.schema!r} with all its events: say "
-            "drop_all_events=True if that is meant, or leave the tables where they are"
+            f"a downgrade would drop schema {shape.schema!r} with all its events: to do that, pass "
+            "drop_all_events=True; otherwise leave the tables as they are"
         )
     operations.execute(_verbatim(without_purpose(Statements(shape).render("drop_everything"))))
 
 
 def _verbatim(statement: str) -> DDL:
-    # Text would take `:word` in a name for a parameter; DDL goes out as it is, and none of our statements has a %.
+    # text() would take `:word` in a name for a parameter. DDL is sent unchanged, and our statements have no %.
     return DDL(statement)  # type: ignore[no-untyped-call]

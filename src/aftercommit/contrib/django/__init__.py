@@ -1,9 +1,9 @@
-"""aftercommit as a Django app: its migrations make the tables, `manage.py aftercommit` is the command line.
+"""aftercommit as a Django app: its migrations make the tables, and `manage.py aftercommit` is the command line.
 
     INSTALLED_APPS = [..., "aftercommit.contrib.django"]
     AFTERCOMMIT_OUTBOXES = ["shop.events.outbox"]
 
-Django finds the app's parts by their names. Needs the extra `django`.
+Needs the extra `django`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What Django does with the app when it starts: checks are registered, and declarations followed after `migrate`."""
+"""The Django app: registers checks, and brings outboxes up to their declaration after `migrate`."""
 
 import sys
 from typing import Any
@@ -28,13 +28,13 @@ class AftercommitConfig(AppConfig):  # type: ignore[misc]
     verbose_name = "aftercommit"
 
     def ready(self) -> None:
-        """Register what Django calls later."""
+        """Register checks and signal handlers."""
         checks.register(_check_settings)
         for database, outboxes in outboxes_by_database().items():
             for outbox in outboxes:
                 register_check(outbox, database)
         if connections.close_all not in AT_END:
-            # Each handler's thread has ORM connections of its own, which nobody would close.
+            # Each handler's thread has its own ORM connections, which nothing else closes.
             AT_END.append(connections.close_all)
         post_migrate.connect(_follow_declarations, sender=self, dispatch_uid="aftercommit")
 
@@ -43,18 +43,18 @@ def _check_settings(app_configs: Any = None, **options: Any) -> list[Any]:
     if any(outboxes_by_database().values()):
         return []
     hint = f"Set {OUTBOXES} = ['package.module.outbox'], or take the app out of INSTALLED_APPS."
-    return [checks.Warning(f"{OUTBOXES} names no outbox: nothing is migrated", hint=hint, id="aftercommit.W003")]
+    return [checks.Warning(f"{OUTBOXES} is empty: no outbox is migrated", hint=hint, id="aftercommit.W003")]
 
 
 def _follow_declarations(
     sender: Any, using: str, verbosity: int = 1, plan: Any = None, stdout: Any = None, **options: Any
 ) -> None:
-    """After `migrate`: scope, indexes and views are as declared, also where no migration was left to run."""
-    # A flush sends the same signal, without a plan.
+    """After `migrate`: bring scope, indexes and views up to the declaration, even if no migration had to run."""
+    # `flush` sends the same signal, without a plan.
     if plan is None or not router.allow_migrate(using, sender.label):
         return
     module, _ = MigrationLoader.migrations_module(sender.label)
     for outbox in outboxes_on(using):
-        # Test runs without migrations have no other chance to get the tables.
+        # In test runs without migrations, this makes the tables.
         if follow_declaration(outbox, using, with_migrations=module is None) and verbosity >= 1:
             (stdout or sys.stdout).write(f"Brought outbox {shape_named(outbox).schema!r} up to its declaration\n")

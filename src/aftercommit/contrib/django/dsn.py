@@ -1,4 +1,4 @@
-"""The database of a Django connection as a DSN, for programs that connect by themselves."""
+"""The DSN of a Django connection, for programs that connect by themselves."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from aftercommit.errors import DatabaseError
 
 
 def dsn_of(connection: Any) -> str:
-    """The same server, user and options as Django's: NAME, USER and so on, and what libpq knows of OPTIONS."""
+    """The DSN for Django's settings: NAME, USER and so on, and the OPTIONS that libpq knows."""
     if connection.vendor != "postgresql":
         raise DatabaseError(
             f"the Django database {connection.alias!r} is {connection.vendor}: aftercommit needs PostgreSQL, choose "
@@ -19,7 +19,7 @@ def dsn_of(connection: Any) -> str:
     parameters = {name: value for name, value in connection.get_connection_params().items() if name in known}
     role = connection.settings_dict["OPTIONS"].get("assume_role")
     if role:
-        # As the server reads it: a backslash keeps the next character, a blank ends the value.
+        # In `options`, a backslash escapes the next character and a blank ends the value.
         escaped = "".join(f"\\{character}" if character in "\\ " else character for character in role)
         parameters["options"] = f"{parameters.get('options') or ''} -c role={escaped}".strip()
     return make_conninfo("", **parameters)

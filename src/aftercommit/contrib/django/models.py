@@ -1,1 +1,1 @@
-"""No models: our statements make the tables. But Django tells only apps with this module that it has migrated."""
+"""Has no models, but Django sends post_migrate only to apps with this module."""

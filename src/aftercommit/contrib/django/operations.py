@@ -1,15 +1,11 @@
-"""The outbox inside your Django migrations: the same statements as `aftercommit migrate up`, in Django's transaction.
+"""The outbox in your Django migrations: the same statements as `aftercommit migrate up`, in Django's transaction.
 
-    INSTALLED_APPS = [..., "aftercommit.contrib.django"]
-    AFTERCOMMIT_OUTBOXES = ["shop.events.outbox"]
-
-is all that most projects need: the app has the migrations. A project that wants the outbox in a migration of its own
-says so there:
+Most projects need the settings of `aftercommit.contrib.django` only: the app has the migrations. To migrate the outbox
+in a migration of your own, write there:
 
     operations = [MigrateOutbox("shop.events.outbox")]
 
-`sqlmigrate`, test databases, routers and any driver that Django has work alike. Needs the extra `django`; nothing here
-decides when to migrate.
+`sqlmigrate`, test databases, routers and all of Django's PostgreSQL drivers work. Needs the extra `django`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,12 +34,12 @@ _SHOULD_BE = "a list such as ['shop.events.outbox'], or for several databases {'
 
 
 def outboxes_on(database: str) -> Sequence[Declared]:
-    """The outboxes that the project's settings place on one of its databases; a plain list is for the default one."""
+    """The outboxes of one of the project's databases; a plain list in the settings is for the default one."""
     return outboxes_by_database().get(database, ())
 
 
 def outboxes_by_database() -> Mapping[str, Sequence[Declared]]:
-    """What the setting AFTERCOMMIT_OUTBOXES says."""
+    """The setting AFTERCOMMIT_OUTBOXES, by database."""
     given = getattr(settings, OUTBOXES, ())
     by_database = given if isinstance(given, Mapping) else {"default": given}
     for database, outboxes in by_database.items():
@@ -57,11 +53,10 @@ def outboxes_by_database() -> Mapping[str, Sequence[Declared]]:
 
 
 class ApplyMigration(Operation):  # type: ignore[misc]
-    """One numbered migration, for every outbox that the settings place on the database: what the app's migrations do.
+    """One numbered migration, for every outbox of the database. The migrations of the app consist of it.
 
-    The newest one makes what the outboxes declare, too. Going back leaves the tables as they are, because the code of
-    the version before can work with them; going back beyond the first drops all events, where
-    AFTERCOMMIT_DROP_ALL_EVENTS allows it.
+    The newest one also makes what the outboxes declare. A reverse migration leaves the tables as they are, because
+    older code can work with them; that of the first one drops all events, if AFTERCOMMIT_DROP_ALL_EVENTS allows it.
     """
 
     category = OperationCategory.SQL
@@ -72,17 +67,17 @@ class ApplyMigration(Operation):  # type: ignore[misc]
 
     @property
     def reversible(self) -> bool:
-        """Whether Django may go back over it."""
+        """Whether Django may reverse it."""
         if self.version == 1:
             return bool(getattr(settings, DROP_ALL_EVENTS, False))
         return migrate.migrations()[self.version - 1].needs_code < self.version
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """How Django writes this operation into a file."""
+        """The form that Django writes into a migration file."""
         return type(self).__qualname__, [self.version], {}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """No model of Django's changes."""
+        """Changes no Django models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Make what is missing, on databases that the routers allow."""
@@ -90,12 +85,12 @@ class ApplyMigration(Operation):  # type: ignore[misc]
             _execute(schema_editor, list(migrate.statements(shape, self.version - 1, self.version)))
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Drop everything with the first one; leave the tables with the others."""
+        """Drop everything if it is the first migration; otherwise leave the tables."""
         for shape in self._shapes(app_label, schema_editor) if self.version == 1 else ():
             _execute(schema_editor, [_drop_everything(shape)])
 
     def describe(self) -> str:
-        """What `migrate` prints with a plan."""
+        """The text that `migrate --plan` prints."""
         return f"Apply migration {migrate.migrations()[self.version - 1]} to every outbox of {OUTBOXES}"
 
     def _shapes(self, app_label: str, schema_editor: Any) -> list[Shape]:
@@ -107,10 +102,9 @@ class ApplyMigration(Operation):  # type: ignore[misc]
 class MigrateOutbox(Operation):  # type: ignore[misc]
     """Brings the tables of an outbox up to this version of aftercommit and to its declaration.
 
-    Add a migration with it after an upgrade of aftercommit and after a change of the outbox's scope, indexes or views:
-    each statement acts only where something is missing. The outbox is best named by its path, which Django can write
-    into a squashed migration. Without `drop_all_events=True` the operation cannot be reversed; with it, reversing drops
-    the schema with everything in it.
+    Add a migration with it after an upgrade of aftercommit, and after a change of the outbox's scope, indexes or views.
+    Name the outbox by its path, so that Django can squash the migration. Without `drop_all_events=True` the operation
+    cannot be reversed; with it, the reverse drops the schema with everything in it.
     """
 
     category = OperationCategory.SQL
@@ -122,12 +116,12 @@ class MigrateOutbox(Operation):  # type: ignore[misc]
         self.reversible = drop_all_events
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """How Django writes this operation into a file."""
+        """The form that Django writes into a migration file."""
         options = {"drop_all_events": True} if self.drop_all_events else {}
         return type(self).__qualname__, [self.outbox], options
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """No model of Django's changes."""
+        """Changes no Django models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Make what is missing, on databases that the routers allow."""
@@ -135,17 +129,17 @@ class MigrateOutbox(Operation):  # type: ignore[misc]
             _execute(schema_editor, list(migrate.statements(shape_named(self.outbox))))
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Drop everything; Django calls this only where `drop_all_events` allows it."""
+        """Drop everything; Django calls this only if `drop_all_events` is set."""
         if router.allow_migrate(schema_editor.connection.alias, app_label):
             _execute(schema_editor, [_drop_everything(shape_named(self.outbox))])
 
     def describe(self) -> str:
-        """What `migrate` prints with a plan."""
+        """The text that `migrate --plan` prints."""
         return f"Bring the outbox {shape_named(self.outbox).schema!r} up to date"
 
 
 def register_check(outbox: Declared, database: str = "default") -> Callable[..., list[Any]]:
-    """Have `manage.py check --database` and `migrate` warn when the outbox's tables are behind; returns the check.
+    """Let `manage.py check --database` and `migrate` warn if the tables of the outbox are behind; returns the check.
 
     Call it in `AppConfig.ready()`.
     """
@@ -158,9 +152,9 @@ def register_check(outbox: Declared, database: str = "default") -> Callable[...,
 
 
 def follow_declaration(outbox: Declared, database: str, *, with_migrations: bool = False) -> bool:
-    """Make what an outbox declares and lacks, after `manage.py migrate`; returns whether there was something to do.
+    """After `manage.py migrate`, make what an outbox declares and lacks; returns whether there was something to do.
 
-    Migrations that Django has not run yet are left to it, unless `with_migrations` says that it never will.
+    Pending migrations are left to Django, unless `with_migrations` says that it does not run them.
     """
     shape = shape_named(outbox)
     found = migrate.status_by(_ask(database), shape)
@@ -214,5 +208,5 @@ def _execute(schema_editor: Any, statements: Sequence[str]) -> None:
             "migration away from it with a database router (allow_migrate)"
         )
     for statement in statements:
-        # None, so that the driver looks for no placeholders.
+        # None, so that the driver does not look for placeholders.
         schema_editor.execute(statement, params=None)

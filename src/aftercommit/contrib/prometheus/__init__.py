@@ -1,8 +1,7 @@
-"""The figures of the running process for Prometheus. Reads meters when asked; never touches the database.
+"""Prometheus metrics of the running process. Reads meters in memory, not the database.
 
-Nothing is registered by importing this: `register(registry, outbox)` adds the figures to a registry of yours,
-`exposition(outbox)` writes them down as text, and `serve(port, outbox)` answers `/metrics` in a thread. Needs
-`aftercommit[prometheus]`.
+`register(registry, outbox)` adds the metrics to your registry, `exposition(outbox)` returns them as text, and
+`serve(port, outbox)` serves `/metrics` in a thread. Needs `aftercommit[prometheus]`.
 """
 
 from aftercommit.contrib.prometheus.collector import PrometheusCollector, register

@@ -1,8 +1,8 @@
-"""Meters as Prometheus metrics, under the agreed names.
+"""Meters as Prometheus metrics.
 
-Labels are names that code declares (outbox, event type, consumer, class of error), never an id of an event, a
-user or a tenant: the number of series is bounded by the code. `outbox_pending_count` and
-`outbox_publish_latency_ms` break Prometheus' naming rules and are kept because others rely on them.
+Labels are names that code declares (outbox, event type, consumer, error class), not ids of events, users or tenants, so
+the number of series is bounded. `outbox_pending_count` and `outbox_publish_latency_ms` break Prometheus' naming rules;
+they stay because others rely on them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ OUTCOMES = ("done", "skipped", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Specification:
-    """What a metric is: its kind, its labels, and the sentence that Prometheus shows with it."""
+    """A metric: its kind, its labels and its help text."""
 
     kind: Literal["Gauge", "Counter", "Histogram", "Info"]
     labels: tuple[str, ...]
@@ -31,7 +31,7 @@ class Specification:
 
 
 METRICS: Mapping[str, Specification] = {
-    "outbox_pending_count": Specification("Gauge", ("outbox",), "Events that are committed and not in the log yet."),
+    "outbox_pending_count": Specification("Gauge", ("outbox",), "Committed events that are not in the log yet."),
     "outbox_oldest_pending_age_seconds": Specification(
         "Gauge", ("outbox",), "Age of the oldest event that is not in the log yet; 0 when there is none."
     ),
@@ -50,7 +50,7 @@ METRICS: Mapping[str, Specification] = {
     "dead_letters_total": Specification(
         "Counter",
         ("outbox", "owner"),
-        "Events parked as dead letters, by the consumer or relay that did.",
+        "Events parked as dead letters, by consumer or relay.",
     ),
     "consumer_events_total": Specification(
         "Counter",
@@ -58,7 +58,7 @@ METRICS: Mapping[str, Specification] = {
         "Events handled or skipped, and failed attempts.",
     ),
     "consumer_position": Specification(
-        "Gauge", ("outbox", "consumer"), "Position in the log up to which a consumer is through."
+        "Gauge", ("outbox", "consumer"), "Position in the log up to which a consumer has handled events."
     ),
     "consumer_lag_events": Specification(
         "Gauge", ("outbox", "consumer"), "Events between a consumer and the head of the log."
@@ -66,30 +66,30 @@ METRICS: Mapping[str, Specification] = {
     "consumer_version_wait_seconds": Specification(
         "Gauge",
         ("outbox", "consumer"),
-        "How long a consumer has waited for code that knows a newer version of an event; 0 when it does not.",
+        "How long a consumer has waited for code that knows a newer version of an event; 0 when it does not wait.",
     ),
-    "aftercommit_build_info": Specification("Info", (), "The version that runs."),
+    "aftercommit_build_info": Specification("Info", (), "The running version."),
 }
 
 
 class PrometheusCollector:
-    """Collects the figures of some outboxes (or bare meters) at each scrape."""
+    """Collects the metrics of outboxes (or meters) at each scrape."""
 
     def __init__(self, *sources: Outbox | Meter) -> None:
-        """Series of an outbox begin at zero, as it knows what may come; those of a meter when it comes."""
+        """The series of an outbox begin at zero; those of a meter begin with the first value."""
         _prometheus()
         names = [_meter_of(source).outbox for source in sources]
         for name in names:
             if names.count(name) > 1:
-                raise DeclarationError(f"outbox {name!r} is given twice, and its series would clash: give it once")
+                raise DeclarationError(f"outbox {name!r} is given twice, so its series would clash: give it once")
         self._sources = sources
 
     def describe(self) -> "Iterable[Metric]":
-        """Every metric without figures: what else in a registry would clash with it."""
+        """All metrics without values, for the registry's check of duplicate names."""
         return _empty_page().values()
 
     def collect(self) -> "Iterable[Metric]":
-        """The figures of this moment."""
+        """All metrics with their current values."""
         page = _empty_page()
         page["aftercommit_build_info"].add_metric([], {"version": __version__})
         for source in self._sources:
@@ -103,14 +103,14 @@ class PrometheusCollector:
 
 
 def register(registry: "CollectorRegistry", *sources: Outbox | Meter) -> PrometheusCollector:
-    """Add the figures of these outboxes to a registry; all outboxes of a process go into one call."""
+    """Add the metrics of these outboxes to a registry. Give all outboxes of a process in one call."""
     collector = PrometheusCollector(*sources)
     try:
         registry.register(collector)
     except ValueError as problem:
         raise DeclarationError(
-            f"the registry has metrics of these names already ({problem!s:.150}…): register all outboxes in "
-            "one call, or give them a registry of their own"
+            f"the registry already has metrics of these names ({problem!s:.150}…): register all outboxes in one call, "
+            "or use a separate registry"
         ) from problem
     return collector
 
@@ -136,11 +136,11 @@ def _empty_page() -> dict[str, Any]:
 
 
 def _begin_at_zero(outbox: Outbox) -> None:
-    """Series that begin at zero show their first event as a rise; consumers may be declared at any time."""
+    """A series must begin at zero, or a rate would miss its first event. Consumers may be declared at any time."""
     meter = outbox.meter
     for event_type in outbox.registry:
         meter.published[event_type.name] += 0
-        # Which errors will come is not known. An empty label counts as none: this is the series without it.
+        # The error types are not known in advance. An empty label is the same as no label.
         meter.failed[event_type.name, ""] += 0
         meter.latency_ms.setdefault(event_type.name, Histogram())
     meter.parked[RELAY_NAME] += 0
@@ -153,7 +153,7 @@ def _begin_at_zero(outbox: Outbox) -> None:
 def _add_relay(page: dict[str, Any], meter: Meter) -> None:
     outbox = meter.outbox
     if meter.backlog_is_known:
-        # A process without a relay does not look at the backlog: no figure is better than a wrong one.
+        # A process without a relay does not measure the backlog: no value is better than a wrong one.
         page["outbox_pending_count"].add_metric([outbox], meter.pending)
         page["outbox_oldest_pending_age_seconds"].add_metric([outbox], meter.oldest_pending_seconds)
     for event_type, count in sorted(meter.published.items()):
@@ -182,7 +182,7 @@ def _add_consumers(page: dict[str, Any], meter: Meter) -> None:
 
 
 def _buckets(histogram: Histogram, divisor: int) -> list[tuple[str, float]]:
-    """Counts up to each bound, as Prometheus wants them: rising, and ending with all."""
+    """Cumulative counts, as Prometheus expects them."""
     found, below = [], 0
     for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
         below += count

@@ -1,6 +1,6 @@
-"""`/metrics`, `/livez` and `/readyz` over HTTP, in a thread of its own, on loopback and without a login.
+"""Serves `/metrics`, `/livez` and `/readyz` in a thread, by default on loopback, without authentication.
 
-Or the figures as text, for a server of yours.
+`exposition` returns the metrics as text, for your own server.
 """
 
 import socket
@@ -22,21 +22,21 @@ LOOPBACK = "127.0.0.1"
 
 
 class ProbedEngine(Protocol):
-    """What probes ask about: an Engine."""
+    """What the probes report on: an Engine."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether a restart would not help."""
+        """Whether the process works without a restart."""
         ...
 
     @property
     def not_ready(self) -> list[str]:
-        """Why it does not do its work now, in words; nothing when it does."""
+        """The reasons why it does not work now; empty if it does."""
         ...
 
 
 class MetricsServer:
-    """A running `/metrics`, with what probes ask for beside it."""
+    """A running server with `/metrics`, `/livez` and `/readyz`."""
 
     def __init__(self, server: WSGIServer, address: str, probes: "_Probes") -> None:
         self._server = server
@@ -46,36 +46,36 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where Prometheus finds it."""
+        """The URL of `/metrics`."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}/metrics"
 
     def watch(self, engine: ProbedEngine) -> None:
-        """From now on `/livez` and `/readyz` speak of this engine; before, nothing is ready."""
+        """Let `/livez` and `/readyz` report on this engine. Before, `/readyz` answers 503."""
         self._probes.engine = engine
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def serve(port: int, *sources: Outbox | Meter, address: str = LOOPBACK) -> MetricsServer:
-    """Serve the figures of these outboxes and of the process itself; port 0 picks a free one."""
+    """Serve the metrics of these outboxes and of the process; port 0 picks a free port."""
     probes = _Probes(_registry(sources))
     kind = _IPv6Server if ":" in address else _Server
     try:
         server = make_server(address, port, probes, server_class=kind, handler_class=_Handler)
     except (OSError, OverflowError) as problem:
         raise AftercommitError(
-            f"metrics cannot be served on {address}:{port}: {problem}. Choose another port or address"
+            f"cannot serve metrics on {address}:{port}: {problem}. Choose another port or address"
         ) from problem
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return MetricsServer(server, address, probes)
 
 
 def exposition(*sources: Outbox | Meter) -> Callable[[], str]:
-    """What writes the figures of these outboxes and of the process itself down, as Prometheus reads them."""
+    """A function that returns the metrics of these outboxes and of the process in Prometheus' text format."""
     registry = _registry(sources)
     from prometheus_client import generate_latest
 
@@ -83,7 +83,7 @@ def exposition(*sources: Outbox | Meter) -> Callable[[], str]:
 
 
 class _Probes:
-    """The application: figures at one path, probes at two, and nothing elsewhere."""
+    """The WSGI application with `/metrics`, `/livez` and `/readyz`."""
 
     def __init__(self, registry: "CollectorRegistry") -> None:
         from prometheus_client import make_wsgi_app
@@ -96,8 +96,8 @@ class _Probes:
         if path == "/metrics":
             figures: Iterable[bytes] = self._figures(environ, start_response)
             return figures
-        status, told = self._answer(path)
-        body = (told + "\n").encode()
+        status, text = self._answer(path)
+        body = (text + "\n").encode()
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
         start_response(status, [*headers, ("Cache-Control", "no-store")])
         return [] if environ.get("REQUEST_METHOD") == "HEAD" else [body]
@@ -110,14 +110,14 @@ class _Probes:
         if path == "/readyz":
             reasons = ["not started yet"] if self.engine is None else self.engine.not_ready
             return ("503 Service Unavailable", "\n".join(reasons)) if reasons else ("200 OK", "ready")
-        return "404 Not Found", "there are /metrics, /livez and /readyz"
+        return "404 Not Found", "not found: use /metrics, /livez or /readyz"
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Without the question to a name server that the base class asks."""
+        """Bind without the DNS lookup of the base class."""
         socketserver.TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)

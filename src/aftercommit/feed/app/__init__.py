@@ -1,6 +1,6 @@
-"""Feeds as an application: `FeedApp`, in a framework of your own or as the whole `service` that stands around it.
+"""Feeds as an ASGI application: `FeedApp`, to mount in your own, and `service`, a complete application around it.
 
-`routes` and `service` are for Starlette, and need `aftercommit[serve]`; `FeedApp` needs nothing.
+`routes` and `service` use Starlette and need `aftercommit[serve]`; `FeedApp` does not.
 """
 
 from aftercommit.feed.app.feed_app import FeedApp, run_lifespan

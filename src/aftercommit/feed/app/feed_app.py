@@ -1,12 +1,12 @@
-"""Feeds as an application: ten lines in a FastAPI, Starlette or Litestar of your own, or served as it is.
+"""Feeds as an ASGI application, to mount in FastAPI, Starlette or Litestar, or to serve by itself.
 
     feeds = FeedApp(Database(dsn), {"/investigations/{investigation_id}/logs": logs}, access)
 
     app = FastAPI(lifespan=feeds.lifespan)
     app.mount("/api/v1", feeds)
 
-Each feed is read at its path and followed at its path with `/stream` behind it. The lifespan runs what reads the log,
-and sees to it that open streams do not hold up a shutdown.
+Clients poll a feed at its path and stream it at `<path>/stream`. The lifespan runs the services that read the log, and
+ends open streams at a shutdown.
 """
 
 import asyncio
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("aftercommit.feed")
 
-# What is asked of a database that hangs when the lifespan ends has so long, and each service at least a moment.
+# When the lifespan ends and the database hangs: the time for all services together, and the least for each of them.
 END_SECONDS: Final = 1.0
 LEAST_END_SECONDS: Final = 0.1
 _TEMPLATE = re.compile(r"(?:/[A-Za-z0-9._~-]+|/\{[A-Za-z_][A-Za-z0-9_]*\})+")
 
 
 class FeedRoute(NamedTuple):
-    """A path, the pattern that finds it, and who answers there."""
+    """A path, its pattern, and the endpoint."""
 
     path: str
     pattern: re.Pattern[str]
@@ -62,7 +62,7 @@ class FeedRoute(NamedTuple):
 
 
 class FeedApp:
-    """Some feeds on one database, as an ASGI application."""
+    """Feeds of one database as an ASGI application."""
 
     def __init__(
         self,
@@ -80,15 +80,15 @@ class FeedApp:
         title: str = "Feeds",
         probe: Probe | None = None,
     ) -> None:
-        """Connects nothing; the lifespan does.
+        """Connects to nothing yet: the lifespan does.
 
-        `feeds` says which feed is read at which path. One part of a path may be in braces and is the feed's key;
-        without it the feed has one key, or one for each user. `access` is that of all paths, or one for each.
-        `exists` decides between 404 and an empty page. `services` run with the lifespan: by default the `access` that
-        are services.
+        `feeds` maps paths to feeds. One part of a path may be in braces: it is the feed's key. Without it, the feed has
+        a single strand, or one for each user. `access` authenticates readers, for all paths or by path. `exists`
+        decides between 404 and an empty page. `services` run with the lifespan; by default, every `access` that is a
+        service.
         """
         if not feeds:
-            raise DeclarationError("no feed is given: there would be nothing to read")
+            raise DeclarationError("FeedApp has no feeds: map at least one path to a feed")
         self.feeds = dict(feeds)
         for feed in self.feeds.values():
             feed.outbox.registry.require_upcasters()
@@ -113,18 +113,18 @@ class FeedApp:
 
     @property
     def routes(self) -> "list[BaseRoute]":
-        """The same as routes of Starlette, to stand among your own."""
+        """The feeds as Starlette routes, to put among your own."""
         from aftercommit.feed.app.routes import routes_of
 
         return routes_of({address.path: address.endpoint for address in self._addresses})
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
-        """Run what the feeds need while the block runs; FastAPI, Starlette and Litestar take it as it is."""
+        """Runs the services of the feeds. Pass it as `lifespan` to FastAPI, Starlette or Litestar."""
         async with AsyncExitStack() as stack:
             end = _End()
             if self._runs_listener:
-                # Started after everybody has subscribed and ended after everybody who is woken by it.
+                # Started after every service has subscribed, and stopped after the services that it wakes.
                 await self.listener.start()
                 stack.push_async_callback(end.of, self.listener)
             for service in self.services:
@@ -137,26 +137,26 @@ class FeedApp:
             self.drain()
 
     def drain(self) -> None:
-        """Admit no more streams and say goodbye to those that are open; called by itself on SIGTERM and SIGINT."""
+        """End open streams and admit no new ones. SIGTERM and SIGINT call it."""
         self.streams.drain()
 
     async def _watch(self, service: Service) -> None:
-        """A service that ends by itself has met what waiting does not mend: say so at once, and let health tell."""
+        """A service that ends by itself has failed for good: log it, and report it in the health routes."""
         try:
             await service.wait()
-        except Exception as problem:  # noqa: BLE001 - whatever it was, somebody has to hear of it
+        except Exception as problem:  # noqa: BLE001 - every failure is logged and reported
             self.failed = f"{service.name} failed"
             log_event(logger, logging.ERROR, "service_failed", problem, service=service.name, error=str(problem)[:300])
             if tell(f"{self.failed}: {str(problem)[:300]}"):
-                # The server ends, and streams would hold that up.
+                # The server shuts down now, and open streams would delay it.
                 self.drain()
 
     def openapi(self, **about: Any) -> dict[str, Any]:
-        """OpenAPI 3.1 of these feeds; `about` goes to `aftercommit.feed.app.openapi.document`."""
+        """The OpenAPI 3.1 document of these feeds. `about` may set title, version, description, server and more."""
         return document(self.feeds, **{"title": self.title, **about})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As an ASGI application of its own, under any prefix, with `/docs`."""
+        """The ASGI application: feeds, `/docs` and `/openapi.json`, under any prefix."""
         if scope["type"] == "http":
             await self._answer(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -169,7 +169,7 @@ class FeedApp:
         root: str = scope.get("root_path", "")
         if f"{path}/".startswith(f"{root}/"):
             path = path[len(root) :]
-        # Litestar adds a slash to what it hands to a mounted application.
+        # Litestar adds a slash to the path of a mounted application.
         path = path.removesuffix("/") or "/"
         for address in self._addresses:
             found = address.pattern.fullmatch(path)
@@ -185,7 +185,8 @@ class FeedApp:
     def _both(self, path: str, feed: Feed, exists: Exists | None) -> Iterator[FeedRoute]:
         if not _TEMPLATE.fullmatch(path) or path.count("{") > 1:
             raise DeclarationError(
-                f"{path!r:.100} is no path for a feed: write /parts/like/this, one of them in braces when it is the key"
+                f"{path!r:.100} is not a valid path for a feed: write it like /projects/{{project_id}}/events, with at "
+                "most one part in braces, the key"
             )
         parameter = path_parameter(path)
         access = self._access[path]
@@ -206,7 +207,7 @@ class FeedApp:
 
     @contextmanager
     def _drained_by_signals(self) -> Iterator[None]:
-        """uvicorn waits for open answers before it tells the lifespan to end, and streams have no end of their own."""
+        """uvicorn waits for open responses before it ends the lifespan, and a stream has no end of its own."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -219,7 +220,7 @@ class FeedApp:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             handler = signal.getsignal(number)
-            # Where nobody handles a signal gracefully it ends the process, and there is nothing to prepare.
+            # A signal without a handler ends the process at once: there is nothing to drain.
             if callable(handler) and handler is not signal.default_int_handler:
                 before[number] = handler
                 signal.signal(number, drain_first)
@@ -232,17 +233,17 @@ class FeedApp:
 
 
 def _of_each(paths: Mapping[str, Feed], access: Access | Mapping[str, Access]) -> dict[str, Access]:
-    """Who lets readers in, by path."""
+    """The access of each path."""
     if not isinstance(access, Mapping):
         return dict.fromkeys(paths, access)
     missing = [path for path in paths if path not in access]
     if missing:
-        raise DeclarationError(f"nobody says who may read {', '.join(missing)}: give an access for each path")
+        raise DeclarationError(f"no access is given for {', '.join(missing)}: give one for each path")
     return dict(access)
 
 
 async def run_lifespan(lifespan: Callable[[], Any], receive: Receive, send: Send) -> None:
-    """ASGI's lifespan protocol around an async context manager."""
+    """Run an async context manager by ASGI's lifespan protocol."""
     await receive()
     phase = "startup"
     try:
@@ -258,7 +259,7 @@ async def run_lifespan(lifespan: Callable[[], Any], receive: Receive, send: Send
 
 
 class _End:
-    """Stops services one after the other. Those that a database keeps waiting have a moment, all of them together."""
+    """Stops services one after the other; those that wait for a database that hangs share END_SECONDS."""
 
     def __init__(self) -> None:
         self._until: float | None = None
@@ -271,5 +272,5 @@ class _End:
                 await service.stop_within(max(LEAST_END_SECONDS, self._until - now))
             else:
                 await service.stop()
-        except Exception as problem:  # noqa: BLE001 - it was said when it failed; the others are to end all the same
+        except Exception as problem:  # noqa: BLE001 - logged when it failed; the other services must still stop
             log_event(logger, logging.DEBUG, "service_had_failed", service=service.name, error=repr(problem)[:300])

@@ -1,6 +1,6 @@
-"""The figures of a process that serves feeds, in the text form that Prometheus scrapes. Reads memory; asks nobody.
+"""The metrics of a process that serves feeds, in Prometheus' text format. Reads memory only.
 
-Labels are names that code declares, never a key, a user or an id: the number of series is bounded by the code.
+Labels are names that code declares (feed, outbox, status, reason), so the number of series is bounded.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ Sample = tuple[str, float]
 
 
 def exposition(app: FeedApp) -> str:
-    """All figures of one application."""
+    """All metrics of one application."""
     streams, hub = app.streams, app.hub
     ended = [(f'{{reason="{reason}"}}', count) for reason, count in sorted(streams.ended.items())]
     answers = [
@@ -24,26 +24,31 @@ def exposition(app: FeedApp) -> str:
     withheld = [(f'{{feed="{feed.name}"}}', hub.withheld[feed.name]) for feed in app.feeds.values()]
     held = [(f'{{feed="{feed.name}"}}', float(feed.name in hub.held)) for feed in app.feeds.values()]
     families = (
-        _family("feed_streams_open", "gauge", "Streams that are open.", [("", len(streams))]),
-        _family("feed_streams_opened_total", "counter", "Streams that were opened.", [("", streams.opened)]),
-        _family("feed_streams_ended_total", "counter", "Streams that ended, by reason.", ended),
-        _family("feed_polls_waiting", "gauge", "Polls that wait for news.", [("", streams.waiting)]),
+        _family("feed_streams_open", "gauge", "Open streams.", [("", len(streams))]),
+        _family("feed_streams_opened_total", "counter", "Streams opened.", [("", streams.opened)]),
+        _family("feed_streams_ended_total", "counter", "Streams ended, by reason.", ended),
+        _family("feed_polls_waiting", "gauge", "Long polls that wait for new events.", [("", streams.waiting)]),
         _family("feed_pages_total", "counter", "Polls answered, by status.", answers),
-        _family("feed_items_withheld_total", "counter", "Items that could not be made.", withheld),
+        _family("feed_items_withheld_total", "counter", "Events whose item could not be made.", withheld),
         _family("feed_held", "gauge", "1 once the process has met an event that needs newer code.", held),
-        _family("feed_strands", "gauge", "Strands that are kept in memory.", [("", hub.strands)]),
+        _family("feed_strands", "gauge", "Strands in memory.", [("", hub.strands)]),
         _family("feed_ring_bytes", "gauge", "Bytes of entries in memory.", [("", hub.ring_bytes)]),
-        _family("feed_questions_total", "counter", "Questions that readers cost the database.", [("", hub.questions)]),
-        _family("feed_unanswered_total", "counter", "Readers the database did not answer.", [("", hub.unanswered)]),
-        _family("feed_following", "gauge", "1 while the log is being read.", [("", float(hub.is_following))]),
-        _family("feed_read_timestamp_seconds", "gauge", "When the log was last read.", read_at),
-        _family("feed_position", "gauge", "Up to where the log was read.", positions),
+        _family("feed_questions_total", "counter", "Database queries made for readers.", [("", hub.questions)]),
+        _family(
+            "feed_unanswered_total",
+            "counter",
+            "Requests that the database did not answer in time.",
+            [("", hub.unanswered)],
+        ),
+        _family("feed_following", "gauge", "1 while the process reads the log.", [("", float(hub.is_following))]),
+        _family("feed_read_timestamp_seconds", "gauge", "Time of the last read of the log.", read_at),
+        _family("feed_position", "gauge", "Position up to which the log was read.", positions),
     )
     return "".join(line for family in families for line in family)
 
 
-def _family(name: str, kind: str, told: str, samples: Iterable[Sample]) -> Iterator[str]:
-    yield f"# HELP {name} {told}\n# TYPE {name} {kind}\n"
+def _family(name: str, kind: str, help_text: str, samples: Iterable[Sample]) -> Iterator[str]:
+    yield f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
     for labels, value in samples:
-        # To the last digit: of a counter that is rounded, a rate sees nothing for a while and then a leap.
+        # All digits: the rate of a rounded counter would be zero for a while and then jump.
         yield f"{name}{labels} {value:.17g}\n"

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 of feeds, from their declarations: what a request may ask for, every answer it can get. Pure."""
+"""The OpenAPI 3.1 document of feeds, made from their declarations. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,32 +16,33 @@ ERROR: Json = {
     "type": "object",
     "required": ["error", "message"],
     "properties": {
-        "error": {"type": "string", "description": "A code that programs can rely on."},
-        "message": {"type": "string", "description": "What was wrong and what to do, for people."},
-        "details": {"type": "object", "description": "The values that were wrong."},
-        "retry_after": {"type": "integer", "minimum": 0, "description": "Seconds after which to try again."},
+        "error": {"type": "string", "description": "The error code, for programs."},
+        "message": {"type": "string", "description": "What is wrong and what to do, for people."},
+        "details": {"type": "object", "description": "The parameters or values that are wrong."},
+        "retry_after": {"type": "integer", "minimum": 0, "description": "Seconds to wait before the next attempt."},
     },
 }
 SECURITY: Json = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A JWT or a service token, in the header `Authorization`. Tokens in URLs are not taken.",
+        "description": "A JWT or a service token, in the header `Authorization`. Tokens in URLs are not accepted.",
     }
 }
 _REFUSALS: Mapping[int, str] = {
-    400: "A parameter or header cannot be read; `details` names it.",
-    401: "There is no token, or it is expired, revoked or forged.",
-    403: "The token does not have the permission that is needed.",
-    404: "There is nothing of this name.",
-    429: "Too many requests, or too many open streams; try again after `retry_after` seconds.",
+    400: "A parameter or header is not valid. `details` names it.",
+    401: "Missing or invalid token: it has expired, was revoked, or is not signed by a known key.",
+    403: "The token does not have the required permission.",
+    404: "Not found.",
+    429: "Too many requests, or too many open streams. Try again after `retry_after` seconds.",
     503: (
-        "The server cannot answer at the moment; try again after `retry_after` seconds. During a deployment, "
-        "`details` may name an event for which this server is too old."
+        "The server cannot answer at the moment. Try again after `retry_after` seconds. During a deployment, "
+        "`details` may name an event that needs a newer version of the server."
     ),
 }
 _GONE = (
-    "The log no longer has what lies behind this cursor. `details.reason` says why, `details.restart` where to go on."
+    "The cursor is too old or from before a restore. `details.reason` says which, and `details.restart` is the cursor "
+    "to continue with."
 )
 
 
@@ -54,12 +55,12 @@ def document(
     server: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Json:
-    """The description of these feeds, and of `more`: other paths, as OpenAPI has them."""
+    """The OpenAPI document of these feeds, and of `more` paths, which are path items already."""
     described: Json = {path: dict(item) for path, item in (more or {}).items()}
     for path, feed in paths.items():
         described.setdefault(path, {}).update({"get": _poll(path, feed)})
         described.setdefault(f"{path}/stream", {}).update({"get": _stream(path, feed)})
-    told: Json = {
+    openapi: Json = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version, "description": description},
         "paths": described,
@@ -67,19 +68,20 @@ def document(
         "security": [{"bearer": []}],
     }
     if server is not None:
-        told["servers"] = [{"url": server}]
-    return told
+        openapi["servers"] = [{"url": server}]
+    return openapi
 
 
 def problem(description: str, *, retry: bool = False) -> Json:
-    """An answer with the common error body."""
-    told: Json = {
+    """An OpenAPI response with the common error body; `retry` adds the header `Retry-After`."""
+    response: Json = {
         "description": description,
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
     if retry:
-        told["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}
-    return told
+        schema = {"type": "integer", "minimum": 0}
+        response["headers"] = {"Retry-After": _header("Seconds to wait before the next attempt.", schema)}
+    return response
 
 
 def _spoken(feed: Feed) -> str:
@@ -90,23 +92,22 @@ def _poll(path: str, feed: Feed) -> Json:
     return {
         "operationId": f"read_{feed.name}",
         "tags": [_spoken(feed)],
-        "summary": f"A page of {_spoken(feed)}",
+        "summary": f"Read a page of {_spoken(feed)}",
         "description": (
-            f"{_beginning(feed)} without `{feed.wire.cursor}`, otherwise those after it; always in ascending order. "
-            "Ask again with the ETag in `If-None-Match`: 304 says that there is nothing new. "
-            f"Instead of `{feed.wire.cursor}`, `{feed.wire.before}` reads back and `{feed.wire.from_time}` begins "
-            "at a time."
+            f"Returns the items after `{feed.wire.cursor}`, in ascending order. Without it, returns "
+            f"{_beginning(feed)}. Send the ETag of the last response in `If-None-Match`: 304 means that there is "
+            f"nothing new. Use `{feed.wire.before}` to read backwards, or `{feed.wire.from_time}` to start at a time."
         ),
         "parameters": [*_parameters(path, feed), *_back_parameters(feed), *_poll_headers()],
         "responses": {
             "200": {
-                "description": "A page, which may be empty.",
+                "description": "A page of items. It can be empty.",
                 "headers": _page_headers(feed),
                 "content": {"application/json": {"schema": feed.wire.body.schema(feed.item_schema)}},
             },
             "304": {
-                "description": "Nothing new since the answer with this ETag.",
-                "headers": {"ETag": _header("The same.")},
+                "description": "Nothing new since the response with this ETag.",
+                "headers": {"ETag": _header("The same ETag.")},
             },
             **_refusals(),
             "410": problem(_GONE),
@@ -118,25 +119,27 @@ def _stream(path: str, feed: Feed) -> Json:
     return {
         "operationId": f"follow_{feed.name}",
         "tags": [_spoken(feed)],
-        "summary": f"A stream of {_spoken(feed)}",
+        "summary": f"Stream {_spoken(feed)}",
         "description": (
-            f"Server-sent events: `{feed.wire.event_name}` carries an item, and its id is the cursor behind it. An id "
-            "alone says how far was looked. `reset` says that the cursor is gone and where to go on, `bye` that the "
-            "server ends the stream: connect again with the last id. `hold` says that the server is too old for the "
-            f"next event, and waits. {_beginning(feed)} come first without a cursor."
+            f"Server-sent events. Without a cursor, the stream starts with {_beginning(feed)}.\n\n"
+            f"- `{feed.wire.event_name}` carries an item. Its id is the cursor after that item.\n"
+            "- An id without an event is the cursor up to which the server has searched.\n"
+            "- `reset`: the cursor is no longer valid. Its data has the cursor to continue with.\n"
+            "- `bye`: the server ends the stream. Connect again with the last id.\n"
+            "- `hold`: the next event needs a newer version of the server. The stream waits."
         ),
         "parameters": [
             *_parameters(path, feed),
             {
                 "name": "Last-Event-ID",
                 "in": "header",
-                "description": f"The id of the last event that was read; goes before `{feed.wire.cursor}`.",
+                "description": f"The id of the last event received. It overrides `{feed.wire.cursor}`.",
                 "schema": {"type": "string", "pattern": feed.cursor.pattern},
             },
         ],
         "responses": {
             "200": {
-                "description": "Events, for as long as both want.",
+                "description": "A stream of events, without an end of its own.",
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
             },
             **_refusals(),
@@ -145,7 +148,7 @@ def _stream(path: str, feed: Feed) -> Json:
 
 
 def _beginning(feed: Feed) -> str:
-    return "The most recent items" if feed.begins == "newest" else "The oldest items that are kept"
+    return "the newest items" if feed.begins == "newest" else "the oldest items that are kept"
 
 
 def _parameters(path: str, feed: Feed) -> list[Json]:
@@ -157,7 +160,7 @@ def _parameters(path: str, feed: Feed) -> list[Json]:
                 "name": name,
                 "in": "path",
                 "required": True,
-                "description": f"Which {what_of(feed)}.",
+                "description": f"The id of the {what_of(feed)}.",
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255},
             }
         )
@@ -166,15 +169,15 @@ def _parameters(path: str, feed: Feed) -> list[Json]:
             "name": feed.wire.cursor,
             "in": "query",
             "description": (
-                "Where to go on: the cursor of the last item that was read. On pages, "
-                f"not together with `{feed.wire.before}` or `{feed.wire.from_time}`."
+                "The cursor of the last item received: the response continues after it. "
+                f"Pages cannot combine it with `{feed.wire.before}` or `{feed.wire.from_time}`."
             ),
             **_place(feed),
         },
         {
             "name": feed.wire.limit,
             "in": "query",
-            "description": "How many items at most.",
+            "description": "The maximum number of items in a page.",
             "schema": {
                 "type": "integer",
                 "minimum": feed.limits.least,
@@ -191,16 +194,15 @@ def _parameters(path: str, feed: Feed) -> list[Json]:
 
 
 def _back_parameters(feed: Feed) -> list[Json]:
-    """What a page may be asked for and a stream may not."""
+    """The parameters of pages that streams do not have."""
     return [
         {
             "name": feed.wire.before,
             "in": "query",
             "description": (
-                f"Items right before this cursor. {_further_back(feed)} "
-                f"`{END}` stands before what is yet to come: the newest page. "
-                "The newest page has one, too, where it did not look at all that there is. "
-                f"Not together with `{feed.wire.cursor}` or `{feed.wire.from_time}`."
+                f"Return the items right before this cursor; `{END}` returns the newest page. {_further_back(feed)} "
+                "The newest page has this cursor, too, if the server did not search all events for it. "
+                f"Cannot be combined with `{feed.wire.cursor}` or `{feed.wire.from_time}`."
             ),
             **_place(feed, END),
         },
@@ -208,8 +210,8 @@ def _back_parameters(feed: Feed) -> list[Json]:
             "name": feed.wire.from_time,
             "in": "query",
             "description": (
-                "Items from this time on, with `Z` or an offset. "
-                f"Not together with `{feed.wire.cursor}` or `{feed.wire.before}`."
+                "Return the items from this time on. Write it with `Z` or an offset. "
+                f"Cannot be combined with `{feed.wire.cursor}` or `{feed.wire.before}`."
             ),
             "example": "2025-11-12T10:30:05.123Z",
             "schema": {"type": "string", "format": "date-time"},
@@ -218,7 +220,7 @@ def _back_parameters(feed: Feed) -> list[Json]:
 
 
 def _place(feed: Feed, word: str | None = None) -> Json:
-    """Schema and example of a cursor in a query, or of this word instead."""
+    """Schema and example of a cursor parameter that may also be this word."""
     if isinstance(feed.cursor, Position):
         schema: Json = {"type": "integer", "minimum": 0, "maximum": LARGEST}
         schema = schema if word is None else {"oneOf": [schema, {"type": "string", "const": word}]}
@@ -229,12 +231,12 @@ def _place(feed: Feed, word: str | None = None) -> Json:
 
 def _further_back(feed: Feed) -> str:
     if isinstance(feed.wire.body, BareArray):
-        return "The header `X-Previous-Cursor` goes further back, and is absent at the beginning."
-    return "`previousCursor` goes further back, and is null at the beginning."
+        return "The header `X-Previous-Cursor` has the cursor of the page before; it is absent at the beginning."
+    return "`previousCursor` is the cursor of the page before; it is null at the beginning."
 
 
 def path_parameter(path: str) -> str | None:
-    """The name of the part of a path that is the key, as in `/projects/{project_id}/events`."""
+    """The name of the key in a path such as `/projects/{project_id}/events`, or None."""
     _, opened, rest = path.partition("{")
     return rest.partition("}")[0] if opened else None
 
@@ -244,13 +246,13 @@ def _poll_headers() -> list[Json]:
         {
             "name": "If-None-Match",
             "in": "header",
-            "description": "The ETag of the last answer to the same request.",
+            "description": "The ETag of the last response to the same request.",
             "schema": {"type": "string"},
         },
         {
             "name": "Prefer",
             "in": "header",
-            "description": f"`wait=20` waits up to 20 seconds for news ({LONGEST_WAIT} at most).",
+            "description": f"`wait=20` waits up to 20 seconds for new items. The maximum is {LONGEST_WAIT}.",
             "schema": {"type": "string"},
         },
     ]
@@ -258,20 +260,20 @@ def _poll_headers() -> list[Json]:
 
 def _page_headers(feed: Feed) -> Json:
     headers = {
-        "ETag": _header("For `If-None-Match` of the same request."),
-        "X-Has-More": _header("Whether there is more after this page.", {"type": "string", "enum": ["true", "false"]}),
-        "X-Total-Count": _header("How many items there are in all, where that is known.", {"type": "integer"}),
-        "X-Next-Cursor": _header("Where to go on, where the body does not say it."),
-        "X-Previous-Cursor": _header("Where to go further back, where the body does not say it."),
+        "ETag": _header("Send it in `If-None-Match` with the same request."),
+        "X-Has-More": _header("Whether more items follow.", {"type": "string", "enum": ["true", "false"]}),
+        "X-Total-Count": _header("The total number of items, if it is known.", {"type": "integer"}),
+        "X-Next-Cursor": _header("The cursor to continue with, if the body does not have it."),
+        "X-Previous-Cursor": _header("The cursor for the page before, if the body does not have it."),
         "X-Never-Given": _header(
-            "Ranges of numbers before items of this page that belong to no event, as in `21-1790000000000000`."
+            "Gaps in the numbers of this page: ranges such as `21-1790000000000000` that belong to no event."
         ),
-        "Preference-Applied": _header("That the wish to wait was heard."),
+        "Preference-Applied": _header("Confirms `Prefer: wait`."),
     }
     if feed.rates:
         policy = policy_of(feed.rates)[1].decode()
-        headers["RateLimit"] = _header("How many requests are left, and the seconds until there are all of them again.")
-        headers["RateLimit-Policy"] = _header(f"The limits: `{policy}`.")
+        headers["RateLimit"] = _header("Requests left (`r`), and seconds until the whole limit is free again (`t`).")
+        headers["RateLimit-Policy"] = _header(f"The rate limits: `{policy}`.")
     return headers
 
 

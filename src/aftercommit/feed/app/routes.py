@@ -1,4 +1,4 @@
-"""Feeds, and the pages that describe them, as routes of a Starlette application: to stand among your own."""
+"""Feeds, and their documentation, as routes of a Starlette application."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ except ModuleNotFoundError as problem:
 
 
 def routes_of(endpoints: Mapping[str, Asgi]) -> list[BaseRoute]:
-    """Routes for reading; another route may answer other methods at the same path."""
+    """Routes for GET, HEAD and OPTIONS; other routes may serve other methods at the same path."""
     return [Route(path, _AmongRoutes(endpoint), methods=METHODS) for path, endpoint in endpoints.items()]
 
 
@@ -26,13 +26,13 @@ def docs_routes(openapi: Callable[[], Mapping[str, Any]]) -> list[BaseRoute]:
 
 
 def looked_at(path: str, endpoint: Asgi) -> Route:
-    """A route that is looked at and described nowhere."""
-    # Starlette lets an ASGI application answer every method, unless it is told.
+    """A route for GET and HEAD that the OpenAPI document leaves out."""
+    # Without `methods`, Starlette sends every method to an ASGI application.
     return Route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 class _AmongRoutes:
-    """A feed's address, at which others may answer other methods: who asks what is allowed hears of all of them."""
+    """A feed's endpoint among other routes: OPTIONS names the methods of all routes at this path."""
 
     def __init__(self, endpoint: Asgi) -> None:
         self._endpoint = endpoint

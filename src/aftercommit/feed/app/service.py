@@ -1,7 +1,7 @@
-"""A whole service around feeds, in Starlette.
+"""A complete Starlette application around feeds.
 
-`service(feeds, …)` has routes of your own, `/docs`, `/healthz`, `/readyz`, `/metrics`, one error body for everything,
-and a limit on what a request may carry. `/docs` can be left out, and `/metrics` can ask for a token.
+`service(feeds, …)` adds your routes, `/docs`, `/healthz`, `/readyz`, `/metrics`, the common error body, and a limit for
+request bodies. It can leave out `/docs`, and protect `/metrics` with a token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "starlette") from problem
 
 MOST_BODY: Final = 8 * 1024 * 1024
-# What a JWT or service token must have to read `/metrics`, where that is not open to everybody.
+# The permission to read `/metrics`, where it is protected.
 METRICS_READ: Final = "metrics:read"
 
 
@@ -54,10 +54,11 @@ def service(
     cors: Cors | None = None,
     most_body: int = MOST_BODY,
 ) -> Asgi:
-    """A whole service: your routes, the feeds, documentation and health. `openapi` describes all of it.
+    """A complete ASGI application: your routes, the feeds, documentation, health and metrics.
 
-    With `docs=False` there is no `/docs` and no `/openapi.json`. With `metrics_for`, `/metrics` is answered to those
-    whom one of these lets in and who have the permission `metrics:read`; without, to everybody.
+    `openapi` returns the document of all routes. `docs=False` leaves out `/docs` and `/openapi.json`. With
+    `metrics_for`, a reader of `/metrics` must pass one of these and have the permission `metrics:read`; without it,
+    `/metrics` is open.
     """
     documentation = docs_routes(openapi or feeds.openapi) if docs else []
     app = Starlette(
@@ -65,7 +66,7 @@ def service(
         lifespan=feeds.lifespan,
         exception_handlers=exception_handlers(FeedError),
     )
-    # Starlette's own redirect would send a token to whatever the Host header says.
+    # Starlette's own redirect would send a token to any host that the Host header names.
     app.router.redirect_slashes = False
     app.router.default = _Nowhere(app.router)
     limited = BodyLimit(app, most_body)
@@ -73,9 +74,9 @@ def service(
 
 
 class _Nowhere:
-    """Where no route leads. People add a slash to an address by hand: who reads is sent to the address without it.
+    """Answers requests without a route. A GET with a slash too many is redirected to the path without it.
 
-    The way is told without a host: whose it is, the Host header cannot say.
+    The redirect names no host, because the Host header is not to be trusted.
     """
 
     def __init__(self, router: Router) -> None:
@@ -94,7 +95,7 @@ class _Nowhere:
     def _meant(self, scope: Scope) -> str | None:
         path: str = scope["path"]
         meant = path.rstrip("/")
-        # What begins with two of them would be taken for a host.
+        # A browser takes a location that begins with two slashes for a host.
         if meant == path or path.startswith("//"):
             return None
         there = {**scope, "path": meant}
@@ -104,10 +105,9 @@ class _Nowhere:
 def health_routes(
     feeds: FeedApp, metrics: Callable[[], str] | None = None, metrics_for: Sequence[Access] = ()
 ) -> list[BaseRoute]:
-    """`/healthz` (no new start is needed), `/readyz` (it can serve), `/metrics` (figures, and `metrics` of yours).
+    """`/healthz` (503 if only a restart helps), `/readyz` (503 if it cannot serve), and `/metrics`.
 
-    The figures are those of all worker processes, which hear of each other while the lifespan of the feeds runs.
-    `metrics_for` says who may read them; without, everybody may.
+    The metrics are those of all worker processes, and of `metrics`, a function of yours.
     """
     figures = SharedFigures(lambda: exposition(feeds) + (metrics() if metrics is not None else ""))
     feeds.services.append(figures)
@@ -145,13 +145,13 @@ class _Ready:
 
 
 def _unread(outbox: str, since: datetime | None, hangs: bool) -> Problem:
-    why = "does not answer" if hangs else "is away"
+    why = "does not answer" if hangs else "is unavailable"
     details = {"outbox": outbox, "since": timestamp(since) if since is not None else None}
-    return Problem(503, f"The log is not being read: the database {why}", details=details, retry_after=1)
+    return Problem(503, f"Cannot read the log: the database {why}", details=details, retry_after=1)
 
 
 def _failed(what: str) -> Problem:
-    return unavailable(f"{what}, and only a new start can mend it; the log says why", retry_after=5)
+    return unavailable(f"{what}: restart the process. Its log has the cause", retry_after=5)
 
 
 class _Metrics:
@@ -173,7 +173,7 @@ class _Metrics:
             except Unauthorized:
                 continue
             except DatabaseUnavailable as problem:
-                raise unavailable("Tokens cannot be checked at the moment") from problem
+                raise unavailable("Cannot check tokens at the moment: try again") from problem
             if reader.may(METRICS_READ):
                 return
             raise forbidden(METRICS_READ)

@@ -1,5 +1,4 @@
-"""What a feed is: which events, in which order, under which cursor, with which filters, and how its pages look.
+"""The declaration of a feed: which events, in which order, with which cursors and filters, and the form of its pages.
 
-A declaration connects nothing and stays as it was made. All of it decides and nothing of it acts: what is declared is
-read in `strands`, and counted there.
+Pure: nothing here connects to anything or changes after it was made. `strands` reads the events of a feed.
 """

@@ -1,4 +1,4 @@
-"""An event as a feed deals with it: as it was read from the log, typed, and as it leaves. Nothing is made here."""
+"""An event in a feed: as the log has it (`StoredEvent`), typed (`LogEvent`), and encoded for readers (`Entry`)."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -11,7 +11,7 @@ from aftercommit.event.envelope import Event, PayloadT, Record
 
 
 class HeldVersion(msgspec.Struct, frozen=True, gc=False):
-    """What this process is too old to read: an event of a version, or of a type (`known` is None), that it lacks."""
+    """An event version, or type (`known` is None), that this process is too old to read."""
 
     event_type: str
     version: int
@@ -19,9 +19,9 @@ class HeldVersion(msgspec.Struct, frozen=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """An event in a strand: `number` orders it there, `body` is its item, `facets` are what filters look at.
+    """An event in a strand. `number` is its place there, `body` its item as JSON, `facets` the values for filters.
 
-    One that is `withheld` has a note for a body. One that is `held` has none, and no reader may be led past it.
+    A `withheld` entry has a note as its body instead of the item. A `held` entry has none, and no reader gets past it.
     """
 
     number: int
@@ -35,14 +35,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class LogEvent(Event[PayloadT], frozen=True, gc=False, kw_only=True):
-    """A typed event with its place in the log: what `item` and facets are computed from."""
+    """A typed event with its time in the log and its number in its stream: the argument of `item` and of facets."""
 
     ts: datetime
     stream_seq: int | None
 
 
 class StoredEvent(msgspec.Struct, frozen=True, gc=False):
-    """A row of the log as it was read; the payload is still JSON."""
+    """A row of the log; the payload is still JSON."""
 
     record: Record
     ts: datetime
@@ -50,14 +50,14 @@ class StoredEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Redacting(Protocol):
-    """What takes secrets out of an item before it is encoded."""
+    """Removes secrets from an item before it is encoded."""
 
     @property
     def version(self) -> str:
-        """Changes when the rules change, so that nobody is told that an old page is still good."""
+        """Changes with the rules, so that ETags from before do not match any more."""
 
     def value(self, value: Any) -> Any:
-        """The same value with its strings redacted."""
+        """The value with its strings redacted."""
 
 
 Item = Callable[[LogEvent[Any]], Mapping[str, Any]]

@@ -1,7 +1,7 @@
-"""Facets: the few values of an event that filters look at, computed once.
+"""Facets: the values of an event that filters compare, computed once.
 
-A facet by name is read from the payload as it is stored, by the same rule as the `facet` function of the database: so
-the ring and the indexes of history agree on every event.
+A facet that names a payload field is read from the stored payload by the same rule as the database function `facet`, so
+the ring in memory and the indexes of history agree on every event.
 """
 
 import re
@@ -18,11 +18,11 @@ from aftercommit.feed.declaration.filters import LONGEST_FACET, UNKNOWN
 
 _LONGEST_NAME: Final = 50
 _FIELD: Final = re.compile(r"[^\W\d][\w-]*")
-# What PostgreSQL's text cannot hold; where a payload has it, no facet can be read there, and so none is here.
+# PostgreSQL cannot store these characters as text. A payload with one has no facets in the database, and none here.
 _PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]")
 _UNREADABLE: Final = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
-# Nobody can publish a payload of this depth; SQL by hand can write one. A decoder gives up where the stack of its
-# interpreter ends: after about 1,000 levels in Python 3.11, and 10,000 in some versions of 3.13. So we count ourselves.
+# publish() refuses a payload of this depth, but SQL can insert one. A decoder fails where the interpreter's stack ends:
+# at about 1,000 levels in Python 3.11, and 10,000 in some versions of 3.13. So we count the depth ourselves.
 _MAX_DEPTH: Final = 500
 _ESCAPE: Final = re.compile(rb"\\.", re.DOTALL)
 _STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -33,17 +33,17 @@ _decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Facets:
-    """The declared facets of one feed, in their order."""
+    """The declared facets of one feed, in order."""
 
     def __init__(self, feed: str, declared: Mapping[str, str | Function]) -> None:
-        """Names of payload fields (dots lead inside), or functions of the event."""
+        """Each facet is a payload field (`"context.tenant"` for a nested one) or a function of the event."""
         self.names = tuple(checked_name(name, "facet", _LONGEST_NAME) for name in declared)
         self.paths = tuple(_path(feed, name, each) for name, each in declared.items())
         self._functions = tuple(None if isinstance(each, str) else each for each in declared.values())
         self._has_paths = any(path is not None for path in self.paths)
 
     def of(self, payload: bytes, event: LogEvent[Any] | None) -> tuple[str | None, ...]:
-        """The values for one event; a function's is UNKNOWN where there is no event to ask it about."""
+        """The values for one event; without a typed event, those of functions are UNKNOWN."""
         if not self.names:
             return ()
         stored = _fields(payload) if self._has_paths else None
@@ -57,7 +57,7 @@ def _path(feed: str, name: str, declared: str | Function) -> tuple[str, ...] | N
     if not isinstance(declared, str):
         return None
     path = tuple(declared.split("."))
-    # A number would be an element of an array to PostgreSQL, and a field to us.
+    # PostgreSQL would take a number for the index of an array.
     if not all(_FIELD.fullmatch(part) for part in path):
         raise DeclarationError(
             f"feed {feed!r}: facet {name!r} is {declared!r:.100}: use field names (letters, digits, _ and -, a letter "
@@ -97,7 +97,7 @@ def _object(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
 
 
 def _at(fields: dict[str, msgspec.Raw] | None, path: tuple[str, ...]) -> str | None:
-    """As `payload #>> path` has it: a string's text, other values as they are written, nothing for null."""
+    """Like `payload #>> path`: the text of a string, other values as JSON, and None for null."""
     *outer, last = path
     for name in outer:
         inner = fields.get(name) if fields is not None else None

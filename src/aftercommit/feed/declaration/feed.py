@@ -1,4 +1,4 @@
-"""What may be read over HTTP: a declaration, used by polls, long-polls and streams alike. Nothing is connected here.
+"""The declaration of a feed, which polls, long polls and streams share. Connects to nothing.
 
 logs = Feed(
     "logs", outbox,
@@ -30,22 +30,22 @@ _MOST_AT_ONCE: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many items a page may have: when nothing is said, at least, and at most."""
+    """How many items a page has: by default, at least, and at most."""
 
     default: int = 100
     least: int = 1
     most: int = 1000
 
     def __post_init__(self) -> None:
-        """Refuse limits that leave no page."""
+        """Check the order of the limits."""
         if not 1 <= self.least <= self.default <= self.most <= _MOST_AT_ONCE:
-            raise DeclarationError(f"{self!r}: 1 <= least <= default <= most <= {_MOST_AT_ONCE} is needed")
+            raise DeclarationError(f"{self!r}: must be 1 <= least <= default <= most <= {_MOST_AT_ONCE}")
 
     def parse(self, parameter: str, text: str | None) -> int:
-        """The limit that a request asks for, or BadParameter."""
+        """Parse the limit of a request, or raise BadParameter."""
         if text is None:
             return self.default
-        # int() also reads signs, spaces, underscores and the digits of other scripts.
+        # int() also accepts signs, spaces, underscores and the digits of other scripts.
         is_readable = text.isascii() and text.isdigit() and len(text) <= len(str(self.most))
         if not is_readable or not self.least <= int(text) <= self.most:
             raise BadParameter(parameter, text, f"must be an integer from {self.least} to {self.most}")
@@ -54,9 +54,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Names on the wire: of the query parameters and of SSE events; and the form of the body.
+    """The names of the query parameters and of SSE events, and the form of the body.
 
-    `cursor` is read on from, `before` is read back from, and from `from_time` on is read what came then.
+    `cursor` names the parameter to read forwards, `before` to read backwards, `from_time` to start at a time.
     """
 
     cursor: str = "afterCursor"
@@ -67,21 +67,21 @@ class Wire:
     from_time: str = "fromTime"
 
     def __post_init__(self) -> None:
-        """Refuse what would break a URL or a line of a stream."""
+        """Refuse names that would break a URL or a line of a stream."""
         for name in (*self.parameters, self.event_name):
             checked_name(name, "wire name", _LONGEST_NAME)
         for name in self.parameters:
             if self.parameters.count(name) > 1:
-                raise DeclarationError(f"two of {self!r} cannot both be the parameter {name!r}")
+                raise DeclarationError(f"{self!r} uses the parameter {name!r} twice: choose another name")
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The query parameters that are no filters."""
+        """The query parameters, without the filters."""
         return self.cursor, self.limit, self.before, self.from_time
 
 
 class Feed:
-    """A declaration of what may be read."""
+    """The declaration of a feed: which events readers get, and in which form."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class Feed:
         begins: Literal["newest", "oldest"] = "newest",
         item_schema: Mapping[str, Any] | None = None,
     ) -> None:
-        """Declare; the outbox is told which indexes its log needs, and `migrate` makes them.
+        """Declares the feed, and adds the indexes that its facets need to the outbox; `migrate` makes them.
 
-        A facet is the name of a payload's field (`"level"`, `"context.tenant"`), which history finds by index, or a
-        function of the event, for which history has to look at event by event. `begins` says what comes first without
-        a cursor: the newest page, or the oldest that is kept, so that whoever just goes on has read everything.
+        A facet is a payload field (`"level"`, `"context.tenant"`), which history finds by index, or a function of the
+        event, for which history is searched event by event. `begins` says which page a reader without a cursor gets:
+        the newest, or the oldest that is kept, so that a reader who continues from there reads everything.
         """
         self.name = checked_name(name, "feed", _LONGEST_NAME)
         self.outbox = outbox
@@ -130,20 +130,20 @@ class Feed:
 
     @property
     def version(self) -> str:
-        """What besides events changes an item: the rules of the redactor."""
+        """The version of the redactor: items change with it although events do not."""
         return self.redactor.version if self.redactor is not None else ""
 
     @property
     def facet_paths(self) -> tuple[tuple[str, ...] | None, ...]:
-        """For each facet the place in the payload by which history finds it; None for a function."""
+        """For each facet its path in the payload, by which history finds events; None for a function."""
         return self._facets.paths
 
     def facets_of(self, payload: bytes, event: LogEvent[Any] | None) -> tuple[str | None, ...]:
-        """What filters look at, from the payload as it is stored; without an event the functions' are UNKNOWN."""
+        """The facets of an event, from its stored payload; without a typed event, those of functions are UNKNOWN."""
         return self._facets.of(payload, event)
 
     def chosen(self, given: Mapping[str, str]) -> Chosen:
-        """What the filters among these query parameters ask for; BadParameter for what they do not take."""
+        """The filters of these query parameters; BadParameter for a value that a filter does not accept."""
         if not self.filters:
             return EVERYTHING
         chosen = choose(self.filters, self._facets.names, given)
@@ -155,14 +155,14 @@ class Feed:
         return self.types is None or event_type in self.types
 
     def _refuse_what_is_redacted(self, given: Mapping[str, str]) -> None:
-        """Filters look at what is stored: whoever guesses at what is not shown must not learn that it is there."""
+        """Filters compare stored values. A reader must not find out a redacted value by guessing."""
         if self.redactor is None:
             return
         for declared in self.filters:
             text = given.get(declared.parameter)
             if text is not None and isinstance(declared, Equals) and self.redactor.value(text) != text:
-                said = "is redacted wherever it stands, and cannot be asked for: leave this filter out"
-                raise BadParameter(declared.parameter, text, said)
+                reason = "is redacted in items, so you cannot filter by it: leave this parameter out"
+                raise BadParameter(declared.parameter, text, reason)
 
     def _check_filters(self) -> None:
         parameters = list(self.wire.parameters)
@@ -170,8 +170,8 @@ class Feed:
             if declared.facet not in self._facets.names:
                 known = ", ".join(self._facets.names) or "none"
                 raise DeclarationError(
-                    f"feed {self.name!r}: filter {declared.parameter!r} looks at the facet {declared.facet!r}, "
-                    f"which is not among its facets ({known})"
+                    f"feed {self.name!r}: filter {declared.parameter!r} uses the facet {declared.facet!r}, which is "
+                    f"not declared: add it to facets (declared: {known})"
                 )
             checked_name(declared.parameter, "filter", _LONGEST_NAME)
             if declared.parameter in parameters:
@@ -180,7 +180,7 @@ class Feed:
 
 
 def all_different(feeds: Sequence[Feed]) -> tuple[Feed, ...]:
-    """The feeds themselves, if no two have the same name."""
+    """The feeds; DuplicateDeclaration if two have the same name."""
     names = [feed.name for feed in feeds]
     for feed in feeds:
         if names.count(feed.name) > 1:
@@ -195,7 +195,7 @@ def _checked_begin(name: str, begins: Literal["newest", "oldest"]) -> Literal["n
 
 
 def _checked_permission(name: str, permission: str | None) -> str | None:
-    """Refused here and not at the first request, which could only be answered 500."""
+    """Checked here, because a request could only be answered with 500."""
     if permission is None:
         return None
     try:
@@ -205,7 +205,7 @@ def _checked_permission(name: str, permission: str | None) -> str | None:
     if problem is not None:
         raise DeclarationError(
             f"feed {name!r}: permission={permission!r:.100}: {problem}. Write it like investigation:{{key}}:read, "
-            "where {key} stands for the key of a strand"
+            "where {key} is the key in the path"
         )
     return permission
 
@@ -214,5 +214,5 @@ def _checked_types(name: str, outbox: Outbox, types: Sequence[str] | None) -> tu
     if types is None:
         return None
     if isinstance(types, str) or not types:
-        raise DeclarationError(f"feed {name!r}: types={types!r} must be a tuple of event types, one at least")
+        raise DeclarationError(f"feed {name!r}: types={types!r} must be a tuple of at least one event type")
     return tuple(outbox.registry.named(each).name for each in types)

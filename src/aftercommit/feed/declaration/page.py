@@ -1,4 +1,4 @@
-"""A page of a strand and the bodies in which it leaves. Pure: entries are bytes already, and are only put together."""
+"""A page of a strand, and the forms of its JSON body. Pure: entries are encoded already, and are joined here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from aftercommit.feed.declaration.entry import Entry, HeldVersion
 
 
 class Page(msgspec.Struct):
-    """Entries in order, and where to go on.
+    """Entries in order, and the cursors to continue with.
 
-    `next` is how far was looked: the last entry of a full page, otherwise the head, also when filters let nothing
-    through. It is None when there was nothing to look at after `after`. `total` is None where counting would cost too
-    much. `head` bounds everything in the page: an ETag made from it covers no event that the page could not have had.
+    `next` is how far the search came: the last entry of a full page, otherwise the head, even if filters let nothing
+    through. It is None if there was nothing after `after`. `total` is None where counting would cost too much. No entry
+    is above `head`: an ETag made from it covers no event that the page could not have.
 
-    A page that was read back has `before` instead, and goes on at `previous`: how far back was looked, None at the
-    beginning. `has_more` means further back then, and `next` is None: it moves nobody who reads on. A page without
-    either has `previous` when it is not full although older entries may match.
+    A page read backwards has `before` instead, and continues at `previous`: how far back the search came, None at the
+    beginning. `has_more` then means older entries, and `next` is None. A page with neither cursor has `previous` if it
+    is not full although older entries may match.
 
     `held` is the event at which the page had to end, because this process is too old to read it.
     """
@@ -37,13 +37,13 @@ class Page(msgspec.Struct):
 
 
 class Body(Protocol):
-    """How a page looks as JSON."""
+    """The JSON form of a page."""
 
     def encode(self, page: Page, cursor: CursorFormat) -> bytes:
-        """The body of the answer."""
+        """The body of the response."""
 
     def withheld(self, entry: Entry, cursor: CursorFormat, reason: str) -> Mapping[str, Any]:
-        """What stands for an item that cannot be shown: that there is one, and where."""
+        """The note that takes the place of an item that cannot be shown."""
 
     def schema(self, item: dict[str, Any]) -> dict[str, Any]:
         """JSON Schema of the body, for OpenAPI."""
@@ -51,12 +51,12 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedBody:
-    """`{"logs": […], "pagination": {…}}`, the list under the given name."""
+    """`{"logs": […], "pagination": {…}}`, with the list under the given name."""
 
     items: str
 
     def encode(self, page: Page, cursor: CursorFormat) -> bytes:
-        """The items as they are, and the pagination. At the end there is no next cursor: a header says the place."""
+        """Items and pagination. At the end there is no next cursor in the body; a header has it."""
         goes_on = page.entries or page.has_more
         pagination = {
             "afterCursor": text_of(cursor, page.after),
@@ -73,11 +73,11 @@ class PagedBody:
         return _array(page.entries, b"{%b:" % name, b',"pagination":%b}' % msgspec.json.encode(pagination))
 
     def withheld(self, entry: Entry, cursor: CursorFormat, reason: str) -> Mapping[str, Any]:
-        """With its place, as the others have it: numbers go on without a gap."""
+        """A note with the cursor fields of an item, so that numbers have no gap."""
         return {"event_id": entry.event_id, **cursor.fields(entry), "withheld": reason}
 
     def schema(self, item: dict[str, Any]) -> dict[str, Any]:
-        """The two properties."""
+        """An object with the items and the pagination."""
         cursor = {"type": ["string", "null"]}
         pagination = {
             "afterCursor": cursor,
@@ -102,14 +102,14 @@ class PagedBody:
 
 @dataclass(frozen=True, slots=True)
 class BareArray:
-    """The items as an array, and nothing around them: each has to carry its own place."""
+    """A plain array of items; each item must have its own cursor."""
 
     def encode(self, page: Page, cursor: CursorFormat) -> bytes:
-        """The items as they are."""
+        """The array."""
         return _array(page.entries)
 
     def withheld(self, entry: Entry, cursor: CursorFormat, reason: str) -> Mapping[str, Any]:
-        """The id of an item is its cursor here."""
+        """A note whose `event_id` is the cursor."""
         text = cursor.format(entry)
         return {"event_id": int(text) if text.isdecimal() else text, "withheld": reason}
 
@@ -119,7 +119,7 @@ class BareArray:
 
 
 def _array(entries: Sequence[Entry], before: bytes = b"", after: bytes = b"") -> bytes:
-    """Joined once, with what stands around it: a page is large, and each further step would copy it."""
+    """The array with what stands around it, joined in one step: a page is large, and every step would copy it."""
     if not entries:
         return b"%b[]%b" % (before, after)
     bodies = [entry.body for entry in entries]

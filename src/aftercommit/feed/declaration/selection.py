@@ -1,11 +1,11 @@
-"""Which events make a strand, and by what number they are ordered there.
+"""Which events belong to a strand, and the number that orders them there.
 
     ByStream("investigation")   the events of one aggregate, by its own gapless number (`stream_seq`)
-    ByScope("project_id")       the events of one scope value, by position
-    ByAudience("user:{key}")    the events of which one reader hears, by position
-    Everything()                the whole log, by position; its one key is ""
+    ByScope("project_id")       the events with one scope value, by position
+    ByAudience("user:{key}")    the events that one reader receives, by position
+    Everything()                the whole log, by position; its only key is ""
 
-Each names the parts of the SQL by which history is read, and the place a facet's index has.
+Each one provides its parts of the SQL that reads history, and the indexes for facets.
 """
 
 import re
@@ -31,7 +31,7 @@ Parts = Mapping[str, sql.Composable]
 
 
 class FeedSelection(Protocol):
-    """What a feed selects from the log."""
+    """Selects the events of a feed from the log."""
 
     @property
     def by_stream(self) -> bool:
@@ -39,41 +39,62 @@ class FeedSelection(Protocol):
 
     @property
     def by_audience(self) -> bool:
-        """Whether history finds a strand's events by who hears of them."""
+        """Whether history finds the events of a strand by their audience."""
 
     def check(self, outbox: Outbox) -> None:
-        """DeclarationError when this outbox has nothing of the kind."""
+        """DeclarationError if the outbox does not declare what this selection needs."""
 
     def keys_of(self, stored: StoredEvent) -> Iterable[str]:
         """The keys of the strands that an event belongs to."""
 
     def number_of(self, stored: StoredEvent) -> int:
-        """Its number there."""
+        """The event's number in its strand."""
 
     def parameter(self, outbox: Outbox, key: str) -> Any:
-        """The key as a query takes it; UnknownStrand when no event can have it."""
+        """The key as a query parameter; UnknownStrand if no event can have it."""
 
     @property
     def column(self) -> str | None:
-        """The column of the log that holds the key."""
+        """The column of the log that has the key."""
 
     def parts(self) -> Parts:
-        """Parts of the queries that are constants of this declaration."""
+        """The constant parts of the queries."""
 
     def facet(self, path: tuple[str, ...]) -> LogFacet | None:
-        """The index by which events with a value in this place of their payload are found; None: there can be none."""
+        """The index for a value at this path of the payload; None if there is none."""
+
+
+class _ByPosition:
+    """The common part of selections that are ordered by position."""
+
+    __slots__ = ()
+    by_stream = False
+    by_audience = False
+
+    def number_of(self, stored: StoredEvent) -> int:
+        """The position."""
+        return stored.record.position or 0
+
+    @property
+    def column(self) -> str | None:
+        """None: no column has the key."""
+        return None
+
+    def parts(self) -> Parts:
+        """None."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
 class ByStream:
-    """The events of one aggregate of this type, which the outbox declares `numbered`."""
+    """The events of one aggregate of this type, which the outbox declares as `numbered`."""
 
     aggregate_type: str
-    by_stream: bool = True
-    by_audience: bool = False
+    by_stream = True
+    by_audience = False
 
     def check(self, outbox: Outbox) -> None:
-        """Only numbered aggregates have a number that readers can hold."""
+        """The aggregate type must be numbered."""
         if self.aggregate_type not in outbox.numbered:
             raise DeclarationError(
                 f"a feed by stream needs numbers: declare Outbox(numbered=[{self.aggregate_type!r}, …]) "
@@ -81,7 +102,7 @@ class ByStream:
             )
 
     def keys_of(self, stored: StoredEvent) -> Iterable[str]:
-        """The aggregate's id; events from before it was numbered are in no strand."""
+        """The aggregate's id; events from before the aggregate was numbered are in no strand."""
         record = stored.record
         return (record.aggregate_id,) if record.aggregate_type == self.aggregate_type and stored.stream_seq else ()
 
@@ -90,7 +111,7 @@ class ByStream:
         return stored.stream_seq or 0
 
     def parameter(self, outbox: Outbox, key: str) -> Any:
-        """The id itself."""
+        """The aggregate's id."""
         return _text(key)
 
     @property
@@ -99,7 +120,7 @@ class ByStream:
         return "aggregate_id"
 
     def parts(self) -> Parts:
-        """The aggregate's type stands in the query itself, so that partial indexes fit."""
+        """The aggregate type, as a literal: PostgreSQL could not use partial indexes with a parameter."""
         return {"aggregate_type": sql.Literal(self.aggregate_type)}
 
     def facet(self, path: tuple[str, ...]) -> LogFacet | None:
@@ -108,15 +129,13 @@ class ByStream:
 
 
 @dataclass(frozen=True, slots=True)
-class ByScope:
+class ByScope(_ByPosition):
     """The events with one value in this scope column."""
 
     name: str
-    by_stream: bool = False
-    by_audience: bool = False
 
     def check(self, outbox: Outbox) -> None:
-        """Only what is declared as scope is on every event."""
+        """The outbox must declare the scope."""
         if self.name not in outbox.shape.scope:
             raise DeclarationError(
                 f"a feed by scope {self.name!r} needs Outbox(scope={{{self.name!r}: …}}) "
@@ -127,12 +146,8 @@ class ByScope:
         """The scope value as text."""
         return (str(stored.record.scope[self.name]),)
 
-    def number_of(self, stored: StoredEvent) -> int:
-        """The position."""
-        return stored.record.position or 0
-
     def parameter(self, outbox: Outbox, key: str) -> Any:
-        """The value in the column's type, when the key is how we write it: there is one strand for one value."""
+        """The value in the column's type. Only its canonical text is a key, so that one value has one strand."""
         kind = outbox.shape.scope[self.name]
         if kind is str:
             return _text(key)
@@ -150,45 +165,40 @@ class ByScope:
         """The scope's."""
         return self.name
 
-    def parts(self) -> Parts:
-        """None."""
-        return {}
-
     def facet(self, path: tuple[str, ...]) -> LogFacet | None:
         """Within the scope, by position."""
         return LogFacet("scope", self.name, path)
 
 
 @dataclass(frozen=True, slots=True)
-class ByAudience:
-    """The events of which one reader hears, on an outbox that declares an `audience`.
+class ByAudience(_ByPosition):
+    """The events that one reader receives, on an outbox that declares an `audience`.
 
-    `reader` says how a key is written in audiences: with "user:{key}" the key 17 is the reader user:17, and readers of
-    other kinds (`team:7`) have no strand in this feed. As it stands, the key is the reader.
+    `reader` says how audiences name the reader of a key: with "user:{key}", the key 17 is the reader user:17, and other
+    readers (`team:7`) have no strand in this feed. With the default, the key is the reader.
     """
 
     reader: str = _KEY
-    by_stream: bool = False
-    by_audience: bool = True
+    by_audience = True
 
     def __post_init__(self) -> None:
-        """Refuse what could name nobody, or everybody."""
+        """Check that the pattern has the key once."""
         longest = MAX_READER - 1 + len(_KEY)
         if not is_storable(self.reader, longest) or not _READER.fullmatch(self.reader):
             raise DeclarationError(
-                f"ByAudience({self.reader!r:.100}) must hold {_KEY} once, no other braces and at most {longest} "
+                f"ByAudience({self.reader!r:.100}) must contain {_KEY} once, no other braces and at most {longest} "
                 f"characters: e.g. 'user:{_KEY}'"
             )
 
     def check(self, outbox: Outbox) -> None:
-        """Only where it is declared does every event say who hears of it."""
+        """The outbox must declare an audience."""
         if not outbox.shape.audience:
             raise DeclarationError(
                 f"a feed by audience needs Outbox({outbox.schema!r}, audience=True), and publish(…, audience=[…])"
             )
 
     def keys_of(self, stored: StoredEvent) -> Iterable[str]:
-        """Everybody who hears of it and is written as this feed writes its readers."""
+        """The keys of the readers in the audience that match the pattern."""
         readers = stored.record.audience
         if self.reader == _KEY:
             return readers
@@ -200,61 +210,32 @@ class ByAudience:
             if len(reader) > around and reader.startswith(before) and reader.endswith(after)
         ]
 
-    def number_of(self, stored: StoredEvent) -> int:
-        """The position."""
-        return stored.record.position or 0
-
     def parameter(self, outbox: Outbox, key: str) -> Any:
         """The reader."""
         before, _, after = self.reader.partition(_KEY)
         return before + _text(key, MAX_READER - len(before) - len(after)) + after
 
-    @property
-    def column(self) -> str | None:
-        """None: an event has many readers."""
-        return None
-
-    def parts(self) -> Parts:
-        """None."""
-        return {}
-
     def facet(self, path: tuple[str, ...]) -> LogFacet | None:
-        """None: values are compared event by event among those that the reader hears of."""
+        """None: filters compare the reader's events one by one."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class Everything(_ByPosition):
     """The whole log as one strand, whose key is empty."""
-
-    by_stream: bool = False
-    by_audience: bool = False
 
     def check(self, outbox: Outbox) -> None:
         """Every outbox has a log."""
 
     def keys_of(self, stored: StoredEvent) -> Iterable[str]:
-        """The one key."""
+        """The only key."""
         return ("",)
 
-    def number_of(self, stored: StoredEvent) -> int:
-        """The position."""
-        return stored.record.position or 0
-
     def parameter(self, outbox: Outbox, key: str) -> Any:
-        """Nothing is asked for."""
+        """The empty key."""
         if key:
-            raise UnknownStrand(f"a feed of everything has no key, and {key!r:.80} was asked for")
+            raise UnknownStrand(f"this feed has a single strand without a key, not {key!r:.80}")
         return key
-
-    @property
-    def column(self) -> str | None:
-        """None."""
-        return None
-
-    def parts(self) -> Parts:
-        """None."""
-        return {}
 
     def facet(self, path: tuple[str, ...]) -> LogFacet | None:
         """In the log, by position."""
@@ -263,9 +244,9 @@ class Everything:
 
 def _text(key: str, longest: int = _LONGEST_KEY) -> str:
     if not key or len(key) > longest or "\x00" in key:
-        raise UnknownStrand(f"{key!r:.80} cannot be the id of anything: 1 to {longest} characters, no NUL")
+        raise UnknownStrand(f"{key!r:.80} is not a valid id: use 1 to {longest} characters, no NUL")
     try:
         key.encode()
     except UnicodeEncodeError:
-        raise UnknownStrand(f"{key!r:.80} is not text") from None
+        raise UnknownStrand(f"{key!r:.80} is not Unicode text") from None
     return key

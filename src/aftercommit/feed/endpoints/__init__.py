@@ -1,5 +1,5 @@
-"""The addresses of a feed: who comes in (`gate`), what is asked for (`query`), and the answer.
+"""The HTTP endpoints of a feed. `gate` admits a reader, `query` parses the request.
 
-`endpoint` is what the two kinds of addresses share: `polling` answers with a page, with a 304 (`etag`) or after a wait,
-from `page_cache`; `streaming` opens a stream. `refusals` are the answers to what cannot be read as it was asked for.
+`polling` sends a page from `page_cache`, a 304 (`etag`), or waits for new events; `streaming` opens a stream. Both are
+an `endpoint`, and `refusals` turns their exceptions into HTTP errors.
 """

@@ -1,4 +1,4 @@
-"""What both ways to read a feed have in common: address, methods, and an answer for everything that goes wrong."""
+"""The base of both endpoints of a feed: methods, the key in the path, and error responses."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -22,13 +22,12 @@ METHODS: Final = ("GET", "HEAD", "OPTIONS")
 
 
 class Endpoint(ABC):
-    """An ASGI application for one address of one feed.
+    """An ASGI application for one path of one feed.
 
-    `parameter` names the part of the path that is the key; without one there is a single strand, or one for each user.
+    `parameter` names the part of the path that is the key; without it the feed has one strand, or one for each user.
     """
 
     def __init__(self, feed: Feed, parameter: str | None, hub: FeedHub, gate: Gate, streams: Streams) -> None:
-        """Answers once hub and streams run."""
         self.feed = feed
         self.parameter = parameter
         self._hub = hub
@@ -37,7 +36,7 @@ class Endpoint(ABC):
         self._questions = Questions(feed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, whatever happens."""
+        """Answer the request, also when the endpoint fails."""
         method: str = scope["method"]
         try:
             if method in ("GET", "HEAD"):
@@ -47,7 +46,7 @@ class Endpoint(ABC):
                 await answer(send, 204, [(b"allow", scope.get(ALLOWED, ALLOW).encode())])
             else:
                 raise method_not_allowed(method, ALLOW)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the client gets an answer and the log the cause
+        except Exception as error:  # noqa: BLE001 - the client gets a response in any case, and the log the cause
             problem = problem_of(self.feed, error)
             if problem is None:
                 log_event(logger, logging.ERROR, "request_failed", error, feed=self.feed.name, error=repr(error)[:300])

@@ -1,7 +1,7 @@
-"""The weak ETag of a page: what was asked for, by whom, and the newest event there was. Pure, and made without a query.
+"""The weak ETag of a page, made from the request, the reader and the newest event of the strand. Pure; no query.
 
-It is never made of a page's content. Two answers with one tag were bounded by the same head, so whoever holds it has
-been given everything that the same request could give; a tag of another request or of another head is another tag.
+The page's content is no part of it. Two responses with the same tag had the same head, so a client that has one of them
+has everything that the same request can return. Another request, or another head, has another tag.
 """
 
 from functools import lru_cache
@@ -12,16 +12,16 @@ from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.strands.strand import Strand
 
-# Who polls asks for the same again and again while nothing is new.
+# A poller repeats its request while there is nothing new.
 REMEMBERED: Final = 4096
 
 
 def tag_of(
     strand: Strand, after: Cursor | None, limit: int, chosen: Chosen, rights: str, head: int | None = None
 ) -> str:
-    """The tag, as `W/"…"`. Compare before the page is made; send the one made with `page.head` along with the page.
+    """The tag, as `W/"…"`. Compare it before the page is made; send the one made with `page.head` with the page.
 
-    `rights` is a digest of what the reader may see. Without `head` it is the strand's at this moment, read once.
+    `rights` is a digest of what the reader may see. Without `head`, it is the strand's current head.
     """
     newest = strand.head if head is None else head
     feed = strand.feed

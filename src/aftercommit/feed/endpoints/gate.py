@@ -1,6 +1,6 @@
-"""Who comes in: known, allowed, within the limits, asking for something that exists; in this order, at every request.
+"""Admits a reader: authentication, permission, rate limits, and whether the resource exists, in this order.
 
-All of it happens in memory for a reader who was here before, so that it can stand in front of a 304 as well.
+Every request passes it, a 304 too. A reader and a resource that were checked recently cost no query.
 """
 
 import time
@@ -22,15 +22,15 @@ from aftercommit.postgres.bounded import answered_within
 Exists = Callable[[Feed, str], Awaitable[bool]]
 
 LONGEST_KEY = 255
-# How long "it exists" is believed without asking again, and of how many.
+# For how long, and for how many keys, "it exists" is kept without asking again.
 BELIEVED_SECONDS = 60.0
 MOST_BELIEVED = 50_000
-# Permissions that were put together before.
+# How many filled-in permissions are kept.
 REMEMBERED = 4096
 
 
 class Admission(NamedTuple):
-    """Somebody who may read a strand, the headers that tell how much more they may ask, and what caches may keep."""
+    """A reader who may read a strand, with the rate limit headers and the cache headers of the response."""
 
     reader: Reader
     key: str
@@ -39,18 +39,18 @@ class Admission(NamedTuple):
 
     @property
     def rights(self) -> str:
-        """What an ETag has to cover of the reader: who it is and what it may, whatever an access says of its own."""
+        """The reader's part of an ETag: the user, its permissions, and `rights` of a custom access."""
         user, permissions = self.reader.user, self.reader.permissions
         return f"{permissions.digest}{len(user)}:{user}{self.reader.rights}"
 
 
 class Gate:
-    """Checks one feed's readers."""
+    """Admits the readers of one feed."""
 
     def __init__(
         self, feed: Feed, access: Access, limiter: RateLimiter, exists: Exists | None, exists_seconds: float
     ) -> None:
-        """Without `exists` every key counts as existing, and one without events is an empty strand."""
+        """Without `exists`, every key exists, and a key without events is an empty strand."""
         self._feed = feed
         self._access = access
         self._limiter = limiter
@@ -64,7 +64,7 @@ class Gate:
         self._caches = CachePolicy(access)
 
     async def admit(self, headers: Mapping[str, str], key: str | None, peer: str | None = None) -> Admission:
-        """The reader and the key; without a key in the address the reader's own. Otherwise a Problem."""
+        """The reader and the key. A path without a key means the reader's own. Raises a Problem to refuse."""
         authorization = headers.get("authorization")
         try:
             reader = await self._access.reader(authorization, headers, peer)
@@ -75,15 +75,15 @@ class Gate:
         if permission is not None and not reader.may(permission):
             raise forbidden(permission)
         if permission is None and self._feed.select.by_audience and asked != reader.user:
-            # What one hears of is nobody else's business, unless a permission says whose.
-            raise forbidden(f"what {asked:.100} hears of")
-        told = await self._take(reader, asked)
+            # Without a declared permission, users read only their own events.
+            raise forbidden(f"the events of {asked:.100}")
+        limits = await self._take(reader, asked)
         if not await self._is_there(asked):
             raise not_found(f"{self._what.capitalize()} {asked:.100} not found")
-        return Admission(reader, asked, told, self._caches.of(authorization))
+        return Admission(reader, asked, limits, self._caches.of(authorization))
 
     def check_still_valid(self, reader: Reader) -> None:
-        """401 when the reader's token has ended since it was admitted."""
+        """401 if the reader's token has expired or was revoked since the admission."""
         if not self._access.still_valid(reader):
             raise unauthorized()
 
@@ -106,12 +106,12 @@ class Gate:
         return [(b"ratelimit", b", ".join(states)), self._policy]
 
     def _counted(self, rate: Rate, reader: Reader, key: str) -> tuple[str, str]:
-        """What is counted, and whose."""
-        # A user is counted whatever it reads. The prefix keeps a feed that is called user apart from that.
+        """The name and the key of a counter."""
+        # A user has one counter for all feeds. The prefix keeps a feed called `user` apart from it.
         return ("user", reader.user) if rate.of == "user" else (f"feed:{self._feed.name}", key)
 
     def _given_back(self, passed: int, reader: Reader, key: str) -> list[bytes]:
-        """What the limits that had let a refused request pass have left: nobody pays for it, with none of them."""
+        """Return a refused request to the limits that had let it pass, so that none of them counts it."""
         states = []
         for rate, state in self._rates[:passed]:
             left = self._limiter.give_back(*self._counted(rate, reader, key), rate)
@@ -128,7 +128,7 @@ class Gate:
         return problem
 
     async def _is_there(self, key: str) -> bool:
-        # What PostgreSQL cannot hold as text cannot be there; asking it would be an error of ours.
+        # PostgreSQL cannot store such a key, and a query for it would fail.
         if len(key) > LONGEST_KEY or "\x00" in key or not key.isprintable():
             return False
         if self._exists is None:
@@ -148,7 +148,7 @@ class Gate:
 
 
 def what_of(feed: Feed) -> str:
-    """What a key of this feed names, in a word for messages."""
+    """What a key of this feed identifies, in a word for messages."""
     match feed.select:
         case ByStream(aggregate_type):
             return aggregate_type
@@ -158,6 +158,6 @@ def what_of(feed: Feed) -> str:
 
 
 def policy_of(rates: tuple[Rate, ...]) -> Header:
-    """The limits of a feed as `RateLimit-Policy` tells them."""
+    """The rate limits of a feed as the header `RateLimit-Policy`."""
     text = ", ".join(f'"{rate.of}";q={rate.requests};w={rate.seconds}' for rate in rates)
     return encoded({"RateLimit-Policy": text})[0]

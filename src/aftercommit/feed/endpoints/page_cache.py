@@ -1,4 +1,4 @@
-"""Pages as they were last made, for those who ask for the same while nothing has changed. Bounded in bytes."""
+"""A cache of encoded pages, for readers who send the same request while nothing changes. Bounded in bytes."""
 
 from collections import OrderedDict
 from typing import Final
@@ -12,15 +12,15 @@ from aftercommit.feed.endpoints.query import Asked
 from aftercommit.feed.strands.strand import Strand
 
 MOST_BYTES: Final = 16 << 20
-# What a page costs beside its body.
+# The bytes of a page besides its body.
 _AROUND: Final = 1000
 
 
 class CachedPage(msgspec.Struct, frozen=True):
-    """A page as it leaves: the body, and what its headers say. `next` and `previous`: None where the body says it.
+    """An encoded page, and the values of its headers. `next` and `previous` are None where the body has them.
 
-    A page that is not `whole` lacks something that another process, or newer code, can show: it gets no tag, and nobody
-    keeps it.
+    A page that is not whole lacks an item that another process or newer code can show. It gets no ETag, and caches must
+    not keep it.
     """
 
     strand: Strand
@@ -38,13 +38,13 @@ class CachedPage(msgspec.Struct, frozen=True):
 
 
 def cached_page(strand: Strand, page: Page, *, is_closed: bool) -> CachedPage:
-    """A page in its final form; one that is closed is the same for ever. FeedHeld when there is nothing to show yet."""
+    """Encode a page; one that `is_closed` never changes again. FeedHeld if there is nothing to show yet."""
     feed = strand.feed
     if not page.entries:
         check_held(page.held)
     is_whole = page.held is None and not any(entry.withheld for entry in page.entries)
     is_array = isinstance(feed.wire.body, BareArray)
-    # Otherwise they are in the body.
+    # Other bodies have them inside.
     following = page.next if is_array or not page.entries else None
     previous = page.previous if is_array else None
     return CachedPage(
@@ -64,7 +64,7 @@ def cached_page(strand: Strand, page: Page, *, is_closed: bool) -> CachedPage:
 
 
 def _never_given(strand: Strand, page: Page) -> str:
-    """Ranges of numbers before entries of this page that were never given: nothing is missing there."""
+    """Gaps before entries of this page: ranges of numbers that belong to no event."""
     if not strand.gaps:
         return ""
     numbers = {entry.number for entry in page.entries}
@@ -72,22 +72,21 @@ def _never_given(strand: Strand, page: Page) -> str:
 
 
 def check_held(held: HeldVersion | None) -> None:
-    """FeedHeld, if there is an event that this process is too old to read."""
+    """Raise FeedHeld if there is an event that this process is too old to read."""
     if held is not None:
         raise FeedHeld(held.event_type, held.version, held.known)
 
 
 class PageCache:
-    """The pages of one feed that were asked for last."""
+    """The most recently used pages of one feed."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        """Empty."""
         self._most = most_bytes
         self._used = 0
         self._pages: OrderedDict[tuple[str, Asked], CachedPage] = OrderedDict()
 
     def find(self, strand: Strand, asked: Asked) -> CachedPage | None:
-        """The page, if the strand is still what it was."""
+        """The cached page, if the strand has not changed since."""
         found = self._pages.get((strand.key, asked))
         if found is None or found.strand is not strand or found.head != strand.head or not strand.current:
             return None
@@ -95,9 +94,9 @@ class PageCache:
         return found
 
     def make(self, strand: Strand, asked: Asked, page: Page) -> CachedPage:
-        """A page in its final form, which is kept for the next who asks."""
-        # Nothing can come before what is there. A page that is full and not the last is the same for ever; but one from
-        # number 0 on begins with the oldest event that is kept, and retention moves that.
+        """Encode a page, and keep it for the next reader."""
+        # Events are appended at the end only, so a full page that is not the last one never changes. The exception is a
+        # page from number 0 on: it begins with the oldest event that is kept, and retention moves that.
         is_full = page.has_more and len(page.entries) == asked.limit
         cached = cached_page(strand, page, is_closed=is_full and asked.after is not None and asked.after.number > 0)
         self._keep((strand.key, asked), cached)

@@ -1,4 +1,4 @@
-"""Pages of a feed: 304 without a query when nothing is new, and a wait for news for those who prefer it."""
+"""Pages of a feed: 304 without a query if there is nothing new, and long polls."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,23 +20,22 @@ from aftercommit.service import Waker, wait_for_any
 
 HAS_MORE: Final[Header] = (b"x-has-more", b"true")
 NO_MORE: Final[Header] = (b"x-has-more", b"false")
-UNREAD: Final = "The log cannot be read at the moment, so whether there is news is not known: try again"
-# Stands for the head in the tag of a page that was read back. No head is below 0, so no other page has such a tag.
+UNREAD: Final = "Cannot read the log at the moment, so there may be events that are not shown: try again"
+# Takes the place of the head in the tag of a page read backwards. No head is below 0, so no other page has such a tag.
 READ_BACK: Final = -1
 
 
 class Polling(Endpoint):
-    """The address at which a feed is read page by page."""
+    """The endpoint that serves a feed page by page."""
 
     def __init__(self, feed: Feed, parameter: str | None, hub: FeedHub, gate: Gate, streams: Streams) -> None:
-        """Answers once hub and streams run."""
         super().__init__(feed, parameter, hub, gate, streams)
         self._pages = PageCache()
 
     async def answer(
         self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send
     ) -> None:
-        """A page, or 304 when the client has it."""
+        """Send a page, or 304 if the client has it."""
         admission = await self._gate.admit(headers, key, peer_of(scope))
         question = self._questions.read_page(scope["query_string"])
         strand = await self._hub.strand(self.feed, admission.key)
@@ -46,12 +45,12 @@ class Polling(Endpoint):
             return
         wait = Wait(scope, wait_of(headers.get("prefer"))) if "prefer" in headers else None
         if isinstance(question, AskedFrom):
-            # From here on it is like any other page. Nobody waits for a moment: it is here, or it is not.
+            # From here on it is like any other page. A request for a time does not wait.
             place, wait = await self._hub.before_moment(strand, question.moment), None
             question = Asked(place, question.limit, question.chosen)
         asked = Asked(None, *question) if isinstance(question, AskedEnd) else question
         if asked.after is None and held is None:
-            # Without a cursor or a tag every page is news: there is nothing to wait for.
+            # Without a cursor or a tag, every page is new to the client: there is nothing to wait for.
             wait = None
         if held is not None:
             head = strand.head
@@ -67,27 +66,27 @@ class Polling(Endpoint):
         if page.is_empty:
             self._check_read()
         if isinstance(question, AskedEnd):
-            # Whoever reads back from the end will not come to what a page could not show before it.
+            # A client that reads backwards from the end would never see the event that this page had to leave out.
             check_held(page.held)
-        # Made with the page's own head: it covers nothing that the page could not have had.
+        # Made with the page's own head, so that it covers no event that the page could not have.
         tag = tag_of(page.strand, *asked, admission.rights, page.head)
         await self._send_page(scope["method"], send, page, tag, admission, wait)
 
     def _check_read(self) -> None:
-        """503 instead of "nothing new" while nobody can know: the log has not been read for too long."""
+        """503 instead of "nothing new" while the log has not been read for too long."""
         if self._hub.unread_for(self.feed) > UNREAD_WITHOUT_STREAM:
             raise unavailable(UNREAD, 2)
 
     async def _answer_back(
         self, method: str, send: Send, strand: Strand, admission: Admission, asked: AskedBack, held: str | None
     ) -> None:
-        """A page before a cursor. It does not depend on the head: whoever has it, has it for this life of the log."""
+        """Send a page before a cursor. It does not depend on the head, so it stays valid for this life of the log."""
         tag = tag_of(strand, *asked, admission.rights, READ_BACK)
         if held is not None and has_tag(held, tag):
             await self._answer_unchanged(send, tag, admission)
             return
         page = await self._hub.page_before(strand, *asked)
-        # One that is not full ends at the beginning, which retention moves, or where it had looked at enough.
+        # A page that is not full ends at the oldest event, which retention moves, or where the search stopped.
         cached = cached_page(strand, page, is_closed=len(page.entries) == asked.limit)
         await self._send_page(method, send, cached, tag, admission)
 
@@ -97,11 +96,11 @@ class Polling(Endpoint):
         await answer(send, 304, headers)
 
     async def _page(self, admission: Admission, asked: Asked, wait: "Wait | None") -> CachedPage:
-        """The page; one that would be empty waits for the first entry, if the client prefers to."""
+        """The page; if it is empty and the client prefers to wait, the page after the wait."""
         strand = await self._hub.strand(self.feed, admission.key)
         page = await self._made(strand, asked)
         if wait is not None and asked.after is not None and page.is_empty:
-            # A cursor can be ahead of this process. There is nothing to look at before it.
+            # A cursor can be ahead of this process: entries before it are of no interest.
             since = max(page.head, asked.after.number)
             await self._await_news(wait, admission, strand, since, asked)
             page = await self._made(await self._hub.strand(self.feed, admission.key), asked)
@@ -111,7 +110,7 @@ class Polling(Endpoint):
         return self._pages.find(strand, asked) or self._pages.make(strand, asked, await self._hub.page(strand, *asked))
 
     async def _await_news(self, wait: "Wait", admission: Admission, strand: Strand, since: int, asked: Asked) -> None:
-        """Until there is an entry that matches; waiters of a strand are all woken by the one that reads the log."""
+        """Wait for an entry that matches. The tailer wakes all waiters of a strand when it has read new events."""
         with self._streams.waits() as may_wait:
             if not may_wait:
                 return
@@ -149,10 +148,9 @@ class Polling(Endpoint):
 
 
 class Wait:
-    """How long one request waits for news: until its time is up, or its client is gone."""
+    """A long poll's wait, which begins now. It ends when its time is up or the client disconnects."""
 
     def __init__(self, scope: Scope, seconds: int) -> None:
-        """The time runs from now."""
         self.seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + seconds
@@ -160,11 +158,11 @@ class Wait:
         self._connection = connection_of(scope)
 
     async def pause(self, *wakers: Waker) -> bool:
-        """Until one of them wakes us; False when there is nothing to wait for any more."""
+        """Wait for one of these wakers. False, without a wait, if time is up or one of them is set already."""
         left = self._until - self._loop.time()
         if left <= 0 or self._lost.is_set() or any(waker.is_set() for waker in wakers):
             return False
-        # A server that does not tell us of a lost client keeps it until its time is up, which is a minute at most.
+        # Under a server that does not report a lost client, the wait goes on until its time is up: a minute at most.
         if self._connection is not None:
             self._connection.on_lost(self._lost.set)
         try:
@@ -176,12 +174,12 @@ class Wait:
 
 
 def _kept(page: CachedPage, tag: str, admission: Admission) -> list[Header]:
-    """What may be kept of a page, and the tag by which it is asked for again."""
+    """The cache headers of a page, and its ETag."""
     if not page.is_whole:
         return admission.caching.passing
     return [(b"etag", tag.encode()), *(admission.caching.closed if page.is_closed else admission.caching.changing)]
 
 
 def _applied(wait: Wait | None) -> list[Header]:
-    """That the client's wish to wait was heard."""
+    """The header that confirms `Prefer: wait`."""
     return [(b"preference-applied", b"wait=%d" % wait.seconds)] if wait is not None and wait.seconds else []

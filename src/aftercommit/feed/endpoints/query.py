@@ -1,4 +1,4 @@
-"""What a request asks for: a place, limit and filters from its query, waiting and tags from its headers. Pure."""
+"""Parses a request: cursor, limit and filters from its query, `Prefer` and `If-None-Match` from its headers. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from aftercommit.http.asgi import parameters_of
 from aftercommit.http.errors import bad_request
 
 LONGEST_WAIT = 60
-# Before what is yet to come: the newest page, wherever a feed begins.
+# As a `before` cursor: the newest page, wherever the feed begins.
 END = "end"
-# Pollers ask the same thing again and again, and many of them the same as others.
+# Pollers repeat their requests, and many of them send the same.
 REMEMBERED = 2048
-# More digits than these are as many seconds as nobody is let wait.
+# Digits after the sixth are dropped: the wait is cut to LONGEST_WAIT anyway.
 _WAIT = re.compile(r'(?:^|[,;\s])wait\s*=\s*"?(\d{1,6})\d*"?\s*(?:$|[,;])', re.IGNORECASE)
 
 
 class Asked(NamedTuple):
-    """What comes after a cursor; without one the newest, or, where the feed begins there, the oldest that is kept."""
+    """Items after a cursor. Without a cursor: the newest, or the oldest that are kept, as the feed declares."""
 
     after: Cursor | None
     limit: int
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class AskedBack(NamedTuple):
-    """What lies right before a cursor."""
+    """Items right before a cursor."""
 
     before: Cursor
     limit: int
@@ -39,14 +39,14 @@ class AskedBack(NamedTuple):
 
 
 class AskedEnd(NamedTuple):
-    """What lies right before what is yet to come: the newest, wherever the feed begins."""
+    """The newest items, wherever the feed begins."""
 
     limit: int
     chosen: Chosen
 
 
 class AskedFrom(NamedTuple):
-    """What came from a moment on."""
+    """Items from a time on."""
 
     moment: datetime
     limit: int
@@ -54,10 +54,9 @@ class AskedFrom(NamedTuple):
 
 
 class Questions:
-    """Reads the queries of one feed; those that cannot be answered raise what is wrong with them."""
+    """Parses the queries of one feed, and refuses those that it does not support."""
 
     def __init__(self, feed: Feed) -> None:
-        """Nothing asked yet."""
         self._feed = feed
         wire = feed.wire
         self._places = (wire.cursor, wire.before, wire.from_time)
@@ -66,18 +65,18 @@ class Questions:
         self.read_page = lru_cache(maxsize=REMEMBERED)(self._read_page)
 
     def _read(self, query: bytes) -> Asked:
-        """A question of those who read on, of a stream for one."""
+        """The query of a stream, which reads forwards."""
         given = parameters_of(query)
         self._check_names(given, self._known)
         return self._asked(given)
 
     def _read_page(self, query: bytes) -> Asked | AskedBack | AskedEnd | AskedFrom:
-        """A question for a page, which may also lie before a cursor or begin at a moment."""
+        """The query of a page, which may also be before a cursor or from a time on."""
         given = parameters_of(query)
         self._check_names(given, (*self._known, *self._places[1:]))
         places = [name for name in self._places if name in given]
         if len(places) > 1:
-            said = f"{' and '.join(places)} cannot be asked for together: give one of {', '.join(self._places)}"
+            said = f"{' and '.join(places)} cannot be combined: give one of {', '.join(self._places)}"
             raise bad_request(said, parameter=places[1])
         asked, wire = self._asked(given), self._feed.wire
         if given.get(wire.before) == END:
@@ -91,7 +90,7 @@ class Questions:
     def _asked(self, given: Mapping[str, str]) -> Asked:
         feed = self._feed
         cursor = given.get(feed.wire.cursor)
-        # Number 0 stands before everything that is kept.
+        # Number 0 is before every event.
         beginning = Cursor(0) if feed.begins == "oldest" else None
         return Asked(
             self._cursor(feed.wire.cursor, cursor) if cursor is not None else beginning,
@@ -103,7 +102,7 @@ class Questions:
         try:
             return self._feed.cursor.parse(text)
         except InvalidCursor as problem:
-            # `afterCursor` and `beforeCursor` are a cursor; others are named as they are called.
+            # In `details`, `afterCursor` and `beforeCursor` are called `cursor`, other parameters by their own name.
             if not parameter.endswith("Cursor"):
                 problem.parameter = parameter
             raise
@@ -111,21 +110,21 @@ class Questions:
     def _check_names(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
         for name in given:
             if name not in known:
-                # A filter that is misspelt and ignored would show what was meant to be hidden.
+                # Ignoring a misspelt filter would show items that the client meant to leave out.
                 said = f"Unknown parameter {name!r:.60}: this address takes {', '.join(known)}"
                 raise bad_request(said, parameter=name[:60])
 
 
 def wait_of(prefer: str | None) -> int:
-    """How many seconds the client would like to wait for news (`Prefer: wait=20`); what cannot be read is no wish."""
+    """The seconds of `Prefer: wait=20`, at most LONGEST_WAIT; 0 where the header has none."""
     found = _WAIT.search(prefer) if prefer is not None else None
     return min(int(found[1]), LONGEST_WAIT) if found is not None else 0
 
 
 def has_tag(header: str, tag: str) -> bool:
-    """Whether If-None-Match names this tag: weak or strong, alone or in a list, `*`, or quoted twice.
+    """Whether If-None-Match has this tag: weak or strong, alone or in a list, `*`, or quoted twice.
 
-    Twice quoted (`"W/\\"…\\""`) is how some clients copy it from a printed form. Our tags are hexadecimal, so what
-    stands between quotation marks can only be the whole of one.
+    Some clients copy a tag from a printed form, quoted twice (`"W/\\"…\\""`). Our tags are hexadecimal, so a match
+    between quotation marks is always a whole tag.
     """
     return header == tag or header.strip() == "*" or tag.removeprefix("W/") in header.replace("\\", "")

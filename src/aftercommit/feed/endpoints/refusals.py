@@ -1,4 +1,4 @@
-"""What a reader is answered when a feed cannot be read as it was asked for: each error of reading as a `Problem`."""
+"""Turns the exceptions of reading a feed into HTTP errors (`Problem`)."""
 
 from typing import Final
 
@@ -23,7 +23,7 @@ HELD_SECONDS: Final = 3
 
 
 def problem_of(feed: Feed, error: Exception) -> Problem | None:
-    """What an error is answered with, or None when it is a mistake of ours."""
+    """The HTTP error for an exception, or None for one that is a bug."""
     match error:
         case Problem():
             return error
@@ -38,7 +38,7 @@ def problem_of(feed: Feed, error: Exception) -> Problem | None:
             return not_found(str(error))
         case FeedHeld():
             details = {"event_type": error.event_type[:100], "version": error.version, "known": error.known}
-            # Where connections are balanced, the next one may lead to another process.
+            # Behind a load balancer, a new connection may reach another process.
             headers = {"Connection": "close"}
             return Problem(503, str(error), details=details, retry_after=HELD_SECONDS, headers=headers)
         case FeedError():

@@ -1,4 +1,4 @@
-"""The address at which a feed is followed as a stream of events."""
+"""The endpoint that streams a feed as server-sent events."""
 
 from collections.abc import Mapping
 
@@ -17,41 +17,41 @@ from aftercommit.http.errors import unavailable
 
 
 class Streaming(Endpoint):
-    """Events as they come, after those that came since the reader's cursor. Without one: the most recent, then news,
-    or all that is kept, where the feed declares it."""
+    """Streams the events after the reader's cursor, then new ones as they come. Without a cursor it begins with the
+    newest page, or with the oldest event that is kept, as the feed declares."""
 
     def __init__(
         self, feed: Feed, parameter: str | None, hub: FeedHub, gate: Gate, streams: Streams, access: Access
     ) -> None:
-        """`access` is asked now and then whether a reader may still read."""
+        """The stream asks `access` now and then whether the reader may still read."""
         super().__init__(feed, parameter, hub, gate, streams)
         self._access = access
 
     async def answer(
         self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send
     ) -> None:
-        """Stream until one of the two ends it. Refusals come before the first byte, with a status."""
+        """Stream until the client or the server ends it. A refusal is a plain HTTP error, before the first byte."""
         admission = await self._gate.admit(headers, key, peer_of(scope))
         asked = self._questions.read(scope["query_string"])
-        # A browser that comes back sends the address of the first time, and here how far it has come since.
+        # A browser that reconnects repeats the first URL, and sends its position in this header.
         resumed = headers.get("last-event-id")
         after = self._resumed(resumed) if resumed else asked.after
         with self._streams.place(admission.reader.user):
             strand = await self._hub.strand(self.feed, admission.key)
-            told = [*admission.caching.stream, *admission.headers]
+            more_headers = [*admission.caching.stream, *admission.headers]
             if self._hub.unread_for(self.feed) > UNREAD_WITHOUT_STREAM:
-                # From memory it could be opened, and would be silent: whoever waits for news should know.
-                raise unavailable("The log cannot be read at the moment, so the stream would stay silent: try again", 2)
+                # A stream from memory would open and then send nothing. The client should know.
+                raise unavailable("Cannot read the log at the moment, so a stream would send nothing: try again", 2)
             if scope["method"] == "HEAD":
-                await answer(send, 200, [*HEADERS, *told])
+                await answer(send, 200, [*HEADERS, *more_headers])
                 return
             stream = Stream(self._streams, self._hub, self._access, admission.reader, asked.chosen, scope, send)
-            await stream.serve(strand, after, asked.limit, told, receive)
+            await stream.serve(strand, after, asked.limit, more_headers, receive)
 
     def _resumed(self, last_event_id: str) -> Cursor:
         try:
             return self.feed.cursor.parse(last_event_id)
         except InvalidCursor as problem:
-            # The remedy that it has is about addresses, in which a cursor has to be encoded.
-            remedy = f"and in Last-Event-ID as it stands, not percent-encoded: {self.feed.cursor.example}"
+            # The error's own remedy is about URLs, in which a cursor must be encoded.
+            remedy = f"and in Last-Event-ID not percent-encoded: {self.feed.cursor.example}"
             raise InvalidCursor(last_event_id, problem.reason, remedy) from None

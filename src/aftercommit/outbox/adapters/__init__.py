@@ -1,4 +1,4 @@
-"""Finds the adapter for the caller's connection or session. Imports no library that is not in use."""
+"""Finds the adapter for a connection or session. Imports only libraries that the caller uses already."""
 
 from collections.abc import Callable
 from functools import cache
@@ -40,7 +40,7 @@ def _finder(adapter: str) -> Finder:
 
 
 def _finders_for(kind: type[Any]) -> tuple[Finder, ...]:
-    """What may know objects of this class, by the libraries that it and its base classes come from."""
+    """The adapters for a class, by the libraries of the class and its bases."""
     libraries = (ancestor.__module__.partition(".")[0] for ancestor in kind.__mro__)
     return tuple(dict.fromkeys(_finder(_ADAPTERS[library]) for library in libraries if library in _ADAPTERS))
 

@@ -1,4 +1,4 @@
-"""asyncpg, a connection of its own or one borrowed from its pool."""
+"""asyncpg: a connection, also one from a pool."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,18 +20,17 @@ class Asyncpg(AsyncPublisher):
     errors = (asyncpg.PostgresError,)
 
     def __init__(self, connection: Any) -> None:
-        """The caller's connection (asyncpg ships no types)."""
         self._connection = connection
 
     async def in_transaction(self) -> bool:
-        """asyncpg commits every statement by itself unless a transaction was started."""
+        """Without a transaction, asyncpg commits every statement by itself."""
         return bool(self._connection.is_in_transaction())
 
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
-        """Prepared and cached by asyncpg."""
+        """Run a statement; asyncpg prepares and caches it."""
         await self._connection.execute(statement, *parameters)
 
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """Likewise."""
+        """Run a statement and return its rows."""
         rows: Rows = await self._connection.fetch(statement, *parameters)
         return rows

@@ -28,20 +28,19 @@ class Django(SyncPublisher):
     errors = (ProgrammingError,)
 
     def __init__(self, connection: Any) -> None:
-        """The caller's connection wrapper."""
         self._connection = connection
 
     def in_transaction(self) -> bool:
-        """Inside atomic(), or with Django's autocommit switched off."""
+        """Whether it is inside atomic(), or Django's autocommit is off."""
         return bool(self._connection.in_atomic_block or not self._connection.get_autocommit())
 
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
-        """Through Django's cursor, so that its wrappers and logging see it."""
+        """Run a statement on Django's cursor, so that its wrappers and logging see it."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement, parameters)
 
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """Likewise."""
+        """Run a statement and return its rows."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement, parameters)
             rows: Rows = cursor.fetchall()

@@ -26,7 +26,7 @@ def find(connection: Any) -> SyncPublisher | AsyncPublisher | None:
     return None
 
 
-# Any other status in autocommit mode says nothing about a transaction: ACTIVE is also a pipeline's.
+# In autocommit mode only these mean a transaction: ACTIVE can also be a pipeline.
 _INSIDE: Final = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
@@ -41,26 +41,25 @@ class Psycopg(SyncPublisher):
     errors = (psycopg.ProgrammingError,)
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        """The caller's connection."""
         self._connection = connection
 
     def in_transaction(self) -> bool:
-        """False in autocommit mode with no transaction open."""
+        """False only in autocommit mode with no transaction open."""
         if not self._connection.autocommit:
             # psycopg opens the transaction with the first statement, ours included.
             return True
         if _is_pipeline(self._connection):
-            # Whether the statements under way have begun one is known when they have been answered.
+            # Wait for the pipeline's answers: its statements may have begun a transaction.
             with self._connection.pipeline() as pipeline:
                 pipeline.sync()
         return self._connection.info.transaction_status in _INSIDE
 
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
-        """On a cursor of our own, so that the caller's cursor and row factory do not matter."""
+        """Run a statement on our own cursor, so that the caller's cursor and row factories do not matter."""
         psycopg.Cursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
 
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """Likewise."""
+        """Run a statement and return its rows."""
         with psycopg.Cursor(self._connection, row_factory=_TUPLES) as cursor:
             return cursor.execute(_encoded(statement), parameters).fetchall()
 
@@ -72,11 +71,10 @@ class AsyncPsycopg(AsyncPublisher):
     errors = (psycopg.ProgrammingError,)
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """The caller's connection."""
         self._connection = connection
 
     async def in_transaction(self) -> bool:
-        """False in autocommit mode with no transaction open."""
+        """False only in autocommit mode with no transaction open."""
         if not self._connection.autocommit:
             return True
         if _is_pipeline(self._connection):
@@ -85,11 +83,11 @@ class AsyncPsycopg(AsyncPublisher):
         return self._connection.info.transaction_status in _INSIDE
 
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
-        """On a cursor of our own, so that the caller's cursor and row factory do not matter."""
+        """Run a statement on our own cursor, so that the caller's cursor and row factories do not matter."""
         await psycopg.AsyncCursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
 
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """Likewise."""
+        """Run a statement and return its rows."""
         async with psycopg.AsyncCursor(self._connection, row_factory=_TUPLES) as cursor:
             await cursor.execute(_encoded(statement), parameters)
             return await cursor.fetchall()

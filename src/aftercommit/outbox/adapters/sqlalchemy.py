@@ -1,6 +1,6 @@
-"""SQLAlchemy 2: Session, scoped_session, Connection and their async kin, over psycopg, asyncpg or psycopg2.
+"""SQLAlchemy 2: Session, scoped_session, Connection and their async versions, over psycopg, asyncpg or psycopg2.
 
-The statement goes to the driver as it is (`exec_driver_sql`), in the transaction that the caller has.
+The statement goes to the driver unchanged (`exec_driver_sql`), in the caller's transaction.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ def _is_autocommit(connection: Connection) -> bool:
 
 
 def _flush(session: Session) -> None:
-    """Write what the session still holds back, as its own queries do.
+    """Write the session's pending changes first, as its own queries do.
 
-    The order of an aggregate's events is the order in which their writers held its row: an event written
-    before its row is touched could overtake another. A listener that publishes is inside a flush already.
+    The row lock of an aggregate orders the events of its writers. An event that is written before its row is locked
+    could overtake another. A listener that publishes is inside a flush already.
     """
     if session.autoflush and not session._flushing:
         session.flush()
@@ -46,7 +46,6 @@ class Sqlalchemy(SyncPublisher):
     errors = (DBAPIError,)
 
     def __init__(self, target: Session | Connection) -> None:
-        """The caller's session or connection; the driver decides how placeholders look."""
         bind = target.get_bind() if isinstance(target, Session) else target
         self.style: Style = style_of_driver(bind.dialect.driver)
         self._target = target
@@ -58,15 +57,15 @@ class Sqlalchemy(SyncPublisher):
         return self._known
 
     def in_transaction(self) -> bool:
-        """True unless the connection was set to AUTOCOMMIT: SQLAlchemy begins with the first statement."""
+        """True unless the connection is in AUTOCOMMIT: SQLAlchemy begins a transaction with the first statement."""
         return not _is_autocommit(self._connection())
 
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
-        """Straight to the driver, after what the session has yet to write."""
+        """Flush the session, then run a statement on the driver."""
         self._run(statement, parameters).close()
 
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """Likewise."""
+        """Flush the session, then run a statement and return its rows."""
         return self._run(statement, parameters).fetchall()
 
     def _run(self, statement: str, parameters: Sequence[Any]) -> CursorResult[Any]:
@@ -78,33 +77,32 @@ class Sqlalchemy(SyncPublisher):
 class AsyncSqlalchemy(AsyncPublisher):
     """An AsyncSession or AsyncConnection.
 
-    Every step from asyncio into SQLAlchemy costs as much as a small statement, so all is done in one.
+    A step from asyncio into SQLAlchemy costs as much as a small statement, so a publish takes one step.
     """
 
     errors = (DBAPIError,)
 
     def __init__(self, target: AsyncSession | AsyncConnection) -> None:
-        """The caller's session or connection; the driver decides how placeholders look."""
         bind = target.get_bind() if isinstance(target, AsyncSession) else target
         self.style: Style = style_of_driver(bind.dialect.driver)
         self._target: Any = target
         self._needs_transaction = False
 
     async def in_transaction(self) -> bool:
-        """True unless the connection was set to AUTOCOMMIT: SQLAlchemy begins with the first statement."""
+        """True unless the connection is in AUTOCOMMIT: SQLAlchemy begins a transaction with the first statement."""
         inside: bool = await self._target.run_sync(lambda target: Sqlalchemy(target).in_transaction())
         return inside
 
     async def require_transaction(self) -> None:
-        """Asked together with the first statement, before it is sent."""
+        """Checked in the same step as the first statement, before it is sent."""
         self._needs_transaction = True
 
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
-        """Straight to the driver, after what the session has yet to write."""
+        """Flush the session, then run a statement on the driver."""
         await self._target.run_sync(lambda target: self._checked(target).execute(statement, parameters))
 
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
-        """Likewise."""
+        """Flush the session, then run a statement and return its rows."""
         rows: Rows = await self._target.run_sync(lambda target: self._checked(target).fetch(statement, parameters))
         return rows
 

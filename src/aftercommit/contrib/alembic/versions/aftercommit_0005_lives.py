@@ -1,18 +1,7 @@
 """The tables of the outbox, as of migration 0005_lives."""
 
-from aftercommit.contrib.alembic.branch import downgrade_below, upgrade_to
+from aftercommit.contrib.alembic.branch import steps_of
 
 revision = "aftercommit_0005"
 down_revision = "aftercommit_0004"
-branch_labels = None
-depends_on = None
-
-
-def upgrade() -> None:
-    """Apply it, where it is missing."""
-    upgrade_to(5)
-
-
-def downgrade() -> None:
-    """Tables stay, unless all events may be dropped."""
-    downgrade_below(5)
+upgrade, downgrade = steps_of(5)

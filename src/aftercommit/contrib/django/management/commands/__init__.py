@@ -1,1 +1,1 @@
-"""The commands that the app adds to manage.py."""
+"""The commands of the app for manage.py."""

@@ -1,4 +1,4 @@
-"""`manage.py aftercommit …`: the command line of aftercommit, on Django's own database settings and outboxes.
+"""`manage.py aftercommit …`: the command line of aftercommit, with Django's databases and outboxes.
 
 manage.py aftercommit status
 manage.py aftercommit relay --database billing
@@ -20,18 +20,18 @@ from aftercommit.errors import AftercommitError
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """Hands over to `aftercommit`, which then needs neither --dsn nor --app."""
+    """Runs `aftercommit`, without the need for --dsn and --app."""
 
-    help = "The command line of aftercommit, on Django's database settings."
+    help = "The command line of aftercommit, with Django's database settings."
     requires_system_checks = ()
 
     def add_arguments(self, parser: Any) -> None:
-        """For call_command(); on the command line, everything is handed over as it stands."""
+        """The arguments of call_command()."""
         parser.add_argument("arguments", nargs="*")
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS)
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Called by manage.py: Django's own options are its own, all others are ours."""
+        """manage.py calls it. Parses Django's own options, and passes all others on."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS)
         for option in ("--settings", "--pythonpath"):
@@ -45,16 +45,16 @@ class Command(BaseCommand):  # type: ignore[misc]
         cli.main(arguments, prog_name=f"{argv[0]} {argv[1]}", obj=given)
 
     def handle(self, *, arguments: Sequence[str], database: str, **options: Any) -> None:
-        """Called by call_command("aftercommit", "migrate", "up"): an exit status other than 0 is a CommandError."""
+        """call_command("aftercommit", "migrate", "up") calls it; an exit status other than 0 is a CommandError."""
         status = cli.main(list(arguments), prog_name="aftercommit", obj=_given(database), standalone_mode=False)
         if isinstance(status, int) and status != 0:
-            raise CommandError(f"aftercommit {' '.join(arguments)} ended with {status}", returncode=status)
+            raise CommandError(f"aftercommit {' '.join(arguments)} ended with status {status}", returncode=status)
 
 
 def _given(database: str) -> Given:
-    """What Django knows; options on the command line still go before it."""
+    """Options from Django's settings; those of the command line override them."""
     if database not in connections:
-        raise CommandError(f"DATABASES has no {database!r}: there are {', '.join(connections)}")
+        raise CommandError(f"DATABASES has no {database!r}: use one of {', '.join(connections)}")
     given = Given()
     outboxes = [outbox for outbox in outboxes_on(database) if isinstance(outbox, str)]
     app = _reference(outboxes[0]) if len(outboxes) == 1 else None
@@ -63,5 +63,5 @@ def _given(database: str) -> Given:
 
 
 def _reference(path: str) -> str:
-    """A path as Django writes it, as --app takes it."""
+    """A dotted path in the form of --app."""
     return path if ":" in path else ":".join(path.rsplit(".", 1))
