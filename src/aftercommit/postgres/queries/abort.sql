@@ -1,5 +1,5 @@
 -- name: rows_under_way
--- Before letters, rows: an operation that is taken back locks in the order of the relay, and leaves to it what it settles now.
+-- Locks outbox rows before letters, in the relay's order, and skips rows that the relay is settling now.
 select queued.id from {schema}.outbox queued
 join {schema}.operation_event item on item.event_id = queued.id
 where item.operation_id = %(id)s and item.state = 'started' and item.position is null
@@ -7,8 +7,8 @@ order by queued.id
 for update of queued skip locked
 
 -- name: leave_to_others
--- What another operation has under way too is not taken back: it goes on for that one. Who found it on its way inherits what it had
--- been before, should that one be aborted as well. A consumer that was to handle it again for this operation alone need not any more.
+-- An item that another operation has under way, too, is left to that one, with the state to restore should it be aborted as well. A
+-- consumer that was to handle the item again for this operation only does not have to any more.
 with shared as (
     select item.*, other.operation_id as other_id, other.ordinal as other_ordinal, other.consumer_name as other_consumer
     from {schema}.operation_event item
@@ -38,8 +38,8 @@ inbox as (
 select distinct ordinal, case when position is null then event_id end from shared
 
 -- name: put_back_handled
--- Of what was to be handled again and was not tried yet, inbox rows are put back before the delivery is withdrawn. Where a handler is at
--- work behind the bus, its own row is waited for; returned are those that it has handled.
+-- For items to be handled again that were not tried yet: puts the inbox rows back before the delivery is withdrawn. Waits for the row
+-- of a handler at work behind the bus; returns the items that it has handled.
 with {outcomes},
 untried as (
     select event_id, consumer_name from outcome
@@ -54,7 +54,7 @@ inbox as (
 select event_id from untried except select event_id from inbox
 
 -- name: letters_under_way
--- Letters that were not tried yet and that no worker has in hand: what is done to these is not undone by anybody.
+-- Letters that were not tried yet and that no worker holds.
 with {outcomes}
 select outcome.ordinal
 from outcome
@@ -64,7 +64,7 @@ order by letter.event_id, letter.consumer_name
 for update of letter skip locked
 
 -- name: withdraw_letters
--- Aborted: letters that were not tried yet have the status that they had; those that the operation made are removed. One that was
+-- On abort: letters that were not tried yet get their former status; those that the operation made are removed. A letter that was
 -- being retried anyway goes on, with all its attempts.
 with {outcomes},
 untried as (
@@ -88,7 +88,7 @@ order by event_id
 on conflict do nothing
 
 -- name: withdraw_rows
--- The same behind a relay: what had failed has failed again, what was inserted from log or letter leaves. `former_status` says which.
+-- The same for rows of the outbox: a row that had failed is failed again, a row inserted from log or letter is removed (`former_status`).
 with {outcomes},
 untried as (
     select * from outcome where not by_letter and state is null and untried and event_id = any(%(ids)s::uuid[])
@@ -117,8 +117,8 @@ letters as (
 select id from removed union all select id from restored
 
 -- name: end_items
--- Aborted: nothing waits any more. What was tried and failed goes on being retried by its own policy, and counts as failed. What
--- somebody has in hand (a letter: its worker; a row: the relay that settles it) is left to the next step; returned is how many there are.
+-- On abort: no item waits any more. One that was tried and failed is retried by its own policy, and counts as failed. Items that are
+-- in hand (a letter: its worker; a row: the relay that settles it) are left to the next step; returns how many.
 with {outcomes},
 ended as (
     update {schema}.operation_event item
@@ -151,7 +151,7 @@ counted as (
 select (select count(*) from outcome) - (select count(*) from ended)
 
 -- name: restore_attempts
--- Aborted: of what was taken back, as many attempts are spent as were before. The last of all, for by that it was known as untried.
+-- On abort: restores the number of attempts of items that were taken back. The last step, because it marks them as untried.
 update {schema}.dead_letter_events letter
 set attempts_before = item.former_attempts
 from {schema}.operation_event item

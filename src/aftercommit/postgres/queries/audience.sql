@@ -1,25 +1,25 @@
 -- name: audience_bytes
--- What the list of readers adds to the bytes of an event as they will arrive.
+-- The bytes of an event's audience as they are sent to the client.
 + octet_length(audience::text)
 
 -- name: add_audience_to_outbox
--- Who hears of an event. Events from before the audience was declared, and those of programs that do not declare it yet, are heard
--- of by nobody: so the column fills itself, and nobody has to stop for the migration.
+-- The readers of an event. Events from before the audience was declared, and those of programs that do not declare it yet, have none: the
+-- column has a default, so that no program has to stop for the migration.
 alter table {schema}.{table} add column audience varchar(255)[] not null default '{{}}' {check}
 
 -- name: add_audience
--- The same where events go from there. What is not said here was not known: that is for keep_audience to judge.
+-- The same column in the log and in dead letters, without a default: keep_audience fills it in or refuses the row.
 alter table {schema}.{table} add column audience varchar(255)[] not null default '{{}}';
 alter table {schema}.{table} alter column audience drop default
 
 -- name: audience_check
--- Every event enters by the outbox, also through a view or by hand: a list that could not be appended must not get in.
+-- Every event enters through the outbox, also through a view or by plain SQL: refuses a list that could not be appended.
 constraint outbox_audience_names_readers check (
     coalesce(array_ndims(audience), 1) = 1 and cardinality(audience) <= {most} and array_position(audience, null) is null and '' <> all (audience)
 )
 
 -- name: create_audience_table
--- By it a reader finds what it hears of. Its partitions are those of the log, made and dropped with them.
+-- Finds the events of a reader. Its partitions are those of the log, made and dropped with them.
 create table {schema}.audience (
     reader varchar(255) collate "C" not null,
     position bigint not null,
@@ -28,8 +28,8 @@ create table {schema}.audience (
 comment on table {schema}.audience is 'Who hears of which event of the log, in order; written with the append. Its partitions come and go with those of the log.'
 
 -- name: define_keep_audience
--- A program that does not declare the audience yet knows nothing of it. A relay of that kind must not move an event with an
--- audience into the log without it: it waits, and one that knows takes over. A dead letter gets it from where the event is.
+-- A program that does not declare the audience yet does not know it. Such a relay must not move an event with an audience into the log
+-- without it: it waits, and a relay that knows takes over. A dead letter gets the audience from its event.
 create or replace function {schema}.keep_audience() returns trigger language plpgsql stable as {log_body};
 comment on function {schema}.keep_audience() is {stamp};
 create or replace trigger keep_audience before insert on {schema}.log
@@ -63,11 +63,11 @@ begin
 end
 
 -- name: returning_audience
--- What was appended, for those who hear of it.
+-- The appended events, for their readers.
 position, audience
 
 -- name: heard
--- Who hears of an event finds it by its own name, from the same moment on. A reader that plain SQL has named twice hears once.
+-- The rows by which readers find their events, in the same transaction. A reader that plain SQL has named twice gets one row.
 heard as (
     insert into {schema}.audience (reader, position)
     select distinct reader, appended.position from appended cross join lateral unnest(appended.audience) reader
@@ -82,8 +82,8 @@ coalesce(
 )
 
 -- name: feed_candidates_heard
--- The events of which a reader hears, in order: what it hears of is walked along its index, and each event looked up by its
--- position. (With a limit of its own, or the planner might read along the log instead.)
+-- The events of a reader, in order: walks the index of the reader, and looks up each event by its position. (With its own limit, or the
+-- planner might scan the log instead.)
 select found.*
 from {schema}.audience heard
 cross join lateral (
@@ -97,7 +97,7 @@ order by heard.position {direction}
 limit %(limit)s
 
 -- name: feed_reach_heard
--- How far the next so many events reach of which a reader hears. No row: to the end.
+-- How far the next so many events of a reader reach. No row: to the end.
 select heard.position, log.ts
 from (
     select position

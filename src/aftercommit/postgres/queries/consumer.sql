@@ -1,9 +1,9 @@
 -- name: head
--- The tip of the log.
+-- The head of the log.
 select position, ts, epoch from {schema}.head
 
 -- name: page_bytes
--- How many bytes a range of the log will arrive as: a compressed payload unfolds.
+-- The bytes of a range of the log as they are sent to the client, where payloads are not compressed.
 select coalesce(sum(case when pg_column_compression(payload) is null then pg_column_size(payload)
                          else octet_length(payload::text) end {audience_bytes}), 0)::bigint
 from {schema}.log
@@ -11,7 +11,7 @@ where position > %(after)s and position <= %(upto)s
   and (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
 
 -- name: next_in_log
--- The first position behind this one that is still in the log, and how many events before it were dropped.
+-- The first position after this one that is still in the log, and how many events before it were dropped.
 select next.position, {schema}.given(head.gaps, %(after)s, coalesce(next.position - 1, %(head)s))
 from {schema}.head
 cross join (select min(position) as position from {schema}.log where position > %(after)s) next
@@ -26,8 +26,8 @@ where position > %(after)s and position <= %(upto)s
 order by position
 
 -- name: read_log_cut
--- The same where the range is too large for the memory: as many events as fit, one at least. (An underscore in front: no
--- scope column has such a name.)
+-- The same for a range that is too large for memory: as many events as fit, at least one. (A leading underscore, because no scope
+-- column has such a name.)
 select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
        created_at, seq, position {scope_names}
 from (
@@ -46,7 +46,7 @@ where coalesce(_bytes_before, 0) < %(max_bytes)s
 order by position
 
 -- name: register_consumer
--- A consumer seen for the first time starts at the tip, or before the first event that is still kept.
+-- Registers a new consumer at the head of the log, or before the first event that is still kept.
 insert into {schema}.consumer (name, position, declared_by, inbox)
 select %(name)s, case when %(latest)s then head.position
                       else coalesce((select min(log.position) - 1 from {schema}.log), head.position) end, %(declared_by)s, %(inbox)s
@@ -54,14 +54,14 @@ from {schema}.head
 on conflict (name) do nothing
 
 -- name: consumers
--- Every consumer with its checkpoint and whether somebody holds it.
+-- Every consumer with its checkpoint, and whether a worker holds it.
 select name, position, paused, declared_by, worker, coalesce(clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)), false) as alive
 from {schema}.consumer order by name
 
 -- name: take_consumer
--- The lease of a consumer: ours, free, run out, or void because it ends further ahead than it is long (the clock was set back); or that
--- of a worker whose code does not know what ours does, which has not died. Whoever works under it right now holds the row, so it is
--- skipped, not stolen.
+-- Takes the lease of a consumer if it is ours, free or expired, or void because it ends later than a new one would (the clock was set
+-- back), or if its worker's code does not know an event that ours knows. A worker that is writing holds the row, so we skip it and do
+-- not steal the lease.
 with awaited as materialized (
     select wait.event_type, wait.version
     from {schema}.version_wait wait
@@ -90,7 +90,7 @@ from open where consumer.name = open.name
 returning consumer.position, consumer.paused, open.died, consumer.suspect_position is not null, open.renewed
 
 -- name: renew_consumer
--- The same lease runs on while slices are at work under it. One that holds the row renews it itself, and is not waited for.
+-- Renews the lease while slices work under it. A slice that holds the row renews it itself, so we do not wait for it.
 with mine as (
     select name from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update skip locked
 ),
@@ -101,14 +101,14 @@ renewed as (
 select paused from {schema}.consumer where name = %(consumer)s
 
 -- name: renew_slice
--- A slice that took long leaves a lease behind that has just begun.
+-- Renews the lease at the end of a long slice.
 update {schema}.consumer set leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where name = %(consumer)s and token = %(token)s
 
 -- name: release_consumer
--- Hand the consumer over to a standby at once.
+-- Hands the consumer over to a standby at once.
 with freed as (
-    -- Who can hand over has not died of an event: nothing that was begun is unfinished.
+    -- A worker that can hand over was not killed by an event: clear the suspicion.
     update {schema}.consumer set worker = null, token = null, leased_until = null, lease_seconds = null, suspect_position = null, suspect_attempts = 0
     where name = %(consumer)s and token = %(token)s
     returning 1
@@ -116,10 +116,10 @@ with freed as (
 select pg_notify(%(channel)s, %(changed)s) from (select count(*) from freed) done
 
 -- name: mark
--- What every slice sets for its transaction. The server tells us each change of application_name, also back to what it was: so
--- we see without a question that a handler has ended the transaction, though it may have begun another.
--- While a statement runs, a server only looks for its client where it was told to. Otherwise the long statement of a worker that was
--- killed would keep its locks, and the standby waiting. Machines that are gone without a word are noticed within half a minute.
+-- Set by every slice for its transaction. The server reports each change of application_name, also the one back at the end, so we see
+-- without a query if a handler has ended the transaction, even if it has begun another.
+-- During a statement, a server notices a lost client only with these settings. Otherwise a long statement of a killed worker would keep
+-- its locks, and the standby would wait. A machine that vanishes is noticed within half a minute.
 array[set_config('idle_in_transaction_session_timeout', %(patience)s, true),
              case when strpos(version(), 'linux') > 0 then set_config('client_connection_check_interval', '2s', true) end,
              set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
@@ -128,16 +128,16 @@ array[set_config('idle_in_transaction_session_timeout', %(patience)s, true),
              pg_current_xact_id()::text]
 
 -- name: current_transaction
--- Whether a slice is still in the transaction that it began.
+-- Whether a slice is still in the transaction that it has begun.
 select pg_current_xact_id()::text
 
 -- name: outcome_of_transaction
--- What became of a slice's transaction: committed, aborted or in progress.
+-- The outcome of a slice's transaction: committed, aborted or in progress.
 select pg_xact_status(%(transaction)s::xid8)
 
 -- name: session_settings
--- What was set in this session, SET LOCAL included, as name=value. Settings that the server reports to its clients are compared
--- there, because poolers set them too.
+-- The settings of this session, SET LOCAL included, as name=value. Settings that the server reports to clients are compared there,
+-- because poolers set them too.
 select coalesce(array_agg(name || '=' || coalesce(setting, '') order by name), '{{}}') from pg_catalog.pg_settings
 where source = 'session'
   and name not in ('application_name', 'idle_in_transaction_session_timeout', 'client_connection_check_interval', 'tcp_keepalives_idle',
@@ -145,13 +145,12 @@ where source = 'session'
                    'TimeZone', 'standard_conforming_strings')
 
 -- name: begin_in_pool
--- Behind a pooler, other clients may have set something in the session before. In the same round trip as BEGIN.
+-- Behind a pooler, other clients may have changed settings of the session. Sent in the same round trip as BEGIN.
 begin; {session_settings}
 
 -- name: commit_and_tidy
 commit;
--- In the same round trip, everything that a handler can leave in a session, and what a connection of ours begins with. Prepared
--- statements stay.
+-- In the same round trip: resets everything that a handler can leave in a session. Prepared statements stay.
 reset session authorization; reset all; set datestyle to iso; set jit to off; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
 
 -- name: tidy
@@ -159,10 +158,9 @@ reset session authorization; reset all; set datestyle to iso; set jit to off; un
 reset session authorization; reset all; set datestyle to iso; set jit to off; unlisten *; select pg_advisory_unlock_all(); close all; discard temp
 
 -- name: begin_slice
--- Opens a slice in the handler's transaction: the fence and the checkpoint in one row, then the inbox.
--- An event whose inbox row exists is not returned and so not handled (null: all are new); a concurrent duplicate waits here
--- and then skips.
--- The server ends the transaction when the handlers have been silent for too long: their machine may be gone.
+-- Opens a slice in the handler's transaction: the fence and the checkpoint in one row, then the inbox. An event with an inbox row is not
+-- returned, and so not handled (null: all are new); a concurrent duplicate waits here and is then skipped.
+-- The server ends the transaction if the handlers are silent for too long: their machine may be gone.
 with fence as (
     update {schema}.consumer
     set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
@@ -181,8 +179,8 @@ select (select count(*) from fence), (select case when count(*) < cardinality(%(
        null, {mark}
 
 -- name: begin_slice_without_inbox
--- The same where the checkpoint alone says what was handled: what lies behind it was, also when the answer to that COMMIT
--- never came.
+-- The same for a consumer without an inbox: the checkpoint alone says which events were handled, even if the answer to a COMMIT was
+-- lost.
 with before as (
     select name, position from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update
 ),
@@ -197,7 +195,7 @@ select (select count(*) from fence), null, (select position from fence),
        {mark}
 
 -- name: begin_shared_slice
--- One of several slices at work at once: the fence is shared, the checkpoint moves when all of them have committed.
+-- One of several concurrent slices: they share the fence, and the checkpoint moves when all of them have committed.
 with fence as (
     select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
 ),
@@ -212,9 +210,9 @@ select (select count(*) from fence), (select case when count(*) < cardinality(%(
        null, {mark}
 
 -- name: begin_letters
--- The same for dead letters, which are held until the slice ends: who would change one meanwhile sees that it is in hand. The last
--- column says that one is not what it was when it was read (retried anew, edited, given up): then nothing is begun.
--- One that waited behind the first of its aggregate may have fallen due since. Without an inbox the letter itself says that it was not handled.
+-- The same for dead letters, which stay locked until the slice ends. The last column says that a letter has changed since it was read
+-- (retried, edited, discarded): then the slice does not begin. A letter that waited behind the first of its aggregate may be due by now.
+-- Without an inbox, the letter itself says that its event was not handled.
 with fence as (
     select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
 ),
@@ -222,7 +220,7 @@ mine as (
     select letter.event_id
     from unnest(%(ids)s::uuid[], %(seen)s::timestamptz[], %(turns)s::timestamptz[]) as known (event_id, seen_at, turn)
     join {schema}.dead_letter_events letter on letter.event_id = known.event_id and letter.consumer_name = %(consumer)s, fence
-    -- Said so that no index of open letters fits: in a large replay those are full of rows that are gone, and the key is at hand.
+    -- Written so that no index of open letters is used: in a large replay those are full of dead rows, and we have the key.
     where letter.event_id = any(%(ids)s::uuid[]) and letter.status not in ('parked', 'resolved', 'discarded')
       and letter.last_seen_at = known.seen_at
       and (known.turn is null or letter.next_retry_at = known.turn)
@@ -254,7 +252,7 @@ select 1, (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesc
        null, {mark}
 
 -- name: return_unhandled
--- A handler committed the slice too early: inbox and checkpoint must not cover the events behind it, which nobody handled.
+-- A handler has committed the slice too early: removes inbox rows and checkpoint moves for events that were not handled.
 with inbox as (
     delete from {schema}.processed_events where consumer_name = %(consumer)s and event_id = any(%(ids)s::uuid[])
 )
@@ -262,7 +260,7 @@ update {schema}.consumer set position = least(position, %(position)s::bigint)
 where name = %(consumer)s and token = %(token)s::uuid and %(position)s::bigint is not null
 
 -- name: move_checkpoint
--- Past events that need no transaction of their own.
+-- Moves the checkpoint past events that need no transaction of their own.
 update {schema}.consumer
 set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
         leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
@@ -270,7 +268,7 @@ where name = %(consumer)s and token = %(token)s
 returning position
 
 -- name: suspect
--- After a takeover from a worker that died: the attempt is counted before the event is handled.
+-- After a takeover from a worker that died: counts the attempt before the event is handled.
 update {schema}.consumer
 set suspect_attempts = case when suspect_position = %(position)s then suspect_attempts + 1 else 1 end,
     suspect_position = %(position)s
@@ -278,9 +276,9 @@ where name = %(consumer)s and token = %(token)s
 returning suspect_attempts
 
 -- name: note_version_wait
--- A consumer has met what its code does not know: for how many seconds it still waits for newer code, for how many it has, and until when.
--- It begins anew when nothing of the kind was met for as long as it would wait (a minute at least), or when the clock was set back. Others who stand by
--- are told when it begins. Without a token (behind the bus) nobody is asked whose consumer it is.
+-- A consumer has met an event that its code does not know: how many seconds it still waits for newer code, how many it has waited, and
+-- until when. The wait starts again if no such event was met for as long as it would wait (at least a minute), or if the clock was set
+-- back. Standby workers are notified when it starts. Without a token (behind the bus) the lease is not checked.
 insert into {schema}.version_wait as wait (consumer_name, event_type, version, known, since, until, seen_at)
 select %(consumer)s::text, %(event_type)s::text, %(version)s::smallint, %(known)s::smallint, now, now + make_interval(secs => %(seconds)s), now
 from (select clock_timestamp() as now) clock
@@ -295,21 +293,21 @@ returning extract(epoch from until - seen_at)::float8, extract(epoch from seen_a
           case when since = seen_at then pg_notify(%(channel)s, %(changed)s) end
 
 -- name: end_version_waits
--- Behind the bus there is no lease to take: a relay that knows what was waited for says so when it starts.
+-- Behind the bus there is no lease to take: a relay whose code knows the awaited versions ends the waits when it starts.
 delete from {schema}.version_wait wait
 using unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
 where wait.event_type = known.event_type and wait.version <= known.version
   and not exists (select from {schema}.consumer where consumer.name = wait.consumer_name)
 
 -- name: pause
--- Pause or resume a consumer. A worker that rests is woken; one at work notices within a heartbeat.
+-- Pauses or resumes a consumer. An idle worker is woken; one at work notices within a heartbeat.
 with changed as (
     update {schema}.consumer set paused = %(paused)s where name = %(name)s returning name
 )
 select name, pg_notify(%(channel)s, %(changed)s) from changed
 
 -- name: rename_consumer
--- Give a checkpoint, its inbox, its dead letters and its part in replays under way a new name, while nobody works under the old one.
+-- Renames a consumer with its checkpoint, inbox, dead letters and its part in running replays, while no worker holds it.
 with renamed as (
     update {schema}.consumer set name = %(new)s
     where name = %(old)s and (leased_until is null or not (clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600))))
@@ -335,7 +333,7 @@ items as (
 select count(*) from renamed
 
 -- name: forget_consumer
--- Remove a checkpoint that no program uses any more, with its inbox; what is open of its dead letters is discarded.
+-- Removes an unused consumer with its inbox; discards its open dead letters.
 with free as (
     select 1 where not exists (
         select from {schema}.consumer where name = %(name)s and clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600))

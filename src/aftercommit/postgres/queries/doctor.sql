@@ -1,5 +1,5 @@
 -- name: doctor_server
--- Which server this is, who we are to it, and whether it can be written to.
+-- The server, our role on it, and whether it accepts writes.
 select current_setting('server_version_num')::integer, current_setting('server_version'), pg_is_in_recovery(),
        current_user::text, current_database()::text
 
@@ -8,23 +8,23 @@ select current_setting('server_version_num')::integer, current_setting('server_v
 select clock_timestamp()
 
 -- name: doctor_settings
--- Settings as they hold for this user in this database.
+-- Settings of this user in this database.
 select name, setting from pg_settings where name = any(%(names)s)
 
 -- name: doctor_privileges
--- What of these privileges this user lacks.
+-- Those of these privileges that this user lacks.
 select wanted.relation, wanted.privilege
 from unnest(%(relations)s::text[], %(privileges)s::text[]) as wanted (relation, privilege)
 where not has_table_privilege(quote_ident(%(schema)s) || '.' || quote_ident(wanted.relation), wanted.privilege)
 
 -- name: doctor_rights
--- May this user call the function that makes partitions, drop partitions, and see what other users' sessions do?
+-- Whether this user may call the function that makes partitions, drop partitions, and see the sessions of other users.
 select has_function_privilege(quote_ident(%(schema)s) || '.make_partitions()', 'execute'),
        (select pg_has_role(relowner, 'usage') from pg_class where oid = (quote_ident(%(schema)s) || '.log')::regclass),
        pg_has_role('pg_read_all_stats', 'usage')
 
 -- name: doctor_connections
--- Connections in use and allowed: of the server, of this database, of this user. A limit of -1 is none.
+-- Connections in use and allowed: of the server, of this database, of this user. -1 means no limit.
 select 'the server', count(*),
        current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
            - coalesce(current_setting('reserved_connections', true)::bigint, 0)
@@ -37,7 +37,7 @@ select 'user ' || rolname, (select count(*) from pg_stat_activity where usesysid
 from pg_roles where rolname = current_user and rolconnlimit >= 0
 
 -- name: doctor_vacuum
--- Tables of the outbox: dead rows against what should have set autovacuum off, when it last came, whether it is switched off.
+-- Tables of the outbox: dead rows against the threshold of autovacuum, its last run, and whether it is switched off.
 select class.relname::text, stat.n_dead_tup,
        (coalesce(own.threshold, current_setting('autovacuum_vacuum_threshold'))::float8
            + coalesce(own.scale, current_setting('autovacuum_vacuum_scale_factor'))::float8 * greatest(class.reltuples, 0))::float8,
@@ -56,7 +56,7 @@ where namespace.nspname = %(schema)s and class.relkind = 'r'
 order by class.relname
 
 -- name: doctor_indexes
--- Indexes that PostgreSQL does not use: a build or a concurrent change of theirs was interrupted.
+-- Invalid indexes, which PostgreSQL does not use: a build or a concurrent change was interrupted.
 select index_class.relname::text, table_class.relname::text
 from pg_index index
 join pg_class index_class on index_class.oid = index.indexrelid
@@ -66,14 +66,14 @@ where namespace.nspname = %(schema)s and not (index.indisvalid and index.indisre
 order by 1
 
 -- name: doctor_default_partition
--- A partition for whatever fits into no other.
+-- The default partition.
 select child.relname::text
 from pg_inherits link join pg_class child on child.oid = link.inhrelid
 where link.inhparent = %(log)s::regclass and pg_get_expr(child.relpartbound, child.oid) = 'DEFAULT'
 
 -- name: doctor_log
--- The head of the log beside what the log holds; how many events lie between the last one and the head (none should); and the
--- ends of each range of positions that was never given.
+-- The head of the log, and what the log has: how many events lie between the last one and the head (there should be none), and the ends
+-- of each gap between two lives.
 select head.position, last.position, (select min(position) from {schema}.log),
        {schema}.given(head.gaps, last.position, head.position),
        array(select array[lower(gap), upper(gap) - 1] from unnest(head.gaps) gap order by 1)
@@ -81,7 +81,7 @@ from {schema}.head
 cross join (select max(position) as position from {schema}.log) last
 
 -- name: doctor_samples
--- Stretches of the log: how many events each holds and should hold, and how often time runs backwards in it.
+-- Stretches of the log: how many events each has and should have, and how often time runs backwards in it.
 select sample.first, count(event.position), {schema}.given(head.gaps, sample.first - 1, least(sample.first + %(size)s - 1, %(last)s)),
        count(*) filter (where event.ts < event.ts_before)
 from {schema}.head

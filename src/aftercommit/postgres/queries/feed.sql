@@ -1,20 +1,20 @@
 -- name: feed_plan
--- A feed's statements are planned once, perhaps while the log is empty, and for keys that nobody knows. Every one of them has an
--- index in its own order: along it they are right however full the log gets.
+-- The statements of a feed are planned once, maybe while the log is empty, with unknown keys. Each has an index in its own order, which
+-- stays right however full the log gets.
 select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
        set_config('enable_sort', 'off', false), set_config('enable_incremental_sort', 'off', false)
 
 -- name: feed_columns
--- An event as feeds read it, in the order in which `feed_rows` of records.py takes it.
+-- An event as feeds read it, in the order of `feed_rows` in records.py.
 id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload, created_at, seq,
 position, ts, stream_seq {scope_names}
 
 -- name: feed_bytes
--- How many bytes a payload will arrive as: a compressed one unfolds.
+-- The bytes of a payload as they are sent to the client, not compressed.
 case when pg_column_compression(payload) is null then pg_column_size(payload) else octet_length(payload::text) end {audience_bytes}
 
 -- name: feed_cut
--- As many of these events as fit into the memory, one at least; `_more` of the last one says whether some were left out.
+-- As many of these events as fit into memory, at least one; `_more` of the last one says whether some were left out.
 select {columns}, _more
 from (
     select *, lead(position) over (order by {number} {direction}) is not null as _more,
@@ -26,9 +26,9 @@ from (
 where coalesce(_bytes_before, 0) < %(max_bytes)s
 
 -- name: feed_tail
--- What was appended after a position, for all feeds of a process at once; and where the log stands, in one row at least.
--- before   the time of the event at that position: another one than it was when the log was restored
--- follows  whether the next event is still kept, and retention has not overtaken the reader
+-- The events after a position, for all feeds of a process; and the state of the log, in at least one row.
+-- before   the time of the event at that position, which is different after a restore
+-- follows  whether the next event is still kept, so that retention has not overtaken the reader
 select head.position, head.ts, head.epoch,
        (select log.ts from {schema}.log where log.position = %(after)s) as before,
        exists (select from {schema}.log where log.position = %(after)s::bigint + 1) as follows,
@@ -48,11 +48,11 @@ where position > %(after)s and position <= %(after)s::bigint + %(size)s
 order by position
 
 -- name: feed_page
--- A page of a strand between two numbers, and what tells whether a cursor still means what it meant.
+-- A page of a strand between two numbers, and what tells whether a cursor is still valid.
 -- place  the time of the event that the cursor names
--- kept   the first event that is still there, of this stream or (by position) of the log
--- known  the highest number that was ever given, and when
--- Then where the present life of the log begins, how many events behind the cursor are no longer kept, and the page.
+-- kept   the first event that is still kept, of this stream or (by position) of the log
+-- known  the highest number so far, and its time
+-- Then the base of the current life, how many events after the cursor are no longer kept, and the page.
 select place.ts, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz, coalesce(upper(head.gaps) - 1, 0),
        {schema}.given({gaps}, least(%(place)s::bigint, 9223372036854775806), coalesce(kept.first - 1, ({known})::bigint)), page.*
 from {schema}.head
@@ -68,8 +68,8 @@ left join lateral (
 order by page.{number}
 
 -- name: feed_load
--- A strand as it is now: the newest events, what is kept, how many there are, and the numbers that were never given. A stream without
--- an event in the present life of the log goes on above its base.
+-- The present state of a strand: the newest events, what is kept, how many there are, and the gaps. A stream without an event in the
+-- current life of the log continues above its base.
 select ({total})::bigint, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz,
        array(
            select array[lower(gap), upper(gap) - 1]
@@ -88,8 +88,8 @@ left join lateral (
 order by page.{number}
 
 -- name: feed_moment
--- The last event of a strand before a moment, by bisection: times never run backwards along the numbers, so each step looks up one
--- event and halves what is left. Without a time: nothing that is kept came before.
+-- The last event of a strand before a time, by bisection: times do not run backwards along the numbers, so each step looks up one event
+-- and halves the range. Without a time: no kept event is earlier.
 with recursive search (low, high, ts) as (
     select coalesce(kept.first, 1) - 1, coalesce(({known})::bigint, 0) + 1, null::timestamptz
     from {schema}.head
@@ -121,7 +121,7 @@ order by {order}
 limit 1
 
 -- name: feed_probe_heard
--- The first event from the middle on of which a reader hears: nobody is told the place of another.
+-- The first event of a reader from the middle on, so that the position of another reader's event does not show.
 select log.position as number, log.ts
 from {schema}.log
 where log.position = (
@@ -133,8 +133,8 @@ where log.position = (
 )
 
 -- name: feed_candidates
--- Events of a strand in its order. Rows are compared as a whole, and sorted by all of it: that order only the right index has, and
--- the planner cannot mistake a rare key or value for a frequent one and read along another index.
+-- Events of a strand in order. The comparison and the sort use whole rows, an order that only the right index has, so the planner cannot
+-- mistake a rare key or value for a frequent one and use another index.
 select {columns}, {bytes} as _bytes
 from {schema}.log
 where {constant} and ({place}) > ({low}) and ({place}) <= ({high}) {types} {rest}
@@ -142,7 +142,7 @@ order by {order}
 limit %(limit)s
 
 -- name: feed_candidates_by_facet
--- The same of those with certain values in their payload: one walk along the index for each value, merged.
+-- The same for events with certain payload values: one index scan for each value, merged.
 select found.*
 from unnest(%(values)s::text[]) allowed (_value)
 cross join lateral (
@@ -156,7 +156,7 @@ order by {number} {direction}
 limit %(limit)s
 
 -- name: feed_reach
--- How far the next so many events with certain values reach: the further, the fewer there are. No row: to the end.
+-- How far the next so many events with certain values reach. No row: to the end.
 select found.number, found.ts
 from unnest(%(values)s::text[]) allowed (_value)
 cross join lateral (
@@ -171,19 +171,19 @@ offset %(window)s - 1
 limit 1
 
 -- name: feed_types
--- A feed that shows some types of events only.
+-- For a feed of some event types only.
 and event_type = any(%(types)s::text[])
 
 -- name: feed_rest
--- A further filter, for which another index is walked.
+-- A further filter, after the one that chooses the index.
 and {value} = any({allowed}::text[])
 
 -- name: feed_constant_stream
--- What all strands of a feed have in common. The type is a constant of the declaration, by which partial indexes fit.
+-- The condition of all strands of a feed. The type is a literal, so that partial indexes can be used.
 aggregate_type = {aggregate_type} and stream_seq is not null
 
 -- name: feed_constant_position
--- Nothing.
+-- No condition.
 true
 
 -- name: feed_strand_stream
@@ -191,11 +191,11 @@ true
 {constant} and aggregate_id = %(key)s
 
 -- name: feed_place_stream
--- The event of a stream with this number, of whatever type.
+-- The event of a stream with this number, of any type.
 select log.ts from {schema}.log where {strand} and stream_seq = %(place)s limit 1
 
 -- name: feed_place_position
--- The event at this position, whosever it is.
+-- The event at this position, of any strand.
 select log.ts from {schema}.log where position = %(place)s
 
 -- name: feed_kept_stream
@@ -207,19 +207,19 @@ select stream_seq as first, log.ts from {schema}.log where {strand} order by str
 select position as first, log.ts from {schema}.log order by position limit 1
 
 -- name: feed_known_stream
--- The last number of a stream outlives its events.
+-- The last number of a stream, which outlives its events.
 select stream.seq from {schema}.stream where stream.aggregate_type = {aggregate_type} and stream.aggregate_id = %(key)s
 
 -- name: feed_known_ts_stream
--- When it was given.
+-- The time of that number.
 select stream.ts from {schema}.stream where stream.aggregate_type = {aggregate_type} and stream.aggregate_id = %(key)s
 
 -- name: feed_gaps_stream
--- The numbers of a stream that were never given.
+-- The gaps in the numbers of a stream.
 (select stream.gaps from {schema}.stream where stream.aggregate_type = {aggregate_type} and stream.aggregate_id = %(key)s)
 
 -- name: feed_gaps_position
--- The positions that were never given.
+-- The gaps in the positions.
 head.gaps
 
 -- name: feed_known_position
@@ -227,13 +227,13 @@ head.gaps
 head.position
 
 -- name: feed_known_ts_position
--- When it was given.
+-- The time of that position.
 head.ts
 
 -- name: feed_total
--- How many events there are from the first that is kept to the last: numbers have no gaps but those between two lives.
+-- The number of events from the first that is kept to the last: the only gaps are those between two lives.
 {schema}.given({gaps}, coalesce(kept.first, 1) - 1, ({known})::bigint)
 
 -- name: feed_count
--- How many events of a stream there are of certain types. The index has the types, so no event is read.
+-- The number of events of certain types in a stream. The index has the types, so no event is read.
 select count(*) from {schema}.log where {strand} {types}

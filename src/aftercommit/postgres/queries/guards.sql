@@ -1,24 +1,24 @@
 -- name: changed_service_tokens
--- Service tokens that were made or changed since a look, and the place where the next one begins. Both come from one snapshot.
+-- Service tokens that were created or changed since the last read, and where the next read begins. Both from one snapshot.
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint, id, secret_hash, permissions, extract(epoch from expires_at)::float8, revoked_at is not null
 from (select) always
 left join {schema}.service_token on changed >= %(since)s
 
 -- name: create_service_token
--- A new token, and word to the servers.
+-- Creates a token and notifies the servers.
 insert into {schema}.service_token (id, name, secret_hash, permissions, created_by, expires_at)
 values (%(id)s, %(name)s, %(secret_hash)s, %(permissions)s, %(created_by)s, clock_timestamp() + make_interval(secs => %(lifetime)s))
 returning expires_at, (select pg_notify(%(channel)s, ''))::text
 
 -- name: service_tokens
--- All service tokens, newest first; never their hashes.
+-- All service tokens, newest first, without their hashes.
 select id, name, permissions, created_at, created_by, expires_at, revoked_at, last_used_at,
        case when revoked_at is not null then 'revoked' when expires_at <= clock_timestamp() then 'expired' else 'valid' end
 from {schema}.service_token
 order by created_at desc, id
 
 -- name: revoke_service_token
--- From now on it counts no more, and the servers hear of it at once. Whether it was valid until now.
+-- Revokes a token and notifies the servers. Returns whether it was valid before.
 update {schema}.service_token token
 set revoked_at = coalesce(token.revoked_at, clock_timestamp()), changed = pg_current_xact_id()::text::bigint
 from (select id, revoked_at from {schema}.service_token where id = %(id)s for update) former
@@ -26,7 +26,7 @@ where token.id = former.id
 returning former.revoked_at is null, (select pg_notify(%(channel)s, ''))::text
 
 -- name: note_token_use
--- When tokens were last used, to the minute. Whoever writes the same row meanwhile is not waited for.
+-- Records when tokens were last used, to the minute. Skips rows that others write at the moment.
 with stale as (
     select id from {schema}.service_token
     where id = any(%(ids)s) and (last_used_at is null or last_used_at < statement_timestamp() - interval '1 minute')
@@ -35,14 +35,14 @@ with stale as (
 update {schema}.service_token token set last_used_at = statement_timestamp() from stale where token.id = stale.id
 
 -- name: changed_revocations
--- Revocations since a look, and the place where the next one begins. Both come from one snapshot.
+-- Revocations since the last read, and where the next read begins. Both from one snapshot.
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint, kind, value, extract(epoch from revoked_at)::float8,
        case when isfinite(until) then extract(epoch from until)::float8 end
 from (select) always
 left join {schema}.revoked_token on changed >= %(since)s and until > statement_timestamp()
 
 -- name: revoke_token
--- A token, or all of a user so far, counts no more. Said again, it holds from now on and at least as long as before.
+-- Revokes a token, or all tokens of a user so far. A repetition counts from now on and lasts at least as long as before.
 insert into {schema}.revoked_token as revoked (kind, value, revoked_by, reason, until)
 values (%(kind)s, %(value)s, %(revoked_by)s, %(reason)s, coalesce(to_timestamp(%(until)s), 'infinity'))
 on conflict (kind, value) do update
@@ -51,7 +51,7 @@ set revoked_at = clock_timestamp(), revoked_by = excluded.revoked_by, reason = e
 returning revoked_at, (select pg_notify(%(channel)s, ''))::text
 
 -- name: revocations
--- What was revoked and may still matter, newest first.
+-- Revocations that are still kept, newest first.
 select kind::text, value, revoked_at, revoked_by, reason, case when isfinite(until) then until end
 from {schema}.revoked_token
 where until > clock_timestamp()
@@ -59,16 +59,16 @@ order by revoked_at desc, kind, value
 limit %(limit)s
 
 -- name: forget_revocations
--- Those whose tokens have expired by themselves.
+-- Removes revocations of tokens that have expired.
 delete from {schema}.revoked_token
 where (kind, value) in (
     select kind, value from {schema}.revoked_token where until < statement_timestamp() order by kind, value limit 1000 for update skip locked
 )
 
 -- name: exchange_rates
--- What this process has let through is added to what all have, and as much of what it asks for as the limit has room for.
--- The log of each key comes back, with what was granted, whether the log is new, and the time by which moments are told.
--- Rows are written in one order by everybody, so that nobody waits in a circle. The clock is read behind the lock of a row.
+-- Adds what this process has let through, and grants as many of the requests that wait as the limit has room for. Returns the log of each
+-- key, how many were granted, whether the log is new, and the database's time. All processes write rows in the same order, so that they
+-- do not deadlock. The clock is read after the row is locked.
 with mine as (
     select place, name, key, seconds, most, asked, case when most > 1000 then seconds * 1000 else 1 end as tick,
            (extract(epoch from clock_timestamp()) * 1000000)::bigint as now
@@ -96,7 +96,7 @@ written as (
             from (select most, tick, granted as asked, moments as told_moments, taken as told_taken from wanted
                   where wanted.name = excluded.name and wanted.key = excluded.key and wanted.seconds = excluded.seconds) wanted
         ),
-        -- What lies ahead was written before the clock was set back: it counts from now on.
+        -- Entries in the future are from before the clock was set back: count them from now on.
         live as materialized (
             select moment, sum(taken)::bigint as taken
             from (
@@ -126,11 +126,11 @@ select name::text, key::text, seconds, moments, taken, granted, is_new, extract(
 from written
 
 -- name: guard_clock
--- The time by which windows are counted, before anything was.
+-- The database's time.
 select extract(epoch from clock_timestamp())::float8
 
 -- name: forget_rates
--- Logs in which nothing counts any more.
+-- Removes logs whose window is over.
 delete from {schema}.rate_log
 where (name, key, seconds) in (
     select name, key, seconds from {schema}.rate_log

@@ -1,17 +1,17 @@
 -- name: index_log_scope
--- Readers of one scope walk the log by position.
+-- For readers of one scope, by position.
 create index {concurrently} {index} on {only} {schema}.{table} ({column}, position)
 
 -- name: index_outbox_column
--- Pending events are found by this column too; each such index costs every publish a little, so it is declared.
+-- For pending events by a declared column. Each such index costs every publish a little.
 create index {concurrently} {index} on {only} {schema}.{table} ({column}, created_at)
 
 -- name: index_outbox_age
--- Pending events oldest first, as documents that poll the outbox by created_at ask for them.
+-- Pending events, oldest first, for programs that poll the outbox by created_at.
 create index {concurrently} {index} on {only} {schema}.{table} ({column}) where status = 'pending'
 
 -- name: index_log_facet_stream
--- Events of a stream with one value in their payload, in the stream's order.
+-- Events of a stream with one payload value, in the stream's order.
 create index {concurrently} {index} on {only} {schema}.{table} (aggregate_id, ({value}), stream_seq)
 where aggregate_type = {of} and stream_seq is not null
 
@@ -24,7 +24,7 @@ create index {concurrently} {index} on {only} {schema}.{table} ({of}, ({value}),
 create index {concurrently} {index} on {only} {schema}.{table} (({value}), position)
 
 -- name: facet_value
--- What a filter compares. Index and query must say the same.
+-- The expression that filters compare. Index and query must have the same.
 {schema}.facet(payload, {path})
 
 -- name: table_bytes
@@ -33,7 +33,7 @@ select (pg_relation_size({table_name}::regclass)
         + coalesce((select sum(pg_relation_size(relid)) from pg_partition_tree({table_name}::regclass)), 0))::bigint
 
 -- name: create_small_index
--- An index within somebody's transaction. Writers wait meanwhile, so on a large table it is left to those who can build it otherwise.
+-- Makes an index in the caller's transaction. Writers wait meanwhile, so for a large table it is left to a concurrent build.
 begin
     if exists (select from pg_index where indexrelid = to_regclass({index_name}) and indrelid = {table_name}::regclass and indisvalid) then
         return;
@@ -50,18 +50,17 @@ begin
 end
 
 -- name: index_is_valid
--- Whether an index can be used; no row when there is none.
+-- Whether an index is valid; no row if it does not exist.
 select indisvalid from pg_index where indexrelid = to_regclass({index_name})
 
 -- name: wait_for_builders
--- Whoever builds an index concurrently holds this same lock. The first statement of its transaction: one that has looked at
--- anything already would be waited for by the builder in turn.
+-- The lock of concurrent index builds. It must be the first statement of its transaction: a builder would wait for one with an older
+-- snapshot.
 lock table {schema}.{table} in share update exclusive mode
 
 -- name: drop_invalid_index
--- What a concurrent build has left behind. With the lock of builders in hand an invalid index is a dead one, unless somebody
--- is about to commit its validity: PostgreSQL lets go of the table just before. Who has committed when the locks are looked
--- at is seen by the second look at the index.
+-- An index that a failed concurrent build has left behind. While we hold the builders' lock, an invalid index is dead, unless its builder
+-- is about to commit: PostgreSQL releases the table just before that. The second look at the index, after the locks, sees such a commit.
 begin
     if exists (
         select from pg_index join pg_locks writer on writer.transactionid = pg_index.xmax and writer.granted
@@ -75,8 +74,8 @@ begin
 end
 
 -- name: partitions_without_index
--- Partitions whose part of an index is not attached yet. The highest comes last: the index is whole with the last attached,
--- and retention never takes that one away.
+-- Partitions whose part of an index is not attached yet. The highest comes last: the index becomes valid with it, and retention does not
+-- drop that partition.
 select child.relname::text
 from pg_inherits link
 join pg_class child on child.oid = link.inhrelid
@@ -89,9 +88,9 @@ where link.inhparent = {table_name}::regclass and not link.inhdetachpending
 order by length(child.relname), child.relname
 
 -- name: attach_index
--- The index of a partition becomes a part of the whole.
+-- Attaches the index of a partition to the index of the whole table.
 alter index {schema}.{index} attach partition {schema}.{partition_index}
 
 -- name: relation_kind
--- What a relation is: r a table, p a partitioned one.
+-- The kind of a relation: r for a table, p for a partitioned one.
 select relkind::text from pg_class where oid = {relation}::regclass

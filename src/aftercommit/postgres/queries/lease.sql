@@ -1,6 +1,6 @@
 -- name: heartbeat
--- This relay is alive; relays that have been silent for three leases are forgotten, and those whose last word is that far in the
--- future: the clock was set back since.
+-- Records that this relay is alive. Forgets relays that have been silent for three leases, or whose last sign of life is that far in the
+-- future, because the clock was set back.
 with silent as (
     delete from {schema}.relay
     where id in (
@@ -15,11 +15,11 @@ insert into {schema}.relay (id, name, listening) values (%(relay)s, %(name)s, %(
 on conflict (id) do update set seen_at = clock_timestamp(), listening = relay.listening and not %(is_new)s
 
 -- name: lane_news
--- Relays look around at once: somebody came, or has lanes to give away.
+-- Wakes the other relays: a relay has joined, or gives lanes away.
 select pg_notify(%(channel)s, %(news)s)
 
 -- name: renew_lanes
--- Our leases run on, on the database's clock. Those that somebody took are not ours to renew: the token says.
+-- Renews our leases, by the database's clock. The token tells which lanes another relay has taken.
 with mine as (
     select lane from {schema}.lane where relay = %(relay)s and token = %(token)s order by lane for no key update
 )
@@ -29,8 +29,7 @@ from mine where lane.lane = mine.lane
 returning lane.lane
 
 -- name: live_relays
--- Relays seen within the last lease that have not let a lane of theirs run out, and seconds until the next lease of
--- another one runs out if it is not renewed.
+-- Live relays that have not let a lane expire, and seconds until the next lease of another relay expires.
 select count(*),
        (select extract(epoch from min(leased_until) - clock_timestamp())::float8
         from {schema}.lane
@@ -40,10 +39,10 @@ where seen_at between clock_timestamp() - make_interval(secs => %(lease)s) and c
   and not exists (select from {schema}.lane where lane.relay = relay.id and lane.leased_until < clock_timestamp())
 
 -- name: take_lanes
--- Free and expired lanes, as many as our share allows, and those whose lease ends further ahead than it is long: it was taken before
--- the clock was set back. (Somebody may have been told a longer lease than we were. Older code writes no length: whoever releases a
--- lease clears it, and one without a length is void when it ends more than an hour ahead.) A lane somebody is just taking or writing
--- under is skipped, not waited for. A relay whose lanes are taken is counted no more, until it says that it lives after all.
+-- Takes free and expired lanes, up to our share, and lanes whose lease ends later than a new one would: it is from before the clock was
+-- set back. (A relay with a longer lease setting, or older code, may have written it. Older code writes no length; such a lease is void
+-- if it ends more than an hour ahead.) Skips lanes that another relay is taking or writing under. A relay whose lanes are taken does not
+-- count any more, until it gives a new sign of life.
 with open as (
     select lane, relay
     from {schema}.lane
@@ -64,8 +63,8 @@ from open where lane.lane = open.lane
 returning lane.lane, open.relay is not null as died
 
 -- name: release_lanes
--- Hand lanes over at once: on a graceful stop, or when another relay needs its share. A lane that is still suspect is
--- left as if somebody had died on it, so that whoever takes it is as careful as we would have been.
+-- Hands lanes over at once: at a graceful stop, or when another relay needs its share. A lane that is suspect stays so, so that the next
+-- relay is as careful.
 with mine as (
     select lane, lane = any(%(suspects)s) as suspect
     from {schema}.lane
@@ -79,9 +78,9 @@ set relay = case when suspect then gen_random_uuid() end,
 from mine where lane.lane = mine.lane
 
 -- name: leave
--- A relay that stops is no longer counted.
+-- Removes a relay that stops.
 delete from {schema}.relay where id = %(relay)s
 
 -- name: listen_flag
--- Whether publishers should ring for us. Losing this write in a crash does no harm.
+-- Whether publishers should notify this relay. It does no harm if a crash loses this write.
 update {schema}.relay set listening = %(listening)s where id = %(relay)s

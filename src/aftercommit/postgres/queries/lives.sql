@@ -1,5 +1,5 @@
 -- name: server_is_known
--- Whether the present life of the log is known to go on with this server and these tables, and how far the log has come.
+-- Whether the current life of the log belongs to this server and these tables, and the end of the log.
 select head.server_started = pg_catalog.pg_postmaster_start_time()
            and exists (
                select from {schema}.life
@@ -10,11 +10,11 @@ select head.server_started = pg_catalog.pg_postmaster_start_time()
 from {schema}.head
 
 -- name: lock_head
--- Nobody appends, and nobody begins a life, while we look.
+-- Locks the head: no append and no new life meanwhile.
 select position from {schema}.head for update
 
 -- name: present_life
--- The present life: when it began, and on which server. Then the tables as they are now.
+-- The current life with its server, and the tables as they are now.
 select life.number, life.system_identifier, life.timeline, life.database_oid, life.head_oid,
        (select oid from pg_catalog.pg_database where datname = current_database()), head.tableoid
 from {schema}.head, {schema}.life
@@ -22,21 +22,21 @@ order by life.number desc
 limit 1
 
 -- name: server_identifier
--- Which server this is: each initdb makes another number.
+-- The server's identifier, which initdb chooses.
 select system_identifier from pg_catalog.pg_control_system()
 
 -- name: server_timeline
--- Which history of that server this is: each promotion, and each recovery from an archive, begins another. The file that is being
--- written tells it at once, while pg_control_checkpoint() lags behind until the next checkpoint.
+-- The server's timeline, which changes with each promotion and each recovery from an archive. The name of the current WAL file tells it at
+-- once; pg_control_checkpoint() lags until the next checkpoint.
 select ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))::bit(32)::integer
 where not pg_catalog.pg_is_in_recovery()
 
 -- name: in_recovery
--- Whether this server follows another.
+-- Whether this server is a standby.
 select pg_catalog.pg_is_in_recovery()
 
 -- name: go_on_with_server
--- The same life goes on with this server, which was started anew or is seen for the first time.
+-- Continues the current life on this server, which has restarted or is seen for the first time.
 with known as (
     update {schema}.head set server_started = pg_catalog.pg_postmaster_start_time()
 )
@@ -46,9 +46,9 @@ set system_identifier = coalesce(%(system_identifier)s::bigint, system_identifie
 where number = %(number)s
 
 -- name: begin_life
--- A new life begins above every position that any earlier one can have given, whatever backup was restored, however often: at the
--- number of microseconds since 1970. A log gives fewer than one position a microsecond, so an earlier life cannot have come so far;
--- and no counter would do, because a backup does not know of the lives after it.
+-- Begins a new life above every position of any earlier one, whichever backup was restored: at the number of microseconds since 1970. A
+-- log gives fewer than one position per microsecond, so no earlier life can have come so far. A counter would not do, because a backup
+-- does not know the lives after it.
 with life as (
     insert into {schema}.life (number, base, previous_last, epoch, reason, system_identifier, timeline, database_oid, head_oid)
     select (select max(number) + 1 from {schema}.life),

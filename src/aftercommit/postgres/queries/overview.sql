@@ -1,5 +1,5 @@
 -- name: find_outboxes
--- Every schema of this database that holds an outbox.
+-- Every schema of this database with an outbox.
 select namespace.nspname::text
 from pg_namespace namespace
 where (
@@ -9,8 +9,8 @@ where (
 order by 1
 
 -- name: overview_outbox
--- What waits and since when, what waits for a retry, what failed for good, and the head of the log. Each kind is counted along
--- the index that holds it alone: a hundred thousand failed events cost what counting them costs.
+-- Pending events and their age, events that wait for a retry, failed events, and the head of the log. Each count uses an index that has
+-- only those rows.
 with fresh as (
     select count(*) as events, min(created_at) as oldest,
            count(*) filter (where created_at >= statement_timestamp() - interval '60 seconds') as recent
@@ -30,15 +30,15 @@ select fresh.events + retries.events,
 from fresh, retries, failed, {schema}.head
 
 -- name: fill_head
--- The remedy for a head without its row, for its owner to run: the log goes on where it ends.
+-- The remedy for a head without its row, for an operator to run: the log continues where it ends.
 insert into {schema}.{table} (position, gaps)
 select greatest((select coalesce(max(position), 0) from {schema}.log), (select max(base) from {schema}.life)),
        (select coalesce(range_agg(int8range(previous_last + 1, base + 1)), '{{}}') from {schema}.life where number > 1)
 
 -- name: overview_minute
--- Events appended, and of those written, in the last minute. The log has no index by time and needs none: ts never runs
--- backwards, so the first position of the minute is found by halving; likewise, nearly, by created_at. Each step looks at the first
--- event from the middle on: between two lives of the log there is none.
+-- Events appended, and events written, in the last minute. The log needs no index by time: ts does not run backwards, so bisection finds
+-- the first position of the minute; likewise, nearly, by created_at. Each step looks at the first event from the middle on, because there
+-- are gaps between two lives of the log.
 with recursive bounds as materialized (
     select coalesce((select min(position) from {schema}.log), head.position + 1) as first, head.position as last, head.gaps from {schema}.head
 ),
@@ -71,9 +71,8 @@ select {schema}.given(bounds.gaps, (select low - 1 from appended where low = hig
 from bounds
 
 -- name: overview_consumers
--- Every consumer: its checkpoint, how far it is behind in events, who works for it, since when its next event waits for it, how
--- many of its dead letters are due to be tried again, since when, how many events that it has yet to read are gone, and whether
--- its checkpoint is where the log has never been.
+-- Every consumer: its checkpoint, its lag in events, its worker, the age of its next event, how many of its dead letters are due and since
+-- when, how many events it has not read are gone, and whether its checkpoint is at a position that the log has never had.
 select consumer.name::text, consumer.position, {schema}.given(head.gaps, consumer.position, head.position), consumer.paused,
        case when clock_timestamp() < consumer.leased_until and clock_timestamp() >= consumer.leased_until - make_interval(secs => coalesce(consumer.lease_seconds, 3600)) then consumer.worker end,
        greatest(0, extract(epoch from clock_timestamp() - next.ts))::float8,
@@ -93,12 +92,12 @@ cross join lateral (
 order by consumer.name
 
 -- name: overview_life
--- The present life of the log: its number, when it began, where and why.
+-- The current life of the log: its number, when it began, where and why.
 select number, extract(epoch from clock_timestamp() - began_at)::float8, base, previous_last, reason
 from {schema}.life order by number desc limit 1
 
 -- name: overview_version_waits
--- Consumers that wait for newer code now: what for, what they know of it, since and until when, and whether they are behind the bus.
+-- Consumers that wait for newer code: for which version, which one they know, since and until when, and whether they are behind the bus.
 select wait.consumer_name::text, wait.event_type::text, wait.version, wait.known, wait.since, wait.until,
        not exists (select from {schema}.consumer where consumer.name = wait.consumer_name)
 from {schema}.version_wait wait
@@ -106,15 +105,14 @@ where clock_timestamp() between wait.since and wait.until
 order by wait.consumer_name, wait.since, wait.event_type, wait.version
 
 -- name: overview_oldest
--- The age of the oldest event in the outbox that neither waits for newer code nor stands behind one that does.
+-- The age of the oldest event in the outbox, without those that wait for newer code and those behind them.
 with {awaiting}
 select greatest(0, extract(epoch from clock_timestamp() - min(created_at)))::float8
 from {schema}.outbox
 where status = 'pending' and (aggregate_type, aggregate_id) not in (select aggregate_type, aggregate_id from awaiting)
 
 -- name: overview_relays
--- Every relay on record: how long it has been silent (below 0: its last word is in the future, the clock was set back since), and the
--- lanes whose lease holds.
+-- Every relay on record: how long it has been silent (below 0: the clock was set back), and the lanes whose lease is valid.
 select relay.name, extract(epoch from clock_timestamp() - relay.seen_at)::float8, count(lane.lane)
 from {schema}.relay
 left join {schema}.lane on lane.relay = relay.id and clock_timestamp() < lane.leased_until and clock_timestamp() >= lane.leased_until - make_interval(secs => coalesce(lane.lease_seconds, 3600))
@@ -122,11 +120,11 @@ group by relay.id
 order by relay.name, relay.id
 
 -- name: overview_lanes
--- Lanes that nobody holds.
+-- Lanes without a holder.
 select count(*) from {schema}.lane where relay is null or not (clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)))
 
 -- name: overview_dead_letters
--- Dead letters that somebody or something still has to deal with, by owner and status.
+-- Open dead letters, by owner and status.
 select consumer_name::text, status::text, count(*)
 from {schema}.dead_letter_events
 where status in ('retrying', 'waiting', 'parked')
@@ -134,7 +132,7 @@ group by consumer_name, status
 order by consumer_name, status
 
 -- name: overview_operations
--- Operations under way, and whether somebody drives them.
+-- Running operations, and whether a driver holds them.
 select id::text, kind::text, status::text, requested_by, total, done + skipped + failed, failed,
        coalesce(clock_timestamp() < driven_until and clock_timestamp() >= driven_until - make_interval(secs => coalesce(lease_seconds, 3600)), false), greatest(0, extract(epoch from clock_timestamp() - created_at))::float8
 from {schema}.operation
@@ -151,12 +149,12 @@ where task <> 'sweep'
 order by array_position(array['log', 'inbox', 'keys', 'dead_letters', 'operations'], task::text)
 
 -- name: overview_patience
--- Who looks does not queue up behind somebody who has locked a table: it says so instead.
+-- Do not wait behind a session that has locked a table: report it instead.
 select set_config('lock_timeout', '2s', true)
 
 -- name: holding_transactions
--- Transactions that have been open for a while, and what each holds up: locks on our tables, sessions that wait for it, and
--- the oldest rows that vacuum has to leave. Of other users' sessions an ordinary role sees the locks alone.
+-- Long transactions, and what each holds up: locks on our tables, sessions that wait for it, and the oldest rows that vacuum must keep.
+-- For sessions of other users, an ordinary role sees the locks only.
 with ours as (
     select class.oid, class.relname
     from pg_class class join pg_namespace namespace on namespace.oid = class.relnamespace
@@ -193,7 +191,7 @@ order by activity.xact_start nulls last
 limit 20
 
 -- name: holding_prepared
--- Prepared transactions outlive their session: nobody ends them by closing a connection.
+-- Prepared transactions, which outlive their session.
 select prepared.gid, prepared.owner::text, extract(epoch from statement_timestamp() - prepared.prepared)::float8,
        exists (
            select from pg_locks own
@@ -208,7 +206,7 @@ where prepared.database = current_database()
 order by prepared.prepared
 
 -- name: holding_slots
--- Replication slots that keep rows from being cleaned up, or WAL on the disk while nobody reads it.
+-- Replication slots that keep vacuum from removing rows, or that keep WAL while nothing reads it.
 select slot_name::text, slot_type, active, coalesce(age(xmin), age(catalog_xmin)), xmin is not null,
        case when not pg_is_in_recovery() then pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) end::float8,
        coalesce(wal_status, 'unknown')

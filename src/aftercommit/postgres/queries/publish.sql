@@ -1,9 +1,7 @@
 -- name: publish_one
--- One event in the caller's transaction; the doorbell rings at its commit, and only while a relay is listening. It says
--- for which lane, so that of several carriers one gets up. The bell hangs on a condition that is always true: evaluated
--- once, and cheaper than a query around the INSERT.
--- These statements run in a session of the caller's, whose search_path is anything: built-in functions and operators are called by
--- their full name.
+-- One event in the caller's transaction. At the commit, the doorbell wakes the relay, but only while one listens; it names the lane, so
+-- that only one carrier wakes. The bell is in a condition that is always true: evaluated once, and cheaper than a query around the INSERT.
+-- These statements run in the caller's session, whose search_path can be anything, so built-in functions and operators have full names.
 insert into {schema}.outbox ({names})
 select event.*
 from (select {values}) as event ({names})
@@ -16,21 +14,20 @@ where coalesce((
 ) operator(pg_catalog.<>) 'never', true)
 
 -- name: publish_one_unprepared
--- The same for drivers that write values into the statement, which is then planned anew each time: this form is the
--- slower one to run and by far the quicker one to plan.
+-- The same for drivers that put values into the statement, which is planned every time: slower to run, but much quicker to plan.
 insert into {schema}.outbox ({names})
 values ({values})
 returning (select pg_catalog.pg_notify({channel}, outbox.lane::text) from {schema}.relay where listening limit 1)
 
 -- name: publish_many
--- Many events in one statement, in the given order. What is the same for all of them comes as an array of one value.
+-- Many events in one statement, in the given order. A value that all events share is an array of one.
 insert into {schema}.outbox (id, aggregate_type, aggregate_id, event_type, schema_version, occurred_at, correlation_id, causation_id, payload {scope_names})
 select {columns}
 from {events}
 where coalesce((select pg_catalog.pg_notify({channel}, '')::text from {schema}.relay where listening limit 1) operator(pg_catalog.<>) 'never', true)
 
 -- name: publish_once
--- With an idempotency key: nothing is written when the key is known. A concurrent holder of the key is waited for.
+-- With an idempotency key: writes nothing if the key exists. Waits for a concurrent transaction with the same key.
 with fresh as (
     insert into {schema}.published_key (key, scope, fingerprint, event_ids) values ({key}, {scope_text}, {fingerprint}, {ids})
     on conflict (key, scope) do nothing
@@ -47,5 +44,5 @@ rung as (
 select (select pg_catalog.count(*) from fresh), (select pg_catalog.count(*) from rung)
 
 -- name: find_key
--- The events that the first publish under this key wrote, and what they said.
+-- The events of the first publish with this key, and their fingerprint.
 select event_ids, fingerprint from {schema}.published_key where key operator(pg_catalog.=) {key} and scope operator(pg_catalog.=) {scope_text}

@@ -1,9 +1,9 @@
 -- name: plan_by_index
--- A carrier's statements are planned once, perhaps while the outbox is empty. By index they are right however full it gets.
+-- The statements of a carrier are planned once, maybe while the outbox is empty. With an index they stay right however full it gets.
 select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false)
 
 -- name: due_fresh
--- Committed events of these lanes that were never tried, in the order in which their writers drew seq. Nothing is locked.
+-- Committed events of these lanes that were never tried, in the order of seq. Locks nothing.
 select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is null
@@ -12,7 +12,7 @@ order by o.seq
 limit %(limit)s
 
 -- name: due_fresh_strict
--- The same for strict ordering: an aggregate with an event that failed or waits for its retry is passed over.
+-- The same for strict ordering: skips aggregates with an event that failed or waits for its retry.
 select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is null
@@ -26,7 +26,7 @@ order by o.seq
 limit %(limit)s
 
 -- name: due_retries
--- Events whose wait is over, longest due first.
+-- Events whose retry is due, longest due first.
 select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at <= statement_timestamp() and o.lane = any(%(lanes)s)
@@ -47,7 +47,7 @@ order by o.next_retry_at
 limit %(limit)s
 
 -- name: load_due
--- Envelope and payload of due events, for transports that carry them; a batch of large payloads is cut before it is loaded.
+-- Envelopes and payloads of due events, for transports that carry them; cuts a batch of large payloads before it is loaded.
 with due as (
     {due}
 )
@@ -56,7 +56,7 @@ select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at
 from (
     select o.*, sum(size.bytes) over (order by o.seq) - size.bytes as bytes_before
     from {schema}.outbox o
-    -- Of a compressed value pg_column_size knows the compressed size alone.
+    -- For a compressed value, pg_column_size is the compressed size.
     cross join lateral (
         select case when pg_column_compression(o.payload) is null then pg_column_size(o.payload)
                     else octet_length(o.payload::text) end {audience_bytes} as bytes
@@ -67,13 +67,13 @@ where bytes_before < %(max_bytes)s
 order by seq
 
 -- name: next_retry
--- Seconds until the next retry of these lanes falls due.
+-- Seconds until the next retry of these lanes is due.
 select extract(epoch from min(o.next_retry_at) - clock_timestamp())::float8
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(lanes)s)
 
 -- name: next_retry_strict
--- The same for strict ordering: what is held behind another event of its aggregate cannot go, however long it is due.
+-- The same for strict ordering: an event behind another one of its aggregate cannot go, even if it is due.
 select extract(epoch from min(o.next_retry_at) - clock_timestamp())::float8
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(lanes)s)
@@ -84,7 +84,7 @@ where o.status = 'pending' and o.next_retry_at is not null and o.lane = any(%(la
   )
 
 -- name: fence
--- Locks the leases of the lanes a write depends on, in lane order or it would deadlock with a takeover, and counts ours.
+-- Locks the leases of the lanes that a write depends on, in lane order, so that it does not deadlock with a takeover; counts ours.
 fence as (
     select count(*) as held
     from (
@@ -96,13 +96,13 @@ fence as (
 )
 
 -- name: append
--- The heart: delivered events leave the outbox and enter the log, if and only if this relay still holds their lanes.
+-- The main statement: moves delivered events from the outbox to the log, if and only if this relay still holds their lanes.
 -- fence   counts the lanes that are still ours
--- known   says whether this is the server that the present life of the log goes on with, and the log is where we have seen it
--- chosen  says which rows are meant
--- moved   takes them out of the outbox
+-- known   whether the current life of the log belongs to this server, and the log is where we have seen it
+-- chosen  the rows to move
+-- moved   removes them from the outbox
 -- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
--- heard   (where an audience is declared) lets readers find what they hear of
+-- heard   (if an audience is declared) the rows by which readers find their events
 -- latency counts the moved rows by type and by the time since they were written, for the metrics
 with {fence},
 known as (
@@ -150,22 +150,22 @@ select fence.held, (select count(*) from appended) as appended, tip.position, ti
 from fence left join tip on true
 
 -- name: which_given
--- These events, which a transport has accepted.
+-- The events that a transport has accepted.
 outbox.id = any(%(ids)s::uuid[])
 
 -- name: chosen_due
--- Whatever is due: for the log transport reading, delivering and appending are one statement.
+-- All due events: for the log transport, reading, delivering and appending are one statement.
 chosen as materialized (
     select due.place from ({due}) due
 ),
 
 -- name: which_due
--- A row that somebody changes meanwhile is elsewhere then: it is left alone, and the counts differ.
+-- Skips a row that another session is changing, so the counts differ.
 outbox.ctid = any(array(select place from chosen))
 
 -- name: streams
--- Aggregates of the declared types get a gapless number of their own (stream_seq). In a new life of the log a stream goes on at
--- the base of that life, as the log does: no number that a reader may hold is given again.
+-- Aggregates of the declared types get a gapless number per stream (stream_seq). In a new life of the log, a stream continues at the base
+-- of that life, so that no number is given twice.
 streams as (
     insert into {schema}.stream as stream (aggregate_type, aggregate_id, seq, ts, gaps)
     select moved.aggregate_type, moved.aggregate_id, tip.base + count(*), tip.ts, int8multirange(int8range(1, tip.base + 1))
@@ -188,7 +188,7 @@ streams.seq - count(*) over (partition by moved.aggregate_type, moved.aggregate_
 left join streams on streams.aggregate_type = moved.aggregate_type and streams.aggregate_id = moved.aggregate_id
 
 -- name: count_attempts
--- After a takeover from a relay that died: the attempt is counted before delivery, so that an event that kills the process ends.
+-- After a takeover from a relay that died: counts the attempt before delivery, so that an event that kills the process is parked at last.
 with {fence}
 update {schema}.outbox o
 set retry_count = o.retry_count + 1
@@ -197,7 +197,7 @@ where o.id = %(id)s and o.status = 'pending' and fence.held = %(lane_count)s
 returning o.retry_count
 
 -- name: give_back_attempt
--- The attempt counted before delivery was not made after all, because the destination as a whole is down.
+-- Uncounts an attempt that was not made, because the destination is down.
 with {fence}
 update {schema}.outbox o
 set retry_count = o.retry_count - 1
@@ -205,7 +205,7 @@ from fence
 where o.id = %(id)s and o.status = 'pending' and o.retry_count > 0 and fence.held = %(lane_count)s
 
 -- name: settle_failures
--- Failed deliveries wait for their retry, or end as failed; each leaves or updates its dead letter, with its history.
+-- Failed deliveries wait for their retry, or end as failed; each writes or updates its dead letter, with its history.
 with {fence},
 failure as (
     select *
@@ -214,8 +214,8 @@ failure as (
         as f (id, consumer_name, error, error_class, delay, counted, attempts)
 ),
 spared as (
-    -- A letter that was discarded stays so: should its consumer be asked all the same, because its inbox does not know of it any
-    -- more, then the event goes on without it.
+    -- A discarded letter stays discarded: if its consumer is asked again because its inbox has forgotten the event, the event goes on
+    -- without it.
     update {schema}.dead_letter_events letter set spared = true
     from failure, fence
     where letter.event_id = failure.id and letter.consumer_name = failure.consumer_name and letter.status = 'discarded'
@@ -259,7 +259,7 @@ letters as (
            settled.correlation_id, settled.causation_id, settled.payload, settled.seq, settled.created_at,
            failure.error, failure.error_class, case when failure.consumer_name = '@relay' then settled.retry_count else failure.attempts end,
            settled.next_retry_at,
-           -- What was put back was not tried.
+           -- An event that was put back was not tried.
            case when failure.attempts = 0 then '[]'::jsonb else
                jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class,
                                                     'attempts', failure.attempts)) end {settled_scope}
@@ -267,7 +267,7 @@ letters as (
     order by settled.id, failure.consumer_name
     on conflict (event_id, consumer_name) do update
     set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
-        -- Of a consumer behind the bus every call of its handler counts; of a delivery, what its row has counted.
+        -- For a consumer behind the bus, each handler call counts; for a delivery, the attempts of its row.
         attempts = case when letter.consumer_name = '@relay' then greatest(letter.attempts + 1, excluded.attempts)
                         else letter.attempts + excluded.attempts end,
         next_retry_at = excluded.next_retry_at,
@@ -276,7 +276,7 @@ letters as (
     returning 1
 ),
 others as (
-    -- A consumer that had failed and is not among the failures now has taken the event, unless nobody was even asked.
+    -- A consumer that had failed and has not failed now has handled the event, unless no consumer was asked.
     select letter.event_id, letter.consumer_name
     from settled
     join {schema}.dead_letter_events letter on letter.event_id = settled.id
@@ -296,8 +296,8 @@ select fence.held, (select count(*) from settled) as settled, (select count(*) f
 from fence
 
 -- name: record_withdrawn
--- A replay was aborted while its event was being delivered: the row is gone, or has failed again, but the failure is on record. A
--- consumer that has its inbox row back has given the event up; a letter says so, and can be retried.
+-- A replay was aborted during the delivery of its event: the row is gone, or has failed again, but the failure is recorded. A consumer
+-- with its inbox row back has given the event up; a letter says so, and can be retried.
 with {fence},
 failure as (
     select f.*, (select true from {schema}.processed_events inbox where inbox.event_id = f.id and inbox.consumer_name = f.consumer_name) as spared
@@ -336,7 +336,7 @@ set status = case when letter.status = 'resolved' then excluded.status else lett
     history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
 
 -- name: resolve_letters
--- Events that failed before and are published now: their dead letters are resolved. Locked in the order in which everybody does it.
+-- Resolves the dead letters of events that failed before and are published now. Locks them in the common order.
 with mine as (
     select event_id, consumer_name
     from {schema}.dead_letter_events
@@ -355,12 +355,12 @@ select min(seq) from {schema}.outbox
 where status = 'pending' and next_retry_at is null and seq > %(watermark)s and lane = any(%(lanes)s)
 
 -- name: last_seq
--- The highest seq drawn so far, by committed and by open transactions alike, and since when the server runs: behind a
--- pooler it may be another one than a moment ago. A sequence that was never used shows its first value as if drawn.
+-- The highest seq so far, of committed and open transactions, and the start time of the server: behind a pooler it may be another server
+-- than before. An unused sequence shows its first value as if it were drawn.
 select case when is_called then last_value else 0 end, pg_postmaster_start_time() from {schema}.outbox_seq_seq
 
 -- name: open_writers
--- Transactions that have written to the outbox and have not ended. The lock is taken before seq is drawn and held to the end.
+-- Open transactions that have written to the outbox. They take this lock before they draw seq and hold it to the end.
 select coalesce(array_agg(distinct virtualtransaction), '{{}}')
 from pg_locks
 where locktype = 'relation' and mode = 'RowExclusiveLock' and granted
@@ -368,7 +368,7 @@ where locktype = 'relation' and mode = 'RowExclusiveLock' and granted
   and relation = %(outbox)s::regclass and pid is distinct from pg_backend_pid()
 
 -- name: backlog
--- How many events wait and since when, for the gauges. Those that wait for newer code, and what stands behind them, wait on purpose.
+-- The number and age of pending events, for the gauges. Events that wait for newer code, and those behind them, do not count.
 with {awaiting}
 select count(*), greatest(0, extract(epoch from clock_timestamp() - min(created_at)
            filter (where (aggregate_type, aggregate_id) not in (select aggregate_type, aggregate_id from awaiting))))::float8
@@ -376,7 +376,7 @@ from {schema}.outbox
 where status = 'pending'
 
 -- name: awaiting
--- Aggregates with a delivery that waits for newer code. Nearly always nobody waits, and nothing is looked for.
+-- Aggregates with a delivery that waits for newer code. Usually there is none, and nothing is searched.
 awaiting as materialized (
     select distinct letter.aggregate_type::text, letter.aggregate_id::text
     from {schema}.dead_letter_events letter

@@ -1,38 +1,38 @@
 -- name: claim_sweep
--- The right to do a round, for one program at a time; it comes back by itself when that program dies.
+-- Takes the right to do a round, for one program at a time; the lease expires if that program dies.
 insert into {schema}.upkeep as upkeep (task, ran_at, leased_until, lease_seconds)
 values ('sweep', clock_timestamp(), clock_timestamp() + make_interval(secs => %(lease)s), %(lease)s)
 on conflict (task) do update set ran_at = excluded.ran_at, leased_until = excluded.leased_until, lease_seconds = excluded.lease_seconds
 where (upkeep.leased_until is null or upkeep.leased_until < clock_timestamp()
        or upkeep.leased_until > clock_timestamp() + make_interval(secs => greatest(coalesce(upkeep.lease_seconds, 3600), %(lease)s)))
-  -- A round that was done in the future says only that the clock was set back.
+  -- A round in the future means that the clock was set back.
   and (upkeep.ran_at is null or upkeep.ran_at <= clock_timestamp() - make_interval(secs => %(interval)s) or upkeep.ran_at > clock_timestamp())
 returning leased_until
 
 -- name: renew_sweep
--- A round that goes on; no row when somebody else has taken it over. The end of a lease tells whose it is.
+-- Renews the lease of a round; no row if another program has taken it over.
 update {schema}.upkeep set leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where task = 'sweep' and leased_until = %(until)s
 returning leased_until
 
 -- name: release_sweep
--- The round is over, unless it is somebody else's by now.
+-- Ends the round, unless another program has it.
 update {schema}.upkeep set leased_until = null, lease_seconds = null where task = 'sweep' and leased_until = %(until)s
 
 -- name: brief_locks
--- Whoever holds a row that has to go is not waited for: the next pass finds it.
+-- Skips rows that others have locked; the next pass finds them.
 select set_config('lock_timeout', '1s', true)
 
 -- name: lock_upkeep
--- Where a task stands, locked: who relies on its horizon holds the row FOR SHARE and is waited for. A pass goes on up to the
--- moment it began with, and never beyond the horizon on record. Due is a new pass after a twentieth of the time that rows are kept.
+-- The state of a task, locked: who relies on its horizon holds the row FOR SHARE, and we wait for it. A pass runs up to the time at which
+-- it began, and not beyond the horizon on record. A new pass is due after a twentieth of the retention time.
 insert into {schema}.upkeep as upkeep (task) values (%(task)s)
 on conflict (task) do update set task = excluded.task
 returning next_page, least(began_at - %(keep)s::interval, horizon), keep is not distinct from %(keep)s::interval,
           began_at is null or clock_timestamp() >= began_at + %(keep)s::interval / 20 or began_at > clock_timestamp(), kept_back
 
 -- name: begin_pass
--- The horizon is written before the first row goes, and never runs backwards.
+-- Writes the horizon before the first row is removed. It does not move backwards.
 update {schema}.upkeep
 set keep = %(keep)s::interval, began_at = statement_timestamp(), next_page = 0, ran_at = statement_timestamp(), kept_back = '{{}}',
     horizon = greatest(horizon, statement_timestamp() - %(keep)s::interval)
@@ -40,14 +40,14 @@ where task = %(task)s
 returning began_at - keep
 
 -- name: note_progress
--- Where the pass goes on (nowhere: it is through), what it removed, and what had to stay.
+-- Where the pass continues (null: it is complete), what it has removed, and what had to stay.
 update {schema}.upkeep
 set next_page = %(next_page)s, removed = removed + %(removed)s, ran_at = clock_timestamp(), kept_back = %(kept_back)s
 where task = %(task)s
 
 -- name: note_kept
--- A task that goes through no pages now: how long is kept, what was removed up to when, and what had to stay. A pass that was
--- under way is given up: its place and its moment belong to another time of keeping, and the next one begins at the first page.
+-- Records a task that goes through no pages: how long rows are kept, what was removed up to when, and what had to stay. A running pass is
+-- given up, because it belongs to another retention time; the next one begins at the first page.
 insert into {schema}.upkeep as upkeep (task, keep, removed, horizon, kept_back, ran_at)
 values (%(task)s, %(keep)s::interval, %(removed)s, %(horizon)s, %(kept_back)s, clock_timestamp())
 on conflict (task) do update
@@ -55,7 +55,7 @@ set keep = excluded.keep, removed = upkeep.removed + excluded.removed, horizon =
     kept_back = excluded.kept_back, ran_at = excluded.ran_at, next_page = null, began_at = null
 
 -- name: kept_since
--- The moment before which nothing has to be kept, on the database's clock.
+-- The time before which nothing has to be kept, by the database's clock.
 select clock_timestamp() - %(keep)s::interval
 
 -- name: pages_of
@@ -63,7 +63,7 @@ select clock_timestamp() - %(keep)s::interval
 select pg_relation_size(%(table)s::regclass) / current_setting('block_size')::bigint
 
 -- name: sweep_pages
--- Removes what is old on some pages of a table, except what somebody still needs, and tells how much of both.
+-- Removes old rows from some pages of a table, except those still needed; returns the counts of both.
 with old as materialized (
     {old}
 ),
@@ -84,9 +84,8 @@ select (select count(*) from old where holder is null),
         from (select holder, count(*) as held from old where holder is not null group by holder) holders)
 
 -- name: old_inbox
--- Inbox rows of these pages; one stays while its event may come again: from the outbox, by a dead letter, or from the log to a
--- consumer that handles several at once and whose checkpoint is still before it. Where consumers are at the head, or nearly,
--- the log is hardly looked at.
+-- Inbox rows of these pages. A row stays while its event may come again: from the outbox, by a dead letter, or from the log to a consumer
+-- with several concurrent slices whose checkpoint is before it. If consumers are near the head, the log is hardly read.
 select inbox.ctid as place,
        case when waiting.id is not null then 'events that are still in the outbox'
             when letter.consumer_name is not null then 'dead letters of ' || quote_literal(letter.consumer_name)
@@ -105,24 +104,24 @@ left join lateral (
 where inbox.ctid >= %(first)s::tid and inbox.ctid < %(last)s::tid and inbox.processed_at < %(before)s
 
 -- name: old_keys
--- Idempotency keys of these pages; one stays while an event of its publish is still in the outbox.
+-- Idempotency keys of these pages; a key stays while an event of its publish is in the outbox.
 select published.ctid as place, case when waiting.id is not null then 'events that are still in the outbox' end as holder
 from {schema}.published_key published
 left join lateral (select outbox.id from {schema}.outbox where outbox.id = any(published.event_ids) limit 1) waiting on true
 where published.ctid >= %(first)s::tid and published.ctid < %(last)s::tid and published.created_at < %(before)s
 
 -- name: old_dead_letters
--- Dead letters of these pages that nobody has to deal with any more.
+-- Closed dead letters of these pages.
 select ctid as place, null::text as holder
 from {schema}.dead_letter_events
 where ctid >= %(first)s::tid and ctid < %(last)s::tid and status in ('resolved', 'discarded') and last_seen_at < %(before)s
 
 -- name: running_operations
--- Operations under way rely on inbox and dead letters as they were when their events were chosen.
+-- Running operations need inbox and dead letters as they were when their events were selected.
 select id, kind::text, requested_by from {schema}.operation where finished_at is null order by created_at limit 5
 
 -- name: old_operations
--- Operations that ended before; none begins after it ends, so the index by their beginning finds them.
+-- Operations that ended before a time; an operation starts before it ends, so the index by start finds them.
 select id, kind::text from {schema}.operation
 where created_at < %(before)s and finished_at < %(before)s
 order by created_at
@@ -147,13 +146,13 @@ with gone as (
 select count(*), max(ordinal) from gone
 
 -- name: sweep_operation
--- The operation itself, when its events are gone.
+-- Removes an operation whose events are gone.
 delete from {schema}.operation where id = %(operation)s and finished_at < %(before)s returning 1
 
 -- name: log_holders
--- Who still needs positions up to here: consumers that have yet to read them, open dead letters, operations under way. One that
--- goes through the transport names its events alone, and takes them from the log when their turn comes. That an event which waits
--- in the outbox once more was published before, only its place in the log tells.
+-- What still needs positions up to here: consumers that have not read them, open dead letters, running operations. An operation through
+-- the transport has only the ids of its events, and takes them from the log. For an event that is in the outbox again, only its place in
+-- the log tells that it was published before.
 select 'consumer', name::text, position from {schema}.consumer where position < %(position)s
 union all
 select 'dead letter', consumer_name::text, min(position)

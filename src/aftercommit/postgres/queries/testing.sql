@@ -1,5 +1,5 @@
 -- name: kit_published_events
--- Every event that this transaction sees, in the order of publishing. As text, so that every driver reads the same.
+-- All events that this transaction sees, in the order of publishing. As text, so that every driver reads the same.
 select row_to_json(event)::text, payload_text
 from (
     select id as event_id, seq, lane, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id,
@@ -14,20 +14,20 @@ from (
 order by seq, position
 
 -- name: kit_drain_state
--- What is left to do and how far everybody has come: two equal answers in a row say that nothing moves any more.
+-- The work left and the progress of all services: two equal answers mean that nothing changes any more.
 select (select count(*) from {schema}.outbox where status = 'pending'),
        (select coalesce(sum(retry_count), 0)::bigint from {schema}.outbox),
        (select position from {schema}.head),
        (select coalesce(json_object_agg(name, position), '{{}}')::text from {schema}.consumer)
 
 -- name: kit_letters_of_all
--- Every dead letter, whoever it belongs to, in the order of publishing.
+-- All dead letters, in the order of publishing.
 select event_id, consumer_name::text, status::text, event_type::text, attempts, error, error_class
 from {schema}.dead_letter_events
 order by seq, consumer_name
 
 -- name: kit_expire_leases
--- Whoever holds lanes or a consumer is taken for dead: its lease has run out, as it would with time.
+-- Expires the leases of lanes and consumers, as after the death of their holders.
 with lanes as (
     update {schema}.lane set leased_until = '-infinity' where relay is not null
 ),
@@ -37,7 +37,7 @@ relays as (
 update {schema}.consumer set leased_until = '-infinity' where token is not null
 
 -- name: kit_bring_forward
--- Time passes for what waits for its retry: all of it by the same span, so that its order stays, until the last is due.
+-- Moves all retries back by the same time, so that their order stays and the last one is due.
 with outbox_span as (
     select max(next_retry_at) - statement_timestamp() as span from {schema}.outbox where status = 'pending'
 ),
@@ -57,7 +57,7 @@ letters as (
 select (select count(*) from events) + (select count(*) from letters)
 
 -- name: kit_steal_lanes
--- Somebody else took the lanes, and is dead already: the former holder is fenced, and may take them again.
+-- Another relay takes the lanes and dies at once: the former holder is fenced, and may take them again.
 update {schema}.lane
 set relay = gen_random_uuid(), token = gen_random_uuid(), leased_until = '-infinity'
 where relay is not null
@@ -71,20 +71,20 @@ where name = %(consumer)s and token is not null
 returning name
 
 -- name: kit_rewind_consumer
--- The checkpoint goes back, as if its last moves had been lost: the events come again, and the inbox knows them.
+-- Moves the checkpoint back: the events come again, and the inbox knows them.
 update {schema}.consumer set position = least(position, %(position)s) where name = %(consumer)s returning position
 
 -- name: kit_forget_handled
--- The inbox forgets that a consumer has handled an event.
+-- Removes an event from a consumer's inbox.
 delete from {schema}.processed_events where event_id = %(event_id)s and consumer_name = %(consumer)s returning event_id
 
 -- name: kit_remember_handled
--- And knows it again.
+-- Puts it back.
 insert into {schema}.processed_events (event_id, consumer_name) values (%(event_id)s, %(consumer)s)
 on conflict do nothing
 
 -- name: kit_terminate_sessions
--- End the sessions in this database that are named like this (null: all but this one).
+-- Ends the sessions in this database with this application_name (null: all but this one).
 select pg_terminate_backend(pid, 5000)
 from pg_stat_activity
 where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
@@ -95,5 +95,5 @@ where datname = current_database() and pid <> pg_backend_pid() and backend_type 
 select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
 
 -- name: kit_patience
--- A fault that is set while somebody holds the row waits for it, but not for ever.
+-- A bound for the wait for a locked row.
 set lock_timeout = '10s'
