@@ -11,7 +11,18 @@ from urllib.parse import quote
 
 from starlette.routing import compile_path
 
-from aftercommit.http import NO_STORE, Asgi, Message, Receive, Scope, Send, answer, encoded, header_of, prefers_page
+from aftercommit.http import (
+    NO_STORE,
+    Asgi,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    asgi_headers,
+    header_of,
+    prefers_html,
+)
 from systems.host.pages import GUARDS, WEB
 
 # HTML pages by status.
@@ -39,13 +50,13 @@ class PagesForPeople:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        is_person = prefers_page(header_of(scope, b"accept") or "")
+        is_person = prefers_html(header_of(scope, b"accept") or "")
         page = self._page_behind(scope)
         if page is not None and is_person:
             # Relative to the host: the Host header cannot be trusted.
             location = _root_of(scope).removesuffix("/") + page
             headers = {"Location": location, "Vary": "Accept", "Content-Length": "0"}
-            await answer(send, 303, [NO_STORE, *encoded(headers)])
+            await answer(send, 303, [NO_STORE, *asgi_headers(headers)])
         elif page is not None:
             await self._app(scope, receive, _varying(send))
         else:
@@ -86,7 +97,7 @@ def _with_pages(scope: Scope, send: Send) -> Send:
             is_replaced = True
             kept = [each for each in message.get("headers", ()) if each[0].lower() == b"www-authenticate"]
             headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(page)), "Vary": "Accept"}
-            told = [NO_STORE, *encoded(headers | GUARDS), *kept]
+            told = [NO_STORE, *asgi_headers(headers | GUARDS), *kept]
             await answer(send, message["status"], told, b"" if scope["method"] == "HEAD" else page)
         elif not is_replaced:
             await send(message)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from aftercommit import Database
 from aftercommit.access import Reader
 from aftercommit.errors import DatabaseSilent
-from aftercommit.http import Problem, bad_request, silent, unavailable
+from aftercommit.http import Problem, bad_request, database_silent, unavailable
 from aftercommit.postgres import (
     SPEAK_ISO,
     BoundedConnection,
@@ -24,7 +24,7 @@ from aftercommit.postgres import (
     answered_within,
     committed_async,
     connect_timeout,
-    options_for,
+    connection_options,
     speaks_iso,
 )
 
@@ -65,7 +65,7 @@ def pool_of(database: Database, name: str) -> Pool:
         max_size=MOST_CONNECTIONS,
         open=False,
         # Server-side prepared statements do not survive transaction pooling.
-        kwargs={"prepare_threshold": None, **options_for(database.dsn, application_name=name, **patience)},
+        kwargs={"prepare_threshold": None, **connection_options(database.dsn, application_name=name, **patience)},
         configure=configure,
     )
 
@@ -121,7 +121,7 @@ class RequestPool:
         except (DatabaseSilent, Unanswered) as problem:
             # The server or the network hangs: keep other requests from waiting on these connections.
             await self._pool.drain()
-            raise silent(self._within, remedy, outcome) from problem
+            raise database_silent(self._within, remedy, outcome) from problem
         except (psycopg.OperationalError, psycopg.InterfaceError) as problem:
             await self._look_over()
             raise _lost(remedy, outcome) from problem

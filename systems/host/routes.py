@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from aftercommit import text_problem
 from aftercommit.access import Reader
 from aftercommit.errors import DatabaseUnavailable, Unauthorized
-from aftercommit.feed import problem
+from aftercommit.feed import error_response
 from aftercommit.http import Problem, Receive, Scope, Send, bad_request, headers_of, peer_of, unauthorized, unavailable
 from systems.host.http import LARGEST, Asks, no_json, refuse_repeated_names, shortened
 from systems.host.system import Part
@@ -220,7 +220,7 @@ def served(router: APIRouter, part: Part) -> list[BaseRoute]:
 def refusals(*statuses: int, meanings: Mapping[int, str] | None = None) -> dict[int | str, dict[str, Any]]:
     """Error responses of a route, for its description. `meanings` replaces the general texts."""
     words = _MEANINGS | dict(meanings or {})
-    return {status: problem(words[status], retry=status in (429, 503)) for status in statuses}
+    return {status: error_response(words[status], retry=status in (429, 503)) for status in statuses}
 
 
 def described(router: APIRouter) -> dict[str, Any]:

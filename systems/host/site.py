@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 
 from aftercommit import Application, Companions, Database, Service, Serving
-from aftercommit.access import KEYS, KEYS_FILE, BearerAccess, TokenKeys, TokenVerifier
+from aftercommit.access import TOKEN_KEYS_FILE_VARIABLE, TOKEN_KEYS_VARIABLE, BearerAccess, TokenKeys, TokenVerifier
 from aftercommit.contrib.prometheus import exposition
 from aftercommit.embedded import default_folder
 from aftercommit.errors import DeclarationError
@@ -120,7 +120,8 @@ def _keys(serving: Serving) -> TokenKeys:
         return TokenKeys.for_development(default_folder())
     if keys is None:
         raise DeclarationError(
-            f"no keys to check tokens with: set {KEYS_FILE} (path of a JWK set) or {KEYS} (the set itself)"
+            f"no keys to check tokens with: set {TOKEN_KEYS_FILE_VARIABLE} (path of a JWK set) or "
+            f"{TOKEN_KEYS_VARIABLE} (the set itself)"
         )
     return keys
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from aftercommit.access import service_tokens
 from aftercommit.access.revocation import revoke
-from aftercommit.access.token_keys import KEYS
+from aftercommit.access.token_keys import TOKEN_KEYS_VARIABLE
 from aftercommit.client.sse_decoder import SseDecoder, SseMessage, SsePlace, SseRetry
 from systems.investigations.events import outbox
 from tests.support.investigations import (
@@ -57,7 +57,8 @@ def processes(investigations: Service) -> Iterator[tuple[str, str]]:
     told["keys"].append({"kid": "rsa", "alg": "RS256", "pem": PUBLIC_PEM.decode()})
     with ExitStack() as stack:
         urls = [
-            stack.enter_context(serving(investigations.dsn, workers=1, **{KEYS: json.dumps(told)}))[1] for _ in range(2)
+            stack.enter_context(serving(investigations.dsn, workers=1, **{TOKEN_KEYS_VARIABLE: json.dumps(told)}))[1]
+            for _ in range(2)
         ]
         yield urls[0], urls[1]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aftercommit.access.token_keys import KEYS
+from aftercommit.access.token_keys import TOKEN_KEYS_VARIABLE
 from tests.support.investigations import (
     KEY_SET,
     PATIENCE,
@@ -97,7 +97,7 @@ def test_tokens_are_handed_to_this_machine_alone_and_only_in_development(databas
         for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8090", "[::1].evil.example"):
             assert "users" not in sample(url, host)
         make_service_token(database)
-        production = {**told, KEYS: KEY_SET, "AFTERCOMMIT_CORS_ORIGINS": "https://shop.example.com"}
+        production = {**told, TOKEN_KEYS_VARIABLE: KEY_SET, "AFTERCOMMIT_CORS_ORIGINS": "https://shop.example.com"}
         with running("serve", "--app", APP, "--port", "0", folder=REPOSITORY, **production) as serve:
             listening = json.loads(serve.line("server_listening", serve.stderr))["url"]
             eventually(lambda: answers(listening), timeout=STARTING)
@@ -176,7 +176,7 @@ def test_every_server_process_logs_as_it_was_told_and_hears_how_long_a_drain_tak
 ) -> None:
     prepare(database)
     make_service_token(database)
-    told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path), KEYS: KEY_SET}
+    told = {"DATABASE_URL": database, "AFTERCOMMIT_HOME": str(tmp_path), TOKEN_KEYS_VARIABLE: KEY_SET}
     options = ("--port", "0", "--workers", "2", "--drain", "0.25", "--log-format", "json", "--open-metrics")
     arguments = ("serve", "--app", APP, *options)
     with running(*arguments, folder=REPOSITORY, **told) as serve:
@@ -233,7 +233,7 @@ def test_what_cannot_be_served_is_said_in_a_line(database: str, tmp_path: Path) 
         (("serve", "--app", APP, "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:8090"),
         (("up", "--app", APP, "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:8090"),
     ):
-        extra = {KEYS: KEY_SET} if "--host" in arguments else {}
+        extra = {TOKEN_KEYS_VARIABLE: KEY_SET} if "--host" in arguments else {}
         with running(*arguments, folder=REPOSITORY, **told, **extra) as program:
             assert program.ends() != 0, arguments
         assert said in "\n".join(program.stderr), program

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from aftercommit.access import service_tokens
-from aftercommit.access.token_keys import KEYS
+from aftercommit.access.token_keys import TOKEN_KEYS_VARIABLE
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.tasks import outbox
 from tests.support.investigations import KEY_SET, PATIENCE, TLS, eventually, serving
@@ -69,7 +69,7 @@ def test_without_a_service_token_a_server_does_not_start_and_says_how_to_make_on
     postgres_server: PostgresServerForTests,
 ):
     with prepared(postgres_server) as empty:
-        told = {"DATABASE_URL": empty, KEYS: KEY_SET}
+        told = {"DATABASE_URL": empty, TOKEN_KEYS_VARIABLE: KEY_SET}
         with running("doctor", "--app", APP, "--schema", "tasks_events", folder=REPOSITORY, **told) as doctor:
             assert doctor.ends() == 3, doctor
             doctor.line("no service token allows a program to send it", doctor.stdout)
@@ -93,7 +93,7 @@ def test_a_server_whose_tokens_have_all_expired_starts_and_names_them(postgres_s
     """It starts: users with a JWT of their own do not need them, and a new token counts at once."""
     with prepared(postgres_server) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
         arguments = ("serve", "--app", APP, "--port", "0")
-        told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json"}
+        told = {"DATABASE_URL": dsn, TOKEN_KEYS_VARIABLE: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json"}
         brief = timedelta(microseconds=1)
         expired = service_tokens.create(connection, outbox.shape, "night bot", ["act-as-user"], lifetime=brief)
         with running(*arguments, folder=REPOSITORY, **told) as server:
@@ -112,7 +112,7 @@ def test_a_server_whose_tokens_have_all_expired_starts_and_names_them(postgres_s
 
 
 def test_figures_are_for_those_who_may_read_them_unless_the_server_was_told_otherwise(dsn: str):
-    told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json"}
+    told = {"DATABASE_URL": dsn, TOKEN_KEYS_VARIABLE: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json"}
     with psycopg.connect(dsn, autocommit=True) as connection:
         service_tokens.create(connection, outbox.shape, "bot", ["act-as-user"])
         scraper = service_tokens.create(connection, outbox.shape, "prometheus", ["metrics:read"]).token

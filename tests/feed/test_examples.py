@@ -14,7 +14,7 @@ import httpx
 import psycopg
 import pytest
 
-from aftercommit.access.token_keys import KEYS, TokenKeys
+from aftercommit.access.token_keys import TOKEN_KEYS_VARIABLE, TokenKeys
 from aftercommit.access.tokens import mint
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
@@ -64,7 +64,7 @@ async def test_the_ten_lines_of_the_readme_serve_what_its_first_program_publishe
 async def test_the_declaration_and_the_application_of_the_guide_are_a_program(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(KEYS, KEY_SET)
+    monkeypatch.setenv(TOKEN_KEYS_VARIABLE, KEY_SET)
     monkeypatch.setenv("DATABASE_URL", database)
     program = tmp_path / "logs_feed.py"
     program.write_text("\n".join(block("docs/guides/feeds.md", each) for each in ("class LogRecorded", "app.mount(")))

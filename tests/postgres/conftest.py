@@ -19,8 +19,8 @@ def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def publish_database(postgres_server: PostgresServerForTests) -> Iterator[str]:
     """The connection URI of a database with the tables of the publish suite, shared by the tests of one file."""
-    from aftercommit.testing.outbox_suite import prepare
+    from aftercommit.testing.outbox_suite import create_suite_tables
 
-    dsn = postgres_server.clone(postgres_server.template("publish suite", prepare=prepare))
+    dsn = postgres_server.clone(postgres_server.template("publish suite", create_suite_tables))
     yield dsn
     postgres_server.drop(dsn)

@@ -17,7 +17,7 @@ import httpx
 import psycopg
 
 from aftercommit.access import service_tokens
-from aftercommit.access.token_keys import KEYS, TokenKeys
+from aftercommit.access.token_keys import TOKEN_KEYS_VARIABLE, TokenKeys
 from aftercommit.access.tokens import mint
 from aftercommit.testing.postgres import PostgresServerForTests
 from systems.host.site import ANSWERS_WITHIN
@@ -161,7 +161,13 @@ def serving(
     arguments = ("serve", "--app", "systems.site:application", kind, *place)
     if kind == PRODUCTION:
         make_service_token(dsn)
-    told = {"DATABASE_URL": dsn, KEYS: KEY_SET, "AFTERCOMMIT_LOG_FORMAT": "json", ANSWERS_WITHIN: "60", **environment}
+    told = {
+        "DATABASE_URL": dsn,
+        TOKEN_KEYS_VARIABLE: KEY_SET,
+        "AFTERCOMMIT_LOG_FORMAT": "json",
+        ANSWERS_WITHIN: "60",
+        **environment,
+    }
     with running(*arguments, folder=REPOSITORY, **told) as server:
         url = json.loads(server.line("server_listening", server.stderr))["url"]
         # All of them: who asks a process that has just begun may be sent away.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftercommit.access.permissions import LONGEST, MOST, Permissions, checked, needed, problem_of, segment
+from aftercommit.access.permissions import LONGEST, MOST, Permissions, checked, permission_for, problem_of, segment
 from aftercommit.errors import DeclarationError
 
 READ = "investigation:{key}:read"
@@ -51,7 +51,7 @@ def test_any_of_several_patterns_will_do():
 
 @pytest.mark.parametrize("key", ["INV-1:read", "*", "a:*", "INV-1:x:read", ":", "%3A", "a b", "\n", "%2A"])
 def test_a_key_stays_one_segment_whatever_it_holds(key):
-    asked = needed(READ, key=key)
+    asked = permission_for(READ, key=key)
 
     assert asked.count(":") == 2
     assert Permissions(["investigation:*:read"]).allow(asked)
@@ -61,14 +61,14 @@ def test_a_key_stays_one_segment_whatever_it_holds(key):
 
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
 def test_two_keys_never_ask_for_the_same_permission(one, other):
-    assert (needed(READ, key=one) == needed(READ, key=other)) is (one == other)
+    assert (permission_for(READ, key=one) == permission_for(READ, key=other)) is (one == other)
 
 
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
 def test_a_permission_for_one_key_never_opens_another(granted, asked):
-    permissions = Permissions([needed(READ, key=granted)])
+    permissions = Permissions([permission_for(READ, key=granted)])
 
-    assert permissions.allow(needed(READ, key=asked)) is (granted == asked)
+    assert permissions.allow(permission_for(READ, key=asked)) is (granted == asked)
 
 
 def test_a_right_that_must_be_named_is_not_given_by_a_wildcard():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from aftercommit.http.accept import prefers_page
+from aftercommit.http.accept import prefers_html
 from aftercommit.http.asgi import Message, Receive, Scope, Send
 from systems.host.browser_pages import PagesForPeople
 from systems.host.pages import is_local
@@ -66,12 +66,12 @@ SAFARI = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
     ],
 )
 def test_a_page_is_for_those_who_would_rather_have_html_than_json(accept: str, page: bool) -> None:
-    assert prefers_page(accept) is page
+    assert prefers_html(accept) is page
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "text/html;q=", "text/html,"]))
 def test_whatever_an_accept_header_says_there_is_an_answer(text: str, before: str) -> None:
-    assert prefers_page(before + text) in (True, False)
+    assert prefers_html(before + text) in (True, False)
 
 
 @pytest.mark.parametrize(

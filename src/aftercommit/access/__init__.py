@@ -11,14 +11,14 @@ Bearer tokens need `aftercommit[serve]`.
 
 from typing import TYPE_CHECKING
 
-from aftercommit.access.permissions import Permissions, needed
+from aftercommit.access.permissions import Permissions, permission_for
 from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
 from aftercommit.access.reader import Access, Reader, Varying, Watched, rights_of
 from aftercommit.lazy import lazy
 
 if TYPE_CHECKING:
     from aftercommit.access.bearer import BearerAccess
-    from aftercommit.access.token_keys import KEYS, KEYS_FILE, TokenKeys
+    from aftercommit.access.token_keys import TOKEN_KEYS_FILE_VARIABLE, TOKEN_KEYS_VARIABLE, TokenKeys
     from aftercommit.access.tokens import TokenVerifier, mint
     from aftercommit.access.trusted import TrustedUsers, is_local, is_program
 else:
@@ -26,15 +26,15 @@ else:
         __name__,
         {
             "aftercommit.access.bearer": ("BearerAccess",),
-            "aftercommit.access.token_keys": ("KEYS", "KEYS_FILE", "TokenKeys"),
+            "aftercommit.access.token_keys": ("TOKEN_KEYS_VARIABLE", "TOKEN_KEYS_FILE_VARIABLE", "TokenKeys"),
             "aftercommit.access.tokens": ("TokenVerifier", "mint"),
             "aftercommit.access.trusted": ("TrustedUsers", "is_local", "is_program"),
         },
     )
 
 __all__ = [
-    "KEYS",
-    "KEYS_FILE",
+    "TOKEN_KEYS_FILE_VARIABLE",
+    "TOKEN_KEYS_VARIABLE",
     "Access",
     "Allowance",
     "BearerAccess",
@@ -50,6 +50,6 @@ __all__ = [
     "is_local",
     "is_program",
     "mint",
-    "needed",
+    "permission_for",
     "rights_of",
 ]

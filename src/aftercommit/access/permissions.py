@@ -1,7 +1,7 @@
 """Permissions as text: `investigation:INV-1:read`. Colons separate segments; a granted `*` matches any one segment.
 
-Pure. Only granted permissions can have wildcards. A required permission is compared literally, and `needed` encodes a
-key with a colon or an asterisk as one segment, so such a key cannot match more than itself.
+Pure. Only granted permissions can have wildcards. A required permission is compared literally, and `permission_for`
+encodes a key with a colon or an asterisk as one segment, so such a key cannot match more than itself.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Permissions:
         return f"Permissions({list(self.granted)!r})"
 
 
-def needed(template: str, **values: Any) -> str:
+def permission_for(template: str, **values: Any) -> str:
     """Fill in a template like `investigation:{key}:read`; each value becomes one segment."""
     return template.format(**{name: segment(str(value)) for name, value in values.items()})
 

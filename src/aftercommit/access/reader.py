@@ -39,7 +39,7 @@ class Reader(msgspec.Struct, frozen=True):
     service: str | None = None
 
     def may(self, permission: str) -> bool:
-        """Whether the reader has this permission. Fill in keys with `needed`, which keeps each one segment."""
+        """Whether the reader has this permission. Make it with `permission_for`, which keeps each key one segment."""
         return self.permissions.allow(permission)
 
 

@@ -27,9 +27,9 @@ except ModuleNotFoundError as problem:
 
 logger = logging.getLogger("aftercommit.tokens")
 
-KEYS = "AFTERCOMMIT_TOKEN_KEYS"
+TOKEN_KEYS_VARIABLE = "AFTERCOMMIT_TOKEN_KEYS"
 """The environment variable with a JWK set."""
-KEYS_FILE = "AFTERCOMMIT_TOKEN_KEYS_FILE"
+TOKEN_KEYS_FILE_VARIABLE = "AFTERCOMMIT_TOKEN_KEYS_FILE"
 """The environment variable with the path of a JWK set."""
 DEVELOPMENT_FILE = "token-keys.json"
 
@@ -122,10 +122,10 @@ class TokenKeys:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self | None:
         """Keys from AFTERCOMMIT_TOKEN_KEYS_FILE (a path) or AFTERCOMMIT_TOKEN_KEYS (the document), if one is set."""
         variables = os.environ if environment is None else environment
-        if variables.get(KEYS_FILE):
-            return cls.from_file(variables[KEYS_FILE])
-        if variables.get(KEYS):
-            return cls(lambda: variables.get(KEYS, ""), KEYS)
+        if variables.get(TOKEN_KEYS_FILE_VARIABLE):
+            return cls.from_file(variables[TOKEN_KEYS_FILE_VARIABLE])
+        if variables.get(TOKEN_KEYS_VARIABLE):
+            return cls(lambda: variables.get(TOKEN_KEYS_VARIABLE, ""), TOKEN_KEYS_VARIABLE)
         return None
 
     @classmethod

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from aftercommit.errors import BookmarkError, DeclarationError
-from aftercommit.postgres.keepalive import options_for
+from aftercommit.postgres.keepalive import connection_options
 
 TABLE: Final = "feed_bookmark"
 Result = TypeVar("Result")
@@ -122,7 +122,7 @@ class PostgresBookmark:
             except psycopg.OperationalError:
                 # The server may have closed the idle connection long ago. All statements can be repeated.
                 self._drop()
-        options = options_for(self._dsn)
+        options = connection_options(self._dsn)
         self._connection = psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None, **options)
         if self._create:
             self._make(self._connection)

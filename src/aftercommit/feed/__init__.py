@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aftercommit.access.token_keys import TokenKeys
     from aftercommit.access.tokens import TokenVerifier
     from aftercommit.feed.app import FeedApp, run_lifespan
-    from aftercommit.feed.app.openapi import problem
+    from aftercommit.feed.app.openapi import error_response
     from aftercommit.feed.app.service import service
     from aftercommit.feed.live.streams import StreamCaps, StreamTimes
     from aftercommit.feed.strands.hub import HubSettings
@@ -43,7 +43,7 @@ else:
             "aftercommit.access.token_keys": ("TokenKeys",),
             "aftercommit.access.tokens": ("TokenVerifier",),
             "aftercommit.feed.app": ("FeedApp", "run_lifespan"),
-            "aftercommit.feed.app.openapi": ("problem",),
+            "aftercommit.feed.app.openapi": ("error_response",),
             "aftercommit.feed.app.service": ("service",),
             "aftercommit.feed.live.streams": ("StreamCaps", "StreamTimes"),
             "aftercommit.feed.strands.hub": ("HubSettings",),
@@ -83,7 +83,7 @@ __all__ = [
     "TokenKeys",
     "TokenVerifier",
     "Wire",
-    "problem",
+    "error_response",
     "run_lifespan",
     "service",
     "timestamp",

@@ -5,7 +5,7 @@ Imports no feed, so an application without feeds can use it too. `cors.EXPOSED` 
 
 from typing import TYPE_CHECKING
 
-from aftercommit.http.accept import prefers_page
+from aftercommit.http.accept import prefers_html
 from aftercommit.http.asgi import (
     JSON,
     NO_STORE,
@@ -18,7 +18,7 @@ from aftercommit.http.asgi import (
     Send,
     answer,
     answer_problem,
-    encoded,
+    asgi_headers,
     header_of,
     headers_of,
     peer_of,
@@ -28,10 +28,10 @@ from aftercommit.http.cors import Cors
 from aftercommit.http.errors import (
     Problem,
     bad_request,
+    database_silent,
     forbidden,
     method_not_allowed,
     not_found,
-    silent,
     too_large,
     too_many,
     unauthorized,
@@ -63,9 +63,10 @@ __all__ = [
     "Send",
     "answer",
     "answer_problem",
+    "asgi_headers",
     "bad_request",
     "compressed",
-    "encoded",
+    "database_silent",
     "exception_handlers",
     "forbidden",
     "header_of",
@@ -73,8 +74,7 @@ __all__ = [
     "method_not_allowed",
     "not_found",
     "peer_of",
-    "prefers_page",
-    "silent",
+    "prefers_html",
     "too_large",
     "too_many",
     "unauthorized",

@@ -9,7 +9,7 @@ _JSON: Final = "application/json"
 _QUALITY: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 
 
-def prefers_page(accept: str) -> bool:
+def prefers_html(accept: str) -> bool:
     """Whether this Accept header prefers HTML to JSON, as a browser's does. No preference counts as a program."""
     if "text/" not in accept.lower():
         # The fast path: almost every request is a poll.

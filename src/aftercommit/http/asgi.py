@@ -125,7 +125,7 @@ def _text(quoted: str, parameter: str) -> str:
     return text
 
 
-def encoded(headers: Mapping[str, str]) -> list[Header]:
+def asgi_headers(headers: Mapping[str, str]) -> list[Header]:
     """Headers in ASGI's form. Characters that are not Latin-1, or not printable, become question marks."""
     return [
         (name.lower().encode("latin-1"), "".join(_visible(value)).encode("latin-1", "replace"))
@@ -165,7 +165,7 @@ async def answer_problem(send: Send, problem: Problem, method: str = "GET", more
     """Send a problem with the common error body; a HEAD gets the headers only."""
     body = problem.body()
     length = (b"content-length", b"%d" % len(body))
-    headers = [JSON, length, NO_STORE, *encoded(problem.headers), *more]
+    headers = [JSON, length, NO_STORE, *asgi_headers(problem.headers), *more]
     await answer(send, problem.status, headers, b"" if method == "HEAD" else body)
 
 

@@ -115,7 +115,7 @@ def unavailable(message: str, retry_after: int = 1) -> Problem:
     return Problem(503, message, retry_after=retry_after)
 
 
-def silent(seconds: float, remedy: str = "try again", outcome: str | None = None) -> Problem:
+def database_silent(seconds: float, remedy: str = "try again", outcome: str | None = None) -> Problem:
     """503: the database did not answer in time. `outcome` says what became of a request that writes."""
     said = f"The database did not answer within {seconds:g} seconds: {remedy}"
     # A server that hangs seldom recovers within a second, so clients come back later than after other errors.

@@ -8,7 +8,7 @@ from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.bounded import BoundedConnection, Unanswered, answered_within
 from aftercommit.postgres.commits import committed, committed_async
 from aftercommit.postgres.database import SPEAK_ISO, connect_timeout, speaks_iso
-from aftercommit.postgres.keepalive import options_for
+from aftercommit.postgres.keepalive import connection_options
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
 
@@ -23,7 +23,7 @@ __all__ = [
     "committed",
     "committed_async",
     "connect_timeout",
-    "options_for",
+    "connection_options",
     "speaks_iso",
     "uuid_array",
 ]

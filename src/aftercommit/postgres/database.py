@@ -24,7 +24,7 @@ from aftercommit.errors import (
     MissingPrivilege,
 )
 from aftercommit.postgres.bounded import BoundedConnection
-from aftercommit.postgres.keepalive import options_for
+from aftercommit.postgres.keepalive import connection_options
 from aftercommit.postgres.shape import Shape
 from aftercommit.text import OF_APP
 
@@ -256,7 +256,7 @@ class Database:
 
     def _parameters(self, dsn: str, **others: Any) -> dict[str, Any]:
         # Server-side prepared statements do not survive transaction pooling.
-        return {"prepare_threshold": None, **options_for(dsn, application_name=self._application_name, **others)}
+        return {"prepare_threshold": None, **connection_options(dsn, application_name=self._application_name, **others)}
 
 
 async def _session(connection: psycopg.AsyncConnection[Any]) -> Any:

@@ -18,7 +18,7 @@ _NOTICED: Final[Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def options_for(dsn: str, **others: Any) -> dict[str, Any]:
+def connection_options(dsn: str, **others: Any) -> dict[str, Any]:
     """The keepalive options and `others`, except those that the DSN sets itself."""
     given = conninfo_to_dict(dsn)
     return {name: value for name, value in {**_NOTICED, **others}.items() if name not in given}

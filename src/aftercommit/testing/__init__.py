@@ -23,20 +23,20 @@ from aftercommit.testing.transports import RecordingTransport, TransportFaults, 
 from aftercommit.testing.world import AsyncWorld, World
 
 if TYPE_CHECKING:
-    from aftercommit.testing.django import dsn_of, use_database
+    from aftercommit.testing.django import django_dsn, use_django_database
     from aftercommit.testing.outbox_suite import PublishSuite
     from aftercommit.testing.publish_harness import Caller, PublishHarness
-    from aftercommit.testing.publish_stage import prepare
+    from aftercommit.testing.publish_stage import create_suite_tables
     from aftercommit.testing.transport_harness import Received, TransportHarness
     from aftercommit.testing.transport_suite import TransportSuite
 else:
     __getattr__ = lazy(
         __name__,
         {
-            "aftercommit.testing.django": ("dsn_of", "use_database"),
+            "aftercommit.testing.django": ("django_dsn", "use_django_database"),
             "aftercommit.testing.outbox_suite": ("PublishSuite",),
             "aftercommit.testing.publish_harness": ("Caller", "PublishHarness"),
-            "aftercommit.testing.publish_stage": ("prepare",),
+            "aftercommit.testing.publish_stage": ("create_suite_tables",),
             "aftercommit.testing.transport_harness": ("Received", "TransportHarness"),
             "aftercommit.testing.transport_suite": ("TransportSuite",),
         },
@@ -74,7 +74,7 @@ __all__ = [
     "World",
     "crash_environment",
     "crash_from_environment",
-    "dsn_of",
-    "prepare",
-    "use_database",
+    "create_suite_tables",
+    "django_dsn",
+    "use_django_database",
 ]

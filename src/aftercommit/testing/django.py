@@ -12,7 +12,7 @@ _PARTS: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST
 
 
 @contextmanager
-def use_database(dsn: str, alias: str = "default") -> Iterator[None]:
+def use_django_database(dsn: str, alias: str = "default") -> Iterator[None]:
     """Inside this block, and in this thread, `connections[alias]` connects to this database."""
     connection = _connection(alias)
     parts = conninfo_to_dict(dsn)
@@ -26,7 +26,7 @@ def use_database(dsn: str, alias: str = "default") -> Iterator[None]:
         connection.settings_dict.update(before)
 
 
-def dsn_of(alias: str = "default") -> str:
+def django_dsn(alias: str = "default") -> str:
     """The URI of Django's current database; with pytest-django, of its test database."""
     settings = _connection(alias).settings_dict
     parts = {part: str(settings[name]) for name, part in _PARTS.items() if settings.get(name)}

@@ -5,8 +5,8 @@
     class TestMyDriver(PublishSuite):
         harness = MyDriver
 
-Needs pytest, and a fixture `publish_database` that returns the URI of a database on which `prepare` was called; many
-tests may use it, one after another. To see values in failures, call
+Needs pytest, and a fixture `publish_database` that returns the URI of a database with the tables of
+`create_suite_tables`; many tests may use it, one after another. To see values in failures, call
 `pytest.register_assert_rewrite("aftercommit.testing.outbox_suite")` in conftest.py before you import this module.
 """
 
@@ -40,15 +40,15 @@ from aftercommit.testing.publish_stage import (
     Stage,
     SuiteOrderPlaced,
     case,
+    create_suite_tables,
     orders,
-    prepare,
     publish,
     refused,
     sized,
 )
 from aftercommit.text import MIGRATE
 
-__all__ = ["PublishHarness", "PublishSuite", "prepare"]
+__all__ = ["PublishHarness", "PublishSuite", "create_suite_tables"]
 
 
 class PublishSuite:

@@ -41,7 +41,7 @@ HEARD = Outbox("publish_suite_heard", audience=True)
 NOTE_HEARD = HEARD.declare("suite.note_heard")
 
 
-def prepare(dsn: str) -> None:
+def create_suite_tables(dsn: str) -> None:
     """Make the tables of the publish suite in an empty database."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         migrate.up(connection, OUTBOX.shape)

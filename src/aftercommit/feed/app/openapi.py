@@ -72,7 +72,7 @@ def document(
     return openapi
 
 
-def problem(description: str, *, retry: bool = False) -> Json:
+def error_response(description: str, *, retry: bool = False) -> Json:
     """An OpenAPI response with the common error body; `retry` adds the header `Retry-After`."""
     response: Json = {
         "description": description,
@@ -110,7 +110,7 @@ def _poll(path: str, feed: Feed) -> Json:
                 "headers": {"ETag": _header("The same ETag.")},
             },
             **_refusals(),
-            "410": problem(_GONE),
+            "410": error_response(_GONE),
         },
     }
 
@@ -282,4 +282,4 @@ def _header(description: str, schema: Json | None = None) -> Json:
 
 
 def _refusals() -> Json:
-    return {str(status): problem(said, retry=status in (429, 503)) for status, said in _REFUSALS.items()}
+    return {str(status): error_response(said, retry=status in (429, 503)) for status, said in _REFUSALS.items()}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from aftercommit.access.permissions import needed, problem_of
+from aftercommit.access.permissions import permission_for, problem_of
 from aftercommit.access.rate_limit import Rate
 from aftercommit.errors import BadParameter, DeclarationError, DuplicateDeclaration
 from aftercommit.event.definition import checked_name
@@ -199,7 +199,7 @@ def _checked_permission(name: str, permission: str | None) -> str | None:
     if permission is None:
         return None
     try:
-        problem = problem_of(needed(permission, key="x"))
+        problem = problem_of(permission_for(permission, key="x"))
     except (LookupError, ValueError, AttributeError) as error:
         problem = f"it cannot be filled in ({type(error).__name__}: {error})"
     if problem is not None:

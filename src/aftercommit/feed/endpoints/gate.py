@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from aftercommit.access.permissions import needed
+from aftercommit.access.permissions import permission_for
 from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
 from aftercommit.access.reader import Access, CachePolicy, Caching, Reader
 from aftercommit.errors import Unauthorized
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.selection import ByScope, ByStream, Everything
-from aftercommit.http.asgi import Header, encoded
+from aftercommit.http.asgi import Header, asgi_headers
 from aftercommit.http.errors import Problem, forbidden, not_found, too_many, unauthorized
 from aftercommit.postgres.bounded import answered_within
 
@@ -88,7 +88,7 @@ class Gate:
             raise unauthorized()
 
     def _needed(self, key: str) -> str | None:
-        return needed(self._feed.permission, key=key) if self._feed.permission is not None else None
+        return permission_for(self._feed.permission, key=key) if self._feed.permission is not None else None
 
     def _own_key(self, reader: Reader) -> str:
         return "" if isinstance(self._feed.select, Everything) else reader.user
@@ -160,4 +160,4 @@ def what_of(feed: Feed) -> str:
 def policy_of(rates: tuple[Rate, ...]) -> Header:
     """The rate limits of a feed as the header `RateLimit-Policy`."""
     text = ", ".join(f'"{rate.of}";q={rate.requests};w={rate.seconds}' for rate in rates)
-    return encoded({"RateLimit-Policy": text})[0]
+    return asgi_headers({"RateLimit-Policy": text})[0]

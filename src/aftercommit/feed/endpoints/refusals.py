@@ -15,7 +15,7 @@ from aftercommit.errors import (
 )
 from aftercommit.feed.declaration.cursor import text_of
 from aftercommit.feed.declaration.feed import Feed
-from aftercommit.http.errors import Problem, bad_request, not_found, silent, unavailable
+from aftercommit.http.errors import Problem, bad_request, database_silent, not_found, unavailable
 from aftercommit.postgres.resilience import is_lost
 
 # A deployment takes minutes; behind a load balancer the next request may already reach newer code.
@@ -46,7 +46,7 @@ def problem_of(feed: Feed, error: Exception) -> Problem | None:
         case FeedsFailed():
             return unavailable(str(error), retry_after=5)
         case DatabaseSilent():
-            return silent(error.seconds)
+            return database_silent(error.seconds)
         case DatabaseError():
             return unavailable("The database cannot be used at the moment: try again")
         case _ if is_lost(error):

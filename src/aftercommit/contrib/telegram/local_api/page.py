@@ -5,7 +5,7 @@ from typing import Final
 
 from aftercommit.errors import MissingExtra
 from aftercommit.feed.app import pages
-from aftercommit.http.accept import prefers_page
+from aftercommit.http.accept import prefers_html
 from aftercommit.http.asgi import Asgi, Receive, Scope, Send, header_of
 from aftercommit.http.compression import compressed
 
@@ -47,7 +47,7 @@ class NothingHere:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "http" and prefers_page(header_of(scope, b"accept") or ""):
+        if scope["type"] == "http" and prefers_html(header_of(scope, b"accept") or ""):
             await _response(_MISSING, 404)(scope, receive, send)
         else:
             await self._otherwise(scope, receive, send)

@@ -20,7 +20,7 @@ from aftercommit.http.asgi import (
     Send,
     answer,
     answer_problem,
-    encoded,
+    asgi_headers,
     header_of,
 )
 from aftercommit.http.compression import compressed
@@ -71,7 +71,7 @@ class StaticPage:
         # In a thread: a megabyte takes long enough to compress that streams would wait for it.
         content, about = await asyncio.to_thread(compressed, self._content, header_of(scope, b"accept-encoding") or "")
         length = (b"content-length", b"%d" % len(content))
-        await answer(send, 200, [length, *encoded(about), *self._headers], b"" if method == "HEAD" else content)
+        await answer(send, 200, [length, *asgi_headers(about), *self._headers], b"" if method == "HEAD" else content)
 
 
 def docs_pages(openapi: Callable[[], Mapping[str, Any]]) -> dict[str, Asgi]:
