@@ -39,10 +39,9 @@ where seen_at between clock_timestamp() - make_interval(secs => %(lease)s) and c
   and not exists (select from {schema}.lane where lane.relay = relay.id and lane.leased_until < clock_timestamp())
 
 -- name: take_lanes
--- Takes free and expired lanes, up to our share, and lanes whose lease ends later than a new one would: it is from before the clock was
--- set back. (A relay with a longer lease setting, or older code, may have written it. Older code writes no length; such a lease is void
--- if it ends more than an hour ahead.) Skips lanes that another relay is taking or writing under. A relay whose lanes are taken does not
--- count any more, until it gives a new sign of life.
+-- Takes free and expired lanes, up to our share, and lanes whose lease ends further ahead than its length, or ours if that is longer: it
+-- is from before the clock was set back. Older code writes no length; such a lease is void if it ends more than an hour ahead. Skips lanes
+-- that another relay is taking or writing under. A relay whose lanes are taken does not count any more, until it gives a new sign of life.
 with open as (
     select lane, relay
     from {schema}.lane

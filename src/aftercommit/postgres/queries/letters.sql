@@ -1,5 +1,5 @@
 -- name: record_failures
--- Events this consumer could not take: a dead letter each, and the checkpoint moves past them, in one fenced statement.
+-- Writes a dead letter for each event that a consumer has failed on, and moves the checkpoint past them, in one fenced statement.
 with fence as (
     update {schema}.consumer
     set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
@@ -27,22 +27,22 @@ letters as (
     on conflict (event_id, consumer_name) do update
     set status = excluded.status, error = excluded.error, error_class = excluded.error_class,
         attempts = letter.attempts + excluded.attempts,
-        -- A letter that had come to its end begins anew: its event was sent again, with all its attempts.
+        -- A closed letter is opened again: its event was sent again, with all its attempts.
         attempts_before = case when letter.status in ('resolved', 'discarded') then letter.attempts else letter.attempts_before end,
         next_retry_at = excluded.next_retry_at, last_seen_at = clock_timestamp(),
-        -- One from the time when this consumer was behind the bus has none, and would be nobody's.
+        -- A letter from the time when this consumer was behind the bus has no position, so no consumer would take it.
         position = coalesce(letter.position, excluded.position),
         history = (case when jsonb_array_length(letter.history) >= 50 then letter.history - 0 else letter.history end) || excluded.history
-    -- An event that is only to wait, read again after a crash, may have a letter that is further on already.
+    -- An event that just waits, read again after a crash, may have a letter that is further on already.
     where excluded.attempts > 0 or letter.status in ('resolved', 'discarded')
     returning 1
 )
 select (select count(*) from fence), (select count(*) from letters)
 
 -- name: look_around
--- Asked every turn, so it is two steps into an index: is a dead letter of this consumer due, and is any open? And how far is
--- the log, in positions and in events, how many of them lie before us, and what checkpoint is on record? Letters without a position
--- belong to a relay: their event is in the outbox, and is delivered again from there.
+-- Runs every turn, so it is two index lookups: is a dead letter of this consumer due, and is any open? And the head of the log, in
+-- positions and in events, the events before our checkpoint, and the checkpoint on record. Letters without a position belong to a relay:
+-- their event is in the outbox and is delivered again from there.
 select exists (
            select from {schema}.dead_letter_events
            where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
@@ -56,7 +56,7 @@ select exists (
 from {schema}.head
 
 -- name: within_bytes
--- The front of a list of letters that fits into memory, one at least. Bytes are counted as they will arrive: a compressed payload unfolds.
+-- The first letters of a list that fit into memory, at least one. Counts the bytes that are sent to the client, not compressed.
 select next_retry_at, event_id as id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
        created_at, seq, position, greatest(0, attempts - attempts_before) as retry_count, last_seen_at as ts {scope_names}
 from (
@@ -71,7 +71,7 @@ where _bytes_before < %(max_bytes)s
 order by _turn, seq
 
 -- name: due_letters
--- Dead letters of this consumer whose wait is over, in the order in which they fell due.
+-- Dead letters of this consumer that are due, in order of their due time.
 select *, next_retry_at as _turn
 from {schema}.dead_letter_events
 where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
@@ -79,8 +79,8 @@ order by next_retry_at
 limit %(limit)s
 
 -- name: due_letters_strict
--- Under strict ordering an aggregate goes on from its first open letter, if that is due, and only as far as nothing is in the
--- way: those that wait behind it go with it, and one that is parked or not due yet ends the row.
+-- Under strict ordering, an aggregate continues from its first open letter, if that is due: the letters that wait behind it go with it, up
+-- to one that is parked or not due yet.
 with head as materialized (
     select aggregate_type, aggregate_id, row_number() over (order by next_retry_at) as _turn
     from {schema}.dead_letter_events letter
@@ -110,7 +110,7 @@ order by head._turn, line.seq
 limit %(limit)s
 
 -- name: resolve_handled
--- The letters of a slice, in the handlers' transaction; what waits behind the last of an aggregate (strict ordering) falls due.
+-- Resolves the letters of a slice, in the handlers' transaction; the next waiting letter of an aggregate (strict ordering) becomes due.
 with resolved as (
     update {schema}.dead_letter_events letter
     set status = 'resolved', next_retry_at = null, last_seen_at = clock_timestamp()
@@ -118,7 +118,7 @@ with resolved as (
     returning aggregate_type, aggregate_id
 ),
 cleared as (
-    -- The start that was counted after a takeover has come to its end.
+    -- Ends the attempt that was counted after a takeover.
     update {schema}.consumer set suspect_position = null, suspect_attempts = 0
     where name = %(consumer)s and suspect_position is not null
 ),
@@ -131,13 +131,13 @@ next as (
         where letter.consumer_name = %(consumer)s and letter.aggregate_type = done.aggregate_type
           and letter.aggregate_id = done.aggregate_id and letter.status in ('retrying', 'waiting', 'parked') and letter.position is not null
           and letter.event_id <> all(%(ids)s::uuid[])
-        -- The first that is open: one that waits behind a parked letter goes on waiting.
+        -- The first open letter: one that waits behind a parked letter goes on waiting.
         order by letter.seq
         limit 1
     ) waiting
 ),
 free as (
-    -- One that somebody acts on is not waited for: `free_waiting` comes by.
+    -- Skips a letter that another session has locked: `free_waiting` handles it later.
     select letter.event_id
     from next
     join {schema}.dead_letter_events letter on letter.event_id = next.event_id and letter.consumer_name = %(consumer)s
@@ -149,7 +149,7 @@ from free
 where letter.event_id = free.event_id and letter.consumer_name = %(consumer)s and letter.status = 'waiting'
 
 -- name: fail_letter
--- Another attempt failed: wait longer, or park. A letter that was dealt with by hand meanwhile is left alone.
+-- Another attempt failed: waits longer, or parks. Leaves alone a letter that an operator has changed meanwhile.
 with fence as (
     update {schema}.consumer set suspect_position = null, suspect_attempts = 0
     where name = %(consumer)s and token = %(token)s
@@ -170,7 +170,7 @@ failed as (
 select (select count(*) from fence), (select count(*) from failed)
 
 -- name: put_back_letters
--- Letters of events that this code does not know yet: they are looked at again later, and no attempt is spent.
+-- Letters of events that this code does not know yet: tried again later, without spending an attempt.
 update {schema}.dead_letter_events letter
 set next_retry_at = clock_timestamp() + make_interval(secs => %(delay)s::float8), error = known.error, error_class = 'NewerVersion',
     last_seen_at = clock_timestamp()
@@ -179,13 +179,13 @@ where letter.event_id = known.event_id and letter.consumer_name = %(consumer)s a
   and letter.last_seen_at = known.seen_at and consumer.name = %(consumer)s and consumer.token = %(token)s
 
 -- name: hold_back
--- Strict ordering: these were due in one row with a letter that has failed now, and wait behind it.
+-- Strict ordering: these letters were due behind one that has failed now, and wait behind it again.
 update {schema}.dead_letter_events
 set status = 'waiting', next_retry_at = null
 where event_id = any(%(ids)s::uuid[]) and consumer_name = %(consumer)s and status = 'retrying'
 
 -- name: hold_back_blocked
--- Strict ordering: what is due behind a parked letter cannot go, however often somebody looks; it waits until that is dealt with.
+-- Strict ordering: a letter that is due behind a parked one cannot go, and waits until that one is closed.
 update {schema}.dead_letter_events letter
 set status = 'waiting', next_retry_at = null
 where letter.consumer_name = %(consumer)s and letter.status = 'retrying' and letter.next_retry_at <= statement_timestamp() and letter.position is not null
@@ -197,9 +197,9 @@ where letter.consumer_name = %(consumer)s and letter.status = 'retrying' and let
   )
 
 -- name: open_letters_of_page
--- Events of this page that have an open letter: they go the letter's way, in its turn and with the payload that it has. One from
--- an earlier position was sent again, and if it is parked it is tried at once. One from this very position was written by
--- whoever read the page before and did not come to its end.
+-- Events of this page that have an open letter: the letter handles them, in its order and with its payload. A letter with an earlier
+-- position was sent again; if it is parked, it is tried at once. A letter with this very position is from a worker that has read the page
+-- before and has not finished it.
 with open as (
     select letter.event_id, letter.position < page.position as sent_again
     from {schema}.dead_letter_events letter
@@ -215,15 +215,15 @@ due as (
 select event_id from open
 
 -- name: blocked_aggregates
--- Strict ordering: aggregates of this page that have an open dead letter with this consumer.
+-- Strict ordering: aggregates of this page with an open dead letter of this consumer.
 select distinct letter.aggregate_type, letter.aggregate_id
 from {schema}.dead_letter_events letter
 join unnest(%(types)s::text[], %(ids)s::text[]) as page (aggregate_type, aggregate_id) using (aggregate_type, aggregate_id)
 where letter.consumer_name = %(consumer)s and letter.status in ('retrying', 'waiting', 'parked') and letter.position is not null
 
 -- name: free_waiting
--- Strict ordering: the first open letter of an aggregate waits for nobody. Usually `resolve_handled` has seen to it; this is for
--- letters resolved or discarded by hand, and for crashes. Steps from aggregate to aggregate, however many letters each has.
+-- Strict ordering: the first open letter of an aggregate need not wait. Usually `resolve_handled` has seen to it; this is for letters that
+-- operators have resolved or discarded, and for crashes. One index step per aggregate, however many letters it has.
 with recursive first as (
     (
         select aggregate_type, aggregate_id, event_id, status
@@ -250,7 +250,7 @@ where first.status = 'waiting' and letter.event_id = first.event_id and letter.c
   and letter.status = 'waiting'
 
 -- name: next_letter
--- Seconds until the next dead letter of this consumer falls due.
+-- Seconds until the next dead letter of this consumer is due.
 select extract(epoch from min(next_retry_at) - clock_timestamp())::float8
 from {schema}.dead_letter_events letter
 where consumer_name = %(consumer)s and status = 'retrying' and position is not null
@@ -262,7 +262,7 @@ where consumer_name = %(consumer)s and status = 'retrying' and position is not n
   ))
 
 -- name: take_up_newer
--- Events that older code parked or put back because it did not know their version yet: this code does, so they are tried again.
+-- Events that older code parked or put back because it did not know their version: this code does, so they are tried again.
 update {schema}.dead_letter_events letter
 set status = 'retrying', next_retry_at = clock_timestamp()
 from unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
@@ -271,7 +271,7 @@ where letter.consumer_name = %(consumer)s and letter.status in ('parked', 'retry
   and letter.event_type = known.event_type and letter.schema_version <= known.version
 
 -- name: take_up_newer_deliveries
--- The same behind the bus: the event is a failed row of the outbox, and is delivered again to those who have not taken it.
+-- The same behind the bus: the event is a failed row of the outbox, and is delivered again to the consumers that have not handled it.
 with sent as (
     update {schema}.outbox
     set status = 'pending', retry_count = 0, next_retry_at = clock_timestamp()
@@ -290,8 +290,8 @@ from sent
 where letter.event_id = sent.id and letter.status = 'parked' and letter.position is null
 
 -- name: corrected_payloads
--- Behind the bus: payloads that an operator has put in the place of published ones, for this consumer alone. They hold for good, also
--- when the letter was dealt with and the event is to be handled again.
+-- Behind the bus: payloads that an operator has corrected for this consumer only. They stay valid after the letter is closed, in case the
+-- event is handled again.
 select letter.event_id, letter.payload::text
 from {schema}.dead_letter_events letter
 join {schema}.outbox on outbox.id = letter.event_id

@@ -1,11 +1,11 @@
 -- name: record_operation
--- What is about to be done, by whom and why.
+-- Records an operation: what, by whom and why.
 insert into {schema}.operation (id, kind, status, requested_by, reason, target, selection, detail, per_second, finished_at)
 values (%(id)s, %(kind)s, %(status)s::text, %(requested_by)s, %(reason)s, %(target)s, %(selection)s, %(detail)s, %(per_second)s,
         case when %(status)s::text = 'done' then clock_timestamp() end)
 
 -- name: record_items
--- The letters that an action dealt with, and those that it left alone, with the reason.
+-- The letters that an action has changed, and those that it left alone, with the reason.
 with items as (
     insert into {schema}.operation_event (operation_id, ordinal, event_id, consumer_name, position, state, note)
     select %(id)s, ordinal, event_id, consumer_name, position, state, note
@@ -19,7 +19,7 @@ set total = (select count(*) from items), done = (select count(*) from items whe
 where id = %(id)s
 
 -- name: operations
--- Operations, newest first; without the payload that was edited, which is shown with its letter alone.
+-- Operations, newest first, without an edited payload, which only its letter shows.
 select id, kind, status, requested_by, reason, target, selection, detail - 'former_payload', per_second, total, done, skipped, failed, created_at, finished_at,
        coalesce(clock_timestamp() < driven_until and clock_timestamp() >= driven_until - make_interval(secs => coalesce(lease_seconds, 3600)), false)
 from {schema}.operation
@@ -29,26 +29,26 @@ limit %(limit)s
 
 -- name: failed_items
 -- Items of an operation that did not succeed, with the reason; in order.
-select event_id, consumer_name, state, coalesce(note, 'nobody has said why')
+select event_id, consumer_name, state, coalesce(note, 'no reason given')
 from {schema}.operation_event
 where operation_id = %(id)s and state in ('failed', 'skipped')
 order by ordinal
 limit %(limit)s
 
 -- name: consumer_of
--- Whether a consumer follows the log, how far it is, what it takes, and whether it keeps an inbox.
+-- Whether a consumer follows the log, its checkpoint, its event types, and whether it has an inbox.
 select position, string_to_array(declared_by, ' '), inbox from {schema}.consumer where name = %(consumer)s
 
 -- name: known_owners
--- Everybody who has a checkpoint or dead letters.
+-- Every consumer with a checkpoint or dead letters.
 select name from {schema}.consumer
 union
 select consumer_name from {schema}.dead_letter_events where consumer_name <> '@relay'
 order by 1
 
 -- name: chosen_letters
--- A set of dead letters: each goes to its owner, which is a consumer of the log or (as null) the relay; or all to the transport.
--- A relay's letter can only go again while its event waits in the outbox, or when the whole delivery was discarded.
+-- Selects dead letters: each goes to its owner, which is a consumer of the log or (as null) the relay; or all go to the transport. A relay's
+-- letter can only go again while its event is in the outbox, or after the whole delivery was discarded.
 select min(event.seq) as seq, event.event_id, owner.consumer_name, owner.position
 from {schema}.dead_letter_events event
 cross join lateral (
@@ -60,7 +60,7 @@ where {which}
 group by event.event_id, owner.consumer_name, owner.position
 
 -- name: chosen_for_consumer
--- A set of events of the log for one consumer that follows it: those that it takes and has come past. The others are still to come.
+-- Selects events of the log for one consumer that follows it: those that it takes and has passed. It will read the others anyway.
 select min(event.seq) as seq, event.id as event_id, %(target)s::text as consumer_name, min(event.position) as position
 from {schema}.log event
 where {which} and event.position <= %(checkpoint)s
@@ -68,7 +68,7 @@ where {which} and event.position <= %(checkpoint)s
 group by event.id
 
 -- name: chosen_for_transport
--- A set of events for the transport: those of the log, and those that failed on their way into it.
+-- Selects events for the transport: those of the log, and those that failed on their way into it.
 select min(event.seq) as seq, event.id as event_id, %(target)s::text as consumer_name, null::bigint as position
 from {schema}.log event
 where {which} and (%(taken)s::text[] is null or event.event_type = any(%(taken)s::text[]))
@@ -80,7 +80,7 @@ where event.status = 'failed' and {which_rows} and (%(taken)s::text[] is null or
   and not exists (select from {schema}.log where log.id = event.id)
 
 -- name: preview
--- How many events a set has, how many of them were handled already, and of how many the inbox cannot say it any more.
+-- How many events a selection has, how many were handled already, and for how many the inbox does not know any more.
 with chosen as materialized (
     {chosen}
 ),
@@ -96,7 +96,7 @@ cross join horizon
 {details}
 
 -- name: preview_types
--- The same set by event type, the largest first.
+-- The same selection by event type, largest first.
 with chosen as (
     {chosen}
 )
@@ -108,7 +108,7 @@ order by count(*) desc, 1
 limit 20
 
 -- name: item_details
--- What is known about an item of a set: its letter, its inbox row, the event itself (its first time in the log).
+-- Everything about an item of a selection: its letter, its inbox row, the event itself (its first time in the log).
 left join {schema}.dead_letter_events letter on letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
 left join {schema}.processed_events inbox on inbox.event_id = chosen.event_id and inbox.consumer_name = chosen.consumer_name
 left join lateral (
@@ -126,19 +126,18 @@ left join lateral (
 left join {schema}.outbox queued on queued.id = chosen.event_id
 
 -- name: is_past_horizon
--- Handled or not? The inbox does not know any more what was handled before its horizon. An open letter says that it was not, and
--- what was never in the log is still on its first way, for which inbox rows are kept.
--- What goes by letter reaches its consumer alone. What is delivered reaches everybody, and whoever is not meant is protected by
--- the inbox alone, also when the one that is meant is to handle it again.
+-- Whether an item was handled. The inbox does not know events from before its horizon. An open letter means that it was not handled, and
+-- inbox rows are kept for events that were never in the log. A letter reaches its consumer only. A delivery reaches all consumers; those
+-- that are not meant are protected by their inbox only, even if the one that is meant is to handle it again.
 event.since < horizon.moment and event.in_log and coalesce(letter.status, 'resolved') in ('resolved', 'discarded')
     and case when chosen.position is null then inbox.event_id is null or %(again)s else inbox.event_id is null and not %(again)s end
 
 -- name: is_wanted_again
--- A discarded letter that is chosen as such: the inbox row by which its consumer was spared the event does not count.
+-- A discarded letter that was selected as such: the inbox row that has spared its consumer the event does not count.
 (%(to_owner)s and coalesce(letter.spared and letter.status = 'discarded', false))
 
 -- name: freeze
--- The set as it is at this moment, in the order of the events' writers; nothing that happens later changes it.
+-- Stores the selection as it is now, in the order of publishing; later changes do not affect it.
 with frozen as (
     insert into {schema}.operation_event (operation_id, ordinal, event_id, consumer_name, position, former_letter)
     select %(id)s, row_number() over (order by chosen.seq, chosen.event_id, chosen.consumer_name), chosen.event_id, chosen.consumer_name,
@@ -150,7 +149,7 @@ with frozen as (
         on letter.event_id = chosen.event_id and letter.consumer_name = coalesce(chosen.consumer_name, '@relay')
     returning 1
 )
--- Where nothing was chosen there is nothing to drive.
+-- An operation without items is finished.
 update {schema}.operation
 set total = (select count(*) from frozen),
     status = case when exists (select from frozen) then status else 'done' end,
@@ -159,7 +158,7 @@ where id = %(id)s
 returning total
 
 -- name: take_operation
--- The right to drive an operation: free, run out, void because the clock was set back, or ours.
+-- Takes the lease of an operation if it is free, expired, void because the clock was set back, or ours.
 update {schema}.operation
 set driver = %(driver)s, driven_by = %(driven_by)s, driven_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where id = %(id)s and finished_at is null
@@ -168,34 +167,34 @@ where id = %(id)s and finished_at is null
 returning status
 
 -- name: who_drives
--- Who has the right to drive an operation, and when it ends unless it is renewed.
+-- The driver of an operation, and when its lease expires.
 select driven_by, driven_until, extract(epoch from driven_until - clock_timestamp())::float8
 from {schema}.operation where id = %(id)s and driver is not null
 
 -- name: lock_operations
--- Whoever changes a consumer's name waits for the step of a driver, which may feed that consumer at this moment; the next comes after.
+-- Renaming a consumer waits for the current step of a driver, which may feed that consumer; the next step comes after it.
 select id from {schema}.operation where finished_at is null order by id for update
 
 -- name: wait_briefly
--- In this transaction nobody is waited for longer.
+-- Limits the waits for locks in this transaction.
 select set_config('lock_timeout', %(patience)s, true)
 
 -- name: operations_under_way
--- What has begun and not ended.
+-- Operations that have begun and not ended.
 select id from {schema}.operation where finished_at is null order by created_at
 
 -- name: hold_operation
--- Every step begins here: the row's lock and the driver's token keep a second driver out, and an abort is seen.
+-- The beginning of every step: the row lock and the driver's token keep a second driver out, and an abort shows.
 update {schema}.operation set driven_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where id = %(id)s and driver = %(driver)s and finished_at is null
 returning status
 
 -- name: release_operation
--- Somebody else may go on at once.
+-- Releases the lease, so that another driver can go on at once.
 update {schema}.operation set driver = null, driven_until = null, lease_seconds = null where id = %(id)s and driver = %(driver)s
 
 -- name: ask_to_abort
--- Whoever drives it sees this with the next step.
+-- Requests an abort; the driver sees it at its next step.
 update {schema}.operation set status = 'aborting' where id = %(id)s and status = 'running'
 
 -- name: end_operation
@@ -205,13 +204,13 @@ set status = %(status)s::text, finished_at = clock_timestamp(), driver = null, d
 where id = %(id)s and driver = %(driver)s
 
 -- name: hold_horizon
--- The inbox forgets nothing more while we decide by what it knows.
+-- Keeps retention from removing inbox rows while we decide by them.
 select horizon from {schema}.upkeep where task = 'inbox' for share
 
 -- name: next_items
--- The next items that wait for their turn, with what decides about each.
+-- The next waiting items, with everything that decides about each.
 select chosen.ordinal, chosen.event_id, chosen.consumer_name, chosen.position, letter.status, queued.status, inbox.event_id is not null,
-       -- To deliver an event it takes the event itself, and not a letter alone; unless its delivery was discarded.
+       -- A delivery needs the event itself, not just a letter, unless its delivery was discarded.
        case when chosen.position is null then coalesce(event.in_log, false) or queued.id is not null or coalesce(delivery.status <> 'resolved', false)
             else event.created_at is not null or queued.id is not null end,
        coalesce({is_past_horizon}, false),
@@ -236,7 +235,7 @@ left join {schema}.dead_letter_events delivery
 order by chosen.ordinal
 
 -- name: mark_items
--- What became of items in this step, and what they were before it.
+-- Records the outcome of items in this step, and their former state.
 with marked as (
     update {schema}.operation_event item
     set state = outcome.state, former_status = outcome.former, former_letter = outcome.letter, former_attempts = outcome.attempts,
@@ -253,13 +252,13 @@ set skipped = skipped + (select count(*) from marked where state = 'skipped'),
 where id = %(id)s
 
 -- name: forget_handled
--- To be handled once more, an event must leave the inbox; the operator was asked.
+-- Removes inbox rows of events to be handled again, which the operator has confirmed.
 delete from {schema}.processed_events inbox
 using unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
 where inbox.event_id = chosen.event_id and inbox.consumer_name = chosen.consumer_name
 
 -- name: lock_known_letters
--- Letters that nobody has in hand. The others are not waited for: a handler may take long.
+-- Letters that no session has locked. The others are skipped: a handler may take long.
 select letter.event_id, letter.consumer_name
 from {schema}.dead_letter_events letter
 join unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
@@ -269,7 +268,7 @@ order by letter.event_id, letter.consumer_name
 for update of letter skip locked
 
 -- name: reopen_deliveries
--- A discarded delivery that is replayed is open again, and so is the letter of a consumer behind the bus to which it goes.
+-- Reopens a discarded delivery that is replayed, and the letter of its consumer behind the bus.
 update {schema}.dead_letter_events letter
 set status = 'parked'
 from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
@@ -277,8 +276,8 @@ where letter.event_id = chosen.event_id and letter.consumer_name = coalesce(chos
   and letter.position is null and letter.status = 'discarded'
 
 -- name: feed_known_letters
--- Letters that exist already fall due, in the given order. One that waits behind another (strict ordering) goes on waiting. One from
--- the time when its consumer was behind the bus has no position yet.
+-- Makes existing letters due, in the given order. One that waits behind another (strict ordering) goes on waiting. One from the time when
+-- its consumer was behind the bus has no position yet.
 update {schema}.dead_letter_events letter
 set status = 'retrying', attempts_before = letter.attempts, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond',
     position = coalesce(letter.position, chosen.position)
@@ -287,7 +286,7 @@ from unnest(%(ids)s::uuid[], %(consumers)s::text[], %(ordinals)s::bigint[], %(po
 where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name and letter.status <> 'waiting'
 
 -- name: feed_new_letters
--- An event of the log is put before its consumer as a letter that is due: handled in a transaction of its own, past no checkpoint.
+-- Gives an event of the log to its consumer as a letter that is due: handled in its own transaction, without moving the checkpoint.
 insert into {schema}.dead_letter_events (
     event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
     correlation_id, causation_id, payload, seq, position, created_at, error, error_class, attempts, next_retry_at {scope_names}
@@ -301,7 +300,7 @@ join {schema}.log on log.position = chosen.position and log.id = chosen.event_id
 on conflict (event_id, consumer_name) do nothing
 
 -- name: item_outcomes
--- What has become of the items under way: by their letter, or (behind a relay) by their row of the outbox.
+-- The state of the running items: by their letter, or (behind a relay) by their row of the outbox.
 outcome as (
     select item.ordinal, item.event_id, item.consumer_name, item.former_status, item.former_letter,
            item.former_attempts, item.was_handled, item.position is not null as by_letter,
@@ -332,7 +331,7 @@ outcome as (
         on item.position is not null and letter.event_id = item.event_id and letter.consumer_name = item.consumer_name
     left join {schema}.outbox queued on item.position is null and queued.id = item.event_id
     left join lateral (
-        -- Where the outbox is strict, what is behind a failed row does not go, however long it is waited for.
+        -- In a strict outbox, an event behind a failed row does not go.
         select held.id as event_id from {schema}.outbox held
         where held.aggregate_type = queued.aggregate_type and held.aggregate_id = queued.aggregate_id and held.seq < queued.seq
           and held.status = 'failed'
@@ -344,7 +343,7 @@ outcome as (
 )
 
 -- name: settle_items
--- Items that have come to an end are counted; returned is how it stands then, and how many under way were not tried yet.
+-- Counts finished items; returns the totals, and how many running items were not tried yet.
 with {outcomes},
 settled as (
     update {schema}.operation_event item
@@ -366,8 +365,7 @@ select counted.total, counted.done, counted.skipped, counted.failed,
 from counted
 
 -- name: who_is_missing
--- Those without whom items in this state do not move: consumers that nobody works for, that are paused, or that have no checkpoint
--- (paused: null); and (as null) any relay at all.
+-- What items in this state wait for: consumers without a worker, paused, or without a checkpoint (paused: null); and (as null) any relay.
 select distinct item.consumer_name::text, consumer.paused
 from {schema}.operation_event item
 left join {schema}.consumer on consumer.name = item.consumer_name
@@ -379,7 +377,7 @@ where exists (select from {schema}.operation_event where operation_id = %(id)s a
   and not exists (select from {schema}.lane where clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)))
 
 -- name: held_up
--- Aggregates of which an item is to be delivered behind a row that has failed: if the outbox is strict, it waits.
+-- Aggregates with an item behind a row that has failed: in a strict outbox, it waits.
 select distinct queued.aggregate_type, queued.aggregate_id
 from {schema}.operation_event item
 join {schema}.outbox queued on queued.id = item.event_id and queued.status = 'pending'

@@ -1,5 +1,5 @@
 -- name: which_events
--- What a selection says of an event, wherever it is kept; what was not said (null) holds for all.
+-- The conditions of a selection for an event, in any table; null matches everything.
 (%(event_ids)s::uuid[] is null or {event_id} = any(%(event_ids)s::uuid[]))
 and (%(types)s::text[] is null or event.event_type = any(%(types)s::text[]))
 and (%(aggregate_type)s::text is null or event.aggregate_type = %(aggregate_type)s::text)
@@ -12,7 +12,7 @@ and (%(to_position)s::bigint is null or {position} <= %(to_position)s::bigint)
 {scope}
 
 -- name: which_letters
--- The same of dead letters, which have an owner, an error and a status besides.
+-- The same for dead letters, which also have an owner, an error and a status.
 {events}
 and (%(consumer)s::text is null or event.consumer_name = %(consumer)s::text)
 and (%(error_class)s::text is null or event.error_class = %(error_class)s::text)
@@ -20,7 +20,7 @@ and (%(error)s::text is null or position(%(error)s::text in event.error) > 0)
 and (%(statuses)s::text[] is null or event.status = any(%(statuses)s::text[]))
 
 -- name: list_letters
--- Dead letters, last seen first, without their payloads; the last column counts all that were chosen.
+-- Dead letters, last seen first, without their payloads; the last column counts all that match.
 select event.event_id, event.consumer_name, event.status, event.event_type, event.aggregate_type, event.aggregate_id, event.position,
        event.error, event.error_class, event.attempts, event.first_seen_at, event.last_seen_at, event.next_retry_at,
        jsonb_array_length(event.history), count(*) over ()
@@ -30,7 +30,7 @@ order by event.last_seen_at desc, event.event_id, event.consumer_name
 limit %(limit)s offset %(offset)s
 
 -- name: group_letters
--- Dead letters by owner and error. Numbers and ids in the text are of one event each, so they are left out of it.
+-- Dead letters by owner and error. Numbers and ids in the error text belong to one event each, so they are left out.
 select consumer_name, error_class, message, count(*), count(*) filter (where status = 'parked'), min(first_seen_at), max(last_seen_at),
        array_agg(distinct event_type::text), (array_agg(event_id))[1]
 from (
@@ -44,7 +44,7 @@ order by count(*) desc, max(last_seen_at) desc
 limit %(limit)s
 
 -- name: show_letters
--- All that is known about the letters of one event: the only question whose answer holds a payload.
+-- Everything about the letters of one event; the only query that returns a payload.
 select letter.event_id, letter.consumer_name, letter.status, letter.event_type, letter.aggregate_type, letter.aggregate_id, letter.position,
        letter.error, letter.error_class, letter.attempts, letter.first_seen_at, letter.last_seen_at, letter.next_retry_at,
        jsonb_array_length(letter.history), letter.schema_version, letter.occurred_at, letter.created_at, letter.correlation_id, letter.causation_id,
@@ -57,7 +57,7 @@ where letter.event_id = %(event_id)s and (%(consumer)s::text is null or letter.c
 order by letter.consumer_name
 
 -- name: operations_on_event
--- What operators did to one event, first to last.
+-- What operators did to one event, in order.
 select operation.id, operation.kind, operation.requested_by, operation.reason, operation.created_at, item.state, item.note,
        operation.detail ->> 'former_payload'
 from {schema}.operation_event item
@@ -70,17 +70,17 @@ order by operation.created_at, operation.id
 select id from {schema}.outbox where id = any(%(ids)s::uuid[])
 
 -- name: lock_rows
--- Rows of the outbox before their letters, as the relay locks them. One that the relay is settling right now is left to it.
+-- Locks rows of the outbox before their letters, as the relay does. Skips a row that the relay is settling right now.
 select id, status from {schema}.outbox where id = any(%(ids)s::uuid[]) order by id for update skip locked
 
 -- name: find_letters
--- The letters that an action is for.
+-- The letters of an action.
 select event.event_id, event.consumer_name, event.seq, event.position, event.status
 from {schema}.dead_letter_events event
 where {which}
 
 -- name: lock_letters
--- The same as they are at this moment. One that a worker has in hand is not waited for: its handler may take long.
+-- The same, locked. Skips a letter that a worker has locked: its handler may take long.
 select event.event_id, event.consumer_name, event.seq, event.position, event.status
 from {schema}.dead_letter_events event
 where {which}
@@ -88,18 +88,18 @@ order by event.event_id, event.consumer_name
 for update skip locked
 
 -- name: retry_letters
--- Letters of log consumers fall due at once, in the given order and with all their attempts; those made before stay counted.
+-- Makes letters of log consumers due at once, in the given order and with all their attempts; attempts made before stay counted.
 update {schema}.dead_letter_events letter
 set status = 'retrying', attempts_before = letter.attempts, next_retry_at = statement_timestamp() + chosen.ordinal * interval '1 microsecond'
 from unnest(%(ids)s::uuid[], %(consumers)s::text[]) with ordinality as chosen (event_id, consumer_name, ordinal)
 where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
 
 -- name: redeliver
--- Events go out again in the given order, with all their attempts: a failed row of the outbox is pending again, an event that has
--- left it is inserted with the same id. A row with a time of its retry is found below any watermark, and by it the relay knows
--- that there may be a letter to resolve.
--- What was published goes as it stands in the log, behind all that was since. What never was (its delivery was discarded) goes as
--- its letter has it, and in its old place: so the order of its aggregate is that of publishing, unless later events have gone ahead.
+-- Sends events again in the given order, with all their attempts: a failed row of the outbox becomes pending, an event that has left the
+-- outbox is inserted with the same id. A row with a retry time is found below any watermark, and it tells the relay that there may be a
+-- letter to resolve. A published event goes as the log has it, after everything published since. One that never was (its delivery was
+-- discarded) goes as its letter has it, in its old place, so that its aggregate keeps the order of publishing, unless later events have
+-- gone ahead.
 with chosen as (
     select event_id, statement_timestamp() + ordinal * interval '1 microsecond' as due
     from unnest(%(ids)s::uuid[]) with ordinality as chosen (event_id, ordinal)
@@ -160,7 +160,7 @@ letters as (
 select id from going
 
 -- name: reopen_letters
--- Discarded letters are wanted again: the inbox row by which a consumer was spared the event is taken back.
+-- Reopens discarded letters: removes the inbox row that has spared a consumer the event.
 with reopened as (
     update {schema}.dead_letter_events letter
     set status = 'parked', spared = false
@@ -173,7 +173,7 @@ delete from {schema}.processed_events using reopened
 where processed_events.event_id = reopened.event_id and processed_events.consumer_name = reopened.consumer_name and reopened.spared
 
 -- name: resolve_delivered
--- A delivery that was discarded and has been made since, in another way: there is nothing left to do about it.
+-- A discarded delivery that was made since in another way: nothing is left to do.
 update {schema}.dead_letter_events letter
 set status = 'resolved'
 where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = '@relay' and letter.status = 'discarded'
@@ -182,10 +182,9 @@ where letter.event_id = any(%(ids)s::uuid[]) and letter.consumer_name = '@relay'
 returning letter.event_id
 
 -- name: discard_letters
--- Given up: nobody tries these again by himself. They are kept for as long as others that were seen now.
--- A consumer behind the bus is spared the event by a row in its inbox, so that the event can go on to the log; and one of the log
--- whose checkpoint is still before the event, which will come by once more. One that had handled it before, and was to handle it
--- again, has its row back.
+-- Discards letters: they are not tried again. They are kept as long as others that were last seen now. A consumer behind the bus gets an
+-- inbox row for the event, so that the event can go on to the log; so does a consumer of the log whose checkpoint is still before the
+-- event. A consumer that had handled it before, and was to handle it again, has its row back.
 with chosen as (
     select chosen.event_id, chosen.consumer_name,
            (letter.position is null and letter.consumer_name <> '@relay')
@@ -219,7 +218,7 @@ from chosen
 where letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
 
 -- name: without_open_letters
--- Those of these events that wait for no consumer and no transport any more, in the order of their writers.
+-- Those of these events that no consumer and no transport waits for any more, in the order of publishing.
 select outbox.id
 from {schema}.outbox
 where outbox.id = any(%(ids)s::uuid[]) and outbox.status = 'failed'
@@ -230,8 +229,8 @@ where outbox.id = any(%(ids)s::uuid[]) and outbox.status = 'failed'
 order by outbox.seq
 
 -- name: remove_rows
--- A discarded delivery leaves the outbox; its letter keeps all of it. Only a row that has failed: one that is pending may be on
--- its way at this moment. And only when no consumer waits for it.
+-- A discarded delivery leaves the outbox; its letter keeps all of it. Only a failed row, because a pending one may be on its way, and only
+-- if no consumer waits for it.
 delete from {schema}.outbox
 where id = any(%(ids)s::uuid[]) and status = 'failed'
   and not exists (
@@ -242,8 +241,8 @@ where id = any(%(ids)s::uuid[]) and status = 'failed'
 returning id
 
 -- name: was_published
--- Whether an event was ever in the log. What has left the outbox was, unless its delivery was discarded. Null where nobody can know:
--- a discarded delivery may have been the second one, of an event that retention has dropped from the log since.
+-- Whether an event was ever in the log. An event that has left the outbox was, unless its delivery was discarded. Null if unknown: a
+-- discarded delivery may have been the second one, of an event that retention has dropped from the log since.
 select case
     when exists (select from {schema}.log where log.id = letter.event_id) then true
     when exists (select from {schema}.outbox where outbox.id = letter.event_id) then false
@@ -263,7 +262,7 @@ cross join (
 where letter.event_id = %(event_id)s and letter.consumer_name = %(consumer)s
 
 -- name: gone_events
--- Those of these events that were published and have left the log since: there is nothing left that could be delivered.
+-- Those of these events that were published and have left the log: there is nothing to deliver any more.
 select chosen.event_id
 from unnest(%(ids)s::uuid[]) as chosen (event_id)
 where not exists (select from {schema}.outbox where outbox.id = chosen.event_id)
@@ -274,43 +273,42 @@ where not exists (select from {schema}.outbox where outbox.id = chosen.event_id)
   )
 
 -- name: edit_letter
--- The letter gets another payload. The log never changes: what is published already is corrected for this consumer alone. Of an
--- event that is still to be published, all letters are of one row of the outbox, and are corrected with it.
+-- Gives the letter another payload. The log does not change: a published event is corrected for this consumer only. If the event is not
+-- published yet, all letters of its row are corrected with it.
 update {schema}.dead_letter_events letter
 set payload = %(payload)s::json
 where letter.event_id = %(event_id)s
   and (letter.consumer_name = %(consumer)s or (%(before_publishing)s and letter.position is null))
 
 -- name: edit_row
--- An event that is not published yet is corrected where it waits.
+-- Corrects an event that is not published yet, in the outbox.
 update {schema}.outbox set payload = %(payload)s::json where id = %(event_id)s
 
 -- name: wake_everybody
--- Workers and relays look for what was put in front of them.
+-- Wakes workers and relays.
 select pg_notify(%(log_channel)s, %(changed)s), pg_notify(%(publish_channel)s, '')
 
 -- name: hold_horizons
--- Retention removes nothing of log and inbox while a checkpoint is moved by what they hold.
+-- Keeps retention from removing log and inbox rows while a checkpoint is moved.
 select task from {schema}.upkeep where task in ('inbox', 'log') order by task for share
 
 -- name: checkpoint_of
--- Where a consumer is, who holds it, what it takes, and whether it keeps an inbox.
+-- The checkpoint of a consumer, its worker, its event types, and whether it has an inbox.
 select position, case when clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)) then worker end, string_to_array(declared_by, ' '), inbox
 from {schema}.consumer where name = %(consumer)s
 
 -- name: hold_consumer
--- The same until the transaction ends. Slices at work hold the row in one way or another, and are waited for.
+-- The same, locked until the transaction ends. Running slices hold the row, so this waits for them.
 {checkpoint}
 for update
 
 -- name: ends_of_log
--- The checkpoint before the first event that is kept, and the one behind the last.
+-- The checkpoint before the first event that is kept, and the one after the last.
 select coalesce((select min(log.position) - 1 from {schema}.log), head.position), head.position from {schema}.head
 
 -- name: position_before
--- The checkpoint behind which everything was published at this moment or later. The time of the log never runs back, so that
--- halving finds the place with few looks, however long it is; each looks at the first event from the middle on, because between two
--- lives there is none.
+-- The checkpoint after which everything was published at this time or later. The times of the log do not run backwards, so bisection finds it
+-- in a few steps. Each step looks at the first event from the middle on, because there are gaps between two lives.
 with recursive search as (
     select coalesce((select min(log.position) from {schema}.log), head.position + 1) as low, head.position + 1 as high
     from {schema}.head
@@ -328,8 +326,8 @@ with recursive search as (
 select low - 1 from search where low = high
 
 -- name: events_between
--- What a consumer takes between two checkpoints: how many events, how many of them its inbox knows as handled, how many others have
--- an open letter and go its way, and of how many of the rest the inbox cannot say it any more.
+-- What a consumer takes between two checkpoints: how many events, how many of them its inbox has, how many others have an open letter, and
+-- for how many of the rest the inbox does not know any more.
 select count(*), count(inbox.event_id),
        count(letter.event_id) filter (where inbox.event_id is null),
        count(*) filter (
@@ -344,7 +342,7 @@ where log.position > %(low)s and log.position <= %(high)s
   and (%(taken)s::text[] is null or log.event_type = any(%(taken)s::text[]))
 
 -- name: move_by_hand
--- The checkpoint is elsewhere, and the lease is nobody's: who held it is fenced, and reads the checkpoint when taking it anew.
+-- Moves the checkpoint and clears the lease: the former holder is fenced, and reads the new checkpoint when it takes the lease again.
 update {schema}.consumer
 set position = %(position)s, worker = null, token = null, leased_until = null, lease_seconds = null, suspect_position = null, suspect_attempts = 0,
     updated_at = clock_timestamp()
