@@ -46,15 +46,12 @@ class Permissions:
         return permission in self._exact
 
     def __eq__(self, other: object) -> bool:
-        """The same patterns."""
         return isinstance(other, Permissions) and self.granted == other.granted
 
     def __hash__(self) -> int:
-        """By the patterns."""
         return hash(self.granted)
 
     def __repr__(self) -> str:
-        """The patterns, in order."""
         return f"Permissions({list(self.granted)!r})"
 
 

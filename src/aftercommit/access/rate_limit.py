@@ -59,7 +59,6 @@ class Rate(msgspec.Struct, frozen=True):
     seconds: int
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.of not in ("user", "resource"):
             raise DeclarationError(f"a rate of {self.of!r:.40} is not valid: use 'user' or 'resource'")
         if not (1 <= self.requests <= 1_000_000_000 and 1 <= self.seconds <= 86_400):
@@ -173,7 +172,8 @@ class RateLimiter(DatabaseService):
         count.slide(now)
         if count.log.total >= rate.requests:
             return count.allowance(now, allowed=False)
-        if count.pending >= rate.share and not self._decides_alone():
+        decides_alone = self._is_away or self._database is None or self._task is None or self._task.done()
+        if count.pending >= rate.share and not decides_alone:
             is_granted = await self._asked((name, key, rate.seconds), count)
             now = self._now()
             count.slide(now)
@@ -233,9 +233,6 @@ class RateLimiter(DatabaseService):
 
     def _now(self) -> int:
         return int((time.monotonic() + self._offset) * SECOND)
-
-    def _decides_alone(self) -> bool:
-        return self._is_away or self._database is None or self._task is None or self._task.done()
 
     async def _asked(self, key: _Key, count: _KeyCount) -> bool | None:
         """Whether the database lets one more request through; None if it does not answer in time."""

@@ -97,7 +97,8 @@ class CachePolicy:
     def __init__(self, access: Access) -> None:
         """DeclarationError if `vary` is not a list of header names."""
         names = tuple(access.vary) if isinstance(access, Varying) else ()
-        if isinstance(getattr(access, "vary", None), str) or not all(map(_is_name, names)):
+        are_names = all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+        if isinstance(getattr(access, "vary", None), str) or not are_names:
             raise DeclarationError(f"{access!r:.100}: vary={names!r:.100} must list header names, like ('Cookie',)")
         known = {name.lower() for name in names}
         may_store = bool(names) and "*" not in known
@@ -117,7 +118,3 @@ class CachePolicy:
 def rights_of(user: str, permissions: Permissions) -> str:
     """A digest of a user and its permissions."""
     return hashlib.sha256(f"{user}\n{permissions.digest}".encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None

@@ -46,6 +46,7 @@ _BY_CURVE: Final = {**{curve: algorithm for algorithm, curve in _CURVES.items()}
 _RSA_FAMILY: Final = ("RS256", "RS384", "RS512")
 _LEAST_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 _LEAST_BITS = 2048
+_PRIVATE: Final = ("d", "p", "q", "dp", "dq", "qi", "oth")
 # How often the file is checked for changes, which costs a system call.
 LOOK_SECONDS = 1.0
 LONGEST_NAME = 200
@@ -262,7 +263,8 @@ def _loaded(kid: str, algorithm: str, document: dict[str, Any], what: str) -> To
     handler = jwt.get_algorithm_by_name(algorithm)
     try:
         key = handler.prepare_key(handler.from_jwk(document))
-        verifying = handler.from_jwk(_public(document)) if "d" in document else key
+        public = {name: value for name, value in document.items() if name not in _PRIVATE}
+        verifying = handler.from_jwk(public) if "d" in document else key
     except (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError):
         raise DeclarationError(f"{what} ({kid!r:.60}) is not a valid key for {algorithm}") from None
     if isinstance(key, bytes) and len(key) < _LEAST_BYTES[algorithm]:
@@ -272,10 +274,6 @@ def _loaded(kid: str, algorithm: str, document: dict[str, Any], what: str) -> To
     if ALGORITHMS[algorithm] == "RSA" and key.key_size < _LEAST_BITS:
         raise DeclarationError(f"{what} ({kid!r:.60}) has {key.key_size} bits: RSA needs {_LEAST_BITS} or more")
     return TokenKey(kid, algorithm, verifying, key if isinstance(key, bytes) or "d" in document else None)
-
-
-def _public(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name not in ("d", "p", "q", "dp", "dq", "qi", "oth")}
 
 
 def _text_of(path: Path) -> str:

@@ -51,16 +51,13 @@ def codec_for(payload_class: type[Any] | None, schema: Mapping[str, Any] | None)
         raise DeclarationError(f"{payload_class!r} already has types: give a payload class or a schema, not both")
     if hasattr(payload_class, "model_validate_json"):
         return PydanticCodec(payload_class)
-    if dataclasses.is_dataclass(payload_class) or is_typeddict(payload_class) or _is_struct(payload_class):
+    is_struct = isinstance(payload_class, type) and issubclass(payload_class, msgspec.Struct)
+    if is_struct or dataclasses.is_dataclass(payload_class) or is_typeddict(payload_class):
         return MsgspecCodec(payload_class)
     raise DeclarationError(
         f"{payload_class!r} cannot be a payload: use a dataclass, msgspec.Struct, pydantic model, TypedDict, "
         "or a dict with schema={...}"
     )
-
-
-def _is_struct(payload_class: Any) -> bool:
-    return isinstance(payload_class, type) and issubclass(payload_class, msgspec.Struct)
 
 
 def _encoded(payload: Any) -> bytes:
@@ -177,8 +174,7 @@ class PydanticCodec:
         model = self.build(payload) if isinstance(payload, Mapping) else payload
         if not isinstance(model, self.payload_class):
             raise InvalidPayload(
-                f"the payload is {payload!r:.80}, which is not a {self.payload_class.__name__}",
-                field="$",
+                f"the payload is {payload!r:.80}, which is not a {self.payload_class.__name__}", field="$"
             )
         json_rules.check(model, typed=True)
         try:

@@ -16,11 +16,9 @@ class Registry:
         self._by_class: dict[type[Any], EventType] = {}
 
     def __iter__(self) -> Iterator[EventType]:
-        """Event types in the order of their declaration."""
         return iter(self._by_name.values())
 
     def __contains__(self, name: str) -> bool:
-        """Whether a type of this name is declared."""
         return name in self._by_name
 
     def add(self, event_type: EventType) -> EventType:

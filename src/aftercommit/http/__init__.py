@@ -42,12 +42,7 @@ from aftercommit.lazy import lazy
 if TYPE_CHECKING:
     from aftercommit.http.error_handlers import exception_handlers
 else:
-    __getattr__ = lazy(
-        __name__,
-        {
-            "aftercommit.http.error_handlers": ("exception_handlers",),
-        },
-    )
+    __getattr__ = lazy(__name__, {"aftercommit.http.error_handlers": ("exception_handlers",)})
 
 __all__ = [
     "JSON",

@@ -56,7 +56,6 @@ class Consumer:
     is_async: bool | None = None
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         if not isinstance(self.name, str) or not _CONSUMER_NAME.fullmatch(self.name):
             raise DeclarationError(
                 f"consumer name {self.name!r:.120} is not valid: use 1 to 100 letters, digits and _ . : / -, and begin "
@@ -104,10 +103,7 @@ class Consumer:
         return " ".join(self.types) if self.types is not None else ANY_TYPE
 
     def on(
-        self,
-        *events: Reference,
-        can_handle: Callable[[Event[Any]], bool] | None = None,
-        batch: bool = False,
+        self, *events: Reference, can_handle: Callable[[Event[Any]], bool] | None = None, batch: bool = False
     ) -> Callable[[Function], Function]:
         """Declare a handler: `handle(event)`, or `handle(event, connection)` to write in its transaction.
 

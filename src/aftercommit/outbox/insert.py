@@ -68,7 +68,8 @@ class Inserter:
         self._statements = Statements(shape)
         self._cache: dict[tuple[str, Style], str] = {}
         self._ones: dict[tuple[Any, ...], str] = {}
-        self._types = [*COLUMNS, *((name, _array_type(kind)) for name, kind in shape.scope.items())]
+        scope = ((name, SCOPE_TYPES[kind].partition("(")[0]) for name, kind in shape.scope.items())
+        self._types = [*COLUMNS, *scope]
         if shape.audience:
             # An array as text, because in an array of arrays all must have the same length.
             self._types.append((AUDIENCE, "text"))
@@ -171,12 +172,10 @@ class Inserter:
             for number, (name, of) in enumerate(self._types, first)
         )
         arrays = sql.SQL(", ").join(sql.Identifier("given", name) for name, _ in self._types)
+        names = sql.SQL(", ").join(sql.Identifier(name) for name, _ in self._types)
         return sql.SQL("(select {given}) given, unnest({arrays}) as event ({names})").format(
-            given=given, arrays=arrays, names=self._names()
+            given=given, arrays=arrays, names=names
         )
-
-    def _names(self) -> sql.Composable:
-        return sql.SQL(", ").join(sql.Identifier(name) for name, _ in self._types)
 
     def _columns(self) -> sql.Composable:
         """For each column the event's own value, or the value that all events share."""
@@ -210,10 +209,6 @@ def checked_key(key: str) -> str:
             f"idempotency key {key!r:.80} is not valid: use 1 to {MAX_KEY} characters, no NUL or lone surrogate"
         )
     return str.__str__(key)
-
-
-def _array_type(kind: type[Any]) -> str:
-    return SCOPE_TYPES[kind].partition("(")[0]
 
 
 def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.SQL:

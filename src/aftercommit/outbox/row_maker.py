@@ -8,13 +8,7 @@ from uuid import UUID
 import msgspec
 
 from aftercommit.clock import utc_now
-from aftercommit.errors import (
-    AudienceViolation,
-    ContractViolation,
-    InvalidEnvelope,
-    PayloadTooLarge,
-    ScopeViolation,
-)
+from aftercommit.errors import AudienceViolation, ContractViolation, InvalidEnvelope, PayloadTooLarge, ScopeViolation
 from aftercommit.event.correlation import checked_correlation, current_causation, current_correlation
 from aftercommit.event.definition import NO_AGGREGATE, EventType
 from aftercommit.event.envelope import Draft

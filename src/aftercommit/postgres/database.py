@@ -16,13 +16,7 @@ from psycopg import conninfo
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
-from aftercommit.errors import (
-    DatabaseError,
-    DatabaseRefused,
-    DatabaseUnavailable,
-    DeclarationError,
-    MissingPrivilege,
-)
+from aftercommit.errors import DatabaseError, DatabaseRefused, DatabaseUnavailable, DeclarationError, MissingPrivilege
 from aftercommit.postgres.bounded import BoundedConnection
 from aftercommit.postgres.keepalive import connection_options
 from aftercommit.postgres.shape import Shape

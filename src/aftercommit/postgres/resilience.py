@@ -17,12 +17,7 @@ logger = logging.getLogger("aftercommit.database")
 
 # Errors that may pass by themselves. A standby, for example, refuses writes until it is promoted. A refusal (wrong
 # password, no such database) is not here: it ends the service, because waiting would hide it.
-LOST = (
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    psycopg.errors.ReadOnlySqlTransaction,
-    DatabaseUnavailable,
-)
+LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction, DatabaseUnavailable)
 
 
 # Our statements use only tables and columns that existed when the schema was checked, so these mean they are gone.
@@ -120,7 +115,8 @@ class DatabaseService(Service):
             except BaseExceptionGroup as group:
                 lost, rest = group.split(is_lost)
                 if rest is not None or lost is None:
-                    raise _explained(first_of(rest or group)) from None
+                    cause = first_of(rest or group)
+                    raise (tables_gone(cause) if isinstance(cause, GONE) else cause) from None
                 await self._outage(first_of(lost))
 
     async def _outage(self, problem: BaseException) -> None:
@@ -135,10 +131,6 @@ class DatabaseService(Service):
             log_event(logger, logging.WARNING, "database_is_unavailable", service=self.name, error=error)
         await self.reach("database.lost", error=problem)
         await self.pause(self._reconnect(self._failures, problem) or 0.0)
-
-
-def _explained(problem: BaseException) -> BaseException:
-    return tables_gone(problem) if isinstance(problem, GONE) else problem
 
 
 def first_of(group: BaseException) -> BaseException:

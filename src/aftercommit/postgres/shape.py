@@ -112,7 +112,6 @@ class Shape:
     audience: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse names that PostgreSQL would cut or that would collide."""
         checked_identifier(self.schema, "schema")
         if self.schema.startswith("pg_") or self.schema == "information_schema":
             raise DeclarationError(f"schema {self.schema!r} belongs to PostgreSQL: choose another name")

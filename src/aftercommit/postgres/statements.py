@@ -39,7 +39,6 @@ class Statements:
         self._rendered: dict[str, bytes] = {}
 
     def __getitem__(self, name: str) -> bytes:
-        """The query of this name, for psycopg."""
         rendered = self._rendered.get(name)
         if rendered is None:
             rendered = self._rendered[name] = self.render(name).encode()

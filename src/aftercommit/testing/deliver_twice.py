@@ -106,8 +106,8 @@ class DeliveredTwice:
             await self._inbox("kit_remember_handled")
         return Deliveries(self._event, before, crashed, delivered, repeated, around, self._calls)
 
-    async def _deliver(self, ending: Ending = lambda consumer: None) -> Any:
-        spy = Spy(ending)
+    async def _deliver(self, *ending: Ending) -> Any:
+        spy = Spy(*ending)
         # One event and one attempt: strict ordering and retries play no part.
         watched = spy.watch(self._consumer, retry_count=0, ordering="relaxed")
         dispatcher = Dispatcher(self._outbox, self._database, [watched])

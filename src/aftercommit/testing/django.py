@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aftercommit.testing.postgres import with_database
 
@@ -30,12 +30,7 @@ def django_dsn(alias: str = "default") -> str:
     """The URI of Django's current database; with pytest-django, of its test database."""
     settings = _connection(alias).settings_dict
     parts = {part: str(settings[name]) for name, part in _PARTS.items() if settings.get(name)}
-    options = " ".join(f"{part}='{_quoted(value)}'" for part, value in parts.items() if part != "dbname")
-    return with_database(options, parts["dbname"])
-
-
-def _quoted(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("'", "\\'")
+    return with_database(make_conninfo("", **parts), parts["dbname"])
 
 
 def _connection(alias: str) -> Any:

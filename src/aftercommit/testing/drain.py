@@ -19,7 +19,7 @@ from aftercommit.postgres.database import Database
 from aftercommit.relay import Relay
 from aftercommit.relay.transport import Transport
 from aftercommit.relay.transports import BusTransport, LogTransport
-from aftercommit.service import Probe, Service
+from aftercommit.service import Service
 from aftercommit.testing.points import Points, SimulatedCrash
 from aftercommit.testing.spy import Attempt, Spy, WatchedTransport
 from aftercommit.testing.tables import Letter, Tables, TablesState
@@ -171,13 +171,13 @@ class Drain:
         # Any other holder of a lease is a service that died in a drain.
         await self._ask(self._tables.rows_changed, "kit_expire_leases")
         if state.pending:
-            await self._live(self._relay)
+            await self._live(partial(Relay, self._outbox, self._database, self._transport))
         for consumer in self._on_the_log:
             now = await self._ask(self._tables.state)
             if _has_work(consumer.name, now):
-                await self._live(partial(self._worker, consumer))
+                await self._live(partial(LogWorker, self._outbox, consumer, self._database))
 
-    async def _live(self, make: Callable[[Probe], Service]) -> None:
+    async def _live(self, make: Callable[..., Service]) -> None:
         """Run one service until it rests or dies."""
 
         async def probe(point: str, detail: dict[str, Any]) -> None:
@@ -187,17 +187,11 @@ class Drain:
                 service.stopping.set()
             await self._points(point, detail)
 
-        service = make(probe)
+        service = make(probe=probe)
         try:
             await service.run()
         except SimulatedCrash as crash:
             self._crashes.append(str(crash))
-
-    def _relay(self, probe: Probe) -> Relay:
-        return Relay(self._outbox, self._database, self._transport, probe=probe)
-
-    def _worker(self, consumer: Consumer, probe: Probe) -> LogWorker:
-        return LogWorker(self._outbox, consumer, self._database, probe=probe)
 
     def _carried(self, transport: TransportChoice) -> Transport:
         if transport == "log":

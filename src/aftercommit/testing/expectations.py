@@ -76,7 +76,6 @@ class Expected:
         return _compare(expected, found.data, "$", plain=False) + more
 
     def __str__(self) -> str:
-        """The expectation in words."""
         parts = [name_of(self.event)]
         if self.payload:
             parts.append(f"with {_short(dict(self.payload))}")

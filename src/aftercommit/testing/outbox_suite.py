@@ -90,12 +90,7 @@ class PublishSuite:
         """In one event, and in one of several."""
         caller = await stage.caller()
         moment = datetime(2024, 2, 29, 23, 59, 59, 123456, timezone(timedelta(hours=5, minutes=45)))
-        own = {
-            "occurred_at": moment,
-            "correlation_id": AWKWARD,
-            "causation_id": uuid4(),
-            "aggregate_id": AWKWARD,
-        }
+        own = {"occurred_at": moment, "correlation_id": AWKWARD, "causation_id": uuid4(), "aggregate_id": AWKWARD}
         scope = {"tenant": "other", "account_id": 2**63 - 1, "owner_id": uuid4()}
         drafts = [NOTE_TAKEN.draft({"n": n}, event_id=uuid7(), scope=scope, **own) for n in range(3)]  # type: ignore[arg-type]
         await caller.begin()
@@ -268,7 +263,7 @@ class PublishSuite:
     @case
     async def test_outside_a_transaction_publish_is_refused(self, stage: Stage) -> None:
         """Nothing is written, also with an idempotency key."""
-        caller = await stage.caller_outside_transaction()
+        caller = await stage.caller(in_transactions=False)
         for options in ({}, {"idempotency_key": "alone"}):
             with refused(NotInTransaction, "outside_transaction=True"):
                 await publish(caller, SuiteOrderPlaced("o"), **options)
@@ -277,7 +272,7 @@ class PublishSuite:
     @case
     async def test_outside_a_transaction_publish_works_when_told_so(self, stage: Stage) -> None:
         """The event stands alone and is committed at once."""
-        caller = await stage.caller_outside_transaction()
+        caller = await stage.caller(in_transactions=False)
         await publish(caller, SuiteOrderPlaced("one"), outside_transaction=True)
         await publish(caller, orders("two", "three"), outside_transaction=True, idempotency_key="alone")
         assert stage.notes() == ["one", "two", "three"]
@@ -364,11 +359,7 @@ class PublishSuite:
             "insert into publish_suite.relay (id, name, listening) values (gen_random_uuid(), 'suite', true)"
         )
         stage.observer.execute(f'listen "{OUTBOX.shape.publish_channel}"')
-        for events, options in (
-            (orders("1"), {}),
-            (orders("2", "3"), {}),
-            (orders("4"), {"idempotency_key": "k"}),
-        ):
+        for events, options in ((orders("1"), {}), (orders("2", "3"), {}), (orders("4"), {"idempotency_key": "k"})):
             await caller.begin()
             await publish(caller, events, **options)
             await caller.rollback()

@@ -61,17 +61,10 @@ class Stage:
         for table in (*tables, "publish_suite_heard.outbox", "publish_suite_heard.published_key"):
             self.observer.execute(f"delete from {table}")  # noqa: S608 - the names stand one line above
 
-    async def caller(self) -> Caller:
-        """A caller that works in transactions, with none begun."""
+    async def caller(self, *, in_transactions: bool = True) -> Caller:
+        """A caller that works in transactions, with none begun; or one whose statements commit by themselves."""
         caller = Caller(self._harness(self._dsn))
-        await caller.open()
-        self._callers.append(caller)
-        return caller
-
-    async def caller_outside_transaction(self) -> Caller:
-        """A caller whose statements commit by themselves."""
-        caller = Caller(self._harness(self._dsn))
-        await caller.open_outside_transaction()
+        await (caller.open() if in_transactions else caller.open_outside_transaction())
         self._callers.append(caller)
         return caller
 

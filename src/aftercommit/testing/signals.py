@@ -23,7 +23,10 @@ class Hold:
 
     async def wait(self, timeout: float = PATIENCE) -> dict[str, Any]:
         """Wait until a service is here; returns the details of the point."""
-        await _within(self.arrived.wait(), timeout, f"no service reached {self.point!r}")
+        try:
+            await asyncio.wait_for(self.arrived.wait(), timeout)
+        except TimeoutError:
+            raise AssertionError(f"no service reached {self.point!r} within {timeout:g} s") from None
         return self.detail
 
     def release(self) -> None:
@@ -89,10 +92,3 @@ class Signals:
     def fail(self, point: str, error: Callable[[], BaseException]) -> None:
         """Raise this error in the next service that reaches the point."""
         self._breaks[point] = error
-
-
-async def _within(waiting: Any, timeout: float, otherwise: str) -> None:
-    try:
-        await asyncio.wait_for(waiting, timeout)
-    except TimeoutError:
-        raise AssertionError(f"{otherwise} within {timeout:g} s") from None

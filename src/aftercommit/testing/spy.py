@@ -29,14 +29,10 @@ class Attempt:
 Ending = Callable[[Consumer], BaseException | None]
 
 
-def _well(consumer: Consumer) -> BaseException | None:
-    return None
-
-
 class Spy:
     """Records attempts, and lets handlers fail at their end if a test wants it."""
 
-    def __init__(self, ending: Ending = _well) -> None:
+    def __init__(self, ending: Ending = lambda consumer: None) -> None:
         """`ending` is called after each handler, and may return an error to raise."""
         self.attempts: list[Attempt] = []
         self._ending = ending

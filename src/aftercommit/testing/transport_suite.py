@@ -222,20 +222,19 @@ async def accepted(harness: TransportHarness, batch: Sequence[Record]) -> None:
 
 async def arrived(harness: TransportHarness, count: int) -> Sequence[Received]:
     """Wait until so many different events have arrived; returns all that have."""
-    async with asyncio.timeout(DEADLINE):
-        while True:
-            got = await harness.received()
-            if len({each.event_id for each in got}) >= count:
-                return got
-            await asyncio.sleep(0.01)
+    return await _arrived(harness, lambda got: len(got) >= count)
 
 
 async def arrived_with(harness: TransportHarness, expected: set[UUID]) -> Sequence[Received]:
     """Wait until these events have arrived; returns all that have."""
+    return await _arrived(harness, lambda got: expected <= got)
+
+
+async def _arrived(harness: TransportHarness, enough: Callable[[set[UUID]], bool]) -> Sequence[Received]:
     async with asyncio.timeout(DEADLINE):
         while True:
             got = await harness.received()
-            if expected <= {each.event_id for each in got}:
+            if enough({each.event_id for each in got}):
                 return got
             await asyncio.sleep(0.01)
 

@@ -10,14 +10,13 @@ from typing import Any
 
 from alembic.autogenerate import comparators, renderers
 from alembic.autogenerate.api import AutogenContext
-from alembic.config import Config
 from alembic.operations.ops import UpgradeOps
 from sqlalchemy import Connection, text
 
 from aftercommit.contrib.alembic.branch import outboxes_of
 from aftercommit.contrib.alembic.operations import DropOutbox, KeepOutbox, MigrateOutbox
 from aftercommit.errors import DeclarationError
-from aftercommit.postgres.shape import AUDIENCE, ENGINE_TABLES, PARTITION_NAME, Shape
+from aftercommit.postgres.shape import AUDIENCE, ENGINE_TABLES, PARTITION_NAME
 from aftercommit.schema import migrate
 from aftercommit.schema.catalog import Ask
 from aftercommit.schema.references import Declared, shape_named
@@ -40,16 +39,12 @@ def include_object(outbox: Declared, also: IncludeObject | None = None) -> Inclu
 
     def include(thing: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
         table = thing if kind == "table" else getattr(thing, "table", None)
-        if table is not None and _is_here(table, shape) and is_ours(table.name):
+        # Alembic leaves out the schema if it is the default one of the search path.
+        if table is not None and (table.schema or "public") == shape.schema and is_ours(table.name):
             return False
         return True if also is None else also(thing, name, kind, reflected, compare_to)
 
     return include
-
-
-def _is_here(table: Any, shape: Shape) -> bool:
-    # Alembic leaves out the schema if it is the default one of the search path.
-    return (table.schema or "public") == shape.schema
 
 
 @comparators.dispatch_for("schema")
@@ -57,17 +52,14 @@ def _propose(context: AutogenContext, operations: UpgradeOps, schemas: Any) -> N
     config = context.migration_context.config
     if config is None or context.connection is None:
         return
-    if _command(config) == "revision":
+    # None if a program calls Alembic, and not its command line.
+    command = config.cmd_opts.cmd[0].__name__ if config.cmd_opts is not None else None
+    if command == "revision":
         _refuse_our_folder(context.migration_context.opts["revision_context"])
     for outbox in outboxes_of(config):
         found = migrate.status_by(asking(context.connection), shape_named(outbox))
         if not found.is_current and not found.newer:
             operations.ops.append(MigrateOutbox(outbox, is_new=not found.applied))
-
-
-def _command(config: Config) -> str | None:
-    """The command of the alembic command line; None if a program calls Alembic."""
-    return config.cmd_opts.cmd[0].__name__ if config.cmd_opts is not None else None
 
 
 def _refuse_our_folder(asked: Any) -> None:

@@ -13,11 +13,6 @@ from aftercommit.lazy import lazy
 if TYPE_CHECKING:
     from aftercommit.contrib.django.operations import MigrateOutbox, register_check
 else:
-    __getattr__ = lazy(
-        __name__,
-        {
-            "aftercommit.contrib.django.operations": ("MigrateOutbox", "register_check"),
-        },
-    )
+    __getattr__ = lazy(__name__, {"aftercommit.contrib.django.operations": ("MigrateOutbox", "register_check")})
 
 __all__ = ["MigrateOutbox", "register_check"]

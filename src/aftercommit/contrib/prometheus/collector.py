@@ -48,14 +48,10 @@ METRICS: Mapping[str, Specification] = {
         "Histogram", ("outbox", "event_type"), "From the writing of an event to its append, in seconds."
     ),
     "dead_letters_total": Specification(
-        "Counter",
-        ("outbox", "owner"),
-        "Events parked as dead letters, by consumer or relay.",
+        "Counter", ("outbox", "owner"), "Events parked as dead letters, by consumer or relay."
     ),
     "consumer_events_total": Specification(
-        "Counter",
-        ("outbox", "consumer", "outcome"),
-        "Events handled or skipped, and failed attempts.",
+        "Counter", ("outbox", "consumer", "outcome"), "Events handled or skipped, and failed attempts."
     ),
     "consumer_position": Specification(
         "Gauge", ("outbox", "consumer"), "Position in the log up to which a consumer has handled events."

@@ -31,7 +31,7 @@ SECURITY: Json = {
 }
 _REFUSALS: Mapping[int, str] = {
     400: "A parameter or header is not valid. `details` names it.",
-    401: "Missing or invalid token: it has expired, was revoked, or is not signed by a known key.",
+    401: "Missing or invalid credentials.",
     403: "The token does not have the required permission.",
     404: "Not found.",
     429: "Too many requests, or too many open streams. Try again after `retry_after` seconds.",
@@ -201,7 +201,7 @@ def _back_parameters(feed: Feed) -> list[Json]:
             "in": "query",
             "description": (
                 f"Return the items right before this cursor; `{END}` returns the newest page. {_further_back(feed)} "
-                "The newest page has this cursor, too, if the server did not search all events for it. "
+                "The newest page has it, too, if the server did not search all events. "
                 f"Cannot be combined with `{feed.wire.cursor}` or `{feed.wire.from_time}`."
             ),
             **_place(feed, END),
@@ -231,8 +231,8 @@ def _place(feed: Feed, word: str | None = None) -> Json:
 
 def _further_back(feed: Feed) -> str:
     if isinstance(feed.wire.body, BareArray):
-        return "The header `X-Previous-Cursor` has the cursor of the page before; it is absent at the beginning."
-    return "`previousCursor` is the cursor of the page before; it is null at the beginning."
+        return "To read further back, use the header `X-Previous-Cursor`; it is absent at the beginning."
+    return "To read further back, use `previousCursor`; it is null at the beginning."
 
 
 def path_parameter(path: str) -> str | None:

@@ -37,7 +37,6 @@ class Limits:
     most: int = 1000
 
     def __post_init__(self) -> None:
-        """Check the order of the limits."""
         if not 1 <= self.least <= self.default <= self.most <= _MOST_AT_ONCE:
             raise DeclarationError(f"{self!r}: must be 1 <= least <= default <= most <= {_MOST_AT_ONCE}")
 
@@ -120,9 +119,11 @@ class Feed:
         self.wire = wire or Wire()
         self.permission = _checked_permission(name, permission)
         self.rates = tuple(rates)
-        self.begins = _checked_begin(name, begins)
+        self.begins = begins
         self.item_schema = dict(item_schema or {"type": "object"})
         self._facets = Facets(name, facets or {})
+        if begins not in ("newest", "oldest"):
+            raise DeclarationError(f"feed {name!r}: begins={begins!r:.60} must be 'newest' or 'oldest'")
         select.check(outbox)
         self._check_filters()
         indexes = (select.facet(path) for path in self._facets.paths if path is not None)
@@ -186,12 +187,6 @@ def all_different(feeds: Sequence[Feed]) -> tuple[Feed, ...]:
         if names.count(feed.name) > 1:
             raise DuplicateDeclaration(f"feed {feed.name!r} is declared twice: give one of the two another name")
     return tuple(feeds)
-
-
-def _checked_begin(name: str, begins: Literal["newest", "oldest"]) -> Literal["newest", "oldest"]:
-    if begins not in ("newest", "oldest"):
-        raise DeclarationError(f"feed {name!r}: begins={begins!r:.60} must be 'newest' or 'oldest'")
-    return begins
 
 
 def _checked_permission(name: str, permission: str | None) -> str | None:

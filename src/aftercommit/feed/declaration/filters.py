@@ -74,7 +74,6 @@ class AtLeast:
     default: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the order and the default."""
         _check_values(self.parameter, self.order)
         if self.default is not None and self.default not in self.order:
             raise DeclarationError(f"filter {self.parameter!r}: default {self.default!r} is not in {self.order}")
@@ -102,7 +101,6 @@ class OneOf:
     values: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check the values."""
         _check_values(self.parameter, self.values)
 
     def allowed(self, text: str) -> frozenset[str] | None:
@@ -127,7 +125,6 @@ class Equals:
     longest: int = LONGEST_VALUE
 
     def __post_init__(self) -> None:
-        """Check the length against what an index entry can hold."""
         if not 1 <= self.longest <= LONGEST_VALUE:
             raise DeclarationError(f"filter {self.parameter!r}: longest={self.longest} must be 1 to {LONGEST_VALUE}")
 

@@ -182,7 +182,6 @@ class ByAudience(_ByPosition):
     by_audience = True
 
     def __post_init__(self) -> None:
-        """Check that the pattern has the key once."""
         longest = MAX_READER - 1 + len(_KEY)
         if not is_storable(self.reader, longest) or not _READER.fullmatch(self.reader):
             raise DeclarationError(

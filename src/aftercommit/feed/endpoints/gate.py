@@ -70,7 +70,8 @@ class Gate:
             reader = await self._access.reader(authorization, headers, peer)
         except Unauthorized as refusal:
             raise unauthorized(refusal.hint) from refusal
-        asked = self._own_key(reader) if key is None else key
+        own = "" if isinstance(self._feed.select, Everything) else reader.user
+        asked = own if key is None else key
         permission = self._permission(asked)
         if permission is not None and not reader.may(permission):
             raise forbidden(permission)
@@ -89,9 +90,6 @@ class Gate:
 
     def _needed(self, key: str) -> str | None:
         return permission_for(self._feed.permission, key=key) if self._feed.permission is not None else None
-
-    def _own_key(self, reader: Reader) -> str:
-        return "" if isinstance(self._feed.select, Everything) else reader.user
 
     async def _take(self, reader: Reader, key: str) -> list[Header]:
         if not self._rates:
