@@ -1,19 +1,17 @@
-"""Let others read: a feed is a declaration of what may be read over HTTP, by whom, and in which form.
+"""Feeds: let others read events over HTTP. A feed declares which events, for which readers, and in which form.
 
-One tailer per process reads the log once; polls, long-polls and streams are served from what it keeps, and only what
-is older comes from the database. Declaration and core need nothing more; serving needs the extra `serve`.
+One tailer per process reads the log once. Polls, long polls and streams are served from memory; older events come from
+the database. `service` and bearer tokens need the extra `serve`.
 
-The rooms, each standing on those below it:
+The packages, each built on those below it:
 
-app           feeds as an application, and the whole service around one
-endpoints     the addresses of a feed: who comes in, what is asked for, what is answered
-live          readers who stay: open streams
-strands       where events come from
-declaration   what a feed is
-access        who may ask, for what, and how often; beside it `server`, the process around an application
-http          HTTP as it is spoken here, and `redaction`, beside it: what must not leave
+app           feeds as an application, and a complete service around it
+endpoints     the HTTP endpoints of a feed
+live          open streams
+strands       the events of a feed, from memory and from the database
+declaration   the declaration of a feed
 
-The names of `aftercommit.access` that most feeds are served with are exported here too.
+The names of `aftercommit.access` that most feeds need are exported here, too.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Turns events into rows: validates them, and fills in the rest of the envelope. Pure."""
+"""Turns events into rows: validates them, and fills in the rest of the envelope. No IO and no SQL."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime

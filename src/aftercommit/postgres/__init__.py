@@ -1,7 +1,7 @@
 """PostgreSQL: connections, notifications, commits, and most of the SQL, in `queries`.
 
-Some SQL is built elsewhere: the statements of publish (`outbox.insert`), of declared objects (`schema`) and of systems.
-A service of yours on the same database may use the exported names.
+SQL that depends on a declaration is built elsewhere, for example that of publish in `outbox.insert`. A service of yours
+on the same database may use the exported names.
 """
 
 from aftercommit.postgres.arrays import uuid_array
