@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 
 from aftercommit import Application, Companions, Database, Service, Serving
-from aftercommit.access import TOKEN_KEYS_FILE_VARIABLE, TOKEN_KEYS_VARIABLE, BearerAccess, TokenKeys, TokenVerifier
+from aftercommit.access import BearerAccess, TokenKeys, TokenVerifier
 from aftercommit.contrib.prometheus import exposition
 from aftercommit.embedded import default_folder
 from aftercommit.errors import DeclarationError
@@ -113,17 +113,10 @@ class Site:
         return await self._homes[feed].exists(feed, key)
 
 
-def _keys(serving: Serving) -> TokenKeys:
+def _keys(serving: Serving) -> TokenKeys | None:
     """The configured keys; without any, in development, a key of this machine's own."""
     keys = TokenKeys.from_environment()
-    if keys is None and serving.development:
-        return TokenKeys.for_development(default_folder())
-    if keys is None:
-        raise DeclarationError(
-            f"no keys to check tokens with: set {TOKEN_KEYS_FILE_VARIABLE} (path of a JWK set) or "
-            f"{TOKEN_KEYS_VARIABLE} (the set itself)"
-        )
-    return keys
+    return TokenKeys.for_development(default_folder()) if keys is None and serving.development else keys
 
 
 def _patient(database: Database, environment: Mapping[str, str]) -> Database:

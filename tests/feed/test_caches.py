@@ -12,7 +12,7 @@ import pytest
 
 from aftercommit.access import Permissions, Reader
 from aftercommit.errors import DeclarationError, Unauthorized
-from aftercommit.feed import POSITION, PagedBody, Wire
+from aftercommit.feed import POSITION, PagedBody, Wire, service
 from aftercommit.feed.app import FeedApp
 from tests.feed.journal import Journal, journal_feed, numbered, until
 from tests.feed.test_examples import block
@@ -95,6 +95,18 @@ async def test_an_answer_to_a_cookie_is_asked_for_again_each_time(journal: Journ
             assert stream.headers["vary"] == "Cookie"
         refused = await reading.client.get("/mine", headers={"Cookie": "session=nobody"})
         assert (refused.status_code, refused.headers["cache-control"]) == (401, "no-store")
+
+
+async def test_metrics_are_for_readers_of_any_access(journal: Journal):
+    """Also for one that does not go by the Authorization header."""
+    app = journal.app()
+    async with journal.served(app, service(app, metrics_for=[cookie_access()])) as reading:
+        answers = [
+            await reading.client.get("/metrics", headers={"Cookie": f"session={session}"})
+            for session in ("s-ada", "nobody")
+        ]
+    # The reader is known, and may not read metrics; the other one is not known.
+    assert [answer.status_code for answer in answers] == [403, 401]
 
 
 async def test_nothing_is_stored_of_an_access_that_does_not_say_by_what_it_knows_readers(journal: Journal):

@@ -337,6 +337,14 @@ async def test_sighup_replaces_workers_while_readers_are_served(journal: Journal
         assert await asyncio.to_thread(process.wait, SECONDS) == 0
 
 
+async def test_sighup_ends_a_server_without_a_supervisor_in_order(journal: Journal):
+    with program(journal, workers=1) as (process, url):
+        async with client(journal, url) as reader:
+            assert (await reader.get("/healthz")).status_code == 200
+        process.send_signal(signal.SIGHUP)
+        assert await asyncio.to_thread(process.wait, SECONDS) == 0
+
+
 @pytest.mark.thorough
 @pytest.mark.contract("L11")
 async def test_a_stop_of_several_workers_is_bounded_also_for_readers_that_do_not_read(journal: Journal):

@@ -128,6 +128,8 @@ def test_names_that_would_break_a_url_or_a_line_are_refused():
         Wire(event_name="log\nid: 1")
     with pytest.raises(DeclarationError, match="twice"):
         Wire(cursor="limit")
+    with pytest.raises(DeclarationError, match="bye, reset, hold"):
+        Wire(event_name="bye")
 
 
 @pytest.mark.parametrize(

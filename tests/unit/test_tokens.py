@@ -627,3 +627,8 @@ class TestSetsOfIdentityProviders:
         verifier = TokenVerifier(keys_of(shared()), permissions=lambda claims: made)
         with pytest.raises(Unauthorized):
             verifier.verify(signed(claims()))
+
+
+def test_a_verifier_without_keys_says_how_to_give_them():
+    with pytest.raises(DeclarationError, match=r"set AFTERCOMMIT_TOKEN_KEYS_FILE .* or AFTERCOMMIT_TOKEN_KEYS"):
+        TokenVerifier(TokenKeys.from_environment({}))

@@ -73,10 +73,10 @@ class BearerAccess(DatabaseService):
     async def reader(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
         """The reader of this Authorization header; Unauthorized, with the same text for every reason."""
         try:
-            reader = self._reader(_credential(authorization), headers)
-            if reader.service is None:
-                await self._require_not_revoked(reader)
-            return reader
+            credential = _credential(authorization)
+            if credential.startswith(PREFIX):
+                return await self._service(credential, headers.get(USER_HEADER))
+            return await self._user(credential)
         except Unauthorized as refusal:
             log_event(logger, logging.DEBUG, "unauthorized", reason=refusal.reason)
             raise
@@ -136,18 +136,22 @@ class BearerAccess(DatabaseService):
         for call in self._watchers:
             call()
 
-    def _reader(self, credential: str, headers: Mapping[str, str]) -> Reader:
-        if credential.startswith(PREFIX):
-            return self._service(credential, headers.get(USER_HEADER))
+    async def _user(self, credential: str) -> Reader:
         if self._tokens is None:
             raise Unauthorized("no keys for tokens are configured")
-        return self._tokens.verify(credential)
-
-    async def _require_not_revoked(self, reader: Reader) -> None:
+        reader = self._tokens.verify(credential)
         if self._database is not None:
             await self._first_read()
         if self.revocations.hit(reader):
             raise Unauthorized("the token was revoked")
+        return reader
+
+    async def _service(self, credential: str, user: str | None) -> Reader:
+        if self._database is None:
+            raise Unauthorized("service tokens need a database, and none is configured")
+        await self._first_read()
+        self._require_fresh()
+        return self.service_tokens.verify(credential, user)
 
     async def _first_read(self) -> None:
         """Give a server that has just started a moment for its first read."""
@@ -160,12 +164,6 @@ class BearerAccess(DatabaseService):
             raise DatabaseUnavailable(
                 "cannot check tokens: the list of revoked tokens has not been read yet. Try again"
             )
-
-    def _service(self, credential: str, user: str | None) -> Reader:
-        if self._database is None:
-            raise Unauthorized("service tokens need a database, and none is configured")
-        self._require_fresh()
-        return self.service_tokens.verify(credential, user)
 
     def _require_fresh(self) -> None:
         if self.service_tokens.age > self._trust:

@@ -18,7 +18,7 @@ import msgspec
 
 from aftercommit.access.permissions import MOST, Permissions, checked
 from aftercommit.access.reader import Reader, rights_of
-from aftercommit.access.token_keys import KeySet, TokenKey, TokenKeys
+from aftercommit.access.token_keys import TOKEN_KEYS_FILE_VARIABLE, TOKEN_KEYS_VARIABLE, KeySet, TokenKey, TokenKeys
 from aftercommit.errors import DeclarationError, MissingExtra, Unauthorized
 from aftercommit.telemetry import log_event
 
@@ -59,7 +59,7 @@ class TokenVerifier:
 
     def __init__(
         self,
-        keys: TokenKeys,
+        keys: TokenKeys | None,
         *,
         issuer: str | None = None,
         audience: str | None = None,
@@ -69,6 +69,11 @@ class TokenVerifier:
         max_kept_tokens: int = 4096,
     ) -> None:
         """Issuer and audience are given here or in the JWK set: without them, any token of the issuer would pass."""
+        if keys is None:
+            raise DeclarationError(
+                f"no keys to check tokens with: set {TOKEN_KEYS_FILE_VARIABLE} (path of a JWK set) or "
+                f"{TOKEN_KEYS_VARIABLE} (the set itself)"
+            )
         self._issuer = issuer or keys.current.issuer or ""
         self._audience = audience or keys.current.audience or ""
         if not self._issuer or not self._audience:

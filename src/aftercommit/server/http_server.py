@@ -144,7 +144,7 @@ def serve(
         supervisor = (
             Supervisor(configuration, bound, grace_seconds=stop_seconds(drain_seconds)) if workers > 1 else None
         )
-        with _signals_end_quietly(supervisor.hear if supervisor is not None else alone.hear):
+        with _signals_end_quietly(alone.hear if supervisor is None else supervisor.hear, alone=supervisor is None):
             log_event(logger, logging.INFO, "server_listening", url=address_of(bound), workers=workers)
             if on_listening is not None:
                 on_listening(url_of(bound))
@@ -156,13 +156,14 @@ def serve(
 
 
 @contextmanager
-def _signals_end_quietly(hear: Callable[[int], None]) -> Iterator[None]:
+def _signals_end_quietly(hear: Callable[[int], None], *, alone: bool) -> Iterator[None]:
     """Pass on signals that come before the server handles them itself.
 
     uvicorn raises the signal that ended it again when it is done. Here it is swallowed: an orderly end is not a death
     by signal.
     """
-    endings = (signal.SIGTERM, signal.SIGINT)
+    # SIGHUP tells a supervisor to replace its processes. A process alone ends in order, and whoever runs it starts it.
+    endings = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if alone else (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda number, frame: hear(number)) for number in endings}
     try:
         yield

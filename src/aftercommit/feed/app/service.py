@@ -161,15 +161,15 @@ class _Metrics:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._readers:
-            await self._admit(headers_of(scope).get("authorization"))
+            await self._admit(headers_of(scope))
         body = (await self._figures.page()).encode()
         headers = [(b"content-type", CONTENT_TYPE.encode()), NO_STORE, (b"content-length", b"%d" % len(body))]
         await answer(send, 200, headers, body)
 
-    async def _admit(self, authorization: str | None) -> None:
+    async def _admit(self, headers: Mapping[str, str]) -> None:
         for access in self._readers:
             try:
-                reader = await access.reader(authorization, {})
+                reader = await access.reader(headers.get("authorization"), headers)
             except Unauthorized:
                 continue
             except DatabaseUnavailable as problem:

@@ -25,6 +25,7 @@ from aftercommit.feed.declaration.selection import FeedSelection
 from aftercommit.outbox.declaration import Outbox
 
 _LONGEST_NAME: Final = 50
+_RESERVED: Final = ("bye", "reset", "hold")
 _MOST_AT_ONCE: Final = 10_000
 
 
@@ -69,6 +70,8 @@ class Wire:
         """Refuse names that would break a URL or a line of a stream."""
         for name in (*self.parameters, self.event_name):
             checked_name(name, "wire name", _LONGEST_NAME)
+        if self.event_name in _RESERVED:
+            raise DeclarationError(f"{self!r}: streams use the event names {', '.join(_RESERVED)} themselves")
         for name in self.parameters:
             if self.parameters.count(name) > 1:
                 raise DeclarationError(f"{self!r} uses the parameter {name!r} twice: choose another name")
