@@ -77,7 +77,7 @@ def test_without_a_service_token_a_server_does_not_start_and_says_how_to_make_on
             with running("serve", "--app", APP, "--port", "0", *more, folder=REPOSITORY, **told) as server:
                 assert server.ends() == 1
                 said = " ".join(server.stderr)
-                assert "readers are identified by the header X-User-Id" in said
+                assert "are identified by the header X-User-Id" in said
                 assert "aftercommit token create bot --may act-as-user --schema tasks_events" in said
         command = ("token", "create", "bot", "--may", "act-as-user", "--schema", "tasks_events")
         with running(*command, folder=REPOSITORY, **told) as making:

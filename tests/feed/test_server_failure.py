@@ -57,7 +57,7 @@ async def test_feeds_that_have_failed_for_good_do_not_blame_the_database(journal
             assert refused.status_code == 503
             assert refused.json()["message"] == "The feeds of this server have failed: restart the server"
         ready = await reader.get("/readyz")
-        assert (ready.status_code, ready.json()["message"].partition(",")[0]) == (503, "feeds failed")
+        assert (ready.status_code, ready.json()["message"].partition(":")[0]) == (503, "feeds failed")
 
 
 async def test_a_service_that_has_failed_beside_the_feeds_is_not_ready(journal: Journal):

@@ -266,7 +266,7 @@ class TestUp:
             up.send(signal.SIGTERM)
             assert up.ends() == 0, up
         assert not (tmp_path / ".aftercommit").exists()
-        assert up.stderr[0].startswith("(from --dsn or DATABASE_URL)")
+        assert up.stderr[0].endswith("(from --dsn or DATABASE_URL)")
 
     def test_your_application_runs_instead_of_the_example(self, database: str, tmp_path: Path) -> None:
         (tmp_path / "my_shop.py").write_text(

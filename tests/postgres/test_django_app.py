@@ -416,7 +416,7 @@ def test_manage_py_hands_over_to_the_command_line_with_djangos_database(project)
     assert "No such command" in wrong.stderr
     refused = project.manage("aftercommit", "status", "--database", "elsewhere")
     assert refused.returncode == 1
-    assert "DATABASES has no 'elsewhere': there are default, cache" in refused.stderr
+    assert "DATABASES has no 'elsewhere': use one of default, cache" in refused.stderr
     assert "'cache' is sqlite" in project.manage("aftercommit", "status", "--database", "cache").stderr
 
 
@@ -426,7 +426,7 @@ def test_call_command_hands_over_too_and_a_failure_is_a_command_error(project):
 
     refused = project.manage("shell", "-c", program)
     assert refused.returncode != 0
-    assert "CommandError: aftercommit migrate check ended with 3" in refused.stderr
+    assert "CommandError: aftercommit migrate check ended with status 3" in refused.stderr
 
     project.manages("migrate")
     project.manages("shell", "-c", program)

@@ -74,7 +74,7 @@ def test_an_ordinary_user_starts_kills_restarts_and_stops_it(closed_folder: Path
     assert result.returncode == 0, result.stderr
     running, stopped, error = result.stdout.splitlines()
     assert (running, stopped) == ("True", "False")
-    assert "closed: Permission denied. Make it usable for this user" in error
+    assert "closed: Permission denied. Give this user access to it" in error
 
 
 @only_root

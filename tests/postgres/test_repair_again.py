@@ -225,7 +225,7 @@ class TestLocks:
             retrying = asyncio.create_task(desk(shop).retry(Selection(event_ids=(event_id,), consumer="first")))
             await shop.value_becomes(
                 "select count(*)::int from pg_stat_activity where datname = current_database() "
-                "and wait_event_type = 'Lock' and query like '%Events go out again%'",
+                "and wait_event_type = 'Lock' and query like '%Sends events again%'",
                 1,
             )
             # In one breath, so that nothing of this session is left when the desk begins again.
