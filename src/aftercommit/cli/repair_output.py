@@ -199,7 +199,7 @@ def show_preview(found: Preview, selection: Selection, *, again: bool, past_hori
         fate = "will be handled again" if again else "will be skipped, unless you give --again"
         message(f"  {found.handled:>8,}  of them were handled already and {fate}")
     if found.past_horizon and found.horizon is not None:
-        fate = "may be handled twice" if past_horizon or again else "are refused, unless you give --past-horizon"
+        fate = "may be handled twice" if past_horizon else "are refused, unless you give --past-horizon"
         message(f"  {found.past_horizon:>8,}  of them are older than the inbox ({rfc3339(found.horizon)}) and {fate}")
 
 
