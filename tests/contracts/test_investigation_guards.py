@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import httpx
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from aftercommit.access import service_tokens
+from aftercommit.access.rate_limit import ASK_SECONDS
 from aftercommit.access.revocation import revoke
 from aftercommit.access.token_keys import TOKEN_KEYS_VARIABLE
 from aftercommit.client.sse_decoder import SseDecoder, SseMessage, SsePlace, SseRetry
@@ -265,35 +266,51 @@ def test_a_token_that_expires_ends_its_streams_in_every_process(
         assert refused(url, case, brief)
 
 
-def statuses(url: str, case: str, token: str, times: int) -> list[int]:
+class Asked(NamedTuple):
+    """How a request was answered, and how long that took."""
+
+    status: int
+    seconds: float
+
+
+def ask(client: httpx.Client, url: str, case: str) -> Asked:
+    began = time.monotonic()
+    answer = client.get(f"{url}{ROOT}/{case}/logs?limit=10")
+    return Asked(answer.status_code, time.monotonic() - began)
+
+
+def asked_in_turn(url: str, case: str, token: str, times: int) -> list[Asked]:
     with httpx.Client(headers=bearer(token), timeout=PATIENCE) as client:
-        return [client.get(f"{url}{ROOT}/{case}/logs?limit=10").status_code for _ in range(times)]
+        return [ask(client, url, case) for _ in range(times)]
 
 
-def asked_at_once(urls: list[str], case: str, token: str, times: int) -> list[tuple[float, int]]:
-    """So many requests at each address, all at once; when each was answered, and how."""
-
-    def one(url: str) -> tuple[float, int]:
-        answer = client.get(f"{url}{ROOT}/{case}/logs?limit=10")
-        return time.monotonic(), answer.status_code
-
+def asked_at_once(urls: list[str], case: str, token: str, times: int) -> list[Asked]:
+    """So many requests at each address, all at once."""
     limits = httpx.Limits(max_connections=times * len(urls))
     with (
         httpx.Client(headers=bearer(token), timeout=PATIENCE, limits=limits, verify=TLS) as client,
         ThreadPoolExecutor(times * len(urls)) as pool,
     ):
-        return list(pool.map(one, urls * times))
+        return list(pool.map(lambda url: ask(client, url, case), urls * times))
 
 
-def trial(service: Service, case: str, passes: Callable[[str], int]) -> None:
-    """What passes of the limit, by somebody new, within less than its minute; then nothing passes anywhere."""
+def trial(service: Service, asks: Callable[[str], list[Asked]]) -> None:
+    """Within its minute, no more than the bound passes of a new user's requests.
+
+    Where the database takes longer than `ASK_SECONDS`, a process decides alone, and the bound is another one. So more
+    may pass only if a request took that long; then the trial is repeated.
+    """
     for _ in range(5):
         began = time.monotonic()
-        passed = passes(service.token("investigation:*:read", user=f"in-a-minute-{uuid4()}"))
-        if time.monotonic() - began < 60:
-            assert LIMIT <= passed <= LIMIT + PROCESSES - 1
+        asked = asks(service.token("investigation:*:read", user=f"in-a-minute-{uuid4()}"))
+        if time.monotonic() - began >= 60:
+            continue
+        passed = sum(each.status == 200 for each in asked)
+        assert passed >= LIMIT
+        if passed <= LIMIT + PROCESSES - 1:
             return
-    raise AssertionError("five times a minute was over before the trial was")
+        assert max(each.seconds for each in asked) >= ASK_SECONDS, f"{passed} passed"
+    raise AssertionError("five times the machine was too slow for the trial")
 
 
 @pytest.mark.contract("L9", "E6")
@@ -301,11 +318,12 @@ def test_what_one_process_let_through_counts_in_the_others(investigations: Servi
     case = investigations.open()
     here, there = processes
 
-    def passes(token: str) -> int:
-        assert set(statuses(here, case, token, 60)) == {200}
-        return 60 + statuses(there, case, token, 60).count(200) + statuses(here, case, token, 60).count(200)
+    def asks(token: str) -> list[Asked]:
+        first = asked_in_turn(here, case, token, 60)
+        assert {each.status for each in first} == {200}
+        return first + asked_in_turn(there, case, token, 60) + asked_in_turn(here, case, token, 60)
 
-    trial(investigations, case, passes)
+    trial(investigations, asks)
 
 
 @pytest.mark.contract("L9", "E6")
@@ -315,9 +333,9 @@ def test_bursts_of_forty_at_once_over_two_processes_pass_no_more_than_the_bound(
     """With P processes at most `limit + (P - 1) * share`, and the share of a limit of 100 is one request."""
     case = investigations.open()
 
-    def passes(token: str) -> int:
-        found = [asked for _ in range(6) for asked in asked_at_once([*processes], case, token, 20)]
-        assert {status for _, status in found} == {200, 429}
-        return sum(status == 200 for _, status in found)
+    def asks(token: str) -> list[Asked]:
+        asked = [each for _ in range(6) for each in asked_at_once([*processes], case, token, 20)]
+        assert {each.status for each in asked} == {200, 429}
+        return asked
 
-    trial(investigations, case, passes)
+    trial(investigations, asks)

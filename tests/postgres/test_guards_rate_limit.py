@@ -91,9 +91,44 @@ async def test_in_any_stretch_of_time_several_processes_let_no_more_through_than
 
 
 @pytest.mark.contract("E6")
-async def test_what_passes_while_an_exchange_is_under_way_comes_on_top(shop: Shop):
+async def test_a_request_that_arrives_during_an_exchange_waits_for_its_answer(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
+    """The exchange may grant all that is left to requests that waited: one that passes meanwhile exceeds the limit."""
+    monkeypatch.setattr(rate_limit, "ASK_SECONDS", 60.0)
+    rate, signals = Rate("user", 3, DAY), Signals()
+    async with limiter_of(shop, signals) as limiter:
+        passed = [(await limiter.take("user", "ann", rate)).allowed]
+        await exchanged(limiter, signals)
+        with shop.connect() as first, shop.connect() as second:
+            first.execute("select from shop.rate_log for update")
+            async with asyncio.TaskGroup() as tasks:
+
+                def asks() -> "asyncio.Task[rate_limit.Allowance]":
+                    return tasks.create_task(limiter.take("user", "ann", rate))
+
+                waiting = [asks()]
+                await shop.value_becomes(STUCK, 1)
+                waiting.append(asks())
+                # The next exchange waits for this lock, which is next in the queue.
+                queued = asyncio.create_task(asyncio.to_thread(second.execute, "select from shop.rate_log for update"))
+                await shop.value_becomes(STUCK, 2)
+                first.commit()
+                await queued
+                await signals.wait_total("rates.exchanged", 2)
+                await shop.value_becomes(STUCK, 1)
+                waiting.append(asks())
+                await asyncio.sleep(0)
+                second.commit()
+            passed += [each.result().allowed for each in waiting]
+
+    assert sum(passed) == 3
+
+
+@pytest.mark.contract("E6")
+async def test_what_waits_for_an_exchange_knows_its_answer(shop: Shop):
     rate, signals = Rate("user", 1000, DAY), Signals()
-    async with limiter_of(shop, signals, interval_seconds=60.0) as limiter:
+    async with limiter_of(shop, signals, interval_seconds=60.0) as limiter, asyncio.TaskGroup() as tasks:
         await limiter.take("user", "ann", rate)
         await exchanged(limiter, signals)
         with shop.connect() as other:
@@ -101,10 +136,10 @@ async def test_what_passes_while_an_exchange_is_under_way_comes_on_top(shop: Sho
             await limiter.take("user", "ann", rate)
             limiter._hurry.set()
             await shop.value_becomes(STUCK, 1)
-            for _ in range(3):
-                await limiter.take("user", "ann", rate)
-        await signals.wait_total("rates.exchanged", 2)
+            waiting = [tasks.create_task(limiter.take("user", "ann", rate)) for _ in range(3)]
+        await asyncio.wait(waiting)
 
+        assert sorted(each.result().remaining for each in waiting) == [995, 996, 997]
         assert (await limiter.take("user", "ann", rate)).remaining == 1000 - 6
 
 

@@ -6,8 +6,8 @@ request within that: `sliding_log` keeps the time of each request that passed.
 **Across processes.** All processes share one log for each key, in a table. A process may let through a small share of
 the limit (a hundredth, at least one request) without asking. Twice a second, one statement for all active keys writes
 what it let through and reads what the others did. Requests beyond the share wait for that exchange, and the database
-decides: it lets no more through than the limit. So with P processes at most `limit + (P - 1) * share` pass. A request
-that finds the log full is refused from memory.
+decides: it lets no more through than the limit. A request that arrives during an exchange waits for its answer. So with
+P processes at most `limit + (P - 1) * share` pass. A request that finds the log full is refused from memory.
 
 **Without the database** each process keeps the limit by itself, so at most `P * limit` pass. A request that was waiting
 is decided within `ASK_SECONDS`.
@@ -98,7 +98,7 @@ _Key = tuple[str, str, int]
 class _KeyCount:
     """One key: the log of all processes as of the last exchange, and the requests that wait for the next."""
 
-    __slots__ = ("log", "pending", "rate", "remembers_until", "unsent", "waiting")
+    __slots__ = ("exchange", "log", "pending", "rate", "remembers_until", "unsent", "waiting")
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
@@ -110,6 +110,8 @@ class _KeyCount:
         # Until then the table may know less than this process.
         self.remembers_until = 0
         self.waiting: list[asyncio.Future[bool | None]] = []
+        # Done when the exchange that is under way has its answer; None between two exchanges.
+        self.exchange: asyncio.Future[None] | None = None
 
     def slide(self, now: int) -> None:
         since = now - self.rate.seconds * SECOND
@@ -168,12 +170,13 @@ class RateLimiter(DatabaseService):
         """Count one request if it may pass. Without a round trip, unless this process has used up its share."""
         count = self._counts.get((name, key, rate.seconds)) or self._begin((name, key, rate.seconds), rate)
         count.rate = rate
+        while count.exchange is not None and not self._decides_alone():
+            await self._answered(count.exchange)
         now = self._now()
         count.slide(now)
         if count.log.total >= rate.requests:
             return count.allowance(now, allowed=False)
-        decides_alone = self._is_away or self._database is None or self._task is None or self._task.done()
-        if count.pending >= rate.share and not decides_alone:
+        if count.pending >= rate.share and not self._decides_alone():
             is_granted = await self._asked((name, key, rate.seconds), count)
             now = self._now()
             count.slide(now)
@@ -233,6 +236,14 @@ class RateLimiter(DatabaseService):
 
     def _now(self) -> int:
         return int((time.monotonic() + self._offset) * SECOND)
+
+    def _decides_alone(self) -> bool:
+        return self._is_away or self._database is None or self._task is None or self._task.done()
+
+    async def _answered(self, exchange: "asyncio.Future[None]") -> None:
+        done, _ = await asyncio.wait([exchange], timeout=ASK_SECONDS)
+        if not done:
+            self._is_away = True
 
     async def _asked(self, key: _Key, count: _KeyCount) -> bool | None:
         """Whether the database lets one more request through; None if it does not answer in time."""
@@ -321,9 +332,11 @@ class _Sent:
         self.taken, count.unsent = count.unsent, {}
         self.waiting, count.waiting = [each for each in count.waiting if not each.done()], []
         self.pending = count.pending
+        self.exchange = count.exchange = asyncio.get_running_loop().create_future()
 
     def take_back(self) -> None:
         """The exchange failed: send it again next time, and let this process decide about waiting requests."""
+        self._end()
         for moment, taken in self.taken.items():
             self.count.note(moment, taken)
         _answer(self.waiting, None)
@@ -333,6 +346,7 @@ class _Sent:
 
         If the table is new, as after a crash of the server, this process keeps its own log for one window.
         """
+        self._end()
         count = self.count
         count.pending -= self.pending
         count.slide(now)
@@ -357,6 +371,10 @@ class _Sent:
             moment = count.log.take_back()
             if moment is not None:
                 count.note(moment, -1)
+
+    def _end(self) -> None:
+        self.count.exchange = None
+        self.exchange.set_result(None)
 
 
 def _answer(waiting: "list[asyncio.Future[bool | None]]", answer: bool | None) -> None:
