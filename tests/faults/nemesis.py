@@ -189,8 +189,7 @@ class Nemesis:
     async def _taken_over(self, held: dict[str, str]) -> bool:
         deadline = time.monotonic() + 12.0
         while time.monotonic() < deadline:
-            left = await self.overseer.still_held(held)
-            if left == 0:
+            if await self.overseer.still_held(held) == []:
                 return True
             await asyncio.sleep(0.02)
         return False

@@ -38,6 +38,7 @@ class Bereaved:
     mark: dict[str, int]
     heirs: list[str]
     taken: float | None = None
+    told: bool = False
 
 
 @dataclass
@@ -53,6 +54,8 @@ class Recoveries:
     progress: list[float] = field(default_factory=list)
     flow: list[float] = field(default_factory=list)
     flow_in_trouble: list[float] = field(default_factory=list)
+    # Takeovers over their limit: what was left at that time, and what had happened to the heirs before.
+    late: list[str] = field(default_factory=list)
 
 
 class Overseer:
@@ -119,20 +122,20 @@ class Overseer:
             return {f"{actor.part.outbox}/{lane}": token for lane, token in lanes.items()}
         return await self.consumers_of(pid)
 
-    async def still_held(self, held: dict[str, str]) -> int | None:
-        """How much of it still carries the same token."""
+    async def still_held(self, held: dict[str, str]) -> list[str] | None:
+        """What of it still carries the same token."""
         tokens = list(set(held.values()))
         rows = await self._looks.ask(
             """
-            select (select count(*) from book.lane where token::text = any(%s))
-                 + (select count(*) from post.lane where token::text = any(%s))
-                 + (select count(*) from book.consumer where token::text = any(%s))
+            select 'book/' || lane from book.lane where token::text = any(%s)
+            union all select 'post/' || lane from post.lane where token::text = any(%s)
+            union all select name from book.consumer where token::text = any(%s)
             """,
             tokens,
             tokens,
             tokens,
         )
-        return rows[0][0] if rows else None
+        return [name for (name,) in rows] if rows is not None else None
 
     async def heads(self) -> dict[str, int] | None:
         rows = await self._looks.ask(
@@ -168,7 +171,11 @@ class Overseer:
         now = time.monotonic()
         if one.taken is None:
             left = await self.still_held(one.held)
-            if left == 0:
+            if left and not one.told and now - one.began > self._takeover_limit:
+                one.told = True
+                if self._had_an_heir(one):
+                    self._tell_late(one, left)
+            if left == []:
                 one.taken = now
                 times = self.recoveries.takeover if self._had_an_heir(one) else self.recoveries.takeover_in_trouble
                 times.append(now - one.began)
@@ -188,6 +195,19 @@ class Overseer:
         since, until = one.began - SETTLED, one.began + self._takeover_limit
         hit = {each.name for each in self._troubles if each.began <= until and each.ended >= since}
         return None not in hit and any(name not in hit for name in one.heirs)
+
+    def _tell_late(self, one: Bereaved, left: list[str]) -> None:
+        names = {*one.heirs, None}
+        past = [each for each in self._troubles if each.name in names and one.began - each.ended < 15]
+        troubles = ", ".join(
+            f"{each.name or 'everybody'} {one.began - each.began:.1f} to {one.began - each.ended:.1f} s before"
+            for each in past[-8:]
+        )
+        some = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+        self.recoveries.late.append(
+            f"{one.actor.name} was killed and {some} stayed with it. Heirs: {', '.join(one.heirs)}. "
+            f"Troubles: {troubles or 'none'}"
+        )
 
     def flowed(self, began: float, seconds: float, limit: float) -> None:
         """Appends have begun again, so long after they could."""

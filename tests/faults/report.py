@@ -118,6 +118,7 @@ def figures(report: Report) -> dict[str, Any]:
             "drain": _quantiles(report.tally.drains),
         },
         "warnings": report.warnings,
+        "late_takeovers": recoveries.late,
     }
 
 
@@ -165,6 +166,7 @@ def _lines(report: Report) -> list[str]:
         if seconds:
             lines.append(f"{name:32}{statistics.median(seconds):>9.2f} s median {max(seconds):>7.2f} s longest")
     lines += [f"warning: {line}" for line in report.warnings]
+    lines += [f"late takeover: {line}" for line in report.tally.recoveries.late]
     lines += [f"{one.checker}: {one.what}" for one in _some(report.violations, 5)]
     lines += [f"void: {line}" for line in report.void]
     points = len(report.tally.reached)

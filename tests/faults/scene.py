@@ -1,6 +1,7 @@
 """One scene: a new database, everybody at work, the faults, then calm, the drain, and the verdict."""
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from tests.faults.weather import Weather
 
 BEGIN_PATIENCE = 90.0
 EXIT_PATIENCE = 90.0
+IDLE_PATIENCE = 4.0
 
 
 @dataclass
@@ -123,8 +125,28 @@ class Scene:
         for kind in ("writer", "relay", "worker", "poller"):
             if kind == "relay":
                 await self._drain(overseer)
+                await self._kill_idle(cast)
             stubborn = await cast.dismiss(kind, EXIT_PATIENCE)
             self._stuck += [f"{name} did not end within {EXIT_PATIENCE:g} s of SIGTERM" for name in stubborn]
+
+    async def _kill_idle(self, cast: Cast) -> None:
+        """Under load hardly anybody comes to the end of the log: whoever does so now is killed there."""
+        for point in unreached(self.options, set(self.tally.reached)):
+            kind, _, moment = point.partition(".")
+            if moment == "idle" and self._drained:
+                kind = {"consumer": "worker"}.get(kind, kind)
+                for actor in [each for each in cast.actors if each.kind == kind and each.pid is not None]:
+                    gone = actor.gone
+                    actor.order(die=(point, 1))
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(gone.wait(), IDLE_PATIENCE)
+                    if not gone.is_set():
+                        # It stands by.
+                        actor.order()
+                        continue
+                    self.tally.counts["kills"] += 1
+                    self.tally.reached[point] += 1
+                    break
 
     async def _drain(self, overseer: Overseer) -> None:
         """Until nothing is left to do; stuck is who does not come nearer to that for a while."""
