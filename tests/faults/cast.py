@@ -32,6 +32,7 @@ class Death:
     status: int
     point: str | None
     at: float
+    lived: str
 
 
 @dataclass(eq=False)
@@ -237,7 +238,8 @@ class Cast:
 
     def _bury(self, actor: Actor, pid: int, status: int) -> None:
         del self._by_pid[pid]
-        death = Death(actor, pid, status, actor.ordered if status == -signal.SIGKILL else None, time.monotonic())
+        point = actor.ordered if status == -signal.SIGKILL else None
+        death = Death(actor, pid, status, point, time.monotonic(), self._lived(actor.played))
         self.deaths.append(death)
         self.on_touch(actor.name)
         actor.pid, actor.ordered = None, None
@@ -245,6 +247,12 @@ class Cast:
         self.on_death(death)
         if self.playing and not actor.dismissed:
             self._again(actor)
+
+    def _lived(self, part: Part) -> str:
+        """Which way it reached the database, and what else was special."""
+        way = next(way for way in ("direct", "proxy", "pooler") if part.dsn == self.stage.route(way))
+        others = [name for name, applies in ((CLOCK, "nursery" in part.options), ("storm", part.storm)) if applies]
+        return ", ".join([way, *others])
 
     def _again(self, actor: Actor) -> None:
         async def begin() -> None:

@@ -37,6 +37,7 @@ class Bereaved:
     held: dict[str, str]
     mark: dict[str, int]
     heirs: list[str]
+    lived: str
     taken: float | None = None
     told: bool = False
 
@@ -151,11 +152,11 @@ class Overseer:
             task.add_done_callback(self._mourning.discard)
 
     async def _mourn(self, death: Death) -> None:
-        heirs = self.heirs(death.actor)
+        heirs, lived = self.heirs(death.actor), death.lived
         held = await self.held_by(death.actor, death.pid)
         mark = await self._progress_of(death.actor, list(held))
         if held and mark is not None:
-            self._bereaved.append(Bereaved(death.actor, death.at, held, mark, heirs))
+            self._bereaved.append(Bereaved(death.actor, death.at, held, mark, heirs, lived))
 
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
@@ -205,7 +206,7 @@ class Overseer:
         )
         some = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
         self.recoveries.late.append(
-            f"{one.actor.name} was killed and {some} stayed with it. Heirs: {', '.join(one.heirs)}. "
+            f"{one.actor.name} ({one.lived}) was killed and {some} stayed with it. Heirs: {', '.join(one.heirs)}. "
             f"Troubles: {troubles or 'none'}"
         )
 
