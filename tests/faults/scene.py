@@ -110,7 +110,8 @@ class Scene:
             tally.counts[fault] >= options.target(fault, self.number)
             for fault in ("kills", "crashes", "zombies", "restores")
         )
-        return counted and not (self.number == options.scenes and unreached(options, set(tally.reached)))
+        missed = [point for point in unreached(options, set(tally.reached)) if not point.endswith(".idle")]
+        return counted and not (self.number == options.scenes and missed)
 
     async def _calm(self, cast: Cast, overseer: Overseer) -> None:
         """Writers end, the rest is carried and handled, and everybody goes home in order."""
