@@ -17,7 +17,7 @@ from typing import Final
 from tests.faults import workload
 from tests.faults.actors import Part
 from tests.faults.cast import CLOCK, Actor, Cast, Death
-from tests.faults.options import POINTS, Options
+from tests.faults.options import POINTS, Options, unreached
 from tests.faults.overseer import Overseer
 from tests.faults.stage import Stage
 
@@ -29,6 +29,7 @@ AT_WORK: Final = {
     workload.POST: ("relay.read", "relay.deliver", "relay.delivered", "handler.written"),
     "worker": ("consumer.read", "consumer.read", "handler.begun"),
 }
+FENCED: Final = {"relay": "relay.fenced", "worker": "consumer.fenced"}
 PATIENCE: Final = 4.0
 KINDS: Final = {"relay": 45, "worker": 40, "writer": 9, "poller": 6}
 
@@ -147,18 +148,29 @@ class Nemesis:
         return point in kinds and point not in helped and not (book_relay and point in carried) and listens and deaf
 
     async def make_zombies(self) -> None:
-        """SIGSTOP, until somebody else has taken everything over, and SIGCONT."""
+        """SIGSTOP, until somebody else has taken everything over, and SIGCONT.
+
+        In the last scene until one of each kind was killed while it was being fenced.
+        """
         chance = self.chance("zombies")
         number = 0
-        while self.counts["zombies"] < self.options.target("zombies", self.scene):
+        while missing := self._missing_zombies():
             number += 1
-            candidates = [actor for actor in self.cast.living() if actor.kind in ("relay", "worker")]
+            candidates = [actor for actor in self.cast.living() if actor.kind in missing]
             if candidates:
                 actor = chance.choice(candidates)
                 points = self._points_at_work(actor)
                 if points:
-                    await self._make_zombie(chance, actor, chance.choice(points), die_fenced=number % 3 == 2)
+                    die_fenced = number % 3 == 2 or not self.reached[FENCED[actor.kind]]
+                    await self._make_zombie(chance, actor, chance.choice(points), die_fenced)
             await asyncio.sleep(chance.uniform(0.1, 0.5))
+
+    def _missing_zombies(self) -> list[str]:
+        """The kinds of which there must be more."""
+        if self.counts["zombies"] < self.options.target("zombies", self.scene):
+            return list(FENCED)
+        wanted = unreached(self.options, set(self.reached)) if self.scene == self.options.scenes else []
+        return [kind for kind, point in FENCED.items() if point in wanted]
 
     def _points_at_work(self, actor: Actor) -> list[str]:
         points = AT_WORK[actor.part.outbox if actor.kind == "relay" else "worker"]
@@ -170,7 +182,7 @@ class Nemesis:
             if chance.random() < 0.25 and not self.options.points:
                 actor.signal(signal.SIGSTOP)
             else:
-                fenced = (f"{'relay' if actor.kind == 'relay' else 'consumer'}.fenced", 1) if die_fenced else None
+                fenced = (FENCED[actor.kind], 1) if die_fenced else None
                 actor.order(stop=(point, chance.choice((1, 2))), die=fenced)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(actor.stopped.wait(), PATIENCE)

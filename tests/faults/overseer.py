@@ -15,8 +15,9 @@ from tests.faults.questions import Questions
 
 LOOK: Final = 0.05
 IDLE: Final = 3.0
-# So long ago a process must have begun, and been left in peace, to be an heir.
-SETTLED: Final = 1.5
+# So long ago a process must have begun, and been left in peace, to be an heir: after an outage it reconnects within two
+# seconds.
+SETTLED: Final = 3.5
 
 
 @dataclass

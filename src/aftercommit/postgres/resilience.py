@@ -56,7 +56,7 @@ class DatabaseService(Service):
 
     def __init__(self, probe: Probe | None = None, *, backoff: Exponential | None = None) -> None:
         super().__init__(probe)
-        self._reconnect = backoff or Exponential(base=0.1, maximum=5.0)
+        self._reconnect = backoff or Exponential(base=0.1, maximum=2.0)
         self._failures = 0
         # The first error of the current outage.
         self.outage: BaseException | None = None
