@@ -199,8 +199,8 @@ def failures(
 @as_json
 @pass_settings
 def code(settings: Settings, user: str, name: str | None, lifetime: timedelta | str, **options: Any) -> None:
-    """Create a code and print it. Whoever sends `/start CODE` to the bot links that chat. A new code replaces the
-    user's previous one.
+    """Create a code and print it. A chat that sends `/start CODE` to the bot is linked to the user. A new code replaces
+    the user's previous one.
     """
     from aftercommit.contrib.telegram import issue_code
     from aftercommit.contrib.telegram.linking import can_be_user

@@ -13,7 +13,7 @@ from aftercommit.settings import Settings
 from aftercommit.telemetry import JsonFormatter
 
 _OURS = "aftercommit"
-# Always logged from INFO on: whoever was warned of an outage must also see `database_is_back`, which is not a warning.
+# Always logged from INFO on: `database_is_back` is not a warning, but must follow the warning about the outage.
 _OUTAGES = "aftercommit.database"
 # A terminal may cut off a long line, so these fields come first.
 _FIRST = ("error", "remedy", "event_type", "consumer", "attempt", "retry_in")

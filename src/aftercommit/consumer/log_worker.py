@@ -224,7 +224,7 @@ class LogWorker(DatabaseService):
             # The events in between are not handled in the restored database, and those read ahead may not exist.
             raise DatabaseUnavailable(
                 f"the checkpoint of consumer {self.consumer.name!r} went back from {self.position} to "
-                f"{status.checkpoint}: the database was restored, or somebody moved the checkpoint"
+                f"{status.checkpoint}: the database was restored, or the checkpoint was moved"
             )
         return status
 

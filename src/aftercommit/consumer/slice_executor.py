@@ -133,7 +133,7 @@ class SliceExecutor:
                 if not handler.takes_transaction:
                     continue
                 if getrefcount(lent) != owners:
-                    # Somebody keeps it. A task that the handler started gets one turn to show itself.
+                    # Other code still refers to it. A task that the handler started gets one turn to use it.
                     await asyncio.sleep(0)
                     take_back_from(call, lent)
                     talk.lent = lent = lend_async(connection)

@@ -92,7 +92,7 @@ _KNOWN_PREFIXES = (
     ("pplx-", "[A-Za-z0-9]{20,}+"),
     ("nvapi-", "[A-Za-z0-9_-]{20,}+"),
     ("glsa_", "[A-Za-z0-9_]{20,}+"),
-    # Whoever knows one of these addresses can post there.
+    # Anyone who knows one of these URLs can post there.
     (r"hooks\.slack\.com/services/", "[A-Za-z0-9/]{10,}+"),
     (r"discord\.com/api/webhooks/", "[A-Za-z0-9/_-]{10,}+"),
 )

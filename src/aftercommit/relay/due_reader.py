@@ -77,7 +77,7 @@ class DueReader:
                 self._retries_at = time.monotonic() + RETRY_LOOK
         fresh = await self._query(connection, "due_fresh", {**parameters, "limit": limit - len(retries)})
         if not fresh and not retries:
-            # Somebody rang: if not for an untried event, then for a retry.
+            # No new event is due, so the relay may have been woken for a retry.
             retries = await self._query(connection, "due_retries", {**parameters, "limit": most_retries})
         if not fresh and not self._strict and len(retries) < limit:
             self.watermark.nothing_below(None, resolved)

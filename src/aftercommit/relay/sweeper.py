@@ -67,7 +67,7 @@ class Sweeper:
         except DatabaseError as problem:
             if not isinstance(problem.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-            # Somebody holds a lock. There are partitions left; if there are none, the append makes one.
+            # Another session holds a lock. Usually there are spare partitions; if not, the append creates one.
             log_event(logger, logging.WARNING, "log_partitions_not_made", outbox=self._shape.schema, error=str(problem))
             return []
 

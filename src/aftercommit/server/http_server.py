@@ -162,7 +162,7 @@ def _signals_end_quietly(hear: Callable[[int], None], *, alone: bool) -> Iterato
     uvicorn raises the signal that ended it again when it is done. Here it is swallowed: an orderly end is not a death
     by signal.
     """
-    # SIGHUP tells a supervisor to replace its processes. A process alone ends in order, and whoever runs it starts it.
+    # SIGHUP tells a supervisor to replace its processes. A single process shuts down; its process manager restarts it.
     endings = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if alone else (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda number, frame: hear(number)) for number in endings}
     try:

@@ -330,7 +330,7 @@ class PublishSuite:
             await second.begin()
             earlier = await publish(first, orders("first", "pair"), idempotency_key=key)
             waiting = asyncio.create_task(publish(second, orders("first", "pair"), idempotency_key=key))
-            await stage.somebody_waits()
+            await stage.session_waits_for_lock()
             assert not waiting.done()
             await ending()
             later = await asyncio.wait_for(waiting, DEADLINE)

@@ -84,7 +84,7 @@ class Stage:
         """The committed rows of the application."""
         return [row["note"] for row in self.observer.execute("select note from publish_suite.business order by note")]
 
-    async def somebody_waits(self) -> None:
+    async def session_waits_for_lock(self) -> None:
         """Wait until a session of this database waits for a lock."""
         query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         async with asyncio.timeout(DEADLINE):

@@ -1,4 +1,4 @@
-"""The strands that somebody reads: loaded when first asked for, fed by the tailers, dropped when nobody asks any more.
+"""The strands in memory: loaded on the first request, updated by the tailers, dropped when no reader asks for them.
 
 A strand is registered before it is loaded, so that it misses no event that is appended meanwhile. Numbers tell which
 events came twice.

@@ -118,7 +118,7 @@ class Strand:
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody waits for news, or is inside `held()`."""
+        """Whether a reader waits for new events, or is inside `held()`."""
         return self._holders > 0 or (self._bell is not None and bool(self._bell.sleepers))
 
     @property

@@ -146,7 +146,7 @@ class Tailer(DatabaseService):
             await close_quietly(connection)
 
     async def _begin(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Begin at the end of the log. Strands are loaded with older events when somebody asks for them."""
+        """Begin at the end of the log. Strands are loaded with older events when a reader asks for them."""
         row = await (await connection.execute(Statements(self._outbox.shape)["head"])).fetchone()
         assert row is not None, "head has its one row from the first migration on"
         await self._look_for_indexes(connection)
