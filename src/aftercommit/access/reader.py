@@ -1,7 +1,7 @@
 """A reader with permissions, and `Access`, the protocol that authenticates every request.
 
 Pure. `BearerAccess` authenticates bearer tokens, `TrustedUsers` also programs that act on behalf of users, and you can
-write your own. The access also decides what caches may keep (`CachePolicy`).
+write your own. The access object also decides what caches may keep (`CachePolicy`).
 """
 
 import hashlib
@@ -60,9 +60,9 @@ class Access(Protocol):
 
 @runtime_checkable
 class Varying(Protocol):
-    """An access that names every request header by which it identifies a reader.
+    """An access object that names every request header by which it identifies a reader.
 
-    Responses list these headers in `Vary`. Caches may not store responses of an access without `vary`.
+    Responses list these headers in `Vary`. Without `vary`, caches may not store responses.
     """
 
     vary: Sequence[str]
@@ -70,7 +70,7 @@ class Varying(Protocol):
 
 @runtime_checkable
 class Watched(Protocol):
-    """An access that reports changes, so that the streams of a revoked token end at once."""
+    """An access object that reports changes, so that the streams of a revoked token end at once."""
 
     def watch(self, call: Callable[[], None]) -> None:
         """Call this after each change."""
@@ -88,7 +88,7 @@ class Caching(NamedTuple):
 
 
 class CachePolicy:
-    """Decides what caches may keep of the responses of one access.
+    """Decides what caches may keep of the responses of one access object.
 
     A cache may keep a response for good only if it can tell readers apart. All caches tell bearer tokens apart. Not
     every browser compares cookies, and a browser outlives a session, so a response to a cookie is always revalidated.

@@ -59,7 +59,7 @@ class TrustedUsers(Service):
     Set `development` only in a server that listens on loopback and that you start on your own machine: behind a proxy,
     every request seems to come from the proxy's machine.
 
-    As a service, it runs the bearer access that it uses.
+    As a service, it runs its `BearerAccess`.
     """
 
     name = "trusted users"
@@ -108,7 +108,7 @@ class TrustedUsers(Service):
         self._bearer.watch(call)
 
     async def run(self) -> None:
-        """Run the bearer access until stopped."""
+        """Run the `BearerAccess` until stopped."""
         await self._bearer.start()
         try:
             await until_one_ends(self.stopping.wait(), self._bearer.wait())

@@ -84,8 +84,8 @@ class FeedApp:
 
         `feeds` maps paths to feeds. One part of a path may be in braces: it is the feed's key. Without it, the feed has
         a single strand, or one for each user. `access` authenticates readers, for all paths or by path. `exists`
-        decides between 404 and an empty page. `services` run with the lifespan; by default, every `access` that is a
-        service.
+        decides between 404 and an empty page. `services` run with the lifespan; by default, every access object that
+        is a service.
         """
         if not feeds:
             raise DeclarationError("FeedApp has no feeds: map at least one path to a feed")
@@ -233,7 +233,7 @@ class FeedApp:
 
 
 def _of_each(paths: Mapping[str, Feed], access: Access | Mapping[str, Access]) -> dict[str, Access]:
-    """The access of each path."""
+    """The access object of each path."""
     if not isinstance(access, Mapping):
         return dict.fromkeys(paths, access)
     missing = [path for path in paths if path not in access]

@@ -39,7 +39,7 @@ class Admission(NamedTuple):
 
     @property
     def rights(self) -> str:
-        """The reader's part of an ETag: the user, its permissions, and `rights` of a custom access."""
+        """The reader's part of an ETag: the user, its permissions, and `rights` of a custom access object."""
         user, permissions = self.reader.user, self.reader.permissions
         return f"{permissions.digest}{len(user)}:{user}{self.reader.rights}"
 
