@@ -9,6 +9,9 @@ export type TokenSource = string | ((refused: boolean) => string | Promise<strin
 export interface FeedOptions {
   readonly token?: TokenSource;
   readonly body?: BodyKind;
+  /** The cursor before all events: a follower that finds an empty feed continues from here, so that it misses nothing.
+   * By default number 0 as feeds with this body write it; null if the feed has no such cursor. */
+  readonly beginning?: string | null;
   /** Names of the query parameters. */
   readonly names?: Names;
   /** Event name of items on the stream; by default every name that is not reserved. */
@@ -41,9 +44,12 @@ export interface OpenStream {
   readonly silence: number | null;
 }
 
+const BEGINNINGS: Record<BodyKind, string> = { paged: "1970-01-01T00:00:00.000Z#000", array: "0" };
+
 export class Feed<Item> {
   readonly kind: BodyKind;
   readonly event: string | undefined;
+  readonly beginning: string | null;
   readonly #address: URL;
   readonly #stream: URL | null;
   readonly #names: Names;
@@ -54,6 +60,7 @@ export class Feed<Item> {
   constructor(address: string | URL, options: FeedOptions = {}) {
     this.kind = options.body ?? "paged";
     this.event = options.event;
+    this.beginning = options.beginning !== undefined ? options.beginning : BEGINNINGS[this.kind];
     this.#address = absolute(address);
     this.#stream = options.stream === undefined ? null : absolute(options.stream);
     this.#names = options.names ?? { cursor: "afterCursor", limit: "limit" };

@@ -169,7 +169,8 @@ export class Follower<Item> {
       this.options.onHeard?.(null);
       if (page === null) return this.#tell({ input: "unchanged" });
       const delivered = await this.#take(page);
-      this.#etag = { cursor: this.#trail.cursor, tag: page.next === null ? page.etag : null };
+      // A tag belongs to one request: after a move the next request is another.
+      this.#etag = { cursor, tag: this.#trail.cursor === cursor ? page.etag : null };
       return this.#tell({ input: "page", events: delivered, more: page.more });
     } catch (error) {
       return this.#pollTrouble(error, attempt.signal);
@@ -181,7 +182,9 @@ export class Follower<Item> {
   async #take(page: Page<Item>): Promise<number> {
     for (const range of page.neverGiven) this.#trail.neverGiven(range);
     const delivered = await this.#deliver(page.events);
-    if (page.next !== null && page.next !== this.#trail.cursor) this.#place(page.next);
+    // Nothing there yet: from now on every event is wanted, and not only the newest page.
+    const next = page.next ?? (this.#trail.cursor === null && page.events.length === 0 ? this.feed.beginning : null);
+    if (next !== null && next !== this.#trail.cursor) this.#place(next);
     return delivered;
   }
 

@@ -99,6 +99,26 @@ test("a poll that brought nothing is asked again with its tag", async (t) => {
   assert.deepEqual(tags.slice(0, 4), [undefined, undefined, 'W/"2"', 'W/"2"']);
 });
 
+test("a feed that is empty at first is read from its beginning", async (t) => {
+  const asked: (string | null)[] = [];
+  const { address } = await serve(t, (request, response) => {
+    if (isStream(request)) return refuse(response, 404);
+    const place = new URL(request.url ?? "", "http://feed").searchParams.get("afterCursor");
+    asked.push(place);
+    if (asked.length <= 2) return page(response, [], null);
+    // By now there are more events than a page takes: without a cursor the page would have the newest alone.
+    const first = place === null ? 16 : Number(place.split("#")[1]) + 1;
+    return page(response, upTo(25).slice(first - 1, first + 9).map((seq) => log(seq)), cursor(Math.min(25, first + 9)));
+  });
+  const { seqs, onItems, full } = collector(25);
+  const follower = follow(new Feed<Log>(address), { onItems, ...QUICK });
+  await full;
+  follower.stop();
+  await follower.done;
+  assert.deepEqual(seqs, upTo(25));
+  assert.deepEqual(asked.slice(0, 2), [null, "1970-01-01T00:00:00.000Z#000"]);
+});
+
 test("a refused token is renewed once, and travels in no address", async (t) => {
   const { address, requests } = await serve(t, (request, response) => {
     if (request.headers.authorization !== "Bearer second") return refuse(response, 401, { error: "unauthorized" });

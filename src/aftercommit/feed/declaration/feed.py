@@ -25,7 +25,7 @@ from aftercommit.feed.declaration.selection import FeedSelection
 from aftercommit.outbox.declaration import Outbox
 
 _LONGEST_NAME: Final = 50
-_RESERVED: Final = ("bye", "reset", "hold")
+_RESERVED: Final = ("bye", "reset", "hold", "heartbeat")
 _MOST_AT_ONCE: Final = 10_000
 
 
