@@ -1,5 +1,6 @@
 """Text for messages: errors that PostgreSQL can store, times, plurals, and the remedy that many messages share."""
 
+import hashlib
 from datetime import UTC, datetime
 
 MAX_ERROR_LENGTH = 2000
@@ -34,3 +35,11 @@ def utc_second(moment: datetime) -> str:
 def plural(count: int, noun: str) -> str:
     """A count with its noun, for nouns whose plural ends in s."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def text_or_hash(value: str, longest: int) -> str:
+    """The text as PostgreSQL can store it: one that is too long, or not valid, is replaced by its hash."""
+    plain = value.encode("utf-8", "replace").decode()
+    if plain == value and len(value) <= longest and "\x00" not in value:
+        return value
+    return "sha256:" + hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()

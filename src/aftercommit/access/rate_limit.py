@@ -16,7 +16,6 @@ Times are those of the database's clock, which a process estimates to within a r
 """
 
 import asyncio
-import hashlib
 import math
 import time
 from typing import Any, Literal
@@ -32,6 +31,7 @@ from aftercommit.postgres.shape import HasShape, Shape, shape_of
 from aftercommit.postgres.statements import Statements
 from aftercommit.schema.requirement import require_schema
 from aftercommit.service import Probe, Waker
+from aftercommit.text import text_or_hash
 
 INTERVAL = 0.5
 # The least time between two exchanges; requests that wait meanwhile share the next one.
@@ -170,8 +170,9 @@ class RateLimiter(DatabaseService):
         """Count one request if it may pass. Without a round trip, unless this process has used up its share."""
         count = self._counts.get((name, key, rate.seconds)) or self._begin((name, key, rate.seconds), rate)
         count.rate = rate
-        while count.exchange is not None and not self._decides_alone():
-            await self._answered(count.exchange)
+        while (exchange := count.exchange) is not None and not self._decides_alone():
+            if not (await asyncio.wait([exchange], timeout=ASK_SECONDS))[0]:
+                self._is_away = True
         now = self._now()
         count.slide(now)
         if count.log.total >= rate.requests:
@@ -240,11 +241,6 @@ class RateLimiter(DatabaseService):
     def _decides_alone(self) -> bool:
         return self._is_away or self._database is None or self._task is None or self._task.done()
 
-    async def _answered(self, exchange: "asyncio.Future[None]") -> None:
-        done, _ = await asyncio.wait([exchange], timeout=ASK_SECONDS)
-        if not done:
-            self._is_away = True
-
     async def _asked(self, key: _Key, count: _KeyCount) -> bool | None:
         """Whether the database lets one more request through; None if it does not answer in time."""
         answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
@@ -278,7 +274,7 @@ class RateLimiter(DatabaseService):
         if not active:
             return await self._set_clock(connection)
         sent = {key: _Sent(count) for key, count in active.items()}
-        by_text = {_storable(key): key for key in sent}
+        by_text = {(text_or_hash(key[0], LONGEST_NAME), text_or_hash(key[1], LONGEST_KEY), key[2]): key for key in sent}
         asked_at = time.monotonic()
         try:
             cursor = await connection.execute(self._statements["exchange_rates"], _columns(by_text, sent), binary=True)
@@ -401,15 +397,3 @@ def _columns(by_text: dict[_Key, _Key], sent: dict[_Key, _Sent]) -> dict[str, li
         "moments": [moment for _, moment, _ in entries],
         "taken": [taken for _, _, taken in entries],
     }
-
-
-def _storable(key: _Key) -> _Key:
-    """The key as PostgreSQL can store it: a part that is too long, or not valid text, is replaced by its hash."""
-    return _text(key[0], LONGEST_NAME), _text(key[1], LONGEST_KEY), key[2]
-
-
-def _text(value: str, longest: int) -> str:
-    plain = value.encode("utf-8", "replace").decode()
-    if plain == value and len(value) <= longest and "\x00" not in value:
-        return value
-    return "sha256:" + hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
