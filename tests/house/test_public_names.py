@@ -58,6 +58,7 @@ def test_public_names_are_documented_and_their_signatures_name_public_types():
     assert public_names.problems() == []
 
 
+@pytest.mark.thorough
 def test_every_exception_is_still_needed(monkeypatch: pytest.MonkeyPatch):
     internal = public_names.INTERNAL_TYPES
     monkeypatch.setattr(public_names, "INTERNAL_TYPES", {})

@@ -292,7 +292,7 @@ class TestLimits:
 
     def test_a_look_that_the_server_cancels_is_not_taken_for_an_outage(self, shop: Shop) -> None:
         def cancelled(connection: psycopg.Connection[Any]) -> Shape:
-            connection.execute("set statement_timeout = 1")
+            connection.execute("set statement_timeout = 100")
             connection.execute("select pg_sleep(10)")
             raise AssertionError("the server cancels it")
 
