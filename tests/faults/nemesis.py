@@ -148,9 +148,9 @@ class Nemesis:
         return point in kinds and point not in helped and not (book_relay and point in carried) and listens and deaf
 
     async def make_zombies(self) -> None:
-        """SIGSTOP, until somebody else has taken everything over, and SIGCONT.
+        """Stop a process until others have taken over all its leases, then let it continue.
 
-        In the last scene until one of each kind was killed while it was being fenced.
+        The last scene makes more of them until a relay and a worker were killed while they were fenced.
         """
         chance = self.chance("zombies")
         number = 0

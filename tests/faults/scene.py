@@ -131,7 +131,7 @@ class Scene:
             self._stuck += [f"{name} did not end within {EXIT_PATIENCE:g} s of SIGTERM" for name in stubborn]
 
     async def _kill_idle(self, cast: Cast) -> None:
-        """Under load hardly anybody comes to the end of the log: whoever does so now is killed there."""
+        """Kill one process at each idle point that no process reached: under load, few read to the end of the log."""
         for point in unreached(self.options, set(self.tally.reached)):
             kind, _, moment = point.partition(".")
             if moment == "idle" and self._drained:
