@@ -25,8 +25,12 @@ VERSION = 18
 GOLDEN = Path(__file__).resolve().parents[1] / "src" / "aftercommit" / "schema" / "schema.sql"
 HEADER = "-- Written by `make schema` from the migrations. Never executed; its diff is for reviewers.\n"
 
-# What a dump says about its own making: versions, session settings, a random key per run.
-NOISE = re.compile(r"(-- Dumped |-- PostgreSQL database dump|\\(un)?restrict |SET |SELECT pg_catalog\.set_config)")
+# What a dump says about its own making: versions, session settings, a random key per run. PostgreSQL 15.20 keeps a
+# number of its own with each column, as an option; the pg_dump of an older release prints it.
+NOISE = re.compile(
+    r"(-- Dumped |-- PostgreSQL database dump|\\(un)?restrict |SET |SELECT pg_catalog\.set_config"
+    r"|ALTER TABLE .* SET \(pg_attver=\d+\);$)"
+)
 
 
 def dump(dsn: str, schema: str) -> str:
