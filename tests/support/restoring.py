@@ -179,11 +179,14 @@ class Standby:
         until(lambda: self.rows(f"select pg_last_wal_replay_lsn() >= '{lsn}'")[0][0])
 
     def stop_receiving(self) -> None:
-        """Hear of nothing more that the other server writes, as if the line were cut."""
+        """Hear of nothing more that the other server writes, as if the line were cut.
+
+        A reload is not enough: while a receiver connects again, the server shows none.
+        """
+        self.kill()
         with (self._data / "postgresql.auto.conf").open("a") as settings:
             settings.write("primary_conninfo = ''\n")
-        self.rows("select pg_reload_conf()")
-        until(lambda: not self.rows("select 1 from pg_stat_wal_receiver"))
+        self.start()
 
     def promote(self) -> None:
         """Until it takes writes."""
