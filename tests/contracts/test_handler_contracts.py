@@ -257,7 +257,8 @@ SESSION = """
 SEEN = """
     select current_setting('work_mem'), current_user = session_user, current_setting('search_path') <> 'nowhere',
            (select count(*) from pg_listening_channels()), coalesce(current_setting('app.tenant', true), ''),
-           (select count(*) from pg_locks where locktype = 'advisory'), (select count(*) from pg_cursors),
+           (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()),
+           (select count(*) from pg_cursors),
            to_regclass('pg_temp.mine') is null
 """
 

@@ -173,4 +173,7 @@ def test_a_limit_that_is_none_is_refused(seconds: float):
 
 
 def waiting_for_lock(holder: psycopg.Connection[Any]) -> bool:
-    return holder.execute("select 1 from pg_locks where locktype = 'advisory' and not granted").fetchone() is not None
+    # Of this database alone: other tests use the same server.
+    here = "database = (select oid from pg_database where datname = current_database())"
+    waiting = f"select 1 from pg_locks where locktype = 'advisory' and not granted and {here}"
+    return holder.execute(waiting.encode()).fetchone() is not None
