@@ -9,7 +9,8 @@ import psycopg
 
 # What a handler leaves open stays referenced, or garbage collection would tidy up after it.
 KEPT: list[Any] = []
-MANY = "select generate_series(1, 100000)"
+# More rows than buffers between server and client hold, or the statement may have ended before anybody cancels it.
+MANY = "select generate_series(1, 1000000000)"
 FAILS = "select 1 / 0"
 HANGS = "select pg_sleep(600)"
 SCRATCH = "create temporary table if not exists scratch (n int) on commit drop"
@@ -184,7 +185,7 @@ def _start(connection: psycopg.Connection[Any], statement: str) -> None:
         pass
 
 
-# With what the dead letter says; None where the event is handled all the same.
+# With what the dead letter says; None where the event is handled all the same (of LATE: unless the commit comes later).
 ASYNC_ACTS: dict[AsyncAct, str | None] = {
     leave_stream: "still in use when the handler returned",
     keep_stream: "still in use when the handler returned",
@@ -215,3 +216,4 @@ SYNC_ACTS: dict[SyncAct, str | None] = {
     interrupt_sync: "raised KeyboardInterrupt",
     exit_program_sync: "raised SystemExit",
 }
+LATE: frozenset[AsyncAct | SyncAct] = frozenset({start_late_task, start_late_thread})
