@@ -1,7 +1,7 @@
 """A server process that lets through what it may: `python -m tests.support.rate_process DSN REQUESTS SECONDS`.
 
-It says "ready", waits for a line, asks in bursts as fast as it can for three windows, and prints as JSON the moments at
-which it let something through.
+It says "ready", waits for a line, and asks in bursts as fast as it can for three windows. Then it prints as JSON, for
+each request that it let through, the moments before and after it asked.
 """
 
 import asyncio
@@ -18,11 +18,12 @@ AT_ONCE = 20
 
 
 async def main(dsn: str, rate: Rate) -> None:
-    moments: list[float] = []
+    moments: list[tuple[float, float]] = []
 
     async def ask() -> None:
+        asked = time.time()
         if (await limiter.take("user", "ann", rate)).allowed:
-            moments.append(time.time())
+            moments.append((asked, time.time()))
 
     async with RateLimiter(Database(dsn), shop_outbox()) as limiter:
         # The others are there, and all have heard the clock.
