@@ -1,8 +1,8 @@
 """Runs the tests on every Python and PostgreSQL that the README promises. CI calls it after the whole suite.
 
-`make test-all` runs the whole suite on one of each (WHOLE). Here the tests in FOLDERS that `make test` runs too run on
-the others (PARTS): each interpreter and each server once. Of an interpreter the oldest patch release that is found on
-this machine is taken, because bugs are fixed in later ones. What is promised and not found is a failure.
+`make test-all` runs the whole suite on one of each (WHOLE). Here the tests in FOLDERS run on the others (PARTS): each
+interpreter and each server once. Of an interpreter the oldest patch release that is found on this machine is taken,
+because bugs are fixed in later ones. What is promised and not found is a failure.
 
     .venv/bin/python -m tools.matrix            all of them
     .venv/bin/python -m tools.matrix 3.12       one of them
@@ -152,7 +152,7 @@ def _free_port() -> int:
 
 def calls(postgres: int) -> Iterator[Sequence[str]]:
     """What pytest is asked to run on this server: on others than the newest, all that depends on the server too."""
-    yield (*FOLDERS, "-m", "not long and not thorough")
+    yield (*FOLDERS, "-m", "not long")
     if postgres != NEWEST:
         yield ("tests/postgres", "-m", "not long and not newest")
 

@@ -185,7 +185,7 @@ def _start(connection: psycopg.Connection[Any], statement: str) -> None:
         pass
 
 
-# With what the dead letter says; None where the event is handled all the same (of LATE: unless the commit comes later).
+# With what the dead letter says; None where the event is handled all the same.
 ASYNC_ACTS: dict[AsyncAct, str | None] = {
     leave_stream: "still in use when the handler returned",
     keep_stream: "still in use when the handler returned",
@@ -216,4 +216,3 @@ SYNC_ACTS: dict[SyncAct, str | None] = {
     interrupt_sync: "raised KeyboardInterrupt",
     exit_program_sync: "raised SystemExit",
 }
-LATE: frozenset[AsyncAct | SyncAct] = frozenset({start_late_task, start_late_thread})
