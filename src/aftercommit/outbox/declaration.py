@@ -257,7 +257,7 @@ class Outbox:
         try:
             if key is not None:
                 return self._enqueued(publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
-            publisher.execute(*self._inserter.statement(rows, publisher.style))
+            publisher.write(rows, self._inserter, alone=outside_transaction)
         except publisher.errors as problem:
             refuse_missing(problem, self.schema)
             raise
@@ -271,7 +271,7 @@ class Outbox:
         try:
             if key is not None:
                 return self._enqueued(await publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
-            await publisher.execute(*self._inserter.statement(rows, publisher.style))
+            await publisher.write(rows, self._inserter, alone=outside_transaction)
         except publisher.errors as problem:
             refuse_missing(problem, self.schema)
             raise

@@ -1,7 +1,7 @@
 """Runs the statements of a publish on the caller's connection: a blocking base class and an async one.
 
 This is part of the application's transactions, so an event without an idempotency key costs one statement, and no rows
-are fetched.
+are fetched. Many events go by COPY where the driver has it: an INSERT of the first one, then a COPY of the others.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,8 @@ from typing import Any
 from psycopg import sql
 
 from aftercommit.errors import NotInTransaction, SchemaNotMigrated, UnsupportedConnection
-from aftercommit.outbox.insert import Receipt, Script, Style
+from aftercommit.outbox.insert import COPY_FROM, Copy, Inserter, Receipt, Script, Style
+from aftercommit.outbox.row_maker import EventRows
 from aftercommit.text import MIGRATE
 
 Rows = Sequence[Sequence[Any]]
@@ -39,10 +40,27 @@ class SyncPublisher(ABC):
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Run one statement in the caller's transaction and return its rows."""
 
+    @abstractmethod
+    def can_copy(self) -> bool:
+        """Whether this connection can run a COPY of UTF-8 text now."""
+
+    @abstractmethod
+    def copy(self, copy: Copy) -> None:
+        """Run a COPY in the caller's transaction. It raises the errors that `execute` would raise."""
+
     def require_transaction(self) -> None:
         """Raise NotInTransaction if a statement would commit by itself."""
         if not self.in_transaction():
             raise NotInTransaction(_OUTSIDE)
+
+    def write(self, rows: EventRows, inserter: Inserter, *, alone: bool) -> None:
+        """Write events without an idempotency key. `alone` if no transaction needs to be open: one statement then."""
+        if alone or len(rows) < COPY_FROM or not self.can_copy():
+            self.execute(*inserter.statement(rows, self.style))
+        elif _may_copy(self.fetch(*inserter.first(rows, self.style))):
+            self.copy(inserter.others(rows))
+        else:
+            self.execute(*inserter.statement(rows[1:], self.style))
 
     def run(self, script: Script) -> Receipt:
         """Run the statements of a script."""
@@ -72,10 +90,27 @@ class AsyncPublisher(ABC):
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Run one statement in the caller's transaction and return its rows."""
 
+    @abstractmethod
+    async def can_copy(self) -> bool:
+        """Whether this connection can run a COPY of UTF-8 text now."""
+
+    @abstractmethod
+    async def copy(self, copy: Copy) -> None:
+        """Run a COPY in the caller's transaction. It raises the errors that `execute` would raise."""
+
     async def require_transaction(self) -> None:
         """Raise NotInTransaction if a statement would commit by itself."""
         if not await self.in_transaction():
             raise NotInTransaction(_OUTSIDE)
+
+    async def write(self, rows: EventRows, inserter: Inserter, *, alone: bool) -> None:
+        """Write events without an idempotency key. `alone` if no transaction needs to be open: one statement then."""
+        if alone or len(rows) < COPY_FROM or not await self.can_copy():
+            await self.execute(*inserter.statement(rows, self.style))
+        elif _may_copy(await self.fetch(*inserter.first(rows, self.style))):
+            await self.copy(inserter.others(rows))
+        else:
+            await self.execute(*inserter.statement(rows[1:], self.style))
 
     async def run(self, script: Script) -> Receipt:
         """Run the statements of a script."""
@@ -113,6 +148,11 @@ def _original(problem: Exception) -> str | None:
         if {getattr(each, name, None) for name in ("sqlstate", "pgcode")} & _NOT_THERE:
             return str(each).partition("\n")[0]
     return None
+
+
+def _may_copy(answer: Rows) -> bool:
+    # No row if a trigger of the application dropped the first event.
+    return bool(answer and answer[0][0])
 
 
 def _receipt(end: StopIteration) -> Receipt:

@@ -15,11 +15,11 @@ from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7, uuid7s
 from aftercommit.event.json_rules import is_storable
 from aftercommit.event.registry import Registry
-from aftercommit.postgres.arrays import text_array
 from aftercommit.postgres.shape import MAX_AUDIENCE, MAX_READER, Shape
 
 EventRow = tuple[Any, ...]
 EventRows = Sequence[EventRow]
+Readers = tuple[str, ...]
 
 MAX_AGGREGATE_ID = 255
 MAX_SCOPE = 255
@@ -129,7 +129,7 @@ class RowMaker:
             shared.declared = self._declared(shared.scope, audience)
         return shared.declared
 
-    def _declared(self, scope: Mapping[str, Any], audience: str | None) -> list[Any]:
+    def _declared(self, scope: Mapping[str, Any], audience: Readers | None) -> list[Any]:
         """The values of the declared columns: scope, then audience."""
         values = self._scope_values(scope)
         if self._has_audience:
@@ -141,14 +141,14 @@ class RowMaker:
             values.append(audience)
         return values
 
-    def _audience(self, given: Iterable[str]) -> str:
-        """The readers as the text of an array, without duplicates."""
+    def _audience(self, given: Iterable[str]) -> Readers:
+        """The readers, without duplicates."""
         if not self._has_audience:
             raise AudienceViolation(
                 f"audience={given!r:.80} was given, but this outbox declares none: declare Outbox(…, audience=True), "
                 "and migrate"
             )
-        return text_array(_readers(given))
+        return _readers(given)
 
     def _scope_values(self, given: Mapping[str, Any]) -> list[Any]:
         declared = self._declared_scope
@@ -166,17 +166,17 @@ class _Shared(msgspec.Struct):
     causation: UUID | None
     scope: Mapping[str, Any]
     alone: bool
-    audience: str | None = None
+    audience: Readers | None = None
     declared: Sequence[Any] | None = None
 
 
-def _readers(given: Iterable[str]) -> list[str]:
+def _readers(given: Iterable[str]) -> Readers:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise AudienceViolation(
             f"audience={given!r:.80} is {type(given).__name__}: give a list of readers, e.g. ['user:17', 'user:23']"
         )
     # A driver may encode a subclass of str (an enum, say) in another way.
-    readers = list(dict.fromkeys(str.__str__(_reader(each)) for each in given))
+    readers = tuple(dict.fromkeys(str.__str__(_reader(each)) for each in given))
     if len(readers) > MAX_AUDIENCE:
         raise AudienceViolation(
             f"the audience has {len(readers):,} readers; the limit is {MAX_AUDIENCE:,}: publish to one reader that "

@@ -1,16 +1,29 @@
 """asyncpg: a connection, also one from a pool."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import asyncpg
 
+from aftercommit.outbox.insert import Copy
 from aftercommit.outbox.publisher import AsyncPublisher, Rows
 
 
 def find(connection: Any) -> AsyncPublisher | None:
     """The adapter for an asyncpg connection; a pool is not a connection."""
     return Asyncpg(connection) if hasattr(connection, "is_in_transaction") else None
+
+
+async def copy_async(connection: Any, copy: Copy) -> None:
+    """Run a COPY. The data is encoded already, so codecs of the application do not matter."""
+
+    async def source() -> AsyncIterator[bytes]:
+        for chunk in copy.chunks:
+            yield chunk
+
+    await connection.copy_to_table(
+        "outbox", schema_name=copy.schema, columns=copy.columns, source=source(), format="binary"
+    )
 
 
 class Asyncpg(AsyncPublisher):
@@ -34,3 +47,11 @@ class Asyncpg(AsyncPublisher):
         """Run a statement and return its rows."""
         rows: Rows = await self._connection.fetch(statement, *parameters)
         return rows
+
+    async def can_copy(self) -> bool:
+        """asyncpg always talks UTF-8, and has no pipelines."""
+        return True
+
+    async def copy(self, copy: Copy) -> None:
+        """Run a COPY."""
+        await copy_async(self._connection, copy)

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import psycopg
 from django.db import ProgrammingError
 
 from aftercommit.errors import UnsupportedConnection
+from aftercommit.outbox.adapters.psycopg import can_copy, copy_blocking
+from aftercommit.outbox.insert import Copy
 from aftercommit.outbox.publisher import Rows, SyncPublisher
 
 
@@ -45,3 +48,13 @@ class Django(SyncPublisher):
             cursor.execute(statement, parameters)
             rows: Rows = cursor.fetchall()
             return rows
+
+    def can_copy(self) -> bool:
+        """With psycopg 3."""
+        driver = self._connection.connection
+        return isinstance(driver, psycopg.Connection) and can_copy(driver)
+
+    def copy(self, copy: Copy) -> None:
+        """Run a COPY on the driver's connection, with Django's exceptions."""
+        with self._connection.wrap_database_errors:
+            copy_blocking(self._connection.connection, copy)

@@ -7,6 +7,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 
+from aftercommit.outbox.insert import Copy
 from aftercommit.outbox.publisher import AsyncPublisher, Rows, SyncPublisher
 
 _TUPLES = psycopg.rows.tuple_row
@@ -32,6 +33,25 @@ _INSIDE: Final = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 def _is_pipeline(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
     return connection.info.pipeline_status != PipelineStatus.OFF
+
+
+def can_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    """Whether COPY works now: not in a pipeline, and the text is UTF-8."""
+    return not _is_pipeline(connection) and connection.info.encoding == "utf-8"
+
+
+def copy_blocking(connection: psycopg.Connection[Any], copy: Copy) -> None:
+    """Run a COPY."""
+    with psycopg.Cursor(connection).copy(_encoded(copy.statement)) as running:
+        for chunk in copy.chunks:
+            running.write(chunk)
+
+
+async def copy_async(connection: psycopg.AsyncConnection[Any], copy: Copy) -> None:
+    """Run a COPY."""
+    async with psycopg.AsyncCursor(connection).copy(_encoded(copy.statement)) as running:
+        for chunk in copy.chunks:
+            await running.write(chunk)
 
 
 class Psycopg(SyncPublisher):
@@ -63,6 +83,14 @@ class Psycopg(SyncPublisher):
         with psycopg.Cursor(self._connection, row_factory=_TUPLES) as cursor:
             return cursor.execute(_encoded(statement), parameters).fetchall()
 
+    def can_copy(self) -> bool:
+        """Not in a pipeline."""
+        return can_copy(self._connection)
+
+    def copy(self, copy: Copy) -> None:
+        """Run a COPY."""
+        copy_blocking(self._connection, copy)
+
 
 class AsyncPsycopg(AsyncPublisher):
     """An asyncio psycopg connection."""
@@ -91,3 +119,11 @@ class AsyncPsycopg(AsyncPublisher):
         async with psycopg.AsyncCursor(self._connection, row_factory=_TUPLES) as cursor:
             await cursor.execute(_encoded(statement), parameters)
             return await cursor.fetchall()
+
+    async def can_copy(self) -> bool:
+        """Not in a pipeline."""
+        return can_copy(self._connection)
+
+    async def copy(self, copy: Copy) -> None:
+        """Run a COPY."""
+        await copy_async(self._connection, copy)

@@ -1,17 +1,20 @@
 """SQLAlchemy 2: Session, scoped_session, Connection and their async versions, over psycopg, asyncpg or psycopg2.
 
-The statement goes to the driver unchanged (`exec_driver_sql`), in the caller's transaction.
+The statement goes to the driver unchanged (`exec_driver_sql`), in the caller's transaction. SQLAlchemy has no COPY: it
+goes to the driver's own connection, and its errors go through SQLAlchemy.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult
+import psycopg
+from sqlalchemy import AdaptedConnection, Connection, CursorResult
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from aftercommit.outbox.insert import Style
+from aftercommit.outbox.adapters.psycopg import can_copy, copy_async, copy_blocking
+from aftercommit.outbox.insert import Copy, Style
 from aftercommit.outbox.publisher import AsyncPublisher, Rows, SyncPublisher, style_of_driver
 
 
@@ -68,10 +71,42 @@ class Sqlalchemy(SyncPublisher):
         """Flush the session, then run a statement and return its rows."""
         return self._run(statement, parameters).fetchall()
 
+    def can_copy(self) -> bool:
+        """With psycopg 3 and asyncpg."""
+        driver = self._connection().connection.driver_connection
+        if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+            return can_copy(driver)
+        return self.style == "asyncpg"
+
+    def copy(self, copy: Copy) -> None:
+        """Run a COPY on the driver's connection, after the first event has begun the transaction."""
+        connection = self._connection()
+        driver: Any = connection.connection.dbapi_connection
+        try:
+            if isinstance(driver, AdaptedConnection):
+                _copy_adapted(driver, copy)
+            else:
+                copy_blocking(driver, copy)
+        except Exception as problem:  # noqa: BLE001 - SQLAlchemy decides which errors it wraps
+            connection._handle_dbapi_exception(problem, copy.statement, None, None, None)
+
     def _run(self, statement: str, parameters: Sequence[Any]) -> CursorResult[Any]:
         if isinstance(self._target, Session):
             _flush(self._target)
         return self._connection().exec_driver_sql(statement, tuple(parameters))
+
+
+def _copy_adapted(driver: Any, copy: Copy) -> None:
+    """COPY on an asyncio driver. SQLAlchemy knows the errors of psycopg; those of asyncpg need its translation."""
+    if isinstance(driver.driver_connection, psycopg.AsyncConnection):
+        driver.run_async(lambda connection: copy_async(connection, copy))
+        return
+    from aftercommit.outbox.adapters import asyncpg
+
+    try:
+        driver.run_async(lambda connection: asyncpg.copy_async(connection, copy))
+    except Exception as problem:  # noqa: BLE001 - it raises those that it does not translate again
+        driver._handle_exception(problem)
 
 
 class AsyncSqlalchemy(AsyncPublisher):
@@ -105,6 +140,15 @@ class AsyncSqlalchemy(AsyncPublisher):
         """Flush the session, then run a statement and return its rows."""
         rows: Rows = await self._target.run_sync(lambda target: self._checked(target).fetch(statement, parameters))
         return rows
+
+    async def can_copy(self) -> bool:
+        """With psycopg 3 and asyncpg."""
+        can: bool = await self._target.run_sync(lambda target: self._checked(target).can_copy())
+        return can
+
+    async def copy(self, copy: Copy) -> None:
+        """Run a COPY on the driver's connection."""
+        await self._target.run_sync(lambda target: self._checked(target).copy(copy))
 
     def _checked(self, target: Session | Connection) -> Sqlalchemy:
         publisher = Sqlalchemy(target)

@@ -26,6 +26,16 @@ select {columns}
 from {events}
 where coalesce((select pg_catalog.pg_notify({channel}, '')::text from {schema}.relay where listening limit 1) operator(pg_catalog.<>) 'never', true)
 
+-- name: may_copy
+-- Returned by publish_many when it writes the first of many events: whether COPY may write the others. COPY is refused under row level security,
+-- and it skips rules. publish_many locks the outbox before it looks for a relay that sleeps; a separate statement before COPY would not.
+(select not (pg_class.relhasrules or pg_catalog.row_security_active(pg_class.oid))
+ from pg_catalog.pg_class where pg_class.oid operator(pg_catalog.=) {outbox}::pg_catalog.regclass)
+
+-- name: publish_copy
+-- Many events, in the binary format.
+copy {schema}.outbox ({names}) from stdin (format binary)
+
 -- name: publish_once
 -- With an idempotency key: writes nothing if the key exists. Waits for a concurrent transaction with the same key.
 with fresh as (
