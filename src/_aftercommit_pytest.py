@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 DSN = "AFTERCOMMIT_TEST_DSN"
 POSTGRES = "AFTERCOMMIT_TEST_POSTGRES"
 
-pytest.register_assert_rewrite("aftercommit.testing.outbox_suite", "aftercommit.testing.transport_suite")
+pytest.register_assert_rewrite(
+    *(f"aftercommit.testing.{module}" for module in ("outbox_suite", "bulk_cases", "transport_suite"))
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -133,6 +133,26 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
         "tests/postgres/test_feed_tailer.py::test_a_tailer_that_retention_has_overtaken_says_so_to_readers",
     ),
     Bug(
+        "a publish by COPY asks for sleeping relays first, and locks the outbox later",
+        "src/aftercommit/outbox/publisher.py",
+        "        elif _may_copy(self.fetch(*inserter.first(rows, self.style))):\n"
+        "            self.copy(inserter.others(rows))\n",
+        """        elif True:
+            channel = inserter._shape.publish_channel
+            self.fetch(f"select pg_notify('{channel}', '') from publish_suite.relay where listening", ())
+            self.copy(inserter.others([rows[0], *rows]))
+""",
+        "tests/postgres/test_publish_psycopg.py::TestPsycopg::test_a_relay_that_falls_asleep_during_a_publish_is_woken",
+    ),
+    Bug(
+        "a publish by COPY does not ask for sleeping relays",
+        "src/aftercommit/outbox/publisher.py",
+        "        elif _may_copy(self.fetch(*inserter.first(rows, self.style))):\n"
+        "            self.copy(inserter.others(rows))\n",
+        "        elif True:\n            self.copy(inserter.others([rows[0], *rows]))\n",
+        "tests/postgres/test_publish_psycopg.py::TestPsycopg::test_a_listening_relay_is_woken_by_the_commit_alone",
+    ),
+    Bug(
         "a reader's numbers are drawn when an event is written, and not when it is appended",
         RELAY_SQL,
         """streams.seq - count(*) over (partition by moved.aggregate_type, moved.aggregate_id)

@@ -22,7 +22,7 @@ ABOUT = (
 )
 PER_CALL = 1000
 CALLS = 40
-TARGET = 0.60
+TARGET = 0.80
 TO_PEERS = 1.2
 
 COLUMNS = ", ".join(shop.COLUMNS)

@@ -19,7 +19,7 @@ ABOUT = (
 )
 CONNECTIONS = 8
 SECONDS = 1.0
-TARGET = 0.90
+TARGET = 0.95
 ON_SAME_STACK = {
     "faststream-outbox": "SQLAlchemy AsyncSession",
     "pgqueuer": "asyncpg",

@@ -6,7 +6,7 @@ import pytest
 
 from aftercommit.testing.postgres import PostgresServerForTests
 
-pytest.register_assert_rewrite("aftercommit.testing.outbox_suite")
+pytest.register_assert_rewrite("aftercommit.testing.outbox_suite", "aftercommit.testing.bulk_cases")
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,8 @@ from aftercommit.errors import (
 from aftercommit.event.correlation import correlation
 from aftercommit.event.identity import uuid7
 from aftercommit.outbox import Outbox, Receipt
+from aftercommit.outbox.insert import COPY_FROM
+from aftercommit.testing.bulk_cases import BulkCases
 from aftercommit.testing.publish_harness import PublishHarness
 from aftercommit.testing.publish_stage import (
     AWKWARD,
@@ -51,7 +53,7 @@ from aftercommit.text import MIGRATE
 __all__ = ["PublishHarness", "PublishSuite", "create_suite_tables"]
 
 
-class PublishSuite:
+class PublishSuite(BulkCases):
     """The tests of publish. Subclass it as `Test…` and set `harness`."""
 
     harness: ClassVar[type[PublishHarness]]
@@ -359,12 +361,21 @@ class PublishSuite:
             "insert into publish_suite.relay (id, name, listening) values (gen_random_uuid(), 'suite', true)"
         )
         stage.observer.execute(f'listen "{OUTBOX.shape.publish_channel}"')
-        for events, options in ((orders("1"), {}), (orders("2", "3"), {}), (orders("4"), {"idempotency_key": "k"})):
+        ways: tuple[tuple[list[SuiteOrderPlaced], dict[str, str]], ...] = (
+            (orders("1"), {}),
+            (orders("2", "3"), {}),
+            (orders("4"), {"idempotency_key": "k"}),
+            (orders(*["5"] * COPY_FROM), {}),
+        )
+        for events, options in ways:
             await caller.begin()
             await publish(caller, events, **options)
             await caller.rollback()
             await caller.begin()
             await publish(caller, events, **options)
             await caller.commit()
-            assert len(list(stage.observer.notifies(timeout=DEADLINE, stop_after=1))) == 1
+            (rung,) = stage.observer.notifies(timeout=DEADLINE, stop_after=1)
+            # One event names its lane, so that only one carrier wakes.
+            is_alone = len(events) == 1 and not options
+            assert rung.payload == (str(stage.stored()[-1]["lane"]) if is_alone else "")
             assert list(stage.observer.notifies(timeout=0)) == []

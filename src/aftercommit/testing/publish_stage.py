@@ -84,6 +84,13 @@ class Stage:
         """The committed rows of the application."""
         return [row["note"] for row in self.observer.execute("select note from publish_suite.business order by note")]
 
+    @contextmanager
+    def locked(self) -> Iterator[psycopg.Connection[Any]]:
+        """Nobody can publish until the block ends; what the connection has written is committed then."""
+        with psycopg.connect(self._dsn) as connection:
+            connection.execute("lock table publish_suite.outbox in exclusive mode")
+            yield connection
+
     async def session_waits_for_lock(self) -> None:
         """Wait until a session of this database waits for a lock."""
         query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
@@ -134,6 +141,13 @@ def refused(kind: type[Exception], *words: str) -> Iterator[pytest.ExceptionInfo
         yield caught
     for word in words:
         assert word in str(caught.value)
+
+
+async def raised_by(step: Awaitable[Any]) -> Exception:
+    """The error that this step raises, of whatever class."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each driver has its own
+        await step
+    return caught.value
 
 
 def orders(*names: str) -> list[SuiteOrderPlaced]:
