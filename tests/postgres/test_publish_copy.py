@@ -22,7 +22,8 @@ WITNESS = """
     create function public.see() returns trigger language plpgsql security definer as $$
     begin
         insert into public.seen (verb, rows)
-        select lower(substring(regexp_replace(current_query(), '^(--[^\\n]*\\n)+', '') from '^\\w+')), count(*) from new_rows;
+        select lower(substring(regexp_replace(current_query(), '^(--[^\\n]*\\n)+', '') from '^\\w+')), count(*)
+        from new_rows;
         return null;
     end $$;
     create trigger see after insert on publish_suite.outbox referencing new table as new_rows
