@@ -12,6 +12,9 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
+from urllib.parse import parse_qsl
+
+import psycopg
 
 from aftercommit import Database
 from aftercommit.access.bearer import BearerAccess
@@ -30,6 +33,11 @@ from bench import feed_logs, loops
 PLAIN: Final = {"http": "httptools", "lifespan": "off", "interface": "asgi3"}
 MANY: Final = 50_000
 RING: Final = 2000
+CONNECTIONS: Final = 4
+RAW_PAGE: Final = f"""
+    select id, ts, stream_seq, correlation_id, schema_version, payload from {feed_logs.SCHEMA}.log
+    where aggregate_type = 'investigation' and aggregate_id = %s and stream_seq > %s order by stream_seq limit %s
+"""
 TAG: Final = 'W/"0123456789abcdef01234567"'
 OPENING: Final = sse.opening(3000)
 START: Final = {"type": "http.response.start", "status": 200, "headers": HEADERS}
@@ -209,6 +217,42 @@ def starlette_ready(body_file: str, headers_file: str) -> Plain:
     return Plain(Starlette(routes=[Route(feed_logs.PATH, same)]))
 
 
+class RawHistory(Plain):
+    """A page by hand: one query, the rows as dicts, dumped. No token, no limits, no filters, no redaction."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(self._page)
+        self._dsn = dsn
+        self._connections: asyncio.LifoQueue[psycopg.AsyncConnection[Any]] = asyncio.LifoQueue()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        for _ in range(CONNECTIONS):
+            self._connections.put_nowait(await psycopg.AsyncConnection.connect(self._dsn, autocommit=True))
+        async with super().serving() as url:
+            yield url
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = dict(parse_qsl(scope["query_string"].decode()))
+        connection = await self._connections.get()
+        try:
+            after = int(asked["afterCursor"].rpartition("#")[2])
+            rows = await (await connection.execute(RAW_PAGE, (feed_logs.KEY, after, int(asked["limit"])))).fetchall()
+        finally:
+            self._connections.put_nowait(connection)
+        body = json.dumps({"logs": [_line_by_hand(row) for row in rows]}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _line_by_hand(row: tuple[Any, ...]) -> dict[str, Any]:
+    event_id, ts, seq, correlation_id, version, log = row
+    told = {name: log[name] for name in ("source", "service", "level", "message", "investigation_id", "context")}
+    known = {"event_id": str(event_id), "ts": ts.isoformat(), "seq": seq, "correlation_id": correlation_id}
+    return {**known, **told, "schema_version": version}
+
+
 async def _exists(feed: Feed, key: str) -> bool:
     return True
 
@@ -221,6 +265,7 @@ ROLES: Final[dict[str, Callable[..., Any]]] = {
     "fastapi 304": fastapi_304,
     "ready bytes": ready_bytes,
     "starlette ready": starlette_ready,
+    "raw history": RawHistory,
 }
 
 

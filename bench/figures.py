@@ -98,11 +98,29 @@ class Delays:
 
 
 @dataclass(slots=True)
+class Grown:
+    """One figure at a small and at a large size, a value per round; `floor` is what is not ours, at the large size."""
+
+    name: str
+    unit: str
+    small: list[float] = field(default_factory=list)
+    large: list[float] = field(default_factory=list)
+    floor: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> Spread:
+        """Large to small, round by round."""
+        pairs = zip(self.small, self.large, strict=True)
+        return Spread.of(large / small if small else float(large == 0) for small, large in pairs)
+
+
+@dataclass(slots=True)
 class Group:
-    """Contestants that were measured in turns.
+    """Contestants that were measured in turns, or figures that were taken at a small and a large size.
 
     Ratios are told to the first of them, unless `baseline` names another. `absent` says who should have taken part,
-    and why they did not.
+    and why they did not. `sizes` and `floor` name the columns of what has `grown`. With `stations`, delays are the
+    times at which one event passed them, all from the same start.
     """
 
     title: str
@@ -111,10 +129,18 @@ class Group:
     delays: list[Delays] = field(default_factory=list)
     baseline: str | None = None
     absent: dict[str, str] = field(default_factory=dict)
+    grown: list[Grown] = field(default_factory=list)
+    sizes: tuple[str, str] = ("small", "large")
+    floor: str = ""
+    stations: bool = False
 
     def __getitem__(self, name: str) -> Series:
         """A contestant by its name."""
         return next(each for each in self.series if each.name == name)
+
+    def figure(self, name: str) -> Grown:
+        """A figure by its name."""
+        return next(each for each in self.grown if each.name == name)
 
     def find(self, name: str) -> Series | None:
         """A contestant by its name, if it took part."""
@@ -200,6 +226,10 @@ def _group(group: Group) -> dict[str, Any]:
         "absent": group.absent,
         "series": [_series(series, baseline) for series in group.series],
         "delays": [_delays(delays) for delays in group.delays],
+        "grown": [_grown(grown) for grown in group.grown],
+        "sizes": list(group.sizes),
+        "floor": group.floor,
+        "stations": group.stations,
     }
 
 
@@ -214,6 +244,17 @@ def _series(series: Series, baseline: Series | None) -> dict[str, Any]:
         "server_cpu_microseconds": round(series.server_microseconds, 2),
         "cpu_to_baseline": round(series.microseconds / baseline.microseconds, 4) if baseline is not None else None,
         "rounds": as_json(series.samples),
+    }
+
+
+def _grown(grown: Grown) -> dict[str, Any]:
+    return {
+        "name": grown.name,
+        "unit": grown.unit,
+        "small": as_json(Spread.of(grown.small)),
+        "large": as_json(Spread.of(grown.large)),
+        "ratio": as_json(grown.ratio),
+        "floor": as_json(Spread.of(grown.floor)) if grown.floor else None,
     }
 
 

@@ -67,10 +67,12 @@ def _panels(finding: Record) -> Iterator[Panel]:
         yield Panel(
             "Publish in a transaction: share of the raw INSERT on the same driver",
             [_share(verdict) for verdict in finding["verdicts"] if _is_share(verdict)],
-            0.9,
+            next((verdict["target"] for verdict in finding["verdicts"] if _is_share(verdict)), None),
         )
         return
     for group in finding["groups"]:
+        if group.get("stations"):
+            continue
         if group["delays"]:
             title = f"{finding['title']}: p50 and, as a line, p99, ms; who polls is left out"
             yield Panel(title, _comparable([_delay(each) for each in group["delays"]]))

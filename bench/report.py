@@ -46,6 +46,13 @@ def page(record: Record, plot: str) -> str:
 
 def rows_of(group: Record) -> Iterator[Cells]:
     """A group as rows of cells, its head first."""
+    # Records of earlier versions have neither.
+    if group.get("grown"):
+        yield from _grown(group)
+        return
+    if group.get("stations"):
+        yield from _stations(group["delays"])
+        return
     if group["delays"]:
         yield ("", "p50 ms", "low–high", "p99 ms", "low–high")
         for delays in group["delays"]:
@@ -65,6 +72,36 @@ def rows_of(group: Record) -> Iterator[Cells]:
     )
     for series in group["series"]:
         yield _row(series)
+
+
+def _grown(group: Record) -> Iterator[Cells]:
+    small, large = group["sizes"]
+    yield ("", "unit", small, large, "ratio", "low–high", group["floor"] or "floor")
+    for each in group["grown"]:
+        floor = _number(each["floor"]["median"]) if each["floor"] else "–"
+        middle = [_number(each[size]["median"]) for size in ("small", "large")]
+        yield (each["name"], each["unit"], *middle, f"{each['ratio']['median']:.2f}", _range(each["ratio"]), floor)
+
+
+def _stations(delays: Sequence[Record]) -> Iterator[Cells]:
+    """When an event passed each place, in the order of the medians, and how long it took from the one before."""
+    yield ("", "p50 ms", "low–high", "p99 ms", "step ms")
+    before = 0.0
+    for each in sorted(delays, key=lambda each: float(each["p50"]["median"])):
+        middle = each["p50"]["median"]
+        yield (
+            each["name"],
+            f"{middle:.2f}",
+            _range(each["p50"]),
+            f"{each['p99']['median']:.2f}",
+            f"{middle - before:.2f}",
+        )
+        before = middle
+
+
+def _number(value: float) -> str:
+    """Three digits of a small number, all of a large one."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _row(series: Record) -> Cells:

@@ -24,6 +24,7 @@ PER_CALL = 1000
 CALLS = 40
 TARGET = 0.80
 TO_PEERS = 1.2
+YARDSTICK = "graphile-worker"
 
 COLUMNS = ", ".join(shop.COLUMNS)
 COPY = f"copy bench_raw.outbox ({COLUMNS}) from stdin (format binary)"
@@ -64,6 +65,8 @@ def run(stage: Stage, peers: Peers) -> Finding:
     group.absent.update(peers.absent)
     finding.groups.append(group)
     for each in ours:
+        what = f"bulk publish: {each.name}, times {YARDSTICK}"
+        finding.verdicts.append(against(what, "at least", TO_PEERS, group[each.name], group.find(YARDSTICK)))
         what = f"bulk publish: {each.name}, times the best peer"
         finding.verdicts.append(against(what, "at least", TO_PEERS, group[each.name], best(group.peers())))
     return finding

@@ -14,7 +14,7 @@ ABOUT = (
 )
 EVENTS = 100_000
 BATCH = 1000
-TARGET = 0.75
+TARGET = 0.90
 
 RESET = "truncate {schema}.log, {schema}.outbox; update {schema}.head set position = 0"
 RAW_BATCH = """

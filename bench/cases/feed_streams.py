@@ -24,7 +24,8 @@ ABOUT = (
 READERS = 1000
 LOGS, TOGETHER, TIMES_TOGETHER = 60, 10, 20
 IDLE = 5000
-MOST_KB = 40
+MOST_KB = 12
+TIMES_NCHAN, SHARE_OF_RAW = 1.1, 0.8
 OURS, BY_HAND, RAW, NCHAN = "aftercommit", "uvicorn by hand", "raw asyncio writer", "nchan"
 
 
@@ -38,7 +39,11 @@ def run(stage: Stage, peers: Peers) -> Finding:
     ours = single[OURS]
     verdicts = [
         against("fan-out, log by log: share of uvicorn by hand", "at least", 0.9, ours, single.find(BY_HAND)),
+        against("fan-out, log by log: times nchan", "at least", TIMES_NCHAN, ours, single.find(NCHAN)),
         against("fan-out, ten at once: times nchan", "at least", 1.3, together[OURS], together.find(NCHAN)),
+        against(
+            f"fan-out, ten at once: share of the {RAW}", "at least", SHARE_OF_RAW, together[OURS], together.find(RAW)
+        ),
         Verdict(f"memory: KB per idle stream of {_readers(stage, IDLE):,}", "at most", MOST_KB, memory),
     ]
     return Finding(NAME, TITLE, ABOUT, [single, delays, together, idle], verdicts)
