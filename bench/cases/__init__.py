@@ -11,6 +11,7 @@ from bench.cases import (
     feed_polls,
     feed_streams,
     growth,
+    growth_letters,
     latency,
     memory,
     publish,
@@ -24,6 +25,7 @@ CASES: dict[str, Callable[[Stage, Peers], Finding]] = {
     case.NAME: case.run
     for case in (
         *(publish, bulk, drain, bus, consumer, latency, growth, wakeup, memory),
+        *(growth_letters,),
         *(feed_polls, feed_streams, feed_history),
     )
 }
