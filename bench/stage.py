@@ -21,7 +21,7 @@ SETTINGS = {
     "fsync": "on",
     "synchronous_commit": "on",
     "shared_buffers": "512MB",
-    "max_connections": "200",
+    "max_connections": "700",
     "min_wal_size": "2GB",
     "max_wal_size": "6GB",
     "checkpoint_timeout": "1h",

@@ -11,7 +11,9 @@ from bench.cases import (
     feed_polls,
     feed_streams,
     growth,
+    growth_consumers,
     growth_letters,
+    growth_order,
     latency,
     memory,
     publish,
@@ -25,7 +27,7 @@ CASES: dict[str, Callable[[Stage, Peers], Finding]] = {
     case.NAME: case.run
     for case in (
         *(publish, bulk, drain, bus, consumer, latency, growth, wakeup, memory),
-        *(growth_letters,),
+        *(growth_letters, growth_consumers, growth_order),
         *(feed_polls, feed_streams, feed_history),
     )
 }
