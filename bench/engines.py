@@ -1,7 +1,7 @@
 """Our engine under the watch: started, held at the gate, let go when the clock runs, stopped when the work is done."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from aftercommit import Database, Engine, Event, Outbox, RelaySettings
 from aftercommit.consumer import LogWorker
@@ -15,11 +15,12 @@ from bench.stage import Stage
 
 CONSUMER = "bench"
 PATIENCE = 600.0
+Start = Literal["earliest", "latest"] | None
 
 
-def with_handler(outbox: Outbox, *, inbox: bool = True) -> Outbox:
+def with_handler(outbox: Outbox, *, inbox: bool = True, start: Start = None) -> Outbox:
     """Add a consumer whose handler does nothing, so that what is measured is all around it."""
-    consumer = outbox.consumer(CONSUMER, inbox=inbox)
+    consumer = outbox.consumer(CONSUMER, inbox=inbox, start=start)
 
     @consumer.on(shop.OrderPlaced)
     async def take(event: Event[shop.OrderPlaced], connection: Any) -> None:
@@ -46,11 +47,11 @@ def bus(stage: Stage, dsn: str, events: int) -> Sample:
     return _timed(stage, make, "relay.ready", "relay.appended", events)
 
 
-def worker(stage: Stage, dsn: str, events: int, *, inbox: bool) -> Sample:
+def worker(stage: Stage, dsn: str, events: int, *, inbox: bool, start: Start = None) -> Sample:
     """A worker follows so many events of the log and hands each to the handler."""
 
     def make(signals: Signals) -> Service:
-        outbox = with_handler(shop.declared(), inbox=inbox)
+        outbox = with_handler(shop.declared(), inbox=inbox, start=start)
         return LogWorker(outbox, outbox.consumers[CONSUMER], Database(dsn), probe=signals)
 
     return _timed(stage, make, "consumer.active", "consumer.handled", events)

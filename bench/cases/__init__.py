@@ -13,7 +13,9 @@ from bench.cases import (
     growth,
     growth_consumers,
     growth_letters,
+    growth_log,
     growth_order,
+    growth_strands,
     latency,
     memory,
     publish,
@@ -27,7 +29,7 @@ CASES: dict[str, Callable[[Stage, Peers], Finding]] = {
     case.NAME: case.run
     for case in (
         *(publish, bulk, drain, bus, consumer, latency, growth, wakeup, memory),
-        *(growth_letters, growth_consumers, growth_order),
+        *(growth_log, growth_letters, growth_consumers, growth_strands, growth_order),
         *(feed_polls, feed_streams, feed_history),
     )
 }
