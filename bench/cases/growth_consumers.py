@@ -28,8 +28,8 @@ ABOUT = (
     "one consumer each, in a process of its own. At rest: its connections, the transactions and the write-ahead log "
     "of the whole server, the share of a core that the process uses, and that of PostgreSQL. Then single events, one "
     "after the other (in every outbox at once): from COMMIT to the first and to the last handler. The floor is the "
-    "same server while nothing is connected to it but the bench. `aftercommit up --rate 0` is told apart: at rest with its "
-    "figures on the screen, as after its start."
+    "same server while nothing is connected to it but the bench. `aftercommit up --rate 0` is told apart: at "
+    "rest with its figures on the screen, as after its start."
 )
 FEW, MANY, OUTBOXES_MANY = 10, 200, 20
 SECONDS, SETTLE, SINGLES = 20.0, 4.0, 20
