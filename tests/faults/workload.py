@@ -214,14 +214,28 @@ WATCH_LOG: Final = """
         return null;
     end $$;
     create trigger note_intruder after insert on {schema}.log for each row execute function {schema}.note_intruder();
-    create function {schema}.note_early_takeover() returns trigger language plpgsql as $$
+    -- The last lease of each relay: a takeover removes the row of the relay that lost its last lane.
+    create table {schema}.last_lease (relay uuid primary key, leased_until timestamptz not null);
+    create function {schema}.note_lease() returns trigger language plpgsql as $$
     begin
+        insert into {schema}.last_lease values (new.id, new.leased_until)
+        on conflict (relay) do update set leased_until = excluded.leased_until;
+        return null;
+    end $$;
+    create trigger note_lease after insert or update on {schema}.relay
+        for each row execute function {schema}.note_lease();
+    create function {schema}.note_early_takeover() returns trigger language plpgsql as $$
+    declare
+        ends timestamptz := old.leased_until;
+    begin
+        if tg_table_name = 'lane' then
+            ends := least(ends, (select leased_until from {schema}.last_lease where relay = old.relay));
+        end if;
         if old.token is not null and new.token is not null and old.token <> new.token
-           and old.leased_until > clock_timestamp() and new.leased_until > '-infinity' then
+           and ends > clock_timestamp() and new.leased_until > '-infinity' then
             insert into shop.intrusion (what) values (
                 tg_table_name || ' ' || (to_jsonb(new) ->> tg_argv[0]) || ' taken '
-                || round(extract(epoch from old.leased_until - clock_timestamp())::numeric, 3)
-                || ' s before the lease ran out');
+                || round(extract(epoch from ends - clock_timestamp())::numeric, 3) || ' s before the lease ran out');
         end if;
         return null;
     end $$;

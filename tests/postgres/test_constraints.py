@@ -69,6 +69,7 @@ VIOLATIONS = {
     "stream_seq_is_positive": "insert into stream (aggregate_type, aggregate_id, seq, ts) values ('a', '1', 0, now())",
     "lane_is_in_range": "insert into lane (lane) values (64)",
     "lane_is_held_or_free": "update lane set relay = gen_random_uuid() where lane = 0",
+    "relay_lease_knows_its_length": "insert into relay (id, name, leased_until) values (gen_random_uuid(), 'r', now())",
     "published_key_names_events": "insert into published_key (key, event_ids) values ('once', '{}')",
     "consumer_position_is_not_negative": CONSUMER.format(columns="", values="-1"),
     "consumer_is_held_or_free": CONSUMER.format(columns=", worker", values="0, 'somebody'"),

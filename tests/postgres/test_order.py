@@ -320,7 +320,7 @@ async def test_an_event_put_back_by_hand_is_published_although_the_watermark_is_
     async with relay_on(shop, settings=RelaySettings(lease_seconds=2.0, gauge_seconds=0.05)) as relay:
         published = 0
         await shop.signals.wait("relay.idle")
-        while relay._carriers[0].reader.watermark.value <= 1:
+        while relay._carrier_loops[0].carrier.reader.watermark.value <= 1:
             shop.place("o-2", published)
             published += 1
             await shop.signals.wait_total("relay.appended", published)

@@ -151,8 +151,8 @@ class OrderMachine(RuleBasedStateMachine):
         each = self.relays[which].relay
 
         async def look(connection: Any) -> None:
-            last_seq = await each._doorbell.last_seq(connection)
-            each._marks.observe(last_seq, await each._doorbell.open_writers(connection))
+            last_seq = await each._writers.last_seq(connection)
+            each._marks.observe(last_seq, await each._writers.open(connection))
 
         self.runner.run(look(self.relays[which].connection))
 

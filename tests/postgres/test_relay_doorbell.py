@@ -10,8 +10,7 @@ from aftercommit.backoff import Constant
 from aftercommit.postgres import listen
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
-from aftercommit.relay import Relay, RelaySettings, doorbell
-from aftercommit.relay import relay as relay_module
+from aftercommit.relay import Relay, RelaySettings, carrier_loop, control, doorbell
 from aftercommit.testing.postgres import with_database
 from tests.support.recording import RecordingTransport
 from tests.support.relays import listening_relay_on, relay_on
@@ -25,7 +24,9 @@ LONG = RelaySettings(lease_seconds=600.0)
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody rings, nothing is found before the test has run out of patience."""
     monkeypatch.setattr(doorbell, "POLL", 600.0)
-    monkeypatch.setattr(relay_module, "POLL", 600.0)
+    monkeypatch.setattr(carrier_loop, "FIRST_LOOK", 600.0)
+    monkeypatch.setattr(control, "MARK_INTERVAL", 600.0)
+    monkeypatch.setattr(control, "REST_INTERVAL", 600.0)
 
 
 def is_asleep(shop: Shop) -> bool:
@@ -89,7 +90,7 @@ async def test_a_long_transaction_that_published_before_the_relay_fell_asleep_is
         await dry.wait()
         assert not is_asleep(shop)
         # Nothing that was rung before may wake it by accident.
-        relay._doorbell.rung.clear()
+        relay._doorbells[0].rung.clear()
         with shop.connect() as slow:
             shop.outbox.publish(slow, OrderPlaced("slow", 1), tenant_id="acme")
             dry.release()
@@ -228,11 +229,11 @@ async def test_of_several_carriers_each_is_silenced_by_its_share(shop: Shop, mon
     settings = RelaySettings(lease_seconds=60.0, carriers=4)
     async with listening_relay_on(shop, transport=RecordingTransport(), settings=settings) as relay:
         bells = relay._doorbells
-        await shop.signals.until(lambda: all(map(relay.lanes.is_listening, bells)), "not all carriers fell asleep")
+        await shop.signals.until(lambda: all(map(relay.lanes.flag.is_listening, bells)), "not all carriers fell asleep")
         gathering = shop.signals.hold("relay.gathering")
         shop.publish(*(OrderPlaced(hot, number) for number in range(doorbell.BUSY_EVENTS // 4)))
         await gathering.wait()
-        assert [relay.lanes.is_listening(each) for each in bells] == [False, True, True, True]
+        assert [relay.lanes.flag.is_listening(each) for each in bells] == [False, True, True, True]
         gathering.release()
 
 

@@ -10,7 +10,7 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.errors import TransportUnavailable
 from aftercommit.event.envelope import Record
-from aftercommit.relay import Relay, RelaySettings
+from aftercommit.relay import Relay, RelaySettings, transport_outage
 from aftercommit.relay.transport import Failure
 from tests.support.recording import RecordingTransport
 from tests.support.relays import relay_on
@@ -70,10 +70,9 @@ async def test_a_second_outage_is_news_again(shop: Shop, caplog: pytest.LogCaptu
     assert len(said(caplog, "transport_is_unavailable")) == 2
 
 
-async def test_the_relay_backs_off_while_the_destination_is_down(shop: Shop) -> None:
+def test_the_relay_backs_off_while_the_destination_is_down() -> None:
     """The pauses grow and never last longer than half a minute."""
-    relay = Relay(shop.outbox, shop.database, RecordingTransport())
-    pauses = [relay._transport_backoff(outage, TransportUnavailable("gone")) or 0.0 for outage in range(1, 30)]
+    pauses = [transport_outage.BACKOFF(outage, TransportUnavailable("gone")) or 0.0 for outage in range(1, 30)]
     assert all(0 < pause <= 30 for pause in pauses)
     assert min(pauses[10:]) > max(pauses[:3])
 
@@ -94,12 +93,14 @@ async def test_a_destination_that_is_down_at_the_start_is_waited_for(
     assert len(said(caplog, "transport_is_unavailable")) == 1
 
 
-async def test_a_relay_can_be_stopped_while_the_destination_is_down(shop: Shop) -> None:
+async def test_a_relay_can_be_stopped_while_the_destination_is_down(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In open() and in deliver(), without waiting for the back-off."""
     transport = RecordingTransport()
     transport.down = TransportUnavailable("gone")
     relay = Relay(shop.outbox, shop.database, transport, probe=shop.signals)
-    relay._transport_backoff = Constant(3600)  # type: ignore[assignment]
+    monkeypatch.setattr(transport_outage, "BACKOFF", Constant(3600))
     async with relay:
         await shop.signals.wait("relay.outage")
     transport.down = None

@@ -14,8 +14,7 @@ from aftercommit.event.envelope import Event
 from aftercommit.postgres import listen
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
-from aftercommit.relay import Relay, RelaySettings, doorbell
-from aftercommit.relay import relay as relay_module
+from aftercommit.relay import Relay, RelaySettings, carrier_loop, control, doorbell
 from aftercommit.relay.transports import LogTransport
 from tests.support.pgbouncer import PgBouncer
 from tests.support.recording import RecordingTransport
@@ -122,7 +121,9 @@ async def test_a_direct_listen_dsn_brings_the_bell_back(
 ) -> None:
     """Everything goes through the pooler but the one connection that listens; nobody polls."""
     monkeypatch.setattr(doorbell, "POLL", 600.0)
-    monkeypatch.setattr(relay_module, "POLL", 600.0)
+    monkeypatch.setattr(carrier_loop, "FIRST_LOOK", 600.0)
+    monkeypatch.setattr(control, "MARK_INTERVAL", 600.0)
+    monkeypatch.setattr(control, "REST_INTERVAL", 600.0)
     database = Database(pooled.dsn, listen_dsn=shop.dsn)
     async with listening_relay_on(shop, database=database, settings=RelaySettings(lease_seconds=600.0)):
         await shop.value_becomes("select count(*) from relay where listening", 1)

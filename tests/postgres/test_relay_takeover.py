@@ -119,7 +119,10 @@ async def test_a_takeover_does_not_wait_for_the_next_look_round(shop: Shop) -> N
     async with relay_on(shop, settings=RelaySettings(lease_seconds=600.0)) as heir:
         assert len(heir.lanes.held) == 0
         # As if the dead one had a short lease; the heir looks once, and the next time when that is over.
-        shop.rows("update lane set leased_until = clock_timestamp() + interval '1 second'")
+        shop.rows(
+            "update relay set leased_until = clock_timestamp() + interval '1 second', lease_seconds = 1 where id = %s",
+            [dead.lanes.relay],
+        )
         heir.lanes.tick_now.set()
         await holds(heir.lanes, 64)
         assert heir.lanes.suspect == set(range(64))
@@ -200,7 +203,7 @@ async def test_suspicion_goes_with_the_lanes(shop: Shop) -> None:
     dead, heir, second = (Lanes(shape, name, lease_seconds=0.05) for name in ("dead", "heir", "second"))
     await dead.tick(connection)
     heir.lease = second.lease = 60.0
-    await shop.value_becomes("select count(*) from lane where leased_until < clock_timestamp()", 64)
+    await shop.value_becomes("select count(*) from relay where leased_until < clock_timestamp()", 1)
     await heir.tick(connection)
     assert heir.suspect == set(range(64))
     heir.forget()

@@ -55,6 +55,7 @@ class Statements:
             schema=sql.Identifier(shape.schema),
             fence=sql.SQL(_texts()["fence"]).format(schema=sql.Identifier(shape.schema)),
             awaiting=sql.SQL(_texts()["awaiting"]).format(schema=sql.Identifier(shape.schema)),
+            lane_is_held=sql.SQL(_texts()["lane_is_held"]).format(schema=sql.Identifier(shape.schema)),
             mark=sql.SQL(_texts()["mark"]),
             session_settings=sql.SQL(_texts()["session_settings"]).format(),
             scope_names=scope_list(shape),

@@ -75,12 +75,12 @@ class Carrier:
         self._batch_size = batch_size
         self._probe = probe
         self._strict = outbox.ordering == "strict"
-        self._carries = transport.capabilities.carries
-        self.reader = DueReader(outbox, marks, batch_size, loads=self._carries)
+        self.carries = transport.capabilities.carries
+        self.reader = DueReader(outbox, marks, batch_size, loads=self.carries)
 
     async def carry_due(self, connection: AsyncConnection, lanes: Collection[int]) -> Carried:
         """Read, deliver and settle due events of these lanes; in one statement if there is nothing to carry."""
-        if not self._carries and not self._strict and self.reader.quiet_seconds > 0:
+        if not self.carries and not self._strict and not await self.reader.is_retry_due(connection, lanes):
             swept = await self.sweep(connection, lanes)
             if swept.count:
                 return swept
@@ -142,7 +142,7 @@ class Carrier:
     async def deliver(self, batch: Batch) -> BatchOutcome:
         """Hand the batch to the transport, without any transaction open."""
         await self._reach("relay.deliver", count=len(batch.events))
-        if not self._carries:
+        if not self.carries:
             return BatchOutcome(list(batch.events), [])
         records = [event for event in batch.events if isinstance(event, Record)]
         outcome = await (self._deliver_strictly(records) if self._strict else self._deliver_all(records))

@@ -10,18 +10,16 @@ server as much as one that finds fifty. So it lets some gather between two looks
 
 import time
 
-from psycopg import sql
-
-from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import LANES, Shape
-from aftercommit.postgres.statements import Statements
 from aftercommit.relay.lanes import Lanes
+from aftercommit.relay.writers import Writers
 from aftercommit.service import Waker
 
 FOR_ALL = ""
-POLL = 1.0
+# A safety net beside the control loop, which also finds what nobody rings for.
+POLL = 5.0
 POLL_WITHOUT_LISTENER = 0.05
 SHORTEST_LOOK = 0.01
 LONGEST_LOOK = 0.1
@@ -32,20 +30,22 @@ GATHER_SECONDS = 0.01
 
 
 class Doorbell:
-    """The bell of one carrier. It rings for events of the carrier's lanes, and when the lanes of the relay change."""
+    """The bell of one carrier. It rings for events of the carrier's lanes, and when the lanes of the relay change.
+
+    `rung`: work is there. `look`: look whether there is any.
+    """
 
     def __init__(self, shape: Shape, lanes: Lanes, listener: Listener | None, number: int = 0, of: int = 1) -> None:
-        self._statements = Statements(shape)
-        self._outbox = sql.Identifier(shape.schema, "outbox").as_string()
-        self._lanes = lanes
+        self._writers = Writers(shape)
+        self._flag = lanes.flag
         self._listener = listener
         self._unheard: set[str] = set()
         self._look = SHORTEST_LOOK
         self._share = max(1, BUSY_EVENTS // of)
         self._recently, self._since = 0, 0.0
-        self._seen: tuple[object, int] | None = None
         mine = None if of == 1 else {FOR_ALL, *(str(lane) for lane in range(LANES) if lane % of == number)}
         self.rung = listener.subscribe(shape.publish_channel, mine) if listener is not None else Waker()
+        self.look = Waker()
         lanes.watch(self.rung)
 
     async def worked(self, connection: AsyncConnection, count: int) -> None:
@@ -54,55 +54,36 @@ class Doorbell:
         if now - self._since > BUSY_SECONDS:
             self._recently, self._since = 0, now
         self._recently += count
-        if self._recently >= self._share and self._lanes.is_listening(self):
+        if self._recently >= self._share and self._flag.is_listening(self):
             # After it has run dry, it takes as many events again to silence the bell.
             self._recently = 0
-            await self._lanes.listen(connection, self, False)
+            await self._flag.listen(connection, self, False)
 
     def gathering(self, count: int) -> float:
         """Seconds to let events gather, after a look that found so many and reached no limit.
 
         After a single one it does not wait: its publisher may wait for it before publishing the next.
         """
-        is_silent = self._listener is not None and not self._lanes.is_listening(self)
+        is_silent = self._listener is not None and not self._flag.is_listening(self)
         return GATHER_SECONDS if is_silent and count > 1 else 0.0
 
     @property
     def hears(self) -> bool:
         """Whether every publisher rings for this carrier."""
         working = self._listener is not None and self._listener.working
-        return working and self._lanes.is_listening(self) and not self._unheard
+        return working and self._flag.is_listening(self) and not self._unheard
 
     async def ran_dry(self, connection: AsyncConnection) -> float:
         """Nothing was due: seconds to wait for the bell; 0 means look again at once."""
         if self._listener is None or not self._listener.working:
             return POLL_WITHOUT_LISTENER
-        if not self._lanes.is_listening(self):
-            await self._lanes.listen(connection, self, True)
-            self._unheard = await self.open_writers(connection)
+        if not self._flag.is_listening(self):
+            await self._flag.listen(connection, self, True)
+            self._unheard = await self._writers.open(connection)
             self._look = SHORTEST_LOOK
             return 0.0
         if self._unheard:
-            self._unheard &= await self.open_writers(connection)
+            self._unheard &= await self._writers.open(connection)
             self._look = min(LONGEST_LOOK, self._look * 1.5)
             return self._look if self._unheard else 0.0
         return POLL
-
-    async def open_writers(self, connection: AsyncConnection) -> set[str]:
-        """Open transactions that have published."""
-        cursor = await connection.execute(self._statements["open_writers"], {"outbox": self._outbox})
-        row = await cursor.fetchone()
-        return set(row[0]) if row else set()
-
-    async def last_seq(self, connection: AsyncConnection) -> int:
-        """The last seq that anybody drew; DatabaseUnavailable when another server answers."""
-        row = await (await connection.execute(self._statements["last_seq"])).fetchone()
-        last_seq, started_at = row or (0, None)
-        if self._seen is not None and (self._seen[0] != started_at or self._seen[1] > last_seq):
-            raise DatabaseUnavailable("the server behind this connection was restarted, restored or replaced")
-        self._seen = (started_at, last_seq)
-        return int(last_seq)
-
-    def forget(self) -> None:
-        """After a reconnect: accept whatever server answers now."""
-        self._seen = None

@@ -1,5 +1,6 @@
 """Reads the due events of a carrier's lanes, and alone decides where and when the carrier reads next."""
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.records import BYTES_AT_ONCE, outbox_record
 from aftercommit.postgres.statements import Statements
+from aftercommit.relay.doorbell import POLL
 from aftercommit.relay.plan import Due, Marks, Watermark
 from aftercommit.relay.settle import Appended
 
 MAX_BATCH_BYTES = BYTES_AT_ONCE
 RETRY_LOOK = 1.0
 # Longer than the pause of an idle carrier, which looks again at its end.
-IDLE_RETRY_LOOK = 1.5
+IDLE_RETRY_LOOK = 1.5 * POLL
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,14 @@ class DueReader:
         self._batch_size = batch_size
         self._loads = loads
         self._strict = outbox.ordering == "strict"
-        self._retries_at = 0.0
+        # When to look for retries again; None: never looked.
+        self._retries_at: float | None = None
         self._statements = Statements(outbox.shape)
+        self._look = self._statements.render(
+            "look",
+            due=self._statements.part(self._named("due_fresh")),
+            retry=self._statements.part(self._named("next_retry")),
+        ).encode()
         self._loading = {
             name: self._statements.render("load_due", due=self._statements.part(name)).encode()
             for name in ("due_fresh", "due_fresh_strict", "due_retries", "due_retries_strict")
@@ -116,29 +124,47 @@ class DueReader:
     @property
     def quiet_seconds(self) -> float:
         """For how long the reader need not look for retries; not positive when it must."""
-        return self._retries_at - time.monotonic()
+        return 0.0 if self._retries_at is None else self._retries_at - time.monotonic()
 
     def expect_retry(self, seconds: float) -> None:
         """A retry falls due in so many seconds."""
-        self._retries_at = min(self._retries_at, time.monotonic() + max(0.0, seconds))
+        if self._retries_at is not None:
+            self._retries_at = min(self._retries_at, time.monotonic() + max(0.0, seconds))
 
-    async def seconds_to_next_retry(self, connection: AsyncConnection, lanes: Collection[int]) -> float | None:
-        """How long until a retry falls due; None when no event waits for one."""
-        name = "next_retry_strict" if self._strict else "next_retry"
-        row = await (await connection.execute(self._statements[name], {"lanes": sorted(lanes)})).fetchone()
-        seconds: float | None = row[0] if row else None
-        if seconds is not None:
-            self.expect_retry(seconds)
-        else:
-            # A new event that wakes the carrier need not wait for a look for retries.
-            self._retries_at = time.monotonic() + IDLE_RETRY_LOOK
-        return seconds
+    async def look(self, connection: AsyncConnection, lanes: Collection[int]) -> float:
+        """Seconds until an event of these lanes is due: 0 when one is, infinity when none waits. Locks nothing."""
+        is_fresh, retry_in = await self._ask(connection, lanes)
+        # A new event that wakes the carrier need not wait for a look for retries.
+        self._retries_at = time.monotonic() + min(IDLE_RETRY_LOOK, retry_in)
+        return 0.0 if is_fresh else retry_in
+
+    async def is_retry_due(self, connection: AsyncConnection, lanes: Collection[int]) -> bool:
+        """Whether retries have to be read; asks the database at most once in a while."""
+        if self._retries_at is None:
+            return True
+        if self.quiet_seconds > 0:
+            return False
+        _, retry_in = await self._ask(connection, lanes)
+        self._retries_at = time.monotonic() + min(RETRY_LOOK, retry_in)
+        return retry_in == 0
+
+    async def _ask(self, connection: AsyncConnection, lanes: Collection[int]) -> tuple[bool, float]:
+        watermark, resolved = self.start(lanes)
+        parameters = {"lanes": sorted(lanes), "watermark": watermark, "limit": 1}
+        row = await (await connection.execute(self._look, parameters, prepare=True)).fetchone()
+        is_fresh, retry_in = row or (True, None)
+        if not is_fresh and not self._strict:
+            self.watermark.nothing_below(None, resolved)
+        return is_fresh, math.inf if retry_in is None else max(0.0, retry_in)
+
+    def _named(self, name: str) -> str:
+        return f"{name}_strict" if self._strict else name
 
     async def _query(self, connection: AsyncConnection, name: str, parameters: dict[str, Any]) -> list[Due | Record]:
         if parameters["limit"] <= 0:
             return []
         again = name == "due_retries"
-        name = f"{name}_strict" if self._strict else name
+        name = self._named(name)
         statement = self._loading[name] if self._loads else self._statements[name]
         rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
         if not self._loads:

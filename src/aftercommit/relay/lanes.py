@@ -1,13 +1,17 @@
-"""Leases on lanes: which aggregates a relay may carry. The database's clock counts; a random token fences writes.
+"""Lanes: which aggregates a relay may carry. The database's clock counts; a random token fences writes.
 
-Relays share the lanes evenly without a leader. A relay that stops hands its lanes over. When one dies, others take its
-lanes once the lease has run out, and treat them as suspect: one of their events may have killed it.
+A relay has one lease, which it renews. Its lanes are its own as long as that lease is valid. Relays share the lanes
+evenly without a leader. A relay that stops hands its lanes over. When one dies, others take its lanes once its lease
+has run out, and treat them as suspect: one of their events may have killed it.
+
+Each lane has a lease of its own, too, by which relays of releases before 0008 go. It is long, so it is rarely written.
+Only while such a relay is alive is it as short as the lease of the relay, and renewed as often.
 """
 
-import asyncio
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,11 +19,34 @@ from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.relay.listen_flag import ListenFlag
 from aftercommit.relay.plan import share_of_lanes
 from aftercommit.service import Waker
 
 NEWS = "lanes"
 EXPIRY_MARGIN = 0.01
+# The lease of a lane, in leases of the relay; it is renewed when a third of it is over.
+LANE_LEASES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a relay is. The token fences its writes."""
+
+    name: str
+    relay: UUID = field(default_factory=uuid4)
+    token: UUID = field(default_factory=uuid4)
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a heartbeat saw: our lanes, and whether that is certain; live relays; seconds to the next lease's end."""
+
+    held: Collection[int]
+    continued: bool
+    live: int
+    beside_older: bool
+    expiry: float | None
 
 
 class Lanes:
@@ -27,27 +54,33 @@ class Lanes:
 
     def __init__(self, shape: Shape, name: str, lease_seconds: float, listener: Listener | None = None) -> None:
         self._statements = Statements(shape)
-        self._channel = shape.publish_channel
-        self.name = name
-        self.relay: UUID = uuid4()
-        self.token: UUID = uuid4()
+        self._identity = Identity(name)
         self.lease = lease_seconds
         self.held: frozenset[int] = frozenset()
         self.suspect: set[int] = set()
-        self.tick_now = Waker() if listener is None else listener.subscribe(self._channel, {NEWS})
-        self._listening = False
-        self._listeners: set[object] = set()
-        self._flag = asyncio.Lock()
+        self.tick_now = Waker() if listener is None else listener.subscribe(shape.publish_channel, {NEWS})
+        self.flag = ListenFlag(self._statements, self._identity.relay)
         self._watchers: list[Waker] = []
         self._at_work: list[frozenset[int]] = []
         self._leaving: frozenset[int] = frozenset()
         self._is_new = True
         self._next_tick = 0.0
         self._valid_until = 0.0
+        self._renew_lanes_at = 0.0
+
+    @property
+    def relay(self) -> UUID:
+        """The id of this relay."""
+        return self._identity.relay
+
+    @property
+    def token(self) -> UUID:
+        """What fences the writes of this relay."""
+        return self._identity.token
 
     @property
     def are_valid(self) -> bool:
-        """Whether the leases have surely not run out; counted from before the renewal was sent."""
+        """Whether the lease has surely not run out; counted from before the renewal was sent."""
         return time.monotonic() < self._valid_until
 
     @property
@@ -72,17 +105,21 @@ class Lanes:
                 self.tick_now.set()
 
     async def tick(self, connection: AsyncConnection) -> None:
-        """Send a heartbeat, renew the leases, and take or give lanes until the share is right."""
+        """Renew the lease, and take or give lanes until the share is right. At rest this is one statement."""
         asked_at = time.monotonic()
         self.tick_now.clear()
-        await self._heartbeat(connection)
-        renewed = await connection.execute(self._statements["renew_lanes"], self._identity)
-        held = {lane for (lane,) in await renewed.fetchall()}
-        share, expiry = await self._look_around(connection)
+        around = await self._heartbeat(connection)
+        lane_lease = self.lease if around.beside_older else LANE_LEASES * self.lease
+        held = set(around.held)
+        if not around.continued or around.beside_older or asked_at >= self._renew_lanes_at:
+            held = await self._renew(connection, lane_lease)
+            self._renew_lanes_at = asked_at + lane_lease / 3
+        share = share_of_lanes(around.live)
         self._leaving = frozenset(sorted(held)[share:])
         if len(held) < share:
-            held |= await self._take(connection, share - len(held))
+            held |= await self._take(connection, share - len(held), lane_lease)
         self._valid_until = asked_at + self.lease
+        expiry = self.lease if around.expiry is None else around.expiry
         self._next_tick = asked_at + min(self.lease / 3, expiry + EXPIRY_MARGIN)
         self.suspect &= held
         self._hold(frozenset(held) - self._leaving)
@@ -98,53 +135,48 @@ class Lanes:
         await connection.execute(self._statements["leave"], {"relay": self.relay})
         await self._release(connection, released, suspects)
 
-    async def listen(self, connection: AsyncConnection, who: object, listening: bool) -> None:
-        """Publishers ring while anybody here listens; on return the database knows."""
-        (self._listeners.add if listening else self._listeners.discard)(who)
-        async with self._flag:
-            wanted = bool(self._listeners)
-            if self._listening != wanted:
-                await connection.execute(self._statements["listen_flag"], {"relay": self.relay, "listening": wanted})
-                self._listening = wanted
-
-    def is_listening(self, who: object) -> bool:
-        """Whether publishers ring for this listener."""
-        return self._listening and who in self._listeners
-
     def forget(self) -> None:
         """After a lost connection: hold nothing until the next tick. Suspect lanes stay suspect."""
-        self._valid_until = self._next_tick = 0.0
-        self._is_new, self._listening, self._leaving = True, False, frozenset()
-        self._listeners.clear()
+        self._valid_until = self._next_tick = self._renew_lanes_at = 0.0
+        self._is_new, self._leaving = True, frozenset()
+        self.flag.forget()
         self._hold(frozenset())
 
-    @property
-    def _identity(self) -> dict[str, Any]:
-        return {"relay": self.relay, "token": self.token, "lease": self.lease}
-
-    async def _heartbeat(self, connection: AsyncConnection) -> None:
-        parameters = {**self._identity, "name": self.name, "listening": self._listening, "is_new": self._is_new}
-        await connection.execute(self._statements["heartbeat"], parameters)
+    async def _heartbeat(self, connection: AsyncConnection) -> Around:
+        parameters = {
+            **self._parameters(),
+            "name": self._identity.name,
+            "listening": self.flag.is_set,
+            "is_new": self._is_new,
+        }
+        row = await (await connection.execute(self._statements["heartbeat"], parameters)).fetchone()
         if self._is_new:
             # The others give up this relay's share as soon as they hear of it.
-            await connection.execute(self._statements["lane_news"], {"channel": self._channel, "news": NEWS})
+            await self._tell_others(connection)
         self._is_new = False
+        return Around(*row) if row else Around((), False, 1, False, None)
 
-    async def _look_around(self, connection: AsyncConnection) -> tuple[int, float]:
-        row = await (await connection.execute(self._statements["live_relays"], self._identity)).fetchone()
-        live, expiry = row or (1, None)
-        return share_of_lanes(live), self.lease if expiry is None else expiry
+    async def _renew(self, connection: AsyncConnection, lane_lease: float) -> set[int]:
+        renewed = await connection.execute(self._statements["renew_lanes"], self._parameters(lane_lease=lane_lease))
+        return {lane for (lane,) in await renewed.fetchall()}
 
-    async def _take(self, connection: AsyncConnection, wanted: int) -> set[int]:
-        taken = await connection.execute(self._statements["take_lanes"], {**self._identity, "wanted": wanted})
-        rows = await taken.fetchall()
+    async def _take(self, connection: AsyncConnection, wanted: int, lane_lease: float) -> set[int]:
+        parameters = self._parameters(wanted=wanted, lane_lease=lane_lease)
+        rows = await (await connection.execute(self._statements["take_lanes"], parameters)).fetchall()
         self.suspect.update(lane for lane, died in rows if died)
         return {lane for lane, _ in rows}
 
     async def _release(self, connection: AsyncConnection, lanes: Collection[int], suspects: Collection[int]) -> None:
-        parameters = {**self._identity, "lanes": sorted(lanes), "suspects": sorted(suspects)}
+        parameters = self._parameters(lanes=sorted(lanes), suspects=sorted(suspects))
         await connection.execute(self._statements["release_lanes"], parameters)
-        await connection.execute(self._statements["lane_news"], {"channel": self._channel, "news": NEWS})
+        await self._tell_others(connection)
+
+    async def _tell_others(self, connection: AsyncConnection) -> None:
+        channel = self._statements.shape.publish_channel
+        await connection.execute(self._statements["lane_news"], {"channel": channel, "news": NEWS})
+
+    def _parameters(self, **more: Any) -> dict[str, Any]:
+        return {"relay": self.relay, "token": self.token, "lease": self.lease, **more}
 
     def _hold(self, lanes: frozenset[int]) -> None:
         if lanes != self.held:

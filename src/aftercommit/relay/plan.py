@@ -141,10 +141,15 @@ class Watermark:
             self.value, self._back_to = min(self.value, self._back_to - 1), None
         return self.value
 
-    def look_back_to(self, seq: int) -> None:
-        """An untried event has this seq: the next read must see it, whatever the read under way concludes."""
-        if seq <= self.value:
+    def look_back_to(self, seq: int) -> bool:
+        """An untried event has this seq: the next read must see it, whatever the read under way concludes.
+
+        Returns whether it would have been overlooked.
+        """
+        is_hidden = seq <= self.value
+        if is_hidden:
             self._back_to = seq
+        return is_hidden
 
     def settled(self, read: Sequence[int], unsettled: Collection[int], resolved: int) -> None:
         """These seqs were the lowest in the outbox, and all but `unsettled` are done: move up."""

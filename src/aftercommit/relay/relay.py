@@ -5,35 +5,35 @@ import logging
 import math
 import os
 import socket
-import time
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
 
-from aftercommit.backoff import Exponential
-from aftercommit.errors import DeclarationError, LeaseLost, TransportUnavailable
+from aftercommit.errors import DeclarationError, TransportUnavailable
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.commits import AsyncConnection
-from aftercommit.postgres.database import Database, is_direct, privilege
+from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly, first_of
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.carrier import Carrier
-from aftercommit.relay.doorbell import POLL, Doorbell
+from aftercommit.relay.carrier_loop import CarrierLoop
+from aftercommit.relay.control import ControlLoop
+from aftercommit.relay.doorbell import Doorbell
+from aftercommit.relay.gauge import measure
 from aftercommit.relay.lanes import Lanes
 from aftercommit.relay.plan import Marks
 from aftercommit.relay.settle import Settlement
 from aftercommit.relay.sweeper import Sweeper
 from aftercommit.relay.transport import Transport
+from aftercommit.relay.transport_outage import TransportOutage
+from aftercommit.relay.writers import Writers
 from aftercommit.schema.requirement import require_schema
 from aftercommit.schema.retention import Retention
-from aftercommit.service import Probe, wait_for_any
+from aftercommit.service import Probe
 from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.relay")
-
-MARK_INTERVAL = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class Relay(DatabaseService):
         self.lanes = Lanes(outbox.shape, self.name, self.settings.lease_seconds, listener)
         carriers = self.settings.carriers
         self._doorbells = [Doorbell(outbox.shape, self.lanes, listener, each, carriers) for each in range(carriers)]
-        self._doorbell = self._doorbells[0]
         self._marks = Marks()
+        self._writers = Writers(outbox.shape)
+        self._control = ControlLoop(self.lanes, self._marks, self._writers, [bell.look for bell in self._doorbells])
         self._settlement = Settlement(outbox, self.lanes.token)
-        self._transport_backoff = Exponential(base=0.2, maximum=30.0)
-        self._outages = 0
-        self._carriers: list[Carrier] = []
+        self._transport_outage = TransportOutage(transport.name, self)
+        self._carrier_loops: list[CarrierLoop] = []
 
     def carrier(self) -> Carrier:
         """A new carrier for some lanes of this relay."""
@@ -116,9 +116,8 @@ class Relay(DatabaseService):
         """Connect and work, until stopped or until a connection is lost."""
         control = await self._database.connect()
         self._marks.forget()
-        self._doorbell.forget()
+        self._writers.forget()
         self.lanes.forget()
-        self._carriers.clear()
         try:
             await require_schema(control, self.outbox.shape)
             await self._settlement.recognise_server(control)
@@ -140,13 +139,14 @@ class Relay(DatabaseService):
             await close_quietly(control)
 
     async def _work(self, control: AsyncConnection) -> None:
-        sweeper = Sweeper(self.outbox.shape, self._database, self.settings.retention)
-        look = self.settings.gauge_seconds
+        database, shape, look = self._database, self.outbox.shape, self.settings.gauge_seconds
+        sweeper = Sweeper(shape, database, self.settings.retention)
+        loops = self._carrier_loops = [self._carrier_loop(number) for number in range(self.settings.carriers)]
         async with asyncio.TaskGroup() as group:
-            carriers = [group.create_task(self._carrier_loop(number)) for number in range(self.settings.carriers)]
+            carriers = [group.create_task(loop.run(database, self._statements)) for loop in loops]
             background = [
-                group.create_task(self._control_loop(control)),
-                group.create_task(_measure(self.outbox, self._database, self.lanes, self._carriers, look, self.reach)),
+                group.create_task(self._control.keep(control, self.answered)),
+                group.create_task(measure(self.outbox, database, self.lanes, loops, look, self.reach)),
                 group.create_task(sweeper.keep(self.stopping)),
             ]
             await self._until_drained(carriers)
@@ -154,6 +154,13 @@ class Relay(DatabaseService):
                 task.cancel()
             # Wait here: before Python 3.13, a task that fails on the way out leaves this one marked as cancelled.
             await asyncio.wait([*carriers, *background])
+
+    def _carrier_loop(self, number: int) -> CarrierLoop:
+        def mine(lane: int) -> bool:
+            return lane % self.settings.carriers == number
+
+        bell, worked = self._doorbells[number], self._control.worked
+        return CarrierLoop(self.carrier(), bell, self.lanes, mine, self._transport_outage, worked, self)
 
     async def _until_drained(self, carriers: list[asyncio.Task[None]]) -> None:
         await self.stopping.wait()
@@ -173,126 +180,11 @@ class Relay(DatabaseService):
         await control.execute(self._statements["take_up_newer_deliveries"], parameters)
         await control.execute(self._statements["end_version_waits"], parameters)
 
-    async def _control_loop(self, control: AsyncConnection) -> None:
-        while True:
-            if self.lanes.seconds_to_tick == 0:
-                await self.lanes.tick(control)
-            last_seq = await self._doorbell.last_seq(control)
-            self.answered()
-            self._marks.observe(last_seq, await self._doorbell.open_writers(control))
-            await wait_for_any(min(MARK_INTERVAL, self.lanes.seconds_to_tick), self.lanes.tick_now)
-
-    async def _carrier_loop(self, number: int) -> None:
-        connection = await self._database.connect()
-        carrier, doorbell = self.carrier(), self._doorbells[number]
-        self._carriers.append(carrier)
-        try:
-            if is_direct(connection):
-                await connection.execute(self._statements["plan_by_index"])
-            while not self.stopping.is_set():
-                lanes = {lane for lane in self.lanes.held if lane % self.settings.carriers == number}
-                if not lanes or not self.lanes.are_valid:
-                    await self._wait_for_lanes(doorbell)
-                    continue
-                try:
-                    with self.lanes.at_work(lanes):
-                        await self._turn(connection, carrier, doorbell, lanes)
-                except TransportUnavailable as problem:
-                    await self._wait_for_transport(problem)
-                except LeaseLost as problem:
-                    log_event(logger, logging.WARNING, "relay_lease_lost", relay=self.name, error=str(problem))
-                    await self.reach("relay.fenced")
-                    self.lanes.tick_now.set()
-                    await self._wait_for_lanes(doorbell)
-        except psycopg.errors.InsufficientPrivilege as problem:
-            raise privilege(connection.info.user, self.outbox.shape, problem) from problem
-        finally:
-            await close_quietly(connection)
-
-    async def _turn(self, connection: AsyncConnection, carrier: Carrier, doorbell: Doorbell, lanes: set[int]) -> None:
-        suspects = lanes & self.lanes.suspect if self._transport.capabilities.carries else set()
-        if suspects:
-            await carrier.carry_suspects(connection, suspects)
-            self.lanes.suspect -= suspects
-            return
-        carried = await carrier.carry_due(connection, lanes)
-        if not carried.count:
-            await self._run_dry(connection, carrier, doorbell, lanes)
-            return
-        self._transport_is_back()
-        await doorbell.worked(connection, carried.count)
-        if carried.rest_seconds > 0 and doorbell.hears:
-            # The bell worked all the time, so whatever comes after a look that took everything rings it.
-            await self.reach("relay.idle")
-            await self.pause(min(POLL, carried.rest_seconds), doorbell.rung)
-        elif not carried.more and (seconds := doorbell.gathering(carried.count)):
-            await self.reach("relay.gathering")
-            await self.pause(seconds)
-
-    async def _run_dry(
-        self, connection: AsyncConnection, carrier: Carrier, doorbell: Doorbell, lanes: set[int]
-    ) -> None:
-        await self.reach("relay.idle")
-        seconds = await doorbell.ran_dry(connection)
-        if seconds > 0:
-            due_in = await carrier.reader.seconds_to_next_retry(connection, lanes)
-            seconds = seconds if due_in is None else max(0.001, min(seconds, due_in))
-            await self.pause(seconds, doorbell.rung)
-
-    async def _wait_for_lanes(self, doorbell: Doorbell) -> None:
-        await self.pause(self.settings.lease_seconds / 3, doorbell.rung)
-        self.lanes.tick_now.set()
-        await asyncio.sleep(0)
-
     async def _open_transport(self) -> None:
         while not self.stopping.is_set():
             try:
                 await self._transport.open()
-                self._transport_is_back()
+                self._transport_outage.over()
                 return
             except TransportUnavailable as problem:
-                await self._wait_for_transport(problem)
-
-    async def _wait_for_transport(self, problem: TransportUnavailable) -> None:
-        self._outages += 1
-        if self._outages == 1:
-            fields = {"transport": self._transport.name, "error": str(problem)}
-            log_event(logger, logging.WARNING, "transport_is_unavailable", **fields)
-        await self.reach("relay.outage", outages=self._outages)
-        await self.pause(self._transport_backoff(self._outages, problem) or 0.0)
-
-    def _transport_is_back(self) -> None:
-        if self._outages:
-            fields = {"transport": self._transport.name, "attempts": self._outages}
-            log_event(logger, logging.INFO, "transport_is_back", **fields)
-        self._outages = 0
-
-
-async def _measure(
-    outbox: Outbox,
-    database: Database,
-    lanes: Lanes,
-    carriers: Sequence[Carrier],
-    gauge_seconds: float,
-    reach: Callable[[str], Awaitable[None]],
-) -> None:
-    """Measure the backlog every `gauge_seconds`, and find events that a watermark has passed, until cancelled."""
-    statements = Statements(outbox.shape)
-    connection = await database.connect()
-    try:
-        while True:
-            started = time.monotonic()
-            row = await (await connection.execute(statements["backlog"])).fetchone()
-            if row is not None:
-                outbox.meter.on_backlog(*row)
-            # An operator may have put an event back by hand, with its old seq: no watermark may hide it.
-            parameters = {"watermark": 0, "lanes": sorted(lanes.held)}
-            row = await (await connection.execute(statements["lowest_fresh"], parameters)).fetchone()
-            if row is not None and row[0] is not None:
-                for carrier in carriers:
-                    carrier.reader.watermark.look_back_to(row[0])
-            await reach("relay.measured")
-            # Counting a large backlog takes time: spend at most about a twentieth of the time on it.
-            await asyncio.sleep(max(gauge_seconds, 20 * (time.monotonic() - started)))
-    finally:
-        await close_quietly(connection)
+                await self._transport_outage.wait(problem)

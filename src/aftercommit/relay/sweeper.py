@@ -21,7 +21,8 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.sweeper")
 
-INTERVAL = 10.0
+# Shorter than the time in which a relay at full speed fills the partitions that are made ahead.
+INTERVAL = 30.0
 # Between two rounds of retention, whichever relay does them.
 ROUND_INTERVAL = 60.0
 ROUND_SECONDS = 5.0

@@ -298,7 +298,7 @@ WITH (fillfactor='50');
 
 -- Name: TABLE lane; Type: COMMENT; Schema: aftercommit; Owner: -
 
-COMMENT ON TABLE aftercommit.lane IS 'Who carries which events: aggregates hash to 64 lanes, a relay leases lanes, the token fences its writes.';
+COMMENT ON TABLE aftercommit.lane IS 'Who carries which events: aggregates hash to 64 lanes, a relay holds lanes, the token fences its writes. A lane is free when its own lease, which is long, or the lease of its relay has run out.';
 
 -- Name: life; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -536,13 +536,16 @@ CREATE TABLE aftercommit.relay (
     id uuid NOT NULL,
     name text NOT NULL,
     listening boolean DEFAULT false NOT NULL,
-    seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    leased_until timestamp with time zone,
+    lease_seconds double precision,
+    CONSTRAINT relay_lease_knows_its_length CHECK (((leased_until IS NULL) = (lease_seconds IS NULL)))
 )
 WITH (fillfactor='50');
 
 -- Name: TABLE relay; Type: COMMENT; Schema: aftercommit; Owner: -
 
-COMMENT ON TABLE aftercommit.relay IS 'Live relays. A publisher rings the doorbell (NOTIFY) only while one of them is listening.';
+COMMENT ON TABLE aftercommit.relay IS 'Live relays, and until when each may use its lanes (null: a relay of a release before 0008, whose lanes have leases of their own). A publisher rings the doorbell (NOTIFY) only while one of them is listening.';
 
 -- Name: revoked_token; Type: TABLE; Schema: aftercommit; Owner: -
 

@@ -374,7 +374,7 @@ where item.operation_id = %(id)s and item.state = %(state)s and item.position is
 union all
 select null, false
 where exists (select from {schema}.operation_event where operation_id = %(id)s and state = %(state)s and position is null)
-  and not exists (select from {schema}.lane where clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)))
+  and not exists (select from {schema}.lane where {lane_is_held})
 
 -- name: held_up
 -- Aggregates with an item behind a row that has failed: in a strict outbox, it waits.

@@ -115,13 +115,13 @@ where status = 'pending' and (aggregate_type, aggregate_id) not in (select aggre
 -- Every relay on record: how long it has been silent (below 0: the clock was set back), and the lanes whose lease is valid.
 select relay.name, extract(epoch from clock_timestamp() - relay.seen_at)::float8, count(lane.lane)
 from {schema}.relay
-left join {schema}.lane on lane.relay = relay.id and clock_timestamp() < lane.leased_until and clock_timestamp() >= lane.leased_until - make_interval(secs => coalesce(lane.lease_seconds, 3600))
+left join {schema}.lane on lane.relay = relay.id and {lane_is_held}
 group by relay.id
 order by relay.name, relay.id
 
 -- name: overview_lanes
 -- Lanes without a holder.
-select count(*) from {schema}.lane where relay is null or not (clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)))
+select count(*) from {schema}.lane where not {lane_is_held}
 
 -- name: overview_dead_letters
 -- Open dead letters, by owner and status.

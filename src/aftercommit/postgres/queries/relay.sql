@@ -66,6 +66,10 @@ from (
 where bytes_before < %(max_bytes)s
 order by seq
 
+-- name: look
+-- Whether an untried event of these lanes is due, and seconds until a retry is. Locks nothing: this is what an idle carrier asks.
+select exists ({due}), ({retry})
+
 -- name: next_retry
 -- Seconds until the next retry of these lanes is due.
 select extract(epoch from min(o.next_retry_at) - clock_timestamp())::float8
@@ -368,10 +372,12 @@ where locktype = 'relation' and mode = 'RowExclusiveLock' and granted
   and relation = %(outbox)s::regclass and pid is distinct from pg_backend_pid()
 
 -- name: backlog
--- The number and age of pending events, for the gauges. Events that wait for newer code, and those behind them, do not count.
+-- The number and age of pending events, for the gauges, without the age of events that wait for newer code and those behind them. And the
+-- lowest seq of an untried event of these lanes, whatever their watermark is.
 with {awaiting}
 select count(*), greatest(0, extract(epoch from clock_timestamp() - min(created_at)
-           filter (where (aggregate_type, aggregate_id) not in (select aggregate_type, aggregate_id from awaiting))))::float8
+           filter (where (aggregate_type, aggregate_id) not in (select aggregate_type, aggregate_id from awaiting))))::float8,
+       min(seq) filter (where next_retry_at is null and lane = any(%(lanes)s))
 from {schema}.outbox
 where status = 'pending'
 
