@@ -65,8 +65,8 @@ BUGS = (
         "the sequence is the readers' cursor",
         Edit(
             RELAY_SQL,
-            "select tip.position - count(*) over () + row_number() over (order by moved.seq), tip.ts, {stream_seq},",
-            "select moved.seq, tip.ts, {stream_seq},",
+            "select tip.position - (select moved from total) + row_number() over (order by moved.seq), tip.ts,",
+            "select moved.seq, tip.ts,",
         ),
         run="--only restarts --seconds 10",
         seen_by="gap poll_skip",

@@ -50,6 +50,28 @@ async def test_a_row_that_somebody_changes_during_the_sweep_is_found_by_the_next
     assert sorted(order for _, order, _ in shop.log()) == ["o-1", "o-2"]
 
 
+async def test_a_due_retry_goes_while_the_relay_is_behind(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay sweeps new events in bulk and asks now and then whether a retry is due, however many are left."""
+    relay = Relay(shop.outbox, shop.database, LogTransport(), settings=RelaySettings(batch_size=4))
+    retried = shop.publish(*(OrderPlaced(f"o-{number}", number) for number in range(40)))[30]
+    connection = await shop.database.connect()
+    try:
+        await relay.lanes.tick(connection)
+        carrier = relay.carrier()
+        for _ in range(3):
+            assert (await carrier.carry_due(connection, relay.lanes.held)).more
+        shop.rows(
+            "update outbox set retry_count = 1, last_error = 'x', next_retry_at = clock_timestamp() where id = %s",
+            [retried],
+        )
+        monkeypatch.setattr(carrier.reader, "_retries_at", 0.0)
+        assert (await carrier.carry_due(connection, relay.lanes.held)).more
+        assert shop.value("select count(*) from log where id = %s", [retried]) == 1
+        assert shop.value("select count(*) from outbox") == 24
+    finally:
+        await connection.close()
+
+
 @pytest.mark.parametrize(
     ("scope", "words"),
     [

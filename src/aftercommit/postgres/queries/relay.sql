@@ -105,9 +105,10 @@ fence as (
 -- known   whether the current life of the log belongs to this server, and the log is where we have seen it
 -- chosen  the rows to move
 -- moved   removes them from the outbox
+-- total   their number and last seq: a single pass, because moved holds whole rows
 -- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
 -- heard   (if an audience is declared) the rows by which readers find their events
--- latency counts the moved rows by type and by the time since they were written, for the metrics
+-- latency counts the moved rows by type and by the time since they were written, for the metrics; extract() would calculate in numeric
 with {fence},
 known as (
     select count(*) as yes from {schema}.head
@@ -119,10 +120,13 @@ moved as (
     where {which} and fence.held = %(lane_count)s and (select yes from known) = 1
     returning outbox.*
 ),
+total as materialized (
+    select count(*) as moved, max(seq) as last_seq from moved
+),
 tip as (
     update {schema}.head
-    set position = position + (select count(*) from moved), ts = greatest(ts, clock_timestamp())
-    where exists (select from moved)
+    set position = position + (select moved from total), ts = greatest(ts, clock_timestamp())
+    where (select moved from total) > 0
     returning position, ts, coalesce(upper(gaps) - 1, 0) as base
 ), {streams}
 appended as (
@@ -130,7 +134,7 @@ appended as (
         position, ts, stream_seq, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
         correlation_id, causation_id, payload, retry_count, created_at {scope_names}
     )
-    select tip.position - count(*) over () + row_number() over (order by moved.seq), tip.ts, {stream_seq},
+    select tip.position - (select moved from total) + row_number() over (order by moved.seq), tip.ts, {stream_seq},
            moved.id, moved.seq, moved.lane, moved.aggregate_type, moved.aggregate_id, moved.event_type,
            moved.schema_version, moved.occurred_at, moved.correlation_id, moved.causation_id, moved.payload,
            moved.retry_count, moved.created_at {moved_scope}
@@ -141,12 +145,12 @@ appended as (
 latency as (
     select event_type, width_bucket(ms, %(bounds)s::float8[]) as bucket, count(*) as events, sum(ms) as total
     from (
-        select event_type, greatest(0, extract(epoch from tip.ts - created_at) * 1000)::float8 as ms from moved, tip
+        select event_type, greatest(0, date_part('epoch', tip.ts - created_at) * 1000) as ms from moved, tip
     ) written
     group by event_type, bucket
 )
-select fence.held, (select count(*) from appended) as appended, tip.position, tip.ts,
-       (select max(seq) from moved) as last_seq,
+select fence.held, (select moved from total) as appended, tip.position, tip.ts,
+       (select last_seq from total) as last_seq,
        (select coalesce(jsonb_agg(jsonb_build_array(event_type, bucket, events, total)), '[]') from latency) as latency,
        case when %(named)s then (select array_agg(id) from (select id from moved order by seq limit 20) first) end as ids,
        {chosen_count} as chosen, (select yes from known) = 1 as known,
