@@ -85,23 +85,37 @@ select (select count(*) from old where holder is null),
 
 -- name: old_inbox
 -- Inbox rows of these pages. A row stays while its event may come again: from the outbox, by a dead letter, or from the log to a consumer
--- with several concurrent slices whose checkpoint is before it. If consumers are near the head, the log is hardly read.
-select inbox.ctid as place,
+-- with several concurrent slices whose checkpoint is before it. If consumers are near the head, the log is not read. Otherwise each
+-- partition behind their checkpoints is asked once for all events of these pages: to ask it for each row is what makes a sweep slow.
+with aged as materialized (
+    select inbox.ctid as place, inbox.event_id, inbox.consumer_name
+    from {schema}.processed_events inbox
+    where inbox.ctid >= %(first)s::tid and inbox.ctid < %(last)s::tid and inbox.processed_at < %(before)s
+),
+unread as materialized (
+    select aged.event_id, consumer.position
+    from aged
+    join {schema}.consumer on consumer.name = aged.consumer_name and consumer.position < (select head.position from {schema}.head)
+),
+ahead as materialized (
+    -- An event that was sent again is in the log several times.
+    select log.id, max(log.position) as position
+    from {schema}.log
+    where log.id = any(array(select unread.event_id from unread)) and log.position > (select min(unread.position) from unread)
+    group by log.id
+)
+select aged.place,
        case when waiting.id is not null then 'events that are still in the outbox'
             when letter.consumer_name is not null then 'dead letters of ' || quote_literal(letter.consumer_name)
             when behind.name is not null then 'the checkpoint of ' || quote_literal(behind.name) || ', which is before them' end as holder
-from {schema}.processed_events inbox
-left join lateral (select outbox.id from {schema}.outbox where outbox.id = inbox.event_id limit 1) waiting on true
+from aged
+left join lateral (select outbox.id from {schema}.outbox where outbox.id = aged.event_id limit 1) waiting on true
 left join lateral (
     select dead.consumer_name from {schema}.dead_letter_events dead
-    where dead.event_id = inbox.event_id and dead.status <> 'resolved' limit 1
+    where dead.event_id = aged.event_id and dead.status <> 'resolved' limit 1
 ) letter on true
-left join lateral (
-    select consumer.name from {schema}.consumer
-    join {schema}.log on log.id = inbox.event_id and log.position > consumer.position
-    where consumer.name = inbox.consumer_name and consumer.position < (select head.position from {schema}.head) limit 1
-) behind on true
-where inbox.ctid >= %(first)s::tid and inbox.ctid < %(last)s::tid and inbox.processed_at < %(before)s
+left join ahead on ahead.id = aged.event_id
+left join {schema}.consumer behind on behind.name = aged.consumer_name and behind.position < ahead.position
 
 -- name: old_keys
 -- Idempotency keys of these pages; a key stays while an event of its publish is in the outbox.
