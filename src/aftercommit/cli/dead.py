@@ -16,10 +16,12 @@ from aftercommit.cli.output import message
 from aftercommit.cli.prompts import confirm, nothing_changed
 from aftercommit.cli.repair_output import (
     Absent,
+    found_so_far,
     show_absent,
     show_details,
     show_groups,
     show_letters,
+    show_look,
     show_repaired,
     tell,
 )
@@ -28,6 +30,7 @@ from aftercommit.cli.selecting import (
     described,
     dry_run_option,
     event_ids_argument,
+    exact_option,
     open_repair,
     reason_option,
     run,
@@ -64,19 +67,22 @@ def dead() -> None:
 @selection_options
 @_limit
 @click.option("--offset", type=Count(), default=0, show_default=True, metavar="COUNT", help="Skip the first COUNT.")
+@exact_option
 @as_json
 @pass_settings
-def list_letters(settings: Settings, selection: Selection, limit: int, offset: int, as_json: bool) -> None:
+def list_letters(settings: Settings, selection: Selection, as_json: bool, **options: Any) -> None:
     """List dead letters without their payloads, last seen first. Only open ones, unless --status is given."""
     chosen = selection if selection.statuses else replace(selection, statuses=OPEN)
-    page = run(_open_repair(settings, selection).letters(chosen, limit=limit, offset=offset))
+    page = run(_open_repair(settings, selection).letters(chosen, **options))
 
     def show(page: LetterPage) -> None:
         show_letters(page.letters)
         if not page.total:
             message(_nothing(selection))
         elif len(page.letters) < page.total:
-            message(f"{len(page.letters):,} of {plural(page.total, 'letter')}: use --limit and --offset to see others")
+            total = found_so_far(page.total, "letter", page.is_exact)
+            message(f"{len(page.letters):,} of {total}: use --limit and --offset to see others")
+        show_look(page.looked_at)
 
     tell(page, as_json, show)
 
@@ -84,9 +90,10 @@ def list_letters(settings: Settings, selection: Selection, limit: int, offset: i
 @dead.command()
 @selection_options
 @_limit
+@exact_option
 @as_json
 @pass_settings
-def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) -> None:
+def groups(settings: Settings, selection: Selection, limit: int, exact: bool, as_json: bool) -> None:
     """Group dead letters by consumer and error, most frequent first. Letters that wait for others are only counted."""
     repair = _open_repair(settings, selection)
     failing = selection if selection.statuses else replace(selection, statuses=FAILING)
@@ -96,12 +103,19 @@ def groups(settings: Settings, selection: Selection, limit: int, as_json: bool) 
             show_groups(found)
         else:
             message(_nothing(selection))
-        waiting = replace(selection, statuses=("waiting",))
-        if count := 0 if selection.statuses else run(repair.letters(waiting, limit=1)).total:
-            verb = "waits" if count == 1 else "wait"
-            message(f"{plural(count, 'letter')} {verb} behind these in strict order: list with --status waiting")
+        if not all(group.is_exact for group in found):
+            message("groups with a + have at least so many letters: use --exact to count all")
+        if not selection.statuses:
+            _tell_waiting(run(repair.letters(replace(selection, statuses=("waiting",)), limit=1)))
 
-    tell(run(repair.groups(failing, limit=limit)), as_json, show)
+    tell(run(repair.groups(failing, limit=limit, exact=exact)), as_json, show)
+
+
+def _tell_waiting(page: LetterPage) -> None:
+    if page.total:
+        verb = "waits" if page.total == 1 else "wait"
+        count = found_so_far(page.total, "letter", page.is_exact)
+        message(f"{count} {verb} behind these in strict order: list with --status waiting")
 
 
 @dead.command(short_help="Show the dead letters of one event in full.")
@@ -120,6 +134,7 @@ def show(settings: Settings, event_id: UUID, consumer: str | None, as_json: bool
 @reason_option
 @by_option
 @dry_run_option
+@exact_option
 @yes_option
 @as_json
 @pass_settings
@@ -132,7 +147,8 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
     repair = _open_repair(settings, selection, options["by"])
     absent = _absent(repair, selection, "retry")
     _ask(repair, selection, "retry", options)
-    done = run(repair.retry(selection, reason=options["reason"], dry_run=options["dry_run"]))
+    chosen = {name: options[name] for name in ("reason", "dry_run", "exact")}
+    done = run(repair.retry(selection, **chosen))
     _tell(ctx, done, selection, "retry", options["as_json"], absent)
 
 
@@ -142,6 +158,7 @@ def retry(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
 @click.option("--reason", metavar="TEXT", help="Why. Required, and kept on record.")
 @by_option
 @dry_run_option
+@exact_option
 @yes_option
 @as_json
 @pass_settings
@@ -152,7 +169,8 @@ def discard(ctx: click.Context, /, settings: Settings, selection: Selection, **o
     absent = _absent(repair, selection, "discard")
     _ask(repair, selection, "discard", options)
     reason = options["reason"] or (None if options["dry_run"] else _asked_reason())
-    done = run(repair.discard(selection, reason=reason or "dry run", dry_run=options["dry_run"]))
+    chosen = {name: options[name] for name in ("dry_run", "exact")}
+    done = run(repair.discard(selection, reason=reason or "dry run", **chosen))
     _tell(ctx, done, selection, "discard", options["as_json"], absent)
 
 
@@ -226,7 +244,7 @@ def _ask(repair: Repair, selection: Selection, verb: str, options: dict[str, Any
     """Show how many letters the action is for, and ask the operator to confirm."""
     if options["yes"] or options["dry_run"]:
         return
-    count = run(getattr(repair, verb)(selection, reason="counting", dry_run=True)).done
+    count = run(getattr(repair, verb)(selection, reason="counting", dry_run=True, exact=True)).done
     if count:
         confirm(f"{verb.capitalize()} {plural(count, 'letter')} ({described(selection)})?")
 
@@ -264,11 +282,12 @@ def _tell(
     def show(done: RepairResult) -> None:
         if not nothing:
             show_repaired(done, *_WORDS[verb])
-        elif not absent:
+        elif not absent and done.is_exact:
             said = selection.statuses or selection.event_ids
             which, others = ("", "") if said else ("parked ", ": use --status to choose others")
             message(f"no {which}letters match ({described(selection)}){others}")
         show_absent(absent)
+        show_look(done.looked_at)
 
     tell(done, as_json, show, not_found=absent)
     ctx.exit(PARTIAL if done.left_alone or absent or nothing else 0)

@@ -103,17 +103,28 @@ def show_groups(groups: Sequence[LetterGroup]) -> None:
     if sys.stdout.isatty():
         for group in groups:
             _entry(
-                f"{group.count:>7,}  {_one_line(group)}",
+                f"{_group_size(group):>7}  {_one_line(group)}",
                 f"       {group.consumer} · {', '.join(group.event_types)} · {group.parked:,} parked",
                 f"       last seen {ago(group.last_seen_at)} ago, for example {group.example}",
             )
         return
     columns = ("letters", "parked", "consumer", "last_seen_at", "example", "error")
     rows = [
-        (each.count, each.parked, each.consumer, rfc3339(each.last_seen_at), each.example, _one_line(each))
+        (
+            each.count if each.is_exact else f"{each.count}+",
+            each.parked,
+            each.consumer,
+            rfc3339(each.last_seen_at),
+            each.example,
+            _one_line(each),
+        )
         for each in groups
     ]
     print_table(columns, rows)
+
+
+def _group_size(group: LetterGroup) -> str:
+    return f"{group.count:,}" if group.is_exact else f"{group.count:,}+"
 
 
 def show_details(letters: Sequence[LetterDetail]) -> None:
@@ -170,10 +181,21 @@ def _place(letter: LetterDetail) -> str:
 
 def show_repaired(done: RepairResult, was: str, would: str) -> None:
     """Print what an action did."""
-    message(f"{plural(done.done, 'letter')} {would if done.dry_run else was}")
+    message(f"{found_so_far(done.done, 'letter', done.is_exact)} {would if done.dry_run else was}")
     for text in done.missing:
         message(printable(text))
     _show_unchanged([f"{each.event_id} of {each.consumer}: {each.note}" for each in done.left_alone])
+
+
+def found_so_far(count: int, noun: str, is_exact: bool) -> str:
+    """A number that was found, or the least that it can be."""
+    return plural(count, noun) if is_exact else f"at least {plural(count, noun)}"
+
+
+def show_look(looked_at: int | None) -> None:
+    """Say that a question did not look at everything."""
+    if looked_at is not None:
+        message(f"looked at the {looked_at:,} letters that were last seen: use --exact to look at all")
 
 
 def show_absent(absent: Sequence[Absent]) -> None:
@@ -190,7 +212,10 @@ def _show_unchanged(texts: Sequence[str]) -> None:
 
 def show_preview(found: Preview, selection: Selection, *, again: bool, past_horizon: bool) -> None:
     """Print what a replay would do."""
-    message(printable(f"{plural(found.total, 'item')} to {_target(found.target)}: {described(selection)}"))
+    total = found_so_far(found.total, "item", found.is_exact)
+    message(printable(f"{total} to {_target(found.target)}: {described(selection)}"))
+    if not found.is_exact:
+        message("  counted up to a limit, and so are the numbers below: use --exact to count all")
     if found.first_position is not None:
         message(f"  positions {found.first_position} to {found.last_position}")
     for name, count in found.types:

@@ -20,6 +20,7 @@ from aftercommit.cli.selecting import (
     described,
     dry_run_option,
     event_ids_argument,
+    exact_option,
     open_repair,
     reason_option,
     run,
@@ -56,6 +57,7 @@ def replay() -> None:
 @reason_option
 @by_option
 @dry_run_option
+@exact_option
 @yes_option
 @as_json
 @pass_settings
@@ -74,16 +76,23 @@ def start(ctx: click.Context, /, settings: Settings, selection: Selection, **opt
         )
     target = TO_TRANSPORT if options["through_transport"] else options["to"]
     repair = open_repair(settings, "replay", options["by"])
-    found = run(repair.preview(selection, to=target, again=options["again"]))
+    found = run(repair.preview(selection, to=target, again=options["again"], exact=options["exact"]))
+    if not (found.is_exact or options["dry_run"] or options["yes"]):
+        # The operator confirms a number, and the replay starts only with that many.
+        recount = run(repair.preview(found.selection, to=target, again=options["again"], exact=True))
+        found = replace(recount, looked_at_all=found.looked_at_all)
+    selection = found.selection
     if options["dry_run"] or not found.total or not options["as_json"]:
         tell(found, options["as_json"], lambda found: _show_preview(repair, found, selection, options))
     _tell_unknown(found, selection)
+    _tell_look(found)
     if options["dry_run"] or not found.total:
         ctx.exit(0 if found.total else PARTIAL)
     if not options["yes"]:
         _ask(found.total, options["again"])
     chosen = {name: options[name] for name in ("again", "past_horizon", "reason")}
-    operation = _start(repair, selection, found.total, options, to=target, per_second=options["rate"], **chosen)
+    expected = found.total if found.is_exact else None
+    operation = _start(repair, selection, expected, options, to=target, per_second=options["rate"], **chosen)
     _drive(ctx, repair, operation, options["as_json"])
 
 
@@ -155,13 +164,16 @@ def abort(ctx: click.Context, /, settings: Settings, operation_id: UUID, as_json
     _tell(ctx, run(open_repair(settings, "replay").abort(operation_id)), as_json)
 
 
-def _start(repair: Repair, selection: Selection, expected: int, options: dict[str, Any], **chosen: Any) -> Operation:
+def _start(
+    repair: Repair, selection: Selection, expected: int | None, options: dict[str, Any], **chosen: Any
+) -> Operation:
     """Start with the number of items that the operator has confirmed; if it has changed, ask again."""
     while True:
         try:
             return run(repair.start(selection, expected=expected, **chosen))
         except SetChanged as problem:
-            message(f"the selection had {plural(expected, 'item')} when it was counted, and has {problem.found:,} now")
+            before = plural(problem.expected, "item")
+            message(f"the selection had {before} when it was counted, and has {problem.found:,} now")
             expected = problem.found
         if not options["yes"]:
             _ask(expected, options["again"])
@@ -228,6 +240,16 @@ def _tell_unknown(found: Preview, selection: Selection) -> None:
         message(
             f"{plural(unknown, 'named event')} {verb} left out: not in the log, without a matching dead letter, not "
             "for this consumer, or not reached by it yet"
+        )
+
+
+def _tell_look(found: Preview) -> None:
+    """Say where the search ended, and how to go on."""
+    if not found.looked_at_all:
+        first, last = found.selection.from_position, found.selection.to_position
+        message(
+            f"looked at positions {first} to {last}, and only these are chosen: use --from-position {(last or 0) + 1} "
+            "to go on, or --exact to look at all"
         )
 
 

@@ -45,7 +45,7 @@ class Moment(click.ParamType[datetime]):
         return moment.astimezone(UTC)
 
 
-def _scope(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _named_values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for given in values:
         name, equals, value = given.partition("=")
@@ -57,11 +57,15 @@ def _scope(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return found
 
 
+_WHERE = "Events with this value in the payload, like order.currency=EUR. Searches up to 100,000 events."
 _EVENT_OPTIONS = (
     click.option("--type", "types", multiple=True, metavar="TYPE", help="Events of this type. Repeat it for more."),
     click.option("--aggregate", "aggregate_id", metavar="ID", help="Events of the aggregate with this id."),
     click.option("--aggregate-type", metavar="TYPE", help="Events of aggregates of this type."),
-    click.option("--scope", multiple=True, callback=_scope, metavar="NAME=VALUE", help="Events with this scope value."),
+    click.option(
+        "--scope", multiple=True, callback=_named_values, metavar="NAME=VALUE", help="Events with this scope value."
+    ),
+    click.option("--where", multiple=True, callback=_named_values, metavar="FIELD=VALUE", help=_WHERE),
     click.option("--correlation", "correlation_id", metavar="ID", help="Events with this correlation id."),
     click.option(
         "--since", type=Moment(), metavar="TIME", help="Published from then on: ISO 8601, or 2h for two hours ago."
@@ -96,8 +100,8 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def select(*arguments: Any, **options: Any) -> Any:
-        names = "types aggregate_id aggregate_type scope correlation_id since until from_position to_position consumer"
-        chosen = {name: options.pop(name) for name in [*names.split(), "error_class", "error", "statuses"]}
+        names = "types aggregate_id aggregate_type scope correlation_id since until from_position to_position where"
+        chosen = {name: options.pop(name) for name in [*names.split(), "consumer", "error_class", "error", "statuses"]}
         event_ids = options.pop("event_ids", ())
         _refuse_empty(chosen)
         try:
@@ -110,6 +114,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 event_ids_argument = click.argument("event_ids", nargs=-1, type=click.UUID, metavar="[EVENT_ID]...")
+exact_option = click.option("--exact", is_flag=True, help="Count and search everything, however long it takes.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would happen, and change nothing.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 by_option = click.option("--by", metavar="NAME", help="Your name for the record. Default: user@machine.")

@@ -83,5 +83,11 @@ def migrations() -> tuple[SqlMigration, ...]:
     return tuple(sorted(found, key=lambda migration: migration.version))
 
 
+def numbered(version: int) -> tuple[SqlMigration, int]:
+    """The file with this number, and the number of the file before it, or 0."""
+    found = next(each for each in migrations() if each.version == version)
+    return found, max((each.version for each in migrations() if each.version < version), default=0)
+
+
 def _creation(template: str, shape: Shape, places: Mapping[str, sql.Composable]) -> str:
     return sql.SQL(template).format(schema=sql.Identifier(shape.schema), **places).as_string()

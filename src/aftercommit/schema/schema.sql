@@ -4,6 +4,28 @@
 
 CREATE SCHEMA aftercommit;
 
+-- Name: error_pattern(text); Type: FUNCTION; Schema: aftercommit; Owner: -
+
+CREATE FUNCTION aftercommit.error_pattern(error text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN "left"(regexp_replace(split_part(error, '
+'::text, 1), '[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|[0-9]+'::text, '#'::text, 'g'::text), 200);
+
+-- Name: FUNCTION error_pattern(error text); Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON FUNCTION aftercommit.error_pattern(error text) IS 'The first line of an error. Numbers and ids belong to one event each, so # stands for them.';
+
+-- Name: error_group(text, text); Type: FUNCTION; Schema: aftercommit; Owner: -
+
+CREATE FUNCTION aftercommit.error_group(error_class text, error text) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN hashtextextended(((error_class || '
+'::text) || aftercommit.error_pattern(error)), (0)::bigint);
+
+-- Name: FUNCTION error_group(error_class text, error text); Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON FUNCTION aftercommit.error_group(error_class text, error text) IS 'Which dead letters of an owner have the same error.';
+
 -- Name: facet(json, text[]); Type: FUNCTION; Schema: aftercommit; Owner: -
 
 CREATE FUNCTION aftercommit.facet(payload json, path text[]) RETURNS text
@@ -780,9 +802,17 @@ CREATE INDEX dead_letter_count ON aftercommit.dead_letter_events USING btree (co
 
 CREATE INDEX dead_letter_due ON aftercommit.dead_letter_events USING btree (consumer_name, next_retry_at) WHERE ((status)::text = 'retrying'::text);
 
+-- Name: dead_letter_group; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX dead_letter_group ON aftercommit.dead_letter_events USING btree (consumer_name, aftercommit.error_group(error_class, error), last_seen_at DESC) WHERE ((status)::text = ANY ((ARRAY['retrying'::character varying, 'parked'::character varying])::text[]));
+
 -- Name: dead_letter_open; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX dead_letter_open ON aftercommit.dead_letter_events USING btree (consumer_name, aggregate_type, aggregate_id, seq) WHERE ((status)::text = ANY ((ARRAY['retrying'::character varying, 'waiting'::character varying, 'parked'::character varying])::text[]));
+
+-- Name: dead_letter_seen; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX dead_letter_seen ON aftercommit.dead_letter_events USING btree (consumer_name, status, last_seen_at DESC, event_id);
 
 -- Name: log_aggregate; Type: INDEX; Schema: aftercommit; Owner: -
 
@@ -800,6 +830,30 @@ CREATE INDEX log_stream ON ONLY aftercommit.log USING btree (aggregate_type, agg
 
 CREATE INDEX log_000000_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000000 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
 
+-- Name: log_correlation; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_correlation ON ONLY aftercommit.log USING btree (correlation_id);
+
+-- Name: log_000000_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000000_correlation_id_idx ON aftercommit.log_000000 USING btree (correlation_id);
+
+-- Name: log_created; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_created ON ONLY aftercommit.log USING brin (created_at timestamptz_minmax_multi_ops) WITH (pages_per_range='32', autosummarize='on');
+
+-- Name: log_000000_created_at_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000000_created_at_idx ON aftercommit.log_000000 USING brin (created_at timestamptz_minmax_multi_ops) WITH (pages_per_range='32', autosummarize='on');
+
+-- Name: log_type; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_type ON ONLY aftercommit.log USING btree (event_type);
+
+-- Name: log_000000_event_type_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000000_event_type_idx ON aftercommit.log_000000 USING btree (event_type);
+
 -- Name: log_event; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX log_event ON ONLY aftercommit.log USING btree (id);
@@ -816,6 +870,18 @@ CREATE INDEX log_000001_aggregate_id_position_idx ON aftercommit.log_000001 USIN
 
 CREATE INDEX log_000001_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000001 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
 
+-- Name: log_000001_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000001_correlation_id_idx ON aftercommit.log_000001 USING btree (correlation_id);
+
+-- Name: log_000001_created_at_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000001_created_at_idx ON aftercommit.log_000001 USING brin (created_at timestamptz_minmax_multi_ops) WITH (pages_per_range='32', autosummarize='on');
+
+-- Name: log_000001_event_type_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000001_event_type_idx ON aftercommit.log_000001 USING btree (event_type);
+
 -- Name: log_000001_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX log_000001_id_idx ON aftercommit.log_000001 USING btree (id);
@@ -827,6 +893,18 @@ CREATE INDEX log_000002_aggregate_id_position_idx ON aftercommit.log_000002 USIN
 -- Name: log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
 CREATE INDEX log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000002 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
+
+-- Name: log_000002_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000002_correlation_id_idx ON aftercommit.log_000002 USING btree (correlation_id);
+
+-- Name: log_000002_created_at_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000002_created_at_idx ON aftercommit.log_000002 USING brin (created_at timestamptz_minmax_multi_ops) WITH (pages_per_range='32', autosummarize='on');
+
+-- Name: log_000002_event_type_idx; Type: INDEX; Schema: aftercommit; Owner: -
+
+CREATE INDEX log_000002_event_type_idx ON aftercommit.log_000002 USING btree (event_type);
 
 -- Name: log_000002_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
@@ -880,6 +958,18 @@ ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000000_ag
 
 ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000000_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
 
+-- Name: log_000000_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_correlation ATTACH PARTITION aftercommit.log_000000_correlation_id_idx;
+
+-- Name: log_000000_created_at_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_created ATTACH PARTITION aftercommit.log_000000_created_at_idx;
+
+-- Name: log_000000_event_type_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_type ATTACH PARTITION aftercommit.log_000000_event_type_idx;
+
 -- Name: log_000000_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
 ALTER INDEX aftercommit.log_event ATTACH PARTITION aftercommit.log_000000_id_idx;
@@ -896,6 +986,18 @@ ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000001_ag
 
 ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000001_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
 
+-- Name: log_000001_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_correlation ATTACH PARTITION aftercommit.log_000001_correlation_id_idx;
+
+-- Name: log_000001_created_at_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_created ATTACH PARTITION aftercommit.log_000001_created_at_idx;
+
+-- Name: log_000001_event_type_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_type ATTACH PARTITION aftercommit.log_000001_event_type_idx;
+
 -- Name: log_000001_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
 ALTER INDEX aftercommit.log_event ATTACH PARTITION aftercommit.log_000001_id_idx;
@@ -911,6 +1013,18 @@ ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000002_ag
 -- Name: log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
 ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
+
+-- Name: log_000002_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_correlation ATTACH PARTITION aftercommit.log_000002_correlation_id_idx;
+
+-- Name: log_000002_created_at_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_created ATTACH PARTITION aftercommit.log_000002_created_at_idx;
+
+-- Name: log_000002_event_type_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+
+ALTER INDEX aftercommit.log_type ATTACH PARTITION aftercommit.log_000002_event_type_idx;
 
 -- Name: log_000002_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 

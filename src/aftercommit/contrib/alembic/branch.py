@@ -12,7 +12,7 @@ from alembic.config import Config
 
 from aftercommit.contrib.alembic.operations import DropOutbox, MigrateOutbox
 from aftercommit.errors import DatabaseError, DeclarationError
-from aftercommit.schema.numbered import migrations
+from aftercommit.schema.numbered import numbered
 from aftercommit.schema.references import Declared, shape_named
 
 OUTBOXES = "aftercommit_outboxes"
@@ -28,11 +28,11 @@ def steps_of(version: int) -> tuple[Callable[[], None], Callable[[], None]]:
 
     def upgrade() -> None:
         for outbox in _named(_config()):
-            op.invoke(MigrateOutbox(outbox, after=version - 1, to=version))
+            op.invoke(MigrateOutbox(outbox, after=numbered(version)[1], to=version))
 
     def downgrade() -> None:
         config = _config()
-        migration = migrations()[version - 1]
+        migration, _ = numbered(version)
         if version == 1:
             _drop(config)
         elif migration.needs_code == version:

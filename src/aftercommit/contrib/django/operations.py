@@ -17,6 +17,7 @@ from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 from aftercommit.schema import migrate
 from aftercommit.schema.catalog import Ask
+from aftercommit.schema.numbered import numbered
 from aftercommit.schema.references import Declared, shape_named
 
 try:
@@ -70,7 +71,7 @@ class ApplyMigration(Operation):  # type: ignore[misc]
         """Whether Django may reverse it."""
         if self.version == 1:
             return bool(getattr(settings, DROP_ALL_EVENTS, False))
-        return migrate.migrations()[self.version - 1].needs_code < self.version
+        return numbered(self.version)[0].needs_code < self.version
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
         """The form that Django writes into a migration file."""
@@ -82,7 +83,7 @@ class ApplyMigration(Operation):  # type: ignore[misc]
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Make what is missing, on databases that the routers allow."""
         for shape in self._shapes(app_label, schema_editor):
-            _execute(schema_editor, list(migrate.statements(shape, self.version - 1, self.version)))
+            _execute(schema_editor, list(migrate.statements(shape, numbered(self.version)[1], self.version)))
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Drop everything if it is the first migration; otherwise leave the tables."""
@@ -91,7 +92,7 @@ class ApplyMigration(Operation):  # type: ignore[misc]
 
     def describe(self) -> str:
         """The text that `migrate --plan` prints."""
-        return f"Apply migration {migrate.migrations()[self.version - 1]} to every outbox of {OUTBOXES}"
+        return f"Apply migration {numbered(self.version)[0]} to every outbox of {OUTBOXES}"
 
     def _shapes(self, app_label: str, schema_editor: Any) -> list[Shape]:
         alias = schema_editor.connection.alias

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from aftercommit.errors import LetterNotFound, RepairError
 from aftercommit.operate.repair.letters import LetterDetail, owner, show_letters
+from aftercommit.operate.repair.looking import COUNTED, LOOKED, search_letters
 from aftercommit.operate.repair.operations import ItemOutcome, record, record_dealt, who_is_missing
 from aftercommit.operate.repair.payloads import checked_payload
 from aftercommit.operate.repair.selection import OPEN, RELAY, Selection
@@ -41,7 +42,9 @@ REASON_MISSING: Final = "discarding needs a reason, which is kept on record: giv
 class RepairResult:
     """The result of an action: how many letters it changed, and which it left alone (`left_alone`), with the reason.
 
-    `missing` has messages about relays and workers that are not running, for which retried letters have to wait.
+    If not `is_exact`, a dry run has found at least `done` letters; if it has `looked_at` some letters only, those that
+    were last seen. `missing` has messages about relays and workers that are not running, for which retried letters
+    have to wait.
     """
 
     operation_id: UUID | None
@@ -49,6 +52,8 @@ class RepairResult:
     left_alone: Sequence[ItemOutcome]
     dry_run: bool = False
     missing: Sequence[str] = ()
+    is_exact: bool = True
+    looked_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +72,25 @@ class _Chosen:
 
 
 async def retry(
-    session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False
+    session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False, exact: bool = True
 ) -> RepairResult:
     """Retry the selected letters now and in order, with a fresh set of attempts."""
-    locked = await _lock(session, selection, RETRIED)
+    locked = await _lock(session, selection, RETRIED, exact=exact or not dry_run)
     if dry_run:
-        return RepairResult(None, len(locked.letters), locked.left, dry_run=True)
+        return locked.as_dry_run()
     dealt = await _retry(session, locked) + locked.left
     return await _finish(session, "retry", selection, dealt, by, reason)
 
 
 async def discard(
-    session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False
+    session: RepairSession, selection: Selection, *, by: str, reason: str, dry_run: bool = False, exact: bool = True
 ) -> RepairResult:
     """Discard the selected letters. A discarded letter keeps its event and can be retried later."""
     if not reason.strip():
         raise RepairError(REASON_MISSING)
-    locked = await _lock(session, selection, DISCARDED)
+    locked = await _lock(session, selection, DISCARDED, exact=exact or not dry_run)
     if dry_run:
-        return RepairResult(None, len(locked.letters), locked.left, dry_run=True)
+        return locked.as_dry_run()
     dealt = await _discard(session, locked.of_log)
     dealt += await _discard_behind_bus(session, locked)
     dealt += await _discard_deliveries(session, locked)
@@ -163,6 +168,13 @@ class _Locked:
 
     letters: list[_Chosen]
     left: list[ItemOutcome]
+    is_exact: bool = True
+    looked_at: int | None = None
+
+    def as_dry_run(self) -> RepairResult:
+        """What an action would do."""
+        extent = {"is_exact": self.is_exact, "looked_at": self.looked_at}
+        return RepairResult(None, len(self.letters), self.left, dry_run=True, **extent)  # type: ignore[arg-type]
 
     @property
     def of_log(self) -> list[_Chosen]:
@@ -175,8 +187,8 @@ class _Locked:
         return [each for each in self.letters if each.position is None]
 
 
-async def _lock(session: RepairSession, selection: Selection, allowed: Sequence[str]) -> _Locked:
-    """Lock the selected letters: parked ones, unless statuses or events are given."""
+async def _lock(session: RepairSession, selection: Selection, allowed: Sequence[str], *, exact: bool = True) -> _Locked:
+    """Lock the selected letters: parked ones, unless statuses or events are given. If not `exact`, only some."""
     asked = selection.statuses or ((*OPEN, *allowed) if selection.event_ids else ("parked",))
     if not set(asked) & {*OPEN, *allowed}:
         raise RepairError(
@@ -184,26 +196,35 @@ async def _lock(session: RepairSession, selection: Selection, allowed: Sequence[
         )
     wanted = tuple(status for status in dict.fromkeys(asked) if status in OPEN or status in allowed)
     selection = replace(selection, statuses=wanted)
+    search = await search_letters(session, selection, wanted=COUNTED, exact=exact)
+    limited = {**search.parameters, "most": None if exact else COUNTED}
+    rows = await session.rows("find_letters", limited, **search.parts(session, selection))
+    found = {_key(row): _Chosen(*row) for row in rows}
+    missed = await search.missed_some(session)
+    is_exact = exact or not (missed or len(found) == COUNTED)
+    if not is_exact:
+        selection = replace(selection, event_ids=tuple({letter.event_id for letter in found.values()}))
+        if not found:
+            return _Locked([], [], is_exact=False, looked_at=LOOKED)
     which, parameters = session.which_letters(selection), session.parameters(selection)
-    found = {_key(row): _Chosen(*row) for row in await session.rows("find_letters", parameters, which=which)}
     events = {"ids": list({letter.event_id for letter in found.values() if letter.position is None})}
     there = {row[0] for row in await session.rows("find_rows", events)}
     # Lock rows before letters, like the relay, or the two would deadlock.
-    rows = dict(await session.rows("lock_rows", events))
+    queued = dict(await session.rows("lock_rows", events))
     held = {_key(row): _Chosen(*row) for row in await session.rows("lock_letters", parameters, which=which)}
     letters, left = [], []
     for key, letter in sorted({**found, **held}.items(), key=lambda each: (each[1].seq, each[1].consumer)):
         if key not in held:
             note: str | None = IN_HAND
-        elif letter.position is None and (letter.event_id in there) != (letter.event_id in rows):
+        elif letter.position is None and (letter.event_id in there) != (letter.event_id in queued):
             note = BUSY
         else:
-            note = _why_not(letter, allowed, rows.get(letter.event_id) if letter.position is None else None)
+            note = _why_not(letter, allowed, queued.get(letter.event_id) if letter.position is None else None)
         if note is None:
             letters.append(letter)
         else:
             left.append(letter.left(note))
-    return _Locked(letters, left)
+    return _Locked(letters, left, is_exact, LOOKED if missed else None)
 
 
 def _why_not(letter: _Chosen, allowed: Sequence[str], row_status: str | None) -> str | None:

@@ -19,6 +19,7 @@ async def feed(
     """Feed the next items, at most `limit`, and record their state."""
     parts = {name: session.statements.part(name) for name in ("is_past_horizon", "is_wanted_again")}
     parts["details"] = session.statements.part("item_details")
+    parts["event"] = session.statements.part("item_event")
     await session.rows("hold_horizon", {})
     again, to_owner = bool(operation.detail.get("again")), operation.target == TO_OWNER
     wanted = {**driver, "limit": limit, "again": again, "to_owner": to_owner}

@@ -4,13 +4,14 @@ Only single letters come with their payload: lists are pasted into tickets.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from aftercommit.errors import LetterNotFound
-from aftercommit.operate.repair.selection import RELAY, Selection
+from aftercommit.operate.repair.looking import COUNTED, LOOKED, letters_of_each, search_letters
+from aftercommit.operate.repair.selection import FAILING, RELAY, Selection
 from aftercommit.operate.repair.session import RepairSession
 from aftercommit.postgres.records import declared_values
 
@@ -88,15 +89,24 @@ class LetterDetail(DeadLetter):
 
 @dataclass(frozen=True, slots=True)
 class LetterPage:
-    """One page of the selected letters, last seen first, and their total number."""
+    """One page of the selected letters, last seen first, and their total number.
+
+    If not `is_exact`, there are at least `total`. `looked_at` is None if every letter that might match was looked at;
+    otherwise it is how many were, those that were last seen.
+    """
 
     letters: Sequence[DeadLetter]
     total: int
+    is_exact: bool = True
+    looked_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LetterGroup:
-    """Letters of one owner with the same error; numbers and ids in its text are replaced by #."""
+    """Letters of one owner with the same error; numbers and ids in its text are replaced by #.
+
+    If not `is_exact`, it has at least `count` letters, and what is said of it is true of those.
+    """
 
     consumer: str
     error_class: str
@@ -107,30 +117,55 @@ class LetterGroup:
     last_seen_at: datetime
     event_types: Sequence[str]
     example: UUID
+    is_exact: bool = True
 
 
+# A question that is not exact knows no more groups than this.
+MOST_GROUPS = 1_000
+# To find the group of a letter without its index takes time.
+_GROUPED = 25_000
 _SUMMARY = [each.name for each in fields(DeadLetter)]
+_COUNT = [each.name for each in fields(LetterGroup)].index("count")
 _DETAIL = (
     "schema_version occurred_at created_at correlation_id causation_id payload history outbox_status positions".split()
 )
 
 
-async def list_letters(session: RepairSession, selection: Selection, limit: int, offset: int) -> LetterPage:
+async def list_letters(
+    session: RepairSession, selection: Selection, limit: int, offset: int, *, exact: bool
+) -> LetterPage:
     """One page of the selected letters."""
-    parameters = {**session.parameters(selection), "limit": limit, "offset": offset}
-    rows = await session.rows("list_letters", parameters, which=session.which_letters(selection))
-    letters = [DeadLetter(**dict(zip(_SUMMARY, row, strict=False))) for row in rows]
-    if not rows and offset:
-        # The total is part of each row, and this page has none.
-        return LetterPage([], (await list_letters(session, selection, 1, 0)).total)
-    return LetterPage(letters, rows[0][-1] if rows else 0)
+    search = await search_letters(session, selection, wanted=max(offset + limit, COUNTED), exact=exact)
+    parts = search.parts(session, selection)
+    rows = await session.rows("list_letters", {**search.parameters, "limit": limit, "offset": offset}, **parts)
+    most = None if exact else max(offset + limit, COUNTED)
+    (total,) = await session.row("count_letters", {**search.parameters, "most": most}, **parts)
+    missed = await search.missed_some(session)
+    letters = [DeadLetter(**dict(zip(_SUMMARY, row, strict=True))) for row in rows]
+    is_exact = not missed and (most is None or total < most)
+    return LetterPage(letters, total, is_exact, LOOKED if missed else None)
 
 
-async def group_letters(session: RepairSession, selection: Selection, limit: int) -> list[LetterGroup]:
+async def group_letters(session: RepairSession, selection: Selection, limit: int, *, exact: bool) -> list[LetterGroup]:
     """The selected letters by owner and error, the largest group first."""
-    parameters = {**session.parameters(selection), "limit": limit}
-    rows = await session.rows("group_letters", parameters, which=session.which_letters(selection))
-    return [LetterGroup(*row) for row in rows]
+    simple = replace(selection, consumer=None, statuses=()).is_everything and set(selection.statuses) == set(FAILING)
+    if exact or not simple:
+        search = await search_letters(session, selection, wanted=LOOKED, looked=_GROUPED, exact=exact)
+        rows = await session.rows(
+            "group_letters", {**search.parameters, "limit": limit}, **search.parts(session, selection)
+        )
+        missed = await search.missed_some(session)
+        return [LetterGroup(*(*row, not missed)) for row in rows]
+    known = await session.rows("letter_groups", {"consumer": selection.consumer, "most": MOST_GROUPS})
+    look = letters_of_each(known)
+    parameters = {
+        "owners": [owner for owner, _ in known],
+        "keys": [key for _, key in known],
+        "look": look,
+        "limit": limit,
+    }
+    rows = await session.rows("count_groups", parameters)
+    return [LetterGroup(*(*row, len(known) < MOST_GROUPS and row[_COUNT] < look)) for row in rows]
 
 
 async def show_letters(session: RepairSession, event_id: UUID, consumer: str | None) -> list[LetterDetail]:

@@ -55,17 +55,21 @@ class Repair:
         self._database = database
         self._by = by or this_user()
 
-    async def letters(self, selection: Selection = EVERYTHING, *, limit: int = 100, offset: int = 0) -> LetterPage:
-        """Dead letters, last seen first, without payloads."""
+    async def letters(
+        self, selection: Selection = EVERYTHING, *, limit: int = 100, offset: int = 0, exact: bool = False
+    ) -> LetterPage:
+        """Dead letters, last seen first, without payloads. Unless `exact`, counts and searches them up to a limit."""
         limit, offset = checked_count("limit", limit, 1), checked_count("offset", offset, 0)
         async with self._session() as session:
-            return await letters.list_letters(session, selection, limit, offset)
+            return await letters.list_letters(session, selection, limit, offset, exact=exact)
 
-    async def groups(self, selection: Selection = EVERYTHING, *, limit: int = 100) -> list[LetterGroup]:
-        """Dead letters by owner and error, the largest group first."""
+    async def groups(
+        self, selection: Selection = EVERYTHING, *, limit: int = 100, exact: bool = False
+    ) -> list[LetterGroup]:
+        """Dead letters by owner and error, the largest group first. Unless `exact`, counts them up to a limit."""
         limit = checked_count("limit", limit, 1)
         async with self._session() as session:
-            return await letters.group_letters(session, selection, limit)
+            return await letters.group_letters(session, selection, limit, exact=exact)
 
     async def letter(self, event_id: UUID, consumer: str | None = None) -> list[LetterDetail]:
         """The letters of one event in full, with the payload; LetterNotFound if there are none."""
@@ -77,12 +81,16 @@ class Repair:
         async with self._session() as session:
             return await letters.owners(session)
 
-    async def retry(self, selection: Selection, *, reason: str = "", dry_run: bool = False) -> RepairResult:
-        """Retry letters with a fresh set of attempts: parked ones, unless the selection has statuses or event_ids."""
+    async def retry(
+        self, selection: Selection, *, reason: str = "", dry_run: bool = False, exact: bool = False
+    ) -> RepairResult:
+        """Retry letters with a fresh set of attempts: parked ones, unless the selection has statuses or event_ids.
+
+        A `dry_run` counts and searches letters up to a limit, unless it is `exact`.
+        """
         _refuse_everything(selection)
-        return await self._act(
-            lambda session: actions.retry(session, selection, by=self._by, reason=reason, dry_run=dry_run)
-        )
+        options: dict[str, Any] = {"by": self._by, "reason": reason, "dry_run": dry_run, "exact": exact}
+        return await self._act(lambda session: actions.retry(session, selection, **options))
 
     async def edit(
         self, event_id: UUID, payload: bytes, *, consumer: str | None = None, reason: str = "", dry_run: bool = False
@@ -91,12 +99,16 @@ class Repair:
         options: dict[str, Any] = {"by": self._by, "reason": reason, "dry_run": dry_run}
         return await self._act(lambda session: actions.edit(session, event_id, consumer, payload, **options))
 
-    async def discard(self, selection: Selection, *, reason: str, dry_run: bool = False) -> RepairResult:
-        """Discard the selected letters, for a reason that is recorded. They can still be retried later."""
+    async def discard(
+        self, selection: Selection, *, reason: str, dry_run: bool = False, exact: bool = False
+    ) -> RepairResult:
+        """Discard the selected letters, for a reason that is recorded. They can still be retried later.
+
+        A `dry_run` counts and searches letters up to a limit, unless it is `exact`.
+        """
         _refuse_everything(selection)
-        return await self._act(
-            lambda session: actions.discard(session, selection, by=self._by, reason=reason, dry_run=dry_run)
-        )
+        options: dict[str, Any] = {"by": self._by, "reason": reason, "dry_run": dry_run, "exact": exact}
+        return await self._act(lambda session: actions.discard(session, selection, **options))
 
     async def seek(
         self, consumer: str, to: SeekTarget, *, reason: str = "", force: bool = False, dry_run: bool = False
@@ -109,10 +121,11 @@ class Repair:
         options: dict[str, Any] = {"by": self._by, "reason": reason, "force": force, "dry_run": dry_run}
         return await self._act(lambda session: seeking.seek(session, consumer, to, **options))
 
-    async def preview(self, selection: Selection, *, to: str | None = None, again: bool = False) -> Preview:
-        """What a replay would do. Changes nothing."""
-        async with self._session() as session:
-            return await replay.preview(session, selection, to, again=again)
+    async def preview(
+        self, selection: Selection, *, to: str | None = None, again: bool = False, exact: bool = False
+    ) -> Preview:
+        """What a replay would do. Changes nothing. Unless `exact`, counts and searches events up to a limit."""
+        return await self._act(lambda session: replay.preview(session, selection, to, again=again, exact=exact))
 
     async def start(
         self,

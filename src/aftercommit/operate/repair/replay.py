@@ -1,7 +1,7 @@
 """Prepares a replay: chooses the events, checks that it is allowed, and records the set. The driver then runs it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,6 +11,7 @@ from psycopg import sql
 from aftercommit.errors import PastHorizon, RepairError, SelectionError, SetChanged
 from aftercommit.event.envelope import rfc3339
 from aftercommit.operate.repair.letters import unknown_consumer
+from aftercommit.operate.repair.looking import COUNTED, search_letters, within_look
 from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, record
 from aftercommit.operate.repair.selection import RELAY, Selection
 from aftercommit.operate.repair.session import RepairSession
@@ -21,7 +22,9 @@ from aftercommit.outbox.handlers import ANY_TYPE
 class Preview:
     """What a replay would do. Of `total` items, `handled` are skipped unless they are to be handled again.
 
-    `past_horizon` counts the items older than the inbox, so that nobody knows whether they were handled.
+    `past_horizon` counts the items older than the inbox, so that nobody knows whether they were handled. If not
+    `is_exact`, there are at least `total` items, and the other counts are of these. `selection` is what was looked at:
+    for a condition without an index not the whole log (`looked_at_all`), but the positions in it.
     """
 
     target: str
@@ -36,6 +39,9 @@ class Preview:
     first_created_at: datetime | None
     last_created_at: datetime | None
     types: Sequence[tuple[str, int]]
+    is_exact: bool = True
+    looked_at_all: bool = True
+    selection: Selection = field(default_factory=Selection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +71,19 @@ class _Set:
     chosen: sql.Composable
     parameters: dict[str, Any]
     keeps_inbox: bool = True
+    missed_some: bool = False
 
 
-async def preview(session: RepairSession, selection: Selection, to: str | None, *, again: bool = False) -> Preview:
-    """Count what a replay would do. Changes nothing."""
-    return await _preview(session, await _set(session, selection, to), again)
+async def preview(
+    session: RepairSession, selection: Selection, to: str | None, *, again: bool = False, exact: bool = True
+) -> Preview:
+    """Count what a replay would do. Changes nothing. Must run in a transaction."""
+    if exact:
+        return replace(await _preview(session, await _set(session, selection, to), again), selection=selection)
+    looked_at, is_all = await within_look(session, selection)
+    chosen = await _set(session, looked_at, to, exact=False)
+    await session.rows("preview_plan", {})
+    return replace(await _preview(session, chosen, again), selection=looked_at, looked_at_all=is_all)
 
 
 async def start(
@@ -110,12 +124,15 @@ async def _preview(session: RepairSession, chosen: _Set, again: bool) -> Preview
     details = session.statements.part("item_details")
     parts = {name: session.statements.part(name) for name in ("is_past_horizon", "is_wanted_again")}
     parameters = {**chosen.parameters, "again": again, "to_owner": chosen.target == TO_OWNER}
+    parts["types"] = session.statements.part("preview_types")
     row = await session.row("preview", parameters, chosen=chosen.chosen, details=details, **parts)
-    types = await session.rows("preview_types", chosen.parameters, chosen=chosen.chosen, details=details)
-    return Preview(*(chosen.target, *row, [(name, count) for name, count in types]))
+    *counts, names, numbers, copies = row
+    most = chosen.parameters["most"]
+    is_exact = not chosen.missed_some and (most is None or (copies or 0) < most)
+    return Preview(*(chosen.target, *counts, list(zip(names, numbers, strict=True)), is_exact))
 
 
-async def _set(session: RepairSession, selection: Selection, to: str | None) -> _Set:
+async def _set(session: RepairSession, selection: Selection, to: str | None, *, exact: bool = True) -> _Set:
     target = to or (TO_OWNER if selection.is_of_letters else None)
     if target is None:
         raise RepairError(
@@ -123,7 +140,7 @@ async def _set(session: RepairSession, selection: Selection, to: str | None) -> 
             "--through-transport)"
         )
     if selection.is_of_letters:
-        return _letters(session, selection, target)
+        return await _letters(session, selection, target, exact)
     if target == TO_OWNER:
         raise SelectionError(
             "only dead letters have an owner: choose them by consumer, error class or status, or give `to`"
@@ -131,11 +148,11 @@ async def _set(session: RepairSession, selection: Selection, to: str | None) -> 
     if selection.is_everything:
         raise SelectionError("the selection is empty: to replay the whole log, give from_position=1")
     if target == TO_TRANSPORT:
-        return _for_transport(session, selection, target, None, None)
-    return await _for_consumer(session, selection, target)
+        return _for_transport(session, selection, target, None, None, exact)
+    return await _for_consumer(session, selection, target, exact)
 
 
-def _letters(session: RepairSession, selection: Selection, target: str) -> _Set:
+async def _letters(session: RepairSession, selection: Selection, target: str, exact: bool) -> _Set:
     if target not in (TO_OWNER, TO_TRANSPORT):
         if selection.consumer not in (None, target):
             raise SelectionError(
@@ -144,29 +161,40 @@ def _letters(session: RepairSession, selection: Selection, target: str) -> _Set:
             )
         selection, target = replace(selection, consumer=target), TO_OWNER
     selection = selection if selection.statuses else replace(selection, statuses=("parked",))
-    chosen = session.statements.part("chosen_letters", which=session.which_letters(selection))
-    parameters = {**session.parameters(selection), "to_transport": target == TO_TRANSPORT}
-    return _Set(target, selection, chosen, parameters)
+    search = await search_letters(session, selection, wanted=COUNTED, exact=exact)
+    chosen = session.statements.part("chosen_letters", **search.parts(session, selection))
+    parameters = {**search.parameters, "to_transport": target == TO_TRANSPORT, "most": _most(exact)}
+    return _Set(target, selection, chosen, parameters, missed_some=await search.missed_some(session))
 
 
-async def _for_consumer(session: RepairSession, selection: Selection, name: str) -> _Set:
+def _most(exact: bool) -> int | None:
+    return None if exact else COUNTED
+
+
+async def _for_consumer(session: RepairSession, selection: Selection, name: str, exact: bool) -> _Set:
     row = await session.row("consumer_of", {"consumer": name})
     declared = session.outbox.consumers.get(name) if session.outbox is not None else None
     if row is None:
         known = [each[0] for each in await session.rows("known_owners", {})]
         if declared is None and (name not in known or name == RELAY):
             raise RepairError(unknown_consumer(name, known))
-        return _for_transport(session, selection, name, name, declared.types if declared is not None else None)
+        declared_types = declared.types if declared is not None else None
+        return _for_transport(session, selection, name, name, declared_types, exact)
     checkpoint, taken, inbox = row
     keeps_inbox = declared.inbox if declared is not None else inbox
     types = None if taken == [ANY_TYPE] else taken
     chosen = session.statements.part("chosen_for_consumer", which=session.which_events(selection))
-    parameters = {"target": name, "checkpoint": checkpoint, "taken": types}
+    parameters = {"target": name, "checkpoint": checkpoint, "taken": types, "most": _most(exact)}
     return _Set(name, selection, chosen, {**session.parameters(selection), **parameters}, keeps_inbox)
 
 
 def _for_transport(
-    session: RepairSession, selection: Selection, target: str, consumer: str | None, taken: Sequence[str] | None
+    session: RepairSession,
+    selection: Selection,
+    target: str,
+    consumer: str | None,
+    taken: Sequence[str] | None,
+    exact: bool,
 ) -> _Set:
     chosen = session.statements.part(
         "chosen_for_transport",
@@ -177,6 +205,7 @@ def _for_transport(
         **session.parameters(selection),
         "target": consumer,
         "taken": list(taken) if taken is not None else None,
+        "most": _most(exact),
     }
     return _Set(target, selection, chosen, parameters)
 

@@ -24,6 +24,8 @@ FAILING: Final = ("retrying", "parked")
 RELAY: Final = RELAY_NAME
 """The owner of dead letters that the transport did not accept."""
 _LARGEST: Final = 2**63 - 1
+# The SQL function `facet`, which reads payloads, cuts longer values off.
+_LONGEST_VALUE: Final = 254
 _OF_LETTERS: Final = ("consumer", "error_class", "error", "statuses")
 
 
@@ -31,7 +33,8 @@ _OF_LETTERS: Final = ("consumer", "error_class", "error", "statuses")
 class Selection:
     """Selects events of the log, or dead letters.
 
-    `types`, `aggregate_type`, `aggregate_id`, `correlation_id` and `scope` match the event. `since` (inclusive) and
+    `types`, `aggregate_type`, `aggregate_id`, `correlation_id` and `scope` match the event, `where` values in its
+    payload, as text, by their path (`{"order.currency": "EUR"}`). `since` (inclusive) and
     `until` (exclusive) match its time of publication, `from_position` and `to_position` (both inclusive) its position.
     `consumer` (`"@relay"` for the transport), `error_class`, `error` (a part of the text) and `statuses` match dead
     letters: with any of them, the selection is of letters, not of events in the log.
@@ -51,6 +54,7 @@ class Selection:
     error_class: str | None = None
     error: str | None = None
     statuses: tuple[str, ...] = ()
+    where: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse malformed conditions, and conditions that nothing can match."""
@@ -59,6 +63,7 @@ class Selection:
         for name in ("aggregate_type", "aggregate_id", "correlation_id", "consumer", "error_class", "error"):
             _check_text(name, getattr(self, name))
         _check_scope(self.scope)
+        _check_where(self.where)
         for name in ("since", "until"):
             _check_moment(name, getattr(self, name))
         for name in ("from_position", "to_position"):
@@ -130,6 +135,18 @@ def _check_scope(scope: Any) -> None:
             _check_text(f"scope {name}", value)
 
 
+def _check_where(where: Any) -> None:
+    if not isinstance(where, Mapping):
+        raise SelectionError(f"where={where!r:.100} must be a mapping of paths to values")
+    for path, value in where.items():
+        _check_text("a path of where", path)
+        _check_text(f"where {path}", value)
+        if not all(path.split(".")):
+            raise SelectionError(f"{path!r:.80} is not the path of a field: write it like order.currency")
+        if len(value) > _LONGEST_VALUE:
+            raise SelectionError(f"where {path}={value!r:.40}… is too long: give at most {_LONGEST_VALUE} characters")
+
+
 def _check_moment(name: str, value: Any) -> None:
     if value is None:
         return
@@ -172,8 +189,8 @@ def _read(name: str, value: Any) -> Any:
             return datetime.fromisoformat(value)
     except (ValueError, TypeError, AttributeError):
         raise SelectionError(f"{name}={value!r:.100} is malformed") from None
-    if name == "scope" and not isinstance(value, Mapping):
-        raise SelectionError(f"scope={value!r:.100} must be an object of names and values")
+    if name in ("scope", "where") and not isinstance(value, Mapping):
+        raise SelectionError(f"{name}={value!r:.100} must be an object of names and values")
     return value
 
 

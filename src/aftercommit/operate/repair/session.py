@@ -69,8 +69,10 @@ class RepairSession:
             sql.SQL(" and {} = {}").format(sql.Identifier("event", name), sql.Placeholder(f"scope_{name}"))
             for name in selection.scope_values(self.shape)
         ]
+        where = [_in_payload(self.statements, path, f"where_{n}") for n, path in enumerate(selection.where)]
         places = {"event_id": sql.SQL(event_id), "position": sql.SQL(position)}
-        return self.statements.part("which_events", scope=sql.Composed(scope), **places)
+        conditions = {"scope": sql.Composed(scope), "where": sql.SQL(" ").join(where)}
+        return self.statements.part("which_events", **conditions, **places)
 
     def which_letters(self, selection: Selection) -> sql.SQL:
         """The conditions of a selection on dead letters."""
@@ -79,8 +81,9 @@ class RepairSession:
     def parameters(self, selection: Selection) -> dict[str, Any]:
         """The parameters of those conditions."""
         scope = {f"scope_{name}": value for name, value in selection.scope_values(self.shape).items()}
+        scope |= {f"where_{n}": value for n, value in enumerate(selection.where.values())}
         lists = {name: list(getattr(selection, name)) or None for name in ("event_ids", "types", "statuses")}
-        single = (each.name for each in fields(selection) if each.name not in ("scope", *lists))
+        single = (each.name for each in fields(selection) if each.name not in ("scope", "where", *lists))
         return {**scope, **lists, **{name: getattr(selection, name) for name in single}}
 
     async def wake_everybody(self) -> None:
@@ -91,3 +94,7 @@ class RepairSession:
             "changed": CONSUMER_CHANGED,
         }
         await self.rows("wake_everybody", parameters)
+
+
+def _in_payload(statements: Statements, path: str, parameter: str) -> sql.SQL:
+    return statements.part("which_payload", path=sql.Literal(path.split(".")), value=sql.Placeholder(parameter))

@@ -41,76 +41,27 @@ select position, string_to_array(declared_by, ' '), inbox from {schema}.consumer
 
 -- name: known_owners
 -- Every consumer with a checkpoint or dead letters.
+with recursive owner as (
+    (select consumer_name from {schema}.dead_letter_events order by consumer_name limit 1)
+    union all
+    select following.consumer_name
+    from owner cross join lateral (
+        select letter.consumer_name from {schema}.dead_letter_events letter
+        where letter.consumer_name > owner.consumer_name order by letter.consumer_name limit 1
+    ) following
+)
 select name from {schema}.consumer
 union
-select consumer_name from {schema}.dead_letter_events where consumer_name <> '@relay'
+select consumer_name from owner where consumer_name <> '@relay'
 order by 1
 
--- name: chosen_letters
--- Selects dead letters: each goes to its owner, which is a consumer of the log or (as null) the relay; or all go to the transport. A relay's
--- letter can only go again while its event is in the outbox, or after the whole delivery was discarded.
-select min(event.seq) as seq, event.event_id, owner.consumer_name, owner.position
-from {schema}.dead_letter_events event
-cross join lateral (
-    select case when event.position is not null and not %(to_transport)s then event.consumer_name end as consumer_name,
-           case when not %(to_transport)s then event.position end as position
-) owner
-where {which}
-  and (%(to_transport)s or event.position is not null or event.status in ('retrying', 'parked') or event.consumer_name = '@relay')
-group by event.event_id, owner.consumer_name, owner.position
-
--- name: chosen_for_consumer
--- Selects events of the log for one consumer that follows it: those that it takes and has passed. It will read the others anyway.
-select min(event.seq) as seq, event.id as event_id, %(target)s::text as consumer_name, min(event.position) as position
-from {schema}.log event
-where {which} and event.position <= %(checkpoint)s
-  and (%(taken)s::text[] is null or event.event_type = any(%(taken)s::text[]))
-group by event.id
-
--- name: chosen_for_transport
--- Selects events for the transport: those of the log, and those that failed on their way into it.
-select min(event.seq) as seq, event.id as event_id, %(target)s::text as consumer_name, null::bigint as position
-from {schema}.log event
-where {which} and (%(taken)s::text[] is null or event.event_type = any(%(taken)s::text[]))
-group by event.id
-union all
-select event.seq, event.id, %(target)s::text, null::bigint
-from {schema}.outbox event
-where event.status = 'failed' and {which_rows} and (%(taken)s::text[] is null or event.event_type = any(%(taken)s::text[]))
-  and not exists (select from {schema}.log where log.id = event.id)
-
--- name: preview
--- How many events a selection has, how many were handled already, and for how many the inbox does not know any more.
-with chosen as materialized (
-    {chosen}
-),
-horizon as (
-    select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment
-)
-select count(*), count(distinct chosen.event_id), count(*) filter (where letter.status in ('retrying', 'waiting', 'parked')),
-       count(*) filter (where inbox.event_id is not null and not {is_wanted_again}),
-       count(*) filter (where {is_past_horizon}), (select moment from horizon where isfinite(moment)),
-       min(chosen.position), max(chosen.position), min(event.created_at), max(event.created_at)
-from chosen
-cross join horizon
-{details}
-
--- name: preview_types
--- The same selection by event type, largest first.
-with chosen as (
-    {chosen}
-)
-select coalesce(event.event_type, '?'), count(*)
-from chosen
-{details}
-group by 1
-order by count(*) desc, 1
-limit 20
-
 -- name: item_details
--- Everything about an item of a selection: its letter, its inbox row, the event itself (its first time in the log).
+-- The letter of an item, and its inbox row.
 left join {schema}.dead_letter_events letter on letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
 left join {schema}.processed_events inbox on inbox.event_id = chosen.event_id and inbox.consumer_name = chosen.consumer_name
+
+-- name: item_event
+-- The event of an item (its first time in the log), and its row of the outbox.
 left join lateral (
     select found.event_type, found.created_at, found.since, found.in_log
     from (
@@ -230,6 +181,7 @@ from (
 ) chosen
 cross join (select coalesce((select horizon from {schema}.upkeep where task = 'inbox'), '-infinity') as moment) horizon
 {details}
+{event}
 left join {schema}.dead_letter_events delivery
     on chosen.position is null and delivery.event_id = chosen.event_id and delivery.consumer_name = '@relay'
 order by chosen.ordinal

@@ -9,7 +9,11 @@ and (%(since)s::timestamptz is null or event.created_at >= %(since)s::timestampt
 and (%(until)s::timestamptz is null or event.created_at < %(until)s::timestamptz)
 and (%(from_position)s::bigint is null or {position} >= %(from_position)s::bigint)
 and (%(to_position)s::bigint is null or {position} <= %(to_position)s::bigint)
-{scope}
+{scope} {where}
+
+-- name: which_payload
+-- A value in the payload. Without a backslash, the text has the value as it is: that is cheaper to see than to read the JSON.
+and (strpos(event.payload::text, {value}) > 0 or strpos(event.payload::text, '\') > 0) and {schema}.facet(event.payload, {path}) = {value}
 
 -- name: which_letters
 -- The same for dead letters, which also have an owner, an error and a status.
@@ -18,30 +22,6 @@ and (%(consumer)s::text is null or event.consumer_name = %(consumer)s::text)
 and (%(error_class)s::text is null or event.error_class = %(error_class)s::text)
 and (%(error)s::text is null or position(%(error)s::text in event.error) > 0)
 and (%(statuses)s::text[] is null or event.status = any(%(statuses)s::text[]))
-
--- name: list_letters
--- Dead letters, last seen first, without their payloads; the last column counts all that match.
-select event.event_id, event.consumer_name, event.status, event.event_type, event.aggregate_type, event.aggregate_id, event.position,
-       event.error, event.error_class, event.attempts, event.first_seen_at, event.last_seen_at, event.next_retry_at,
-       jsonb_array_length(event.history), count(*) over ()
-from {schema}.dead_letter_events event
-where {which}
-order by event.last_seen_at desc, event.event_id, event.consumer_name
-limit %(limit)s offset %(offset)s
-
--- name: group_letters
--- Dead letters by owner and error. Numbers and ids in the error text belong to one event each, so they are left out.
-select consumer_name, error_class, message, count(*), count(*) filter (where status = 'parked'), min(first_seen_at), max(last_seen_at),
-       array_agg(distinct event_type::text), (array_agg(event_id))[1]
-from (
-    select event.*, left(regexp_replace(split_part(event.error, E'\n', 1),
-        '[0-9a-fA-F]{{8}}-([0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}}|[0-9]+', '#', 'g'), 200) as message
-    from {schema}.dead_letter_events event
-    where {which}
-) letter
-group by consumer_name, error_class, message
-order by count(*) desc, max(last_seen_at) desc
-limit %(limit)s
 
 -- name: show_letters
 -- Everything about the letters of one event; the only query that returns a payload.
@@ -76,8 +56,9 @@ select id, status from {schema}.outbox where id = any(%(ids)s::uuid[]) order by 
 -- name: find_letters
 -- The letters of an action.
 select event.event_id, event.consumer_name, event.seq, event.position, event.status
-from {schema}.dead_letter_events event
+from {letters}
 where {which}
+limit %(most)s
 
 -- name: lock_letters
 -- The same, locked. Skips a letter that a worker has locked: its handler may take long.

@@ -1,0 +1,7 @@
+"""The tables of the outbox, as of migration 0009_questions."""
+
+from aftercommit.contrib.alembic.branch import steps_of
+
+revision = "aftercommit_0009"
+down_revision = "aftercommit_0007"
+upgrade, downgrade = steps_of(9)
