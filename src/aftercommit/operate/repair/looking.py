@@ -36,7 +36,7 @@ class LetterSearch:
 
 
 async def search_letters(
-    session: RepairSession, selection: Selection, *, wanted: int, looked: int = LOOKED, exact: bool = False
+    session: RepairSession, selection: Selection, *, wanted: int, looked: int | None = None, exact: bool = False
 ) -> LetterSearch:
     """Where to look for `wanted` letters of a selection, among at most `looked`.
 
@@ -53,8 +53,9 @@ async def search_letters(
         if selection.consumer in (None, owner) and status in (selection.statuses or STATUSES)
     ]
     is_bounded = not replace(selection, consumer=None, statuses=()).is_everything
-    share = max(1, looked // max(1, len(lines)))
-    is_bounded = is_bounded or wanted > looked
+    most = LOOKED if looked is None else looked
+    share = max(1, most // max(1, len(lines)))
+    is_bounded = is_bounded or wanted > most
     look = share if is_bounded else wanted
     places = {"owners": [owner for owner, _ in lines], "line_statuses": [status for _, status in lines], "look": look}
     return LetterSearch(session.statements.part("letters_by_line"), {**parameters, **places}, is_bounded)
