@@ -34,6 +34,7 @@ select exists (
     cross join lateral (
         select from {schema}.dead_letter_events letter
         where letter.consumer_name = line.consumer_name and letter.status = line.status
+        order by letter.last_seen_at desc, letter.event_id
         offset %(look)s limit 1
     ) beyond
 )
