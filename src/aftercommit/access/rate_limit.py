@@ -130,7 +130,7 @@ class _KeyCount:
         limit, width, log = self.rate.requests, self.rate.seconds * SECOND, self.log
         reset = _seconds(log.moments[-1] + width - now, self.rate.seconds) if log.total else self.rate.seconds
         if allowed:
-            return Allowance(True, limit, max(0, limit - log.total), reset, 0)
+            return Allowance(True, limit, limit - log.total if log.total < limit else 0, reset, 0)
         free = log.has_room_from(limit - self.rate.enough) + width - now if log.total else SECOND
         return Allowance(False, limit, 0, reset, _seconds(free, self.rate.seconds))
 
@@ -168,7 +168,8 @@ class RateLimiter(DatabaseService):
 
     async def take(self, name: str, key: str, rate: Rate) -> Allowance:
         """Count one request if it may pass. Without a round trip, unless this process has used up its share."""
-        count = self._counts.get((name, key, rate.seconds)) or self._begin((name, key, rate.seconds), rate)
+        counted = (name, key, rate.seconds)
+        count = self._counts.get(counted) or self._begin(counted, rate)
         count.rate = rate
         while (exchange := count.exchange) is not None and not self._decides_alone():
             if not (await asyncio.wait([exchange], timeout=ASK_SECONDS))[0]:
@@ -178,7 +179,7 @@ class RateLimiter(DatabaseService):
         if count.log.total >= rate.requests:
             return count.allowance(now, allowed=False)
         if count.pending >= rate.share and not self._decides_alone():
-            is_granted = await self._asked((name, key, rate.seconds), count)
+            is_granted = await self._asked(counted, count)
             now = self._now()
             count.slide(now)
             if is_granted is not None:
@@ -187,7 +188,7 @@ class RateLimiter(DatabaseService):
                 return count.allowance(now, allowed=False)
         count.note(count.log.add(stamp(now, rate.requests, rate.seconds)), 1)
         count.pending += 1
-        self._active[name, key, rate.seconds] = count
+        self._active[counted] = count
         return count.allowance(now, allowed=True)
 
     def give_back(self, name: str, key: str, rate: Rate) -> Allowance:
@@ -380,7 +381,8 @@ def _answer(waiting: "list[asyncio.Future[bool | None]]", answer: bool | None) -
 
 
 def _seconds(microseconds: int, most: int) -> int:
-    return min(most, max(1, math.ceil(microseconds / SECOND)))
+    seconds = -(-microseconds // SECOND)
+    return most if seconds > most else max(seconds, 1)
 
 
 def _columns(by_text: dict[_Key, _Key], sent: dict[_Key, _Sent]) -> dict[str, list[Any]]:

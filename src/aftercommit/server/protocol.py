@@ -19,6 +19,8 @@ try:
     from uvicorn import Config
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
+
+    from aftercommit.server.answer import Answer
 except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "uvicorn") from problem
 
@@ -55,6 +57,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unparsed = 0
         self._call_when_lost: Callable[[], None] | None = None
         self._is_leaving = False
+        self._answering: Asgi = _answering_at_the_end(config.loaded_app)
 
     def abort(self) -> None:
         """Drop the connection now, with all that was written and not yet read."""
@@ -68,7 +71,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def sends_by(self, send: Send) -> bool:
         """Whether this is the server's own way to send, with an answer under way that leaves in chunks."""
-        return self.cycle is not None and send == self.cycle.send and self.cycle.chunked_encoding is True
+        answer = getattr(send, "__self__", None)
+        return isinstance(answer, Answer) and answer.cycle is self.cycle and self.cycle.chunked_encoding is True
 
     def write(self, data: bytes) -> bool:
         """Put bytes on the wire behind the others; False, and nothing is done, while the client takes none."""
@@ -134,8 +138,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The headers are complete: hand the request to the application, or to one that refuses it."""
         problem = self._problem()
-        app: Asgi = self.config.loaded_app if problem is None else _refusing(problem)
-        self.app = _answering_at_the_end(_without_chunks(app) if self.parser.get_http_version() == "1.0" else app)
+        if problem is None and self.parser.get_http_version() != "1.0":
+            self.app = self._answering
+        else:
+            app: Asgi = self.config.loaded_app if problem is None else _refusing(problem)
+            self.app = _answering_at_the_end(_without_chunks(app) if self.parser.get_http_version() == "1.0" else app)
         self._unparsed = 0
         super().on_headers_complete()
         # Not before: an unreadable address is refused in the phase of headers.
@@ -245,7 +252,7 @@ def _answering_at_the_end(app: Asgi) -> Asgi:
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await app(scope, receive, send)
+            await app(scope, receive, Answer(send).send)
         except asyncio.CancelledError:
             if _cycle_of(send).response_started:
                 raise
@@ -277,9 +284,9 @@ def _without_chunks(app: Asgi) -> Asgi:
 
 
 def _cycle_of(send: Send) -> RequestResponseCycle:
-    """What writes the answer. `send` has to be the server's own."""
-    cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
-    return cycle
+    """What writes the answer. `send` has to be the server's own, or that of an `Answer`."""
+    owner: RequestResponseCycle | Answer = send.__self__  # type: ignore[attr-defined]
+    return owner.cycle if isinstance(owner, Answer) else owner
 
 
 def _ending(method: str) -> Problem:

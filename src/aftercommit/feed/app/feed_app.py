@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import lru_cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -50,6 +51,9 @@ logger = logging.getLogger("aftercommit.feed")
 # When the lifespan ends and the database hangs: the time for all services together, and the least for each of them.
 END_SECONDS: Final = 1.0
 LEAST_END_SECONDS: Final = 0.1
+# How many paths are remembered with their endpoint, and up to which length.
+REMEMBERED: Final = 4096
+LONGEST_REMEMBERED: Final = 500
 _TEMPLATE = re.compile(r"(?:/[A-Za-z0-9._~-]+|/\{[A-Za-z_][A-Za-z0-9_]*\})+")
 
 
@@ -110,6 +114,7 @@ class FeedApp:
         self._cors = cors if isinstance(cors, Cors) or cors is None else Cors(cors)
         self._addresses = [address for path, feed in self.feeds.items() for address in self._both(path, feed, exists)]
         self._pages = {path: self._open_to_pages(page) for path, page in docs_pages(self.openapi).items()}
+        self._route = lru_cache(maxsize=REMEMBERED)(self._routed)
 
     @property
     def routes(self) -> "list[BaseRoute]":
@@ -166,7 +171,18 @@ class FeedApp:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        root: str = scope.get("root_path", "")
+        # A client could fill the memory with long paths.
+        route = self._route if len(path) <= LONGEST_REMEMBERED else self._routed
+        endpoint, parameters = route(path, scope.get("root_path", ""))
+        if endpoint is None:
+            await answer_problem(send, not_found(), scope["method"])
+            return
+        if parameters is not None:
+            scope = {**scope, "path_params": parameters}
+        await endpoint(scope, receive, send)
+
+    def _routed(self, path: str, root: str) -> tuple[Asgi | None, dict[str, str] | None]:
+        """The endpoint of a path, and the parameters of a feed's path. No two requests may change them."""
         if f"{path}/".startswith(f"{root}/"):
             path = path[len(root) :]
         # Litestar adds a slash to the path of a mounted application.
@@ -174,13 +190,8 @@ class FeedApp:
         for address in self._addresses:
             found = address.pattern.fullmatch(path)
             if found is not None:
-                await address.endpoint({**scope, "path_params": found.groupdict()}, receive, send)
-                return
-        page = self._pages.get(path)
-        if page is not None:
-            await page(scope, receive, send)
-        else:
-            await answer_problem(send, not_found(), scope["method"])
+                return address.endpoint, found.groupdict()
+        return self._pages.get(path), None
 
     def _both(self, path: str, feed: Feed, exists: Exists | None) -> Iterator[FeedRoute]:
         if not _TEMPLATE.fullmatch(path) or path.count("{") > 1:

@@ -5,7 +5,7 @@ the time of the event in the log. After a restore, it shows whether the number s
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -56,18 +56,17 @@ def timestamp(moment: datetime) -> str:
     """A time in ISO 8601, in UTC, with milliseconds and a Z, as in cursors and items."""
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
-    return moment.isoformat(timespec="milliseconds")[:-6] + "Z"
+    return moment.isoformat("T", "milliseconds")[:-6] + "Z"
 
 
 def same_moment(one: datetime, other: datetime) -> bool:
     """Whether two times are the same in a cursor, which keeps milliseconds."""
-    return one is other or _in_milliseconds(one) == _in_milliseconds(other)
+    if one == other:
+        return True
+    return abs(one - other) < _MILLISECOND and one.microsecond // 1000 == other.microsecond // 1000
 
 
-def _in_milliseconds(moment: datetime) -> datetime:
-    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
-
-
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?(Z|[+-]\d{2}:\d{2})", re.ASCII)
 
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from aftercommit.feed.declaration.cursor import Cursor, CursorFormat, text_of
 from aftercommit.feed.declaration.entry import Entry, HeldVersion
+
+_body: Final = attrgetter("body")
 
 
 class Page(msgspec.Struct):
@@ -122,7 +125,7 @@ def _array(entries: Sequence[Entry], before: bytes = b"", after: bytes = b"") ->
     """The array with what stands around it, joined in one step: a page is large, and every step would copy it."""
     if not entries:
         return b"%b[]%b" % (before, after)
-    bodies = [entry.body for entry in entries]
+    bodies = list(map(_body, entries))
     bodies[0] = b"%b[%b" % (before, bodies[0])
     bodies[-1] += b"]" + after
     return b",".join(bodies)

@@ -59,6 +59,7 @@ class Gate:
         self._believed: OrderedDict[str, float] = OrderedDict()
         self._policy = policy_of(feed.rates)
         self._rates = [(rate, b'"%b";r=%%d;t=%%d' % rate.of.encode()) for rate in feed.rates]
+        self._counter = f"feed:{feed.name}"
         self._permission = lru_cache(maxsize=REMEMBERED)(self._needed)
         self._what = what_of(feed)
         self._caches = CachePolicy(access)
@@ -106,7 +107,7 @@ class Gate:
     def _counted(self, rate: Rate, reader: Reader, key: str) -> tuple[str, str]:
         """The name and the key of a counter."""
         # A user has one counter for all feeds. The prefix keeps a feed called `user` apart from it.
-        return ("user", reader.user) if rate.of == "user" else (f"feed:{self._feed.name}", key)
+        return ("user", reader.user) if rate.of == "user" else (self._counter, key)
 
     def _given_back(self, passed: int, reader: Reader, key: str) -> list[bytes]:
         """Return a refused request to the limits that had let it pass, so that none of them counts it."""
@@ -126,13 +127,13 @@ class Gate:
         return problem
 
     async def _is_there(self, key: str) -> bool:
+        now = time.monotonic()
+        if self._believed.get(key, 0.0) > now:
+            return True
         # PostgreSQL cannot store such a key, and a query for it would fail.
         if len(key) > LONGEST_KEY or "\x00" in key or not key.isprintable():
             return False
         if self._exists is None:
-            return True
-        now = time.monotonic()
-        if self._believed.get(key, 0.0) > now:
             return True
         async with answered_within(self._exists_within):
             is_there = await self._exists(self._feed, key)

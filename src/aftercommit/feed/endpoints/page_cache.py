@@ -1,6 +1,7 @@
 """A cache of encoded pages, for readers who send the same request while nothing changes. Bounded in bytes."""
 
 from collections import OrderedDict
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -10,14 +11,20 @@ from aftercommit.feed.declaration.entry import HeldVersion
 from aftercommit.feed.declaration.page import BareArray, Page
 from aftercommit.feed.endpoints.query import Asked
 from aftercommit.feed.strands.strand import Strand
+from aftercommit.http.asgi import JSON, Header
 
 MOST_BYTES: Final = 16 << 20
 # The bytes of a page besides its body.
 _AROUND: Final = 1000
 
 
+_withheld: Final = attrgetter("withheld")
+HAS_MORE: Final[Header] = (b"x-has-more", b"true")
+NO_MORE: Final[Header] = (b"x-has-more", b"false")
+
+
 class CachedPage(msgspec.Struct, frozen=True):
-    """An encoded page, and the values of its headers. `next` and `previous` are None where the body has them.
+    """An encoded page, with the headers that are the same for every reader.
 
     A page that is not whole lacks an item that another process or newer code can show. It gets no ETag, and caches must
     not keep it.
@@ -26,15 +33,11 @@ class CachedPage(msgspec.Struct, frozen=True):
     strand: Strand
     head: int
     body: bytes
-    has_more: bool
-    total: int | None
-    next: str | None
-    previous: str | None
+    headers: list[Header]
     is_empty: bool
     is_closed: bool
     is_whole: bool
     held: HeldVersion | None
-    never_given: str = ""
 
 
 def cached_page(strand: Strand, page: Page, *, is_closed: bool) -> CachedPage:
@@ -42,31 +45,29 @@ def cached_page(strand: Strand, page: Page, *, is_closed: bool) -> CachedPage:
     feed = strand.feed
     if not page.entries:
         check_held(page.held)
-    is_whole = page.held is None and not any(entry.withheld for entry in page.entries)
-    is_array = isinstance(feed.wire.body, BareArray)
-    # Other bodies have them inside.
-    following = page.next if is_array or not page.entries else None
-    previous = page.previous if is_array else None
-    return CachedPage(
-        strand,
-        page.head,
-        feed.wire.body.encode(page, feed.cursor),
-        page.has_more,
-        page.total,
-        feed.cursor.format(following) if following is not None else None,
-        feed.cursor.format(previous) if previous is not None else None,
-        not page.entries,
-        is_closed and is_whole,
-        is_whole,
-        page.held,
-        _never_given(strand, page),
-    )
+    is_whole = page.held is None and not any(map(_withheld, page.entries))
+    body = feed.wire.body.encode(page, feed.cursor)
+    headers = _headers(strand, page, len(body))
+    return CachedPage(strand, page.head, body, headers, not page.entries, is_closed and is_whole, is_whole, page.held)
+
+
+def _headers(strand: Strand, page: Page, length: int) -> list[Header]:
+    headers = [JSON, (b"content-length", b"%d" % length), HAS_MORE if page.has_more else NO_MORE]
+    if page.total is not None:
+        headers.append((b"x-total-count", b"%d" % page.total))
+    if strand.gaps and (never_given := _never_given(strand, page)):
+        headers.append((b"x-never-given", never_given.encode()))
+    cursor, is_array = strand.feed.cursor, isinstance(strand.feed.wire.body, BareArray)
+    # Other bodies have these cursors inside.
+    if page.next is not None and (is_array or not page.entries):
+        headers.append((b"x-next-cursor", cursor.format(page.next).encode()))
+    if page.previous is not None and is_array:
+        headers.append((b"x-previous-cursor", cursor.format(page.previous).encode()))
+    return headers
 
 
 def _never_given(strand: Strand, page: Page) -> str:
     """Gaps before entries of this page: ranges of numbers that belong to no event."""
-    if not strand.gaps:
-        return ""
     numbers = {entry.number for entry in page.entries}
     return ", ".join(f"{low}-{high}" for low, high in strand.gaps if high + 1 in numbers)
 

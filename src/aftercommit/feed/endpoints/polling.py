@@ -14,12 +14,10 @@ from aftercommit.feed.live.stream import UNREAD_WITHOUT_STREAM
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
-from aftercommit.http.asgi import JSON, Header, Receive, Scope, Send, answer, connection_of, peer_of
+from aftercommit.http.asgi import Header, Receive, Scope, Send, answer, connection_of, peer_of
 from aftercommit.http.errors import unavailable
 from aftercommit.service import Waker, wait_for_any
 
-HAS_MORE: Final[Header] = (b"x-has-more", b"true")
-NO_MORE: Final[Header] = (b"x-has-more", b"false")
 UNREAD: Final = "Cannot read the log at the moment, so there may be events that are not shown: try again"
 # Takes the place of the head in the tag of a page read backwards. No head is below 0, so no other page has such a tag.
 READ_BACK: Final = -1
@@ -62,7 +60,7 @@ class Polling(Endpoint):
                     self._check_read()
                     await self._answer_unchanged(send, tag, admission, wait)
                     return
-        page = await self._page(admission, asked, wait)
+        page = await self._page(admission, strand, asked, wait)
         if page.is_empty:
             self._check_read()
         if isinstance(question, AskedEnd):
@@ -95,9 +93,10 @@ class Polling(Endpoint):
         self._streams.answers[self.feed.name, 304] += 1
         await answer(send, 304, headers)
 
-    async def _page(self, admission: Admission, asked: Asked, wait: "Wait | None") -> CachedPage:
+    async def _page(self, admission: Admission, strand: Strand, asked: Asked, wait: "Wait | None") -> CachedPage:
         """The page; if it is empty and the client prefers to wait, the page after the wait."""
-        strand = await self._hub.strand(self.feed, admission.key)
+        if not strand.current:
+            strand = await self._hub.strand(self.feed, admission.key)
         page = await self._made(strand, asked)
         if wait is not None and asked.after is not None and page.is_empty:
             # A cursor can be ahead of this process: entries before it are of no interest.
@@ -127,22 +126,9 @@ class Polling(Endpoint):
     async def _send_page(
         self, method: str, send: Send, page: CachedPage, tag: str, admission: Admission, wait: "Wait | None" = None
     ) -> None:
-        headers = [
-            JSON,
-            (b"content-length", b"%d" % len(page.body)),
-            *_kept(page, tag, admission),
-            HAS_MORE if page.has_more else NO_MORE,
-            *admission.headers,
-            *_applied(wait),
-        ]
-        if page.never_given:
-            headers.append((b"x-never-given", page.never_given.encode()))
-        if page.total is not None:
-            headers.append((b"x-total-count", b"%d" % page.total))
-        if page.next is not None:
-            headers.append((b"x-next-cursor", page.next.encode()))
-        if page.previous is not None:
-            headers.append((b"x-previous-cursor", page.previous.encode()))
+        headers = [*page.headers, *_kept(page, tag, admission), *admission.headers]
+        if wait is not None:
+            headers += _applied(wait)
         self._streams.answers[self.feed.name, 200] += 1
         await answer(send, 200, headers, b"" if method == "HEAD" else page.body)
 

@@ -1,11 +1,15 @@
 """The entries that a search in a strand found, whether memory or the database answered it. Pure."""
 
+from operator import attrgetter
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
 from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.declaration.entry import Entry, HeldVersion
+
+_held: Final = attrgetter("held")
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -25,6 +29,8 @@ class Found(msgspec.Struct, frozen=True):
 
     def before_held(self) -> "Found":
         """The entries before the first one that needs newer code: no reader may skip it."""
+        if not any(map(_held, self.entries)):
+            return self
         for index, entry in enumerate(self.entries):
             if entry.held is not None:
                 return self._ended(entry.held, self.entries[:index], -1)
