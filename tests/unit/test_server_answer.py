@@ -8,7 +8,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from aftercommit.server.answer import Answer
+from aftercommit.server.answer import OneWriteAnswer
 
 DATE = (b"date", b"Tue, 17 Nov 2026 09:00:00 GMT")
 LENGTH = (b"content-length", b"5")
@@ -92,7 +92,7 @@ def test_the_bytes_are_those_of_uvicorn(method, keep_alive, status, headers, bod
     plain, ours = (Request(method, keep_alive=keep_alive) for _ in range(2))
     expected = sent(plain, plain.cycle.send, status, headers, *bodies)
 
-    assert sent(ours, Answer(ours.cycle.send).send, status, headers, *bodies) == expected
+    assert sent(ours, OneWriteAnswer(ours.cycle.send).send, status, headers, *bodies) == expected
     assert ours.completed == plain.completed == 1
     assert ours.wire.is_closed == plain.wire.is_closed
     assert ours.cycle.response_complete
@@ -101,14 +101,14 @@ def test_the_bytes_are_those_of_uvicorn(method, keep_alive, status, headers, bod
 @pytest.mark.parametrize("status", [200, 404])
 def test_a_whole_answer_is_one_write(status):
     request = Request()
-    sent(request, Answer(request.cycle.send).send, status, [LENGTH], b"hello")
+    sent(request, OneWriteAnswer(request.cycle.send).send, status, [LENGTH], b"hello")
 
     assert len(request.wire.writes) == 1
 
 
 def test_the_head_of_a_stream_leaves_before_its_first_piece():
     request = Request()
-    sent(request, Answer(request.cycle.send).send, 200, [(b"content-type", b"text/event-stream")])
+    sent(request, OneWriteAnswer(request.cycle.send).send, 200, [(b"content-type", b"text/event-stream")])
 
     assert request.wire.writes[0].startswith(b"HTTP/1.1 200")
     assert request.cycle.chunked_encoding is True
@@ -127,7 +127,7 @@ def test_the_head_of_a_stream_leaves_before_its_first_piece():
 def test_no_header_begins_another_one(headers):
     request = Request()
     with pytest.raises(RuntimeError, match="Invalid HTTP header"):
-        sent(request, Answer(request.cycle.send).send, 200, headers, b"hello")
+        sent(request, OneWriteAnswer(request.cycle.send).send, 200, headers, b"hello")
 
     assert request.wire.writes == []
 
@@ -136,12 +136,12 @@ def test_no_header_begins_another_one(headers):
 def test_a_body_of_another_length_is_an_error(body):
     request = Request()
     with pytest.raises(RuntimeError, match="Content-Length"):
-        sent(request, Answer(request.cycle.send).send, 200, [LENGTH], body)
+        sent(request, OneWriteAnswer(request.cycle.send).send, 200, [LENGTH], body)
 
 
 def test_two_heads_are_an_error():
     request = Request()
-    send = Answer(request.cycle.send).send
+    send = OneWriteAnswer(request.cycle.send).send
 
     async def run() -> None:
         for _ in range(2):

@@ -168,8 +168,7 @@ class RateLimiter(DatabaseService):
 
     async def take(self, name: str, key: str, rate: Rate) -> Allowance:
         """Count one request if it may pass. Without a round trip, unless this process has used up its share."""
-        counted = (name, key, rate.seconds)
-        count = self._counts.get(counted) or self._begin(counted, rate)
+        count = self._counts.get(counted := (name, key, rate.seconds)) or self._begin(counted, rate)
         count.rate = rate
         while (exchange := count.exchange) is not None and not self._decides_alone():
             if not (await asyncio.wait([exchange], timeout=ASK_SECONDS))[0]:
@@ -381,8 +380,7 @@ def _answer(waiting: "list[asyncio.Future[bool | None]]", answer: bool | None) -
 
 
 def _seconds(microseconds: int, most: int) -> int:
-    seconds = -(-microseconds // SECOND)
-    return most if seconds > most else max(seconds, 1)
+    return min(most, max(1, -(-microseconds // SECOND)))
 
 
 def _columns(by_text: dict[_Key, _Key], sent: dict[_Key, _Sent]) -> dict[str, list[Any]]:

@@ -18,7 +18,7 @@ _CONTROLS: Final = bytes(byte for byte in (*range(32), 127) if byte != ord("\t")
 _LINE_END: Final = b"\r\n"
 
 
-class Answer:
+class OneWriteAnswer:
     """Sends the answer of one request. What it cannot write at once, uvicorn's own cycle sends."""
 
     __slots__ = ("_head", "cycle")

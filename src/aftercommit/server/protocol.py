@@ -20,7 +20,7 @@ try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from aftercommit.server.answer import Answer
+    from aftercommit.server.answer import OneWriteAnswer
 except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "uvicorn") from problem
 
@@ -72,7 +72,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def sends_by(self, send: Send) -> bool:
         """Whether this is the server's own way to send, with an answer under way that leaves in chunks."""
         answer = getattr(send, "__self__", None)
-        return isinstance(answer, Answer) and answer.cycle is self.cycle and self.cycle.chunked_encoding is True
+        return isinstance(answer, OneWriteAnswer) and answer.cycle is self.cycle and self.cycle.chunked_encoding is True
 
     def write(self, data: bytes) -> bool:
         """Put bytes on the wire behind the others; False, and nothing is done, while the client takes none."""
@@ -252,7 +252,7 @@ def _answering_at_the_end(app: Asgi) -> Asgi:
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await app(scope, receive, Answer(send).send)
+            await app(scope, receive, OneWriteAnswer(send).send)
         except asyncio.CancelledError:
             if _cycle_of(send).response_started:
                 raise
@@ -284,9 +284,9 @@ def _without_chunks(app: Asgi) -> Asgi:
 
 
 def _cycle_of(send: Send) -> RequestResponseCycle:
-    """What writes the answer. `send` has to be the server's own, or that of an `Answer`."""
-    owner: RequestResponseCycle | Answer = send.__self__  # type: ignore[attr-defined]
-    return owner.cycle if isinstance(owner, Answer) else owner
+    """What writes the answer. `send` has to be the server's own, or that of an `OneWriteAnswer`."""
+    owner: RequestResponseCycle | OneWriteAnswer = send.__self__  # type: ignore[attr-defined]
+    return owner.cycle if isinstance(owner, OneWriteAnswer) else owner
 
 
 def _ending(method: str) -> Problem:
