@@ -40,7 +40,7 @@ class Request:
 
     def __init__(self, method: str = "GET", *, keep_alive: bool = True) -> None:
         self.wire, self.completed = Wire(), 0
-        self.cycle = RequestResponseCycle(
+        self.cycle: Any = RequestResponseCycle(
             scope={"method": method, "http_version": "1.1"},  # type: ignore[typeddict-item]
             transport=self.wire,  # type: ignore[arg-type]
             flow=FlowControl(self.wire),  # type: ignore[arg-type]

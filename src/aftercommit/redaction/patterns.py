@@ -39,9 +39,9 @@ class LookBudget:
         self.left += more
         return True
 
-    def spend(self) -> None:
-        """One more match is checked."""
-        self.left -= 1
+    def spend(self, matches: int = 1) -> None:
+        """So many more matches are checked."""
+        self.left -= matches
         if self.left < 0:
             raise TooDense
 

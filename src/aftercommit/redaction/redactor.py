@@ -60,9 +60,11 @@ _LOOKS_SO: Final[Mapping[str, Callable[[str], bool]]] = {
 # Fields that hold the name of a setting, and fields that hold its value; in lower case, upper case and capitalised.
 _NAMES: Final = _spelled("name key field header param parameter property attribute variable setting")
 _VALUES: Final = frozenset(_spelled("value val old new oldValue newValue old_value new_value stringValue"))
-# How many names of fields are remembered, and up to which length.
+# How many names of fields and clean texts are remembered, and up to which lengths.
 _MOST_KNOWN = 4096
 _LONGEST_KNOWN = 64
+_LONGEST_CLEAN = 500
+_LONGEST_PLAIN = 16
 
 
 class Redactor:
@@ -89,6 +91,10 @@ class Redactor:
         self._own = [_own_rule(kind, pattern) for kind, pattern in (patterns or {}).items()]
         self._rules += self._own
         self._known: dict[str, tuple[str | None, str]] = {}
+        # Texts in which nothing was found, and how many matches were checked. Texts with a secret are never kept.
+        self._clean: dict[str, int] = {}
+        # Short texts in which no rule can find anything, like a level or the name of a service.
+        self._plain: set[str] = set()
         told = repr((sorted(keep), sorted(self._names), sorted((patterns or {}).items())))
         self.version = hashlib.sha256(_source() + told.encode()).hexdigest()[:16]
 
@@ -114,14 +120,31 @@ class Redactor:
             if value.isdigit() and value.isascii():
                 return self._mark_of(kind_of_text_of_digits(value)) or value
             if is_plain(value):
+                self._remember_plain(value)
                 return value
         if not looks.add(len(value)):
             return WITHHELD
-        searched, places = folded(value, looks)
-        if searched is not value and is_plain(searched) and not self._own:
+        spent = self._clean.get(value)
+        if spent is not None:
+            looks.spend(spent)
             return value
-        spans = self._found(self._rules, searched, looks)
-        return _replaced(value, spans, places) if spans else value
+        left = looks.left
+        searched, places = folded(value, looks)
+        if searched is value or self._own or not is_plain(searched):
+            spans = self._found(self._rules, searched, looks)
+            if spans:
+                return _replaced(value, spans, places)
+        if len(value) <= _LONGEST_CLEAN:
+            if len(self._clean) >= _MOST_KNOWN:
+                self._clean.clear()
+            self._clean[value] = left - looks.left
+        return value
+
+    def _remember_plain(self, value: str) -> None:
+        if len(value) <= _LONGEST_PLAIN:
+            if len(self._plain) >= _MOST_KNOWN:
+                self._plain.clear()
+            self._plain.add(value)
 
     def _found(self, rules: Iterable[RedactionRule], text: str, looks: LookBudget) -> list[Span]:
         lowered = text.lower()
@@ -138,6 +161,8 @@ class Redactor:
 
     def _walk(self, value: Any, depth: int, kind: str | None, looks: LookBudget) -> Any:
         """A value without secrets. `kind` is what the name of its field says about it."""
+        if kind is None and isinstance(value, str):
+            return value if value in self._plain else self._text(value, looks)
         if value is None or isinstance(value, bool):
             return value
         if kind == SECRET:
@@ -219,7 +244,9 @@ class Redactor:
                 kind = pair
             if free in shown:
                 free = _apart(free, shown, alike)
-            shown[free] = self._walk(held, depth - 1, kind or above, looks)
+            kind = kind or above
+            is_plain_text = kind is None and isinstance(held, str) and held in self._plain
+            shown[free] = held if is_plain_text else self._walk(held, depth - 1, kind, looks)
         return shown
 
     def _kind_of_pair(self, value: Mapping[Any, Any]) -> str | None:

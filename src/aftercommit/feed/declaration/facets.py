@@ -105,5 +105,8 @@ def _at(fields: dict[str, msgspec.Raw] | None, path: tuple[str, ...]) -> str | N
     raw = fields.get(last) if fields is not None else None
     if raw is None or (text := bytes(raw)) == b"null":
         return None
-    value = msgspec.json.decode(text) if text[:1] == b'"' else text.decode()
-    return str(value)[:LONGEST_FACET]
+    if text[:1] != b'"':
+        return text.decode()[:LONGEST_FACET]
+    # Without an escape, the text is what stands between its quotation marks.
+    value = msgspec.json.decode(text, type=str) if b"\\" in text else text[1:-1].decode()
+    return value[:LONGEST_FACET]

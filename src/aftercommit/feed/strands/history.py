@@ -17,6 +17,7 @@ from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen
 from aftercommit.feed.declaration.selection import Everything
 from aftercommit.feed.strands.connections import HistoryConnections
+from aftercommit.feed.strands.entry_cache import EntryCache
 from aftercommit.feed.strands.entry_maker import EntryMaker
 from aftercommit.feed.strands.found import Found, place_of
 from aftercommit.feed.strands.queries import Direction, FeedQueries, allowed_name
@@ -131,8 +132,19 @@ class History:
         """`load` reads `preload_entries` entries along with a strand."""
         self.connections = connections
         self._maker = maker
+        self._made = EntryCache()
         self._queries = {feed: FeedQueries(feed) for feed in feeds}
         self._preload_entries = preload_entries
+
+    def _entry(self, feed: Feed, stored: StoredEvent) -> Entry:
+        """The entry of an event, as it was made before if nothing has changed since."""
+        entry = self._made.find(feed, stored)
+        if entry is None:
+            # Read before the entry is made: rules that change meanwhile make it anew the next time.
+            rules = feed.version
+            entry = self._maker.entry_of(feed, stored)
+            self._made.keep(feed, stored, entry, rules)
+        return entry
 
     async def load(self, feed: Feed, key: str) -> Loaded:
         """Read a strand as it is now, with its newest entries."""
@@ -296,7 +308,7 @@ class History:
         for each in stored_of(present, feed.outbox.shape):
             if time_slice.is_over():
                 await time_slice.give()
-            entries.append(self._maker.entry_of(feed, each))
+            entries.append(self._entry(feed, each))
         # Rows ascend in both directions. The last row in the direction says whether there are more.
         return entries, bool(present) and present[-1 if direction == "asc" else 0][-1]
 

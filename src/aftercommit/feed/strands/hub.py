@@ -166,6 +166,10 @@ class FeedHub(Service):
         Raises UnknownStrand when the key is not possible in this feed, DatabaseUnavailable when the strand cannot be
         loaded now, and FeedsFailed when this hub can never load it.
         """
+        known = self._kept.strands.get((feed, key))
+        if known is not None and known.rules != feed.version:
+            # Its items were made with other rules of redaction.
+            self._kept.forget(known)
         while True:
             strand = self._kept.strands.get((feed, key)) or await self._register(feed, key)
             if strand.loading is not None:

@@ -88,7 +88,7 @@ class Strand:
     """
 
     __slots__ = tuple(
-        "current epoch feed first floor gaps head head_ts key loading total used_at "
+        "current epoch feed first floor gaps head head_ts key loading rules total used_at "
         "_bell _budget _bytes _entries _holders _pending _pending_bytes _start".split()
     )
 
@@ -96,6 +96,8 @@ class Strand:
         """Not loaded yet: events that arrive before `fill` are set aside."""
         self.feed = feed
         self.key = key
+        # The version of the redaction with which the entries are made.
+        self.rules = feed.version
         self.head = 0
         self.head_ts: datetime | None = None
         self.first = 1
