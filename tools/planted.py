@@ -150,7 +150,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
         "        elif _may_copy(self.fetch(*inserter.first(rows, self.style))):\n"
         "            self.copy(inserter.others(rows))\n",
         "        elif True:\n            self.copy(inserter.others([rows[0], *rows]))\n",
-        "tests/postgres/test_publish_psycopg.py::TestPsycopg::test_a_listening_relay_is_woken_by_the_commit_alone",
+        "tests/postgres/test_publish_copy.py::test_a_publish_by_copy_wakes_a_listening_relay",
     ),
     Bug(
         "a reader's numbers are drawn when an event is written, and not when it is appended",

@@ -9,8 +9,9 @@ import pytest
 from psycopg import sql
 
 from aftercommit.outbox.insert import COPY_FROM
-from aftercommit.testing.outbox_suite import create_suite_tables
+from aftercommit.testing.outbox_suite import PublishSuite, create_suite_tables
 from aftercommit.testing.publish_stage import OUTBOX, SCOPE, orders
+from tests.postgres.test_publish_psycopg import Psycopg
 from tests.support.engine import connected, value
 
 MANY = orders(*(f"o-{number}" for number in range(COPY_FROM)))
@@ -161,3 +162,17 @@ def test_a_publish_outside_a_transaction_is_one_statement(watched):
         OUTBOX.publish(connection, MANY, outside_transaction=True, **SCOPE)
 
     assert seen(watched) == BY_INSERT
+
+
+class _Suite(PublishSuite):
+    """Not collected: two of its cases have a name here, for the planted bugs."""
+
+    harness = Psycopg
+
+
+def test_a_publish_by_copy_wakes_a_listening_relay(publish_database):
+    _Suite().test_a_listening_relay_is_woken_by_the_commit_alone(publish_database)
+
+
+def test_a_publish_by_copy_wakes_a_relay_that_falls_asleep_meanwhile(publish_database):
+    _Suite().test_a_relay_that_falls_asleep_during_a_publish_is_woken(publish_database)

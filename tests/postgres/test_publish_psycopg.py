@@ -121,14 +121,6 @@ class AsyncPsycopg(PublishHarness):
 class TestPsycopg(PublishSuite):
     harness = Psycopg
 
-    # Planted bugs name these two.
-    test_a_listening_relay_is_woken_by_the_commit_alone = (
-        PublishSuite.test_a_listening_relay_is_woken_by_the_commit_alone
-    )
-    test_a_relay_that_falls_asleep_during_a_publish_is_woken = (
-        PublishSuite.test_a_relay_that_falls_asleep_during_a_publish_is_woken
-    )
-
 
 class TestPsycopgTransactionBlocks(PublishSuite):
     harness = PsycopgTransactionBlocks
