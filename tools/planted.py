@@ -142,7 +142,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
             self.fetch(f"select pg_notify('{channel}', '') from publish_suite.relay where listening", ())
             self.copy(inserter.others([rows[0], *rows]))
 """,
-        "tests/postgres/test_publish_psycopg.py::TestPsycopg::test_a_relay_that_falls_asleep_during_a_publish_is_woken",
+        "tests/postgres/test_publish_copy.py::test_a_publish_by_copy_wakes_a_relay_that_falls_asleep_meanwhile",
     ),
     Bug(
         "a publish by COPY does not ask for sleeping relays",
