@@ -18,7 +18,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 COVERED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DEFAULT_GOAL := help
-.PHONY: help up web test test-all long check verify bench planted contracts schema reference lock format clean reset-data faults faults-planted bot-kills
+.PHONY: help up web test test-all long check verify bench soak planted contracts schema reference lock format clean reset-data faults faults-planted bot-kills
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,14 +62,19 @@ check: $(STAMP) ## lint, formatting, types, layers, golden schema, reference, co
 verify: test-all check ## test-all and check
 
 # Without ARGS a whole run, which writes the page, the picture and the record anew. `make bench ARGS=--quick` only prints.
+# The long log needs 20 GB of disk.
 # The feed cases ask wrk, and nginx with nchan where it is installed: apt-get install wrk nginx libnginx-mod-nchan.
-bench: $(STAMP) ## measure our parts beside raw SQL and beside peers (three quarters of an hour); ARGS=--quick, --only, --no-peers
+bench: $(STAMP) ## measure our parts beside raw SQL and beside peers (an hour and a half); ARGS=--quick, --only, --no-peers
 	$(BIN)/python -m bench $(if $(strip $(ARGS)),$(ARGS),--json docs/benchmarks.json --page docs)
+
+# Without ARGS an hour, which writes docs/soak.md and docs/soak.json. `make soak ARGS='--minutes 3 --rate 100'` only prints.
+soak: $(STAMP) ## publish 500 events/s for an hour with consumers and readers, and see what grows; ARGS=--minutes, --rate, --readers
+	$(BIN)/python -m bench.soak $(if $(strip $(ARGS)),$(ARGS),--out docs)
 
 planted: $(STAMP) ## plant known bugs in a copy of the tree and see the tests catch them
 	$(BIN)/python -m tools.planted $(ARGS)
 
-faults: $(STAMP) ## kill, stop, crash and cut off everything for about 13 minutes, and check what came of it
+faults: $(STAMP) ## kill, stop, crash and cut off everything for about 13 minutes, and check what came of it; ARGS='--kills 3000'
 	$(BIN)/python -m tests.faults $(ARGS)
 
 faults-planted: $(STAMP) ## plant known bugs in a copy of the tree and see the fault harness find them

@@ -21,12 +21,12 @@ from bench.stage import ContestantFailed, Stage, say
 NAME = "growth-log"
 TITLE = "Growth: a long log"
 ABOUT = (
-    "Two logs of the same shape, a small one and a long one, both written by SQL: tenants with 200 events each in the small "
-    "one, ten events to a correlation, a thousand events of a rare type, a thousand of the last hour. Rates are those of bulk publish, of "
-    "the relay and of a consumer that begins at the end. A cold page is the first of a tenant that nobody has asked "
-    "for, a warm one the same again, a deep one begins behind the tenant's first event; they are asked for without a "
-    "network. Previews are `replay start --dry-run`, in this process, and beside them a count by plain SQL. The sweep "
-    "removes old rows of the inbox."
+    "Two logs of the same shape, a small one and a long one, both written by SQL: tenants with 200 events each in "
+    "the small one, ten events to a correlation, a thousand events of a rare type, a thousand of the last hour. "
+    "Rates are those of bulk publish, of the relay and of a consumer that begins at the end. A cold page is the "
+    "first of a tenant that nobody has asked for, a warm one the same again, a deep one begins behind the tenant's "
+    "first event; they are asked for without a network. Previews are `replay start --dry-run`, in this process, and "
+    "beside them a count by plain SQL. The sweep removes old rows of the inbox."
 )
 SMALL, LARGE = 100_000, 10_000_000
 PER_STATEMENT = 250_000

@@ -108,6 +108,7 @@ async def _show(options: Options, tally: Tally, began: float) -> None:
 @click.option("--keep", is_flag=True, help="Keep the histories of a green run too.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Where the figures go, as JSON.")
 @click.option("--summary", type=click.Path(path_type=Path), help="Where a readable summary goes, as Markdown.")
+@click.option("--record", type=click.Path(path_type=Path), help="Both, as NAME.json and NAME.md, for the repository.")
 def main(
     kills: int,
     crashes: int,
@@ -122,6 +123,7 @@ def main(
     keep: bool,
     json_file: Path | None,
     summary: Path | None,
+    record: Path | None,
 ) -> None:
     """Read the options, run, tell."""
     chosen = _listed(only, FAULTS, "--only") or list(FAULTS)
@@ -150,6 +152,8 @@ def main(
     except KeyboardInterrupt:
         click.echo("interrupted: everything was ended", err=True)
         sys.exit(130)
+    if record is not None:
+        json_file, summary = json_file or record.with_suffix(".json"), summary or record.with_suffix(".md")
     report.tell(outcome, json_file or Path("build") / "faults" / "last.json", summary)
     sys.exit(VIOLATION if outcome.violations else VOID if outcome.void else GREEN)
 

@@ -101,7 +101,10 @@ def figures(report: Report) -> dict[str, Any]:
     recoveries = report.tally.recoveries
     return {
         "verdict": report.verdict,
+        "date": datetime.now(UTC).date().isoformat(),
         "seed": report.options.seed,
+        "asked": {**report.options.counted, "seconds": report.options.seconds, "lease": report.options.lease},
+        "machine": {"cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()},
         "seconds": round(report.seconds, 1),
         "counts": dict(sorted(report.tally.counts.items())),
         "killed_at": dict(sorted(report.tally.reached.items())),

@@ -81,6 +81,8 @@ def test_the_summary_repeats_the_command_and_all_figures():
     assert "| poll skip | 1 |" in text
     assert "| takeover after a kill | 2 | 1.00 s | 1.50 s |" in text
     assert figures(outcome)["verdict"] == "VIOLATION"
+    assert figures(outcome)["asked"]["kills"] == options.kills
+    assert figures(outcome)["recovery"]["takeover"]["max"] == 1.5
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

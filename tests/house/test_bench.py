@@ -11,11 +11,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import plot, report
+from bench import growing, plot, report
 from bench.cases import CASES
-from bench.figures import Delays, Finding, Group, Sample, Series, Spread, Verdict, against, as_json, percentile
+from bench.figures import Delays, Finding, Group, Grown, Sample, Series, Spread, Verdict, against, as_json, percentile
 from bench.peers import environment, roster
 from bench.peers.peer import Peer, PeerFailed
+from bench.soak import record as soak
+from bench.soak.readers import Place
 from bench.stage import Contestant, ContestantFailed, Sizes, Stage
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -123,6 +125,72 @@ def test_the_page_names_an_absent_peer_and_every_verdict():
     assert "| bus: times the best | at least 2.5 | 3.00 | 2.90–3.10 | met |" in written
     assert "not measured" in written
     assert "rough figures" in written
+
+
+def test_what_grows_is_told_as_a_ratio_of_the_rounds_with_its_floor():
+    grown = Grown("page", "ms", small=[1.0, 2.0, 4.0], large=[2.0, 2.0, 12.0], floor=[0.5])
+    group = Group("log", "", grown=[grown], sizes=("few", "many"), floor="plain SQL")
+
+    head, row = report.rows_of(as_json(group))
+
+    assert head == ("", "unit", "few", "many", "ratio", "low–high", "plain SQL")
+    assert row == ("page", "ms", "2", "2", "2.00", "1.00–3.00", "0.5")
+    assert growing.ratio(group, "page", "at most", 2.0).word == "met"
+    assert growing.value(group, "page", "at most", 1.9).word == "missed"
+
+
+def test_stations_are_told_in_the_order_in_which_events_pass_them():
+    delays = [Delays("handler called", rounds=[[3.0]]), Delays("COMMIT returned", rounds=[[1.0]])]
+    group = Group("where a millisecond goes", "ms", delays=delays, stations=True)
+
+    rows = list(report.rows_of(as_json(group)))
+
+    assert [(row[0], row[-1]) for row in rows[1:]] == [("COMMIT returned", "1.00"), ("handler called", "2.00")]
+
+
+def soaked(memory: list[float]) -> list[dict[str, float]]:
+    return [{"RSS of relay, MB": each, "lag, events": 3.0} for each in memory]
+
+
+def test_a_soak_tells_growth_from_the_middle_third_to_the_last():
+    memories = {"warm-up": [10.0, 50, 50, 50, 50, 50], "leak": [50.0, 60, 70, 80, 90, 100]}
+    verdicts = {name: [each["verdict"] for each in soak.flatness(soaked(memory))] for name, memory in memories.items()}
+
+    assert verdicts == {"warm-up": ["flat", "flat"], "leak": ["GROWS", "flat"]}
+    assert soak.flatness(soaked([50, 60])) == []
+
+
+def test_a_soak_finds_what_is_lost_doubled_or_out_of_order():
+    seen = {"counts": [10], "faults": []}
+    torn = {"counts": [9, 10], "faults": ["3 after 1"]}
+
+    assert soak.exactness(10, {"first": (10, 10)}, seen) == {}
+    assert soak.exactness(10, {"first": (11, 10)}, seen).keys() == {"consumer first"}
+    assert soak.exactness(10, {"first": (9, 9)}, seen).keys() == {"consumer first"}
+    assert soak.exactness(10, {"first": (10, 10)}, torn).keys() == {"readers", "order"}
+
+
+def test_a_reader_of_a_soak_notices_a_position_that_is_missing_or_comes_twice():
+    place, delays = Place(), list[float]()
+
+    count = place.take(b'{"position":1,"number":1,"sent":5},{"position":3,"number":3,"sent":5}', delays)
+    place.take(b'{"position":3,"number":3,"sent":5}', delays)
+
+    assert (count, place.faults) == (2, ["3 after 1", "3 after 3"])
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_a_short_soak_is_exact(tmp_path: Path):
+    command = [sys.executable, "-m", "bench.soak", "--minutes", "0.1", "--rate", "50", "--readers", "4", "--out"]
+
+    done = subprocess.run([*command, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "soak.json").read_text())
+    assert record["published"] > 0
+    assert record["wrong"] == {}
+    assert "exact; too short to tell" in (tmp_path / "soak.md").read_text()
 
 
 def test_the_picture_is_well_formed_whatever_contestants_are_called():
