@@ -96,7 +96,9 @@ def page(record: Mapping[str, Any]) -> str:
     ]
     names = list(record["samples"][0])
     rows = [tuple(names), *(tuple(_short(sample[name]) for name in names) for sample in record["samples"])]
-    parts = [INTRODUCTION, "\n".join(f"- {name}: {value}." for name, value in about), "\n## Flat\n", markdown(verdicts)]
+    parts = [INTRODUCTION, "\n".join(f"- {name}: {value}." for name, value in about)]
+    if record["flatness"]:
+        parts += ["\n## Flat\n", markdown(verdicts)]
     if record["wrong"]:
         parts += ["\n## Wrong\n", "\n".join(f"- {who}: {what}." for who, what in record["wrong"].items())]
     parts += ["\n## Minute by minute\n", markdown(rows)]
