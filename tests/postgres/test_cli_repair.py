@@ -56,7 +56,8 @@ def run(*arguments: str, status: int = 0, **options: Any) -> Result:
 
 class TestPages:
     def test_behind_the_last_letter_the_total_is_still_the_total(self, parked: list[str]) -> None:
-        assert json.loads(run("dead", "list", "--offset", "5", "--json").stdout) == {"letters": [], "total": 2}
+        page = {"letters": [], "total": 2, "is_exact": True, "looked_at": None}
+        assert json.loads(run("dead", "list", "--offset", "5", "--json").stdout) == page
         shown = run("dead", "list", "--offset", "5")
         assert shown.stderr == "0 of 2 letters: use --limit and --offset to see others\n"
         assert run("dead", "list", "--offset", "1").stderr == "1 of 2 letters: use --limit and --offset to see others\n"

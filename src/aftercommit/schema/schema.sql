@@ -830,29 +830,13 @@ CREATE INDEX log_stream ON ONLY aftercommit.log USING btree (aggregate_type, agg
 
 CREATE INDEX log_000000_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000000 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
 
--- Name: log_correlation; Type: INDEX; Schema: aftercommit; Owner: -
+-- Name: log_ranges; Type: INDEX; Schema: aftercommit; Owner: -
 
-CREATE INDEX log_correlation ON ONLY aftercommit.log USING btree (correlation_id);
+CREATE INDEX log_ranges ON ONLY aftercommit.log USING brin (created_at timestamptz_minmax_multi_ops, event_type text_bloom_ops (n_distinct_per_range='64', false_positive_rate='0.001'), correlation_id text_bloom_ops (n_distinct_per_range='600', false_positive_rate='0.001')) WITH (pages_per_range='32', autosummarize='on');
 
--- Name: log_000000_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+-- Name: log_000000_created_at_event_type_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
-CREATE INDEX log_000000_correlation_id_idx ON aftercommit.log_000000 USING btree (correlation_id);
-
--- Name: log_created; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX log_created ON ONLY aftercommit.log USING brin (created_at timestamptz_minmax_multi_ops) WITH (pages_per_range='32', autosummarize='on');
-
--- Name: log_000000_created_at_idx; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX log_000000_created_at_idx ON aftercommit.log_000000 USING brin (created_at timestamptz_minmax_multi_ops) WITH (pages_per_range='32', autosummarize='on');
-
--- Name: log_type; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX log_type ON ONLY aftercommit.log USING btree (event_type);
-
--- Name: log_000000_event_type_idx; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX log_000000_event_type_idx ON aftercommit.log_000000 USING btree (event_type);
+CREATE INDEX log_000000_created_at_event_type_correlation_id_idx ON aftercommit.log_000000 USING brin (created_at timestamptz_minmax_multi_ops, event_type text_bloom_ops (n_distinct_per_range='64', false_positive_rate='0.001'), correlation_id text_bloom_ops (n_distinct_per_range='600', false_positive_rate='0.001')) WITH (pages_per_range='32', autosummarize='on');
 
 -- Name: log_event; Type: INDEX; Schema: aftercommit; Owner: -
 
@@ -870,17 +854,9 @@ CREATE INDEX log_000001_aggregate_id_position_idx ON aftercommit.log_000001 USIN
 
 CREATE INDEX log_000001_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000001 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
 
--- Name: log_000001_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+-- Name: log_000001_created_at_event_type_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
-CREATE INDEX log_000001_correlation_id_idx ON aftercommit.log_000001 USING btree (correlation_id);
-
--- Name: log_000001_created_at_idx; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX log_000001_created_at_idx ON aftercommit.log_000001 USING brin (created_at timestamptz_minmax_multi_ops) WITH (pages_per_range='32', autosummarize='on');
-
--- Name: log_000001_event_type_idx; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX log_000001_event_type_idx ON aftercommit.log_000001 USING btree (event_type);
+CREATE INDEX log_000001_created_at_event_type_correlation_id_idx ON aftercommit.log_000001 USING brin (created_at timestamptz_minmax_multi_ops, event_type text_bloom_ops (n_distinct_per_range='64', false_positive_rate='0.001'), correlation_id text_bloom_ops (n_distinct_per_range='600', false_positive_rate='0.001')) WITH (pages_per_range='32', autosummarize='on');
 
 -- Name: log_000001_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
@@ -894,17 +870,9 @@ CREATE INDEX log_000002_aggregate_id_position_idx ON aftercommit.log_000002 USIN
 
 CREATE INDEX log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx ON aftercommit.log_000002 USING btree (aggregate_type, aggregate_id, stream_seq) INCLUDE (event_type) WHERE (stream_seq IS NOT NULL);
 
--- Name: log_000002_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
+-- Name: log_000002_created_at_event_type_correlation_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
-CREATE INDEX log_000002_correlation_id_idx ON aftercommit.log_000002 USING btree (correlation_id);
-
--- Name: log_000002_created_at_idx; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX log_000002_created_at_idx ON aftercommit.log_000002 USING brin (created_at timestamptz_minmax_multi_ops) WITH (pages_per_range='32', autosummarize='on');
-
--- Name: log_000002_event_type_idx; Type: INDEX; Schema: aftercommit; Owner: -
-
-CREATE INDEX log_000002_event_type_idx ON aftercommit.log_000002 USING btree (event_type);
+CREATE INDEX log_000002_created_at_event_type_correlation_id_idx ON aftercommit.log_000002 USING brin (created_at timestamptz_minmax_multi_ops, event_type text_bloom_ops (n_distinct_per_range='64', false_positive_rate='0.001'), correlation_id text_bloom_ops (n_distinct_per_range='600', false_positive_rate='0.001')) WITH (pages_per_range='32', autosummarize='on');
 
 -- Name: log_000002_id_idx; Type: INDEX; Schema: aftercommit; Owner: -
 
@@ -958,17 +926,9 @@ ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000000_ag
 
 ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000000_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
 
--- Name: log_000000_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+-- Name: log_000000_created_at_event_type_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
-ALTER INDEX aftercommit.log_correlation ATTACH PARTITION aftercommit.log_000000_correlation_id_idx;
-
--- Name: log_000000_created_at_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
-
-ALTER INDEX aftercommit.log_created ATTACH PARTITION aftercommit.log_000000_created_at_idx;
-
--- Name: log_000000_event_type_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
-
-ALTER INDEX aftercommit.log_type ATTACH PARTITION aftercommit.log_000000_event_type_idx;
+ALTER INDEX aftercommit.log_ranges ATTACH PARTITION aftercommit.log_000000_created_at_event_type_correlation_id_idx;
 
 -- Name: log_000000_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
@@ -986,17 +946,9 @@ ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000001_ag
 
 ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000001_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
 
--- Name: log_000001_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+-- Name: log_000001_created_at_event_type_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
-ALTER INDEX aftercommit.log_correlation ATTACH PARTITION aftercommit.log_000001_correlation_id_idx;
-
--- Name: log_000001_created_at_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
-
-ALTER INDEX aftercommit.log_created ATTACH PARTITION aftercommit.log_000001_created_at_idx;
-
--- Name: log_000001_event_type_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
-
-ALTER INDEX aftercommit.log_type ATTACH PARTITION aftercommit.log_000001_event_type_idx;
+ALTER INDEX aftercommit.log_ranges ATTACH PARTITION aftercommit.log_000001_created_at_event_type_correlation_id_idx;
 
 -- Name: log_000001_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
@@ -1014,17 +966,9 @@ ALTER INDEX aftercommit.log_aggregate ATTACH PARTITION aftercommit.log_000002_ag
 
 ALTER INDEX aftercommit.log_stream ATTACH PARTITION aftercommit.log_000002_aggregate_type_aggregate_id_stream_seq_event_typ_idx;
 
--- Name: log_000002_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
+-- Name: log_000002_created_at_event_type_correlation_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
-ALTER INDEX aftercommit.log_correlation ATTACH PARTITION aftercommit.log_000002_correlation_id_idx;
-
--- Name: log_000002_created_at_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
-
-ALTER INDEX aftercommit.log_created ATTACH PARTITION aftercommit.log_000002_created_at_idx;
-
--- Name: log_000002_event_type_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
-
-ALTER INDEX aftercommit.log_type ATTACH PARTITION aftercommit.log_000002_event_type_idx;
+ALTER INDEX aftercommit.log_ranges ATTACH PARTITION aftercommit.log_000002_created_at_event_type_correlation_id_idx;
 
 -- Name: log_000002_id_idx; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from aftercommit.errors import LetterNotFound
 from aftercommit.operate.repair.looking import COUNTED, LOOKED, letters_of_each, search_letters
-from aftercommit.operate.repair.selection import FAILING, RELAY, Selection
+from aftercommit.operate.repair.selection import FAILING, LARGEST, RELAY, Selection
 from aftercommit.operate.repair.session import RepairSession
 from aftercommit.postgres.records import declared_values
 
@@ -135,10 +135,11 @@ async def list_letters(
     session: RepairSession, selection: Selection, limit: int, offset: int, *, exact: bool
 ) -> LetterPage:
     """One page of the selected letters."""
-    search = await search_letters(session, selection, wanted=max(offset + limit, COUNTED), exact=exact)
+    wanted = min(max(offset + limit, COUNTED), LARGEST)
+    search = await search_letters(session, selection, wanted=wanted, exact=exact)
     parts = search.parts(session, selection)
     rows = await session.rows("list_letters", {**search.parameters, "limit": limit, "offset": offset}, **parts)
-    most = None if exact else max(offset + limit, COUNTED)
+    most = None if exact else wanted
     (total,) = await session.row("count_letters", {**search.parameters, "most": most}, **parts)
     missed = await search.missed_some(session)
     letters = [DeadLetter(**dict(zip(_SUMMARY, row, strict=True))) for row in rows]

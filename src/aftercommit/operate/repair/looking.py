@@ -16,6 +16,8 @@ COUNTED: Final = 10_000
 """A question that is not exact counts no more matches than this."""
 LOOKED: Final = 100_000
 """A question that is not exact looks at no more events or letters than this, where no index has its condition."""
+BUDGET: Final = "250ms"
+"""How long an index may take to answer a question that is not exact. Then a part of the log is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,15 @@ async def search_letters(
     return LetterSearch(session.statements.part("letters_by_line"), {**parameters, **places}, is_bounded)
 
 
-async def within_look(session: RepairSession, selection: Selection) -> tuple[Selection, bool]:
+async def within_look(
+    session: RepairSession, selection: Selection, *, searched: bool = False
+) -> tuple[Selection, bool]:
     """The part of a selection of events at which a question looks, as positions; and whether it is all of it.
 
-    Only conditions without an index need a bound: payload values, and a type of aggregates alone.
+    Only conditions without an index need a bound (payload values, and a type of aggregates alone), and those that have
+    to be `searched` because the index leaves too many events.
     """
-    if not _needs_look(selection):
+    if not (searched or _needs_look(selection)):
         return selection, True
     low = selection.from_position or 1
     if selection.since is not None:

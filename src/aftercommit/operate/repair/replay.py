@@ -1,17 +1,19 @@
 """Prepares a replay: chooses the events, checks that it is allowed, and records the set. The driver then runs it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import psycopg
 from psycopg import sql
 
 from aftercommit.errors import PastHorizon, RepairError, SelectionError, SetChanged
 from aftercommit.event.envelope import rfc3339
 from aftercommit.operate.repair.letters import unknown_consumer
-from aftercommit.operate.repair.looking import COUNTED, search_letters, within_look
+from aftercommit.operate.repair.looking import BUDGET, COUNTED, search_letters, within_look
 from aftercommit.operate.repair.operations import TO_OWNER, TO_TRANSPORT, record
 from aftercommit.operate.repair.selection import RELAY, Selection
 from aftercommit.operate.repair.session import RepairSession
@@ -81,8 +83,15 @@ async def preview(
     if exact:
         return replace(await _preview(session, await _set(session, selection, to), again), selection=selection)
     looked_at, is_all = await within_look(session, selection)
-    chosen = await _set(session, looked_at, to, exact=False)
     await session.rows("preview_plan", {})
+    if is_all and not selection.is_of_letters:
+        with suppress(psycopg.errors.QueryCanceled):
+            async with session.connection.transaction():
+                await session.rows("preview_budget", {"budget": BUDGET})
+                found = await _preview(session, await _set(session, selection, to, exact=False), again)
+                return replace(found, selection=selection)
+        looked_at, is_all = await within_look(session, selection, searched=True)
+    chosen = await _set(session, looked_at, to, exact=False)
     return replace(await _preview(session, chosen, again), selection=looked_at, looked_at_all=is_all)
 
 

@@ -23,7 +23,7 @@ OPEN: Final = ("retrying", "waiting", "parked")
 FAILING: Final = ("retrying", "parked")
 RELAY: Final = RELAY_NAME
 """The owner of dead letters that the transport did not accept."""
-_LARGEST: Final = 2**63 - 1
+LARGEST: Final = 2**63 - 1
 # The SQL function `facet`, which reads payloads, cuts longer values off.
 _LONGEST_VALUE: Final = 254
 _OF_LETTERS: Final = ("consumer", "error_class", "error", "statuses")
@@ -160,14 +160,14 @@ def _check_moment(name: str, value: Any) -> None:
 
 def _check_position(name: str, value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (whole and 0 <= value <= _LARGEST):
+    if value is not None and not (whole and 0 <= value <= LARGEST):
         raise SelectionError(f"{name}={value!r:.60} must be a position in the log, an integer from 0")
 
 
 def checked_count(name: str, value: Any, least: int) -> int:
     """A limit or an offset; RepairError if it is not an integer in range."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
-        raise RepairError(f"{name}={value!r:.60} must be an integer from {least} to {_LARGEST}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
+        raise RepairError(f"{name}={value!r:.60} must be an integer from {least} to {LARGEST}")
     return value
 
 
@@ -209,6 +209,6 @@ def _scope_value(shape: Shape, name: str, value: Any) -> Any:
         found = value if isinstance(value, kind) else kind(value)
     except (ValueError, TypeError, AttributeError):
         raise SelectionError(f"scope {name}={value!r:.80} is not of type {kind.__name__}") from None
-    if isinstance(found, int) and not -_LARGEST - 1 <= found <= _LARGEST:
+    if isinstance(found, int) and not -LARGEST - 1 <= found <= LARGEST:
         raise SelectionError(f"scope {name}={hex(found):.40} is too large: it must fit a signed 64-bit integer")
     return found

@@ -160,6 +160,10 @@ where event.status = 'failed' and {which_rows} and (%(taken)s::text[] is null or
 -- operator asks for is often all in one place: the newest events, or those of one type.
 select set_config('enable_seqscan', 'off', true)
 
+-- name: preview_budget
+-- Ends a preview for which the index of the log leaves too many events, as for a type that is neither rare nor frequent.
+select set_config('statement_timeout', %(budget)s, true)
+
 -- name: edge_of_look
 -- The position after the last event that is looked at, and the head of the log.
 select (
