@@ -287,7 +287,7 @@ class TestPreviews:
     ) -> None:
         write_log(connection, 15, 400)
         limit_questions(monkeypatch, counted=1000, looked=100)
-        look = replay.within_look
+        look = looking.within_look
         with connected(dsn, autocommit=False) as other:
             # The first attempt waits for this lock until its time is over; the search begins when it is released.
             other.execute("lock table aftercommit.processed_events in access exclusive mode")
