@@ -52,7 +52,7 @@ class Contestant(Protocol):
     def serving(self) -> Any:
         """Runs while the block runs; gives its address."""
 
-    def emit(self, logs: int) -> None:
+    async def emit(self, logs: int) -> None:
         """So many logs at once."""
 
 
@@ -75,13 +75,13 @@ class Ours:
             self._number = (await self._app.hub.strand(self._feed, feed_logs.KEY)).head
             yield server.url
 
-    def emit(self, logs: int) -> None:
+    async def emit(self, logs: int) -> None:
         """As if a page of the log had been read: what reading it costs is no part of handing it to readers."""
         strands, outbox = self._app.hub._kept, self._feed.outbox
         for _ in range(logs):
             self._number += 1
             strands.take(outbox, feed_logs.stored(self._number))
-        strands.page_is_through(outbox)
+        await strands.page_is_through(outbox)
 
 
 class Plain:
@@ -96,7 +96,7 @@ class Plain:
             await server.answers()
             yield server.url
 
-    def emit(self, logs: int) -> None:
+    async def emit(self, logs: int) -> None:
         raise NotImplementedError
 
 
@@ -122,7 +122,7 @@ class FanOut(Plain):
             sent = len(self._frames)
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    def emit(self, logs: int) -> None:
+    async def emit(self, logs: int) -> None:
         self._frames += [frame()] * logs
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
@@ -151,7 +151,7 @@ class RawWriter(asyncio.Protocol):
         server.close()
 
     @classmethod
-    def emit(cls, logs: int) -> None:
+    async def emit(cls, logs: int) -> None:
         data = chunk(frame() * logs)
         for transport in cls.open:
             transport.write(data)
@@ -281,7 +281,7 @@ async def run(role: str, *arguments: str) -> None:
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
         while line := await told.readline():
-            contestant.emit(int(line.split()[1]))
+            await contestant.emit(int(line.split()[1]))
 
 
 if __name__ == "__main__":

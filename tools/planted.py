@@ -107,15 +107,15 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     Bug(
         "what is appended while a strand is loaded is not set aside",
         "src/aftercommit/feed/strands/strand.py",
-        "            self._pending.append(entry)\n",
+        "            self.pending.entries.append(entry)\n",
         "",
         f"{HUB}::test_an_event_appended_while_a_strand_is_loaded_is_there_once",
     ),
     Bug(
         "a page is not bounded by the head that its tag was made of",
-        "src/aftercommit/feed/strands/hub.py",
-        "end = strand.cursor(strand.head if upto is None else min(upto, strand.head))",
-        "end = strand.cursor(strand.head)",
+        "src/aftercommit/feed/strands/pages.py",
+        "end = strand.ring.cursor(strand.head if upto is None else min(upto, strand.head))",
+        "end = strand.ring.cursor(strand.head)",
         f"{HUB}::test_events_between_tag_and_page_are_in_the_page_but_never_only_in_the_tag",
     ),
     Bug(
@@ -202,7 +202,7 @@ select 1, (with inbox as (select event_id from inbox where not seen) select""",
     ),
     Bug(
         "a filtered reader stays where its last event was, however much was looked through",
-        "src/aftercommit/feed/strands/strand.py",
+        "src/aftercommit/feed/strands/ring.py",
         "        return Found(found, self._end(number, end))\n",
         """        if found:
             return Found(found, place_of(found[-1]))

@@ -393,7 +393,8 @@ async def test_a_strand_that_is_overtaken_while_it_is_loaded_is_loaded_anew(
         hold = signals.hold("feed.loaded")
         loading = asyncio.create_task(hub.strand(logs.feed, "i-1"))
         await hold.wait()
-        overtaken = hub._kept.strands[logs.feed, "i-1"]
+        overtaken = hub._kept.find(logs.feed, "i-1")
+        assert overtaken is not None
         await logs.record(*lines("i-1", range(3, 20)))
         await signals.wait_total("feed.tailed", 17)
         hold.release()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
-from uuid import UUID
 
 import msgspec
 
@@ -27,7 +26,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     number: int
     position: int
     ts: datetime
-    event_id: UUID
+    event_id: str
     body: bytes
     facets: tuple[str | None, ...]
     withheld: bool = False

@@ -62,7 +62,7 @@ class EntryMaker:
         except Exception as problem:  # noqa: BLE001 - users' functions may raise anything; other events go on
             self._count(feed, stored, problem)
             return _note(feed, stored, number, "item failed")
-        return Entry(number, position, stored.ts, record.event_id, body, facets)
+        return Entry(number, position, stored.ts, str(record.event_id), body, facets)
 
     def _hold(self, feed: Feed, stored: StoredEvent, number: int, known: int | None) -> Entry:
         """Logs each version of a type once: nothing changes until this process is started with newer code."""
@@ -74,7 +74,7 @@ class EntryMaker:
             fields = {"event_type": held.event_type, "version": held.version, "known": known, "remedy": remedy}
             log_event(logger, logging.WARNING, "feed_held", feed=feed.name, event_id=str(record.event_id), **fields)
         facets = feed.facets_of(record.payload, None)
-        return Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets, held=held)
+        return Entry(number, record.position or 0, stored.ts, str(record.event_id), b"", facets, held=held)
 
     def _count(self, feed: Feed, stored: StoredEvent, problem: Exception) -> None:
         """Counts every event, and logs the first of each type: more would flood the log."""
@@ -100,6 +100,6 @@ def _note(feed: Feed, stored: StoredEvent, number: int, reason: str) -> Entry:
     """A note in place of the item. The error itself goes to the log only: it may quote what must not leave."""
     record = stored.record
     facets = feed.facets_of(record.payload, None)
-    nothing = Entry(number, record.position or 0, stored.ts, record.event_id, b"", facets, withheld=True)
+    nothing = Entry(number, record.position or 0, stored.ts, str(record.event_id), b"", facets, withheld=True)
     note = feed.wire.body.withheld(nothing, feed.cursor, reason)
     return msgspec.structs.replace(nothing, body=msgspec.json.encode(note))

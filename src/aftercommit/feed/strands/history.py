@@ -29,7 +29,7 @@ from aftercommit.postgres.shape import Shape
 
 # How many events of one facet are compared with the other filters in one round, and how many rounds a request has.
 WINDOW: Final = 1000
-ROUNDS: Final = 50
+ROUNDS: Final = 10
 _LOAD_BYTES: Final = 1 << 20
 
 
@@ -135,6 +135,8 @@ class History:
         self._made = EntryCache()
         self._queries = {feed: FeedQueries(feed) for feed in feeds}
         self._preload_entries = preload_entries
+        # One object for all strands: there are many, and the garbage collector visits each.
+        self._epochs: dict[UUID, UUID] = {}
 
     def _entry(self, feed: Feed, stored: StoredEvent) -> Entry:
         """The entry of an event, as it was made before if nothing has changed since."""
@@ -162,7 +164,8 @@ class History:
         # In a strand that is only a part of the log, a missing number means nothing.
         is_whole = feed.select.by_stream or isinstance(feed.select, Everything)
         never_given = tuple((low, high) for low, high in gaps) if is_whole else ()
-        return Loaded(epoch, head.number, head.ts, first, total, entries, floor, never_given)
+        self._epochs = {epoch: self._epochs.get(epoch, epoch)}
+        return Loaded(self._epochs[epoch], head.number, head.ts, first, total, entries, floor, never_given)
 
     async def forward(self, feed: Feed, key: str, after: Cursor, end: Cursor, limit: int, chosen: Chosen) -> Found:
         """The entries after a cursor, up to an end. Raises CursorGone if the cursor is no longer valid."""

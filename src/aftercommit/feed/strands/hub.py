@@ -1,28 +1,25 @@
-"""The feeds of one process: a tailer for each log, the strands in memory, and pages from memory or the database.
+"""The feeds of one process: a tailer for each log, the strands in memory, and pages of them.
 
 A strand is loaded when it is first asked for, and then follows the log without another query. One that nobody has asked
 for in a while is dropped: ask the hub for it each time, and keep the object only while you wait for its news.
 """
 
 import asyncio
-import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Self
 
-import msgspec
-
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, FeedsFailed
-from aftercommit.feed.declaration.cursor import Cursor, same_moment
+from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.declaration.feed import Feed, all_different
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen
 from aftercommit.feed.declaration.page import Page
 from aftercommit.feed.strands.connections import HistoryConnections
 from aftercommit.feed.strands.entry_maker import EntryMaker
-from aftercommit.feed.strands.found import Found
 from aftercommit.feed.strands.history import History
 from aftercommit.feed.strands.kept_strands import KeptStrands
+from aftercommit.feed.strands.pages import PageReader
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.feed.strands.tailer import Tailer, Unread
 from aftercommit.outbox.declaration import Outbox
@@ -81,11 +78,12 @@ class FeedHub(Service):
         self._maker = EntryMaker()
         # How many items of each feed could not be made, by the feed's name.
         self.withheld: Mapping[str, int] = self._maker.withheld
-        self._history = History(self._connections, self._maker, self.feeds, self.settings.preload_entries)
+        history = History(self._connections, self._maker, self.feeds, self.settings.preload_entries)
         ring_bytes, max_strands = self.settings.ring_bytes, self.settings.max_strands
-        self._kept = KeptStrands(self.feeds, self._history, self._maker, ring_bytes, max_strands, self.reach)
+        self._kept = KeptStrands(self.feeds, history, self._maker, ring_bytes, max_strands, self.reach)
         outboxes = dict.fromkeys(feed.outbox for feed in self.feeds)
         self._tailers = {outbox: self._tailer(outbox, database, listener) for outbox in outboxes}
+        self._pages = PageReader(self._kept, history, self._tailers, self.strand)
         self._has_ended = False
 
     @property
@@ -130,7 +128,7 @@ class FeedHub(Service):
     @property
     def strands(self) -> int:
         """How many strands are in memory."""
-        return len(self._kept.strands)
+        return len(self._kept)
 
     @property
     def ring_bytes(self) -> int:
@@ -166,102 +164,30 @@ class FeedHub(Service):
         Raises UnknownStrand when the key is not possible in this feed, DatabaseUnavailable when the strand cannot be
         loaded now, and FeedsFailed when this hub can never load it.
         """
-        known = self._kept.strands.get((feed, key))
+        known = self._kept.find(feed, key)
         if known is not None and known.rules != feed.version:
             # Its items were made with other rules of redaction.
             self._kept.forget(known)
         while True:
-            strand = self._kept.strands.get((feed, key)) or await self._register(feed, key)
+            strand = self._kept.find(feed, key) or await self._register(feed, key)
             if strand.loading is not None:
                 await asyncio.shield(strand.loading)
-            if strand.current:
-                strand.used_at = time.monotonic()
-                self._kept.strands.move_to_end((feed, key))
+            if strand.current and self._kept.touch(strand):
                 return strand
 
     async def page(
         self, strand: Strand, after: Cursor | None, limit: int, chosen: Chosen = EVERYTHING, *, upto: int | None = None
     ) -> Page:
-        """The matching entries after a cursor; without one, the newest that match. `upto` bounds the page by a head
-        that was read before (that of an ETag).
-
-        The ring answers, or the database for what is older. Raises CursorGone when the cursor is no longer valid.
-        """
-        while True:
-            if not strand.current:
-                strand = await self.strand(strand.feed, strand.key)
-            end = strand.cursor(strand.head if upto is None else min(upto, strand.head))
-            end = end or Cursor(strand.head, strand.head_ts)
-            if after is None:
-                found = strand.latest(limit, chosen, end.number)
-            else:
-                found = strand.page_after(after, end, limit, chosen) if self._is_known(strand, after) else None
-            if found is None:
-                found = await self._from_history(strand, self._older(strand, after, end, limit, chosen))
-            if found is not None:
-                found = found.before_held()
-                went_on = found.looked.number > (after.number if after is not None else 0)
-                following, previous = found.looked if went_on else None, found.previous
-                total, held = strand.total, found.held
-                return Page(found.entries, after, following, found.more, limit, total, end.number, None, previous, held)
+        """The matching entries after a cursor; without one, the newest that match. See `PageReader.page`."""
+        return await self._pages.page(strand, after, limit, chosen, upto=upto)
 
     async def page_before(self, strand: Strand, before: Cursor, limit: int, chosen: Chosen = EVERYTHING) -> Page:
-        """The matching entries right before a cursor, down to the oldest that is kept.
-
-        No head bounds the page: what lies before an event does not change. Raises CursorGone when the cursor is of
-        another epoch of the log.
-        """
-        while True:
-            if not strand.current:
-                strand = await self.strand(strand.feed, strand.key)
-            found = strand.before(before.number, limit, chosen) if self._is_known(strand, before) else None
-            if found is None:
-                reading = self._history.before(strand.feed, strand.key, before, limit, chosen)
-                found = await self._from_history(strand, reading)
-            if found is not None:
-                found = found.after_held()
-                previous, total, held = found.looked if found.more else None, strand.total, found.held
-                return Page(found.entries, None, None, found.more, limit, total, strand.head, before, previous, held)
+        """The matching entries right before a cursor. See `PageReader.page_before`."""
+        return await self._pages.page_before(strand, before, limit, chosen)
 
     async def before_moment(self, strand: Strand, moment: datetime) -> Cursor:
         """The place after which a strand has the events of this moment and later."""
-        while True:
-            if not strand.current:
-                strand = await self.strand(strand.feed, strand.key)
-            if (place := strand.before_moment(moment)) is not None:
-                return place
-            reading = self._history.before_moment(strand.feed, strand.key, moment)
-            if (found := await self._from_history(strand, reading)) is not None:
-                return found.looked
-
-    async def _older(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Found:
-        if after is None:
-            return await self._history.latest(strand.feed, strand.key, end, limit, chosen)
-        found = await self._history.forward(strand.feed, strand.key, after, end, limit, chosen)
-        if after.number > end.number:
-            # The reader comes from a process that is ahead of this one, so there is news for the tailer.
-            self._tailers[strand.feed.outbox].news.set()
-            return msgspec.structs.replace(found, looked=after, more=False)
-        return found
-
-    async def _from_history(self, strand: Strand, reading: Awaitable[Found]) -> Found | None:
-        """What the database answers; None, and the strand is dropped, when the log was restored meanwhile."""
-        async with self._connections.answered():
-            found = await reading
-        if found.epoch == strand.epoch:
-            return found
-        self._kept.forget(strand)
-        return None
-
-    def _is_known(self, strand: Strand, place: Cursor) -> bool:
-        """Whether memory alone can tell that a cursor is valid."""
-        newest = strand.head if strand.feed.select.by_stream else self._tailers[strand.feed.outbox].position
-        if place.number == 0 or place.number > max(newest, strand.head):
-            return place.number == 0
-        if place.ts is None:
-            return True
-        here = strand.cursor(place.number)
-        return here is not None and here.ts is not None and same_moment(here.ts, place.ts)
+        return await self._pages.before_moment(strand, moment)
 
     async def _register(self, feed: Feed, key: str) -> Strand:
         # Refuse an impossible key before it takes a place in memory.
@@ -275,7 +201,7 @@ class FeedHub(Service):
                 self._check_running()
                 message = f"the feeds of {feed.outbox.schema!r} have not reached their database yet: try again"
                 raise DatabaseUnavailable(message) from None
-        return self._kept.strands.get((feed, key)) or self._kept.load(feed, key, tailer.accepts)
+        return self._kept.find(feed, key) or self._kept.load(feed, key, tailer.accepts)
 
     def _check_running(self) -> None:
         """No tailer would keep a strand up to date that is loaded when the hub has ended or is about to."""
@@ -293,4 +219,4 @@ class FeedHub(Service):
     async def _drop_idle(self) -> None:
         while not self.stopping.is_set():
             await self.pause(self.settings.idle_seconds / 4)
-            self._kept.drop_idle(self.settings.idle_seconds)
+            await self._kept.drop_idle(self.settings.idle_seconds)

@@ -7,19 +7,29 @@ events came twice.
 import asyncio
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
 
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.feed.declaration.entry import StoredEvent
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.strands.entry_maker import EntryMaker
 from aftercommit.feed.strands.history import History
-from aftercommit.feed.strands.strand import Budget, Loaded, Strand
+from aftercommit.feed.strands.ring import Budget
+from aftercommit.feed.strands.strand import Loaded, Strand
+from aftercommit.feed.strands.time_slice import TimeSlice
 from aftercommit.outbox.declaration import Outbox
+
+# How many strands in use are passed over, at most, to find one to drop for a new one.
+PASSED_OVER: Final = 250
 
 
 class KeptStrands:
-    """The strands in memory, least recently used first. Tailers hand their events to it."""
+    """The strands in memory, least recently used first. Tailers hand their events to it.
+
+    Nothing here takes a time that grows with the number of strands, except in slices.
+    """
 
     def __init__(
         self,
@@ -31,7 +41,8 @@ class KeptStrands:
         reach: Callable[..., Awaitable[None]],
     ) -> None:
         """`reach` is that of the hub: loading passes through points at which tests wait."""
-        self.strands: OrderedDict[tuple[Feed, str], Strand] = OrderedDict()
+        # By outbox, and there by the names of feed and key: the garbage collector need not visit two texts.
+        self._strands: dict[Outbox, OrderedDict[tuple[str, str], Strand]] = defaultdict(OrderedDict)
         self.budget = Budget(ring_bytes)
         self._feeds: dict[Outbox, list[Feed]] = defaultdict(list)
         for feed in feeds:
@@ -43,33 +54,53 @@ class KeptStrands:
         self._loads: set[asyncio.Task[None]] = set()
         self._changed: dict[Outbox, set[Strand]] = defaultdict(set)
 
+    def __len__(self) -> int:
+        """How many strands are in memory."""
+        return sum(map(len, self._strands.values()))
+
+    def find(self, feed: Feed, key: str) -> Strand | None:
+        """The strand, if it is in memory."""
+        return self._strands[feed.outbox].get((feed.name, key))
+
+    def touch(self, strand: Strand) -> bool:
+        """Count a strand as just used; False if it was dropped."""
+        if self.find(strand.feed, strand.key) is not strand:
+            return False
+        strand.used_at = time.monotonic()
+        self._strands[strand.feed.outbox].move_to_end((strand.feed.name, strand.key))
+        return True
+
     def load(self, feed: Feed, key: str, accepts: Callable[[Loaded], bool]) -> Strand:
         """Register a strand and begin to load it; `strand.loading` is the task. `accepts` is that of its tailer."""
-        if len(self.strands) >= self._max_strands:
-            self._drop_while(lambda _: len(self.strands) >= self._max_strands)
-        strand = self.strands[feed, key] = Strand(feed, key, self.budget)
+        self._make_room()
+        strand = self._strands[feed.outbox][feed.name, key] = Strand(feed, key, self.budget)
         strand.used_at = time.monotonic()
         strand.loading = asyncio.create_task(self._load(strand, accepts), name=f"load {feed.name} {key:.40}")
         self._loads.add(strand.loading)
-        strand.loading.add_done_callback(self._load_is_over)
+        strand.loading.add_done_callback(partial(self._load_is_over, strand))
         return strand
 
     def forget(self, strand: Strand) -> None:
         """Drop a strand; readers ask the hub for it again."""
-        place = (strand.feed, strand.key)
-        if self.strands.get(place) is strand:
-            del self.strands[place]
+        strands, place = self._strands[strand.feed.outbox], (strand.feed.name, strand.key)
+        if strands.get(place) is strand:
+            del strands[place]
         strand.retire()
 
-    def drop_idle(self, idle_seconds: float) -> None:
+    async def drop_idle(self, idle_seconds: float) -> None:
         """Drop every strand that nobody has asked for in this time."""
         before = time.monotonic() - idle_seconds
-        self._drop_while(lambda strand: strand.used_at <= before)
+        time_slice = TimeSlice()
+        for strands in tuple(self._strands.values()):
+            while strands and (strand := _first(strands)).used_at <= before:
+                self._drop_unless_in_use(strand)
+                if time_slice.is_over():
+                    await time_slice.give()
 
     async def close(self, within_seconds: float) -> None:
         """Drop all strands and end what is being loaded."""
-        for strand in list(self.strands.values()):
-            self.forget(strand)
+        for outbox in tuple(self._strands):
+            await self.give_up(outbox)
         if self._loads:
             _, left = await asyncio.wait(self._loads, timeout=within_seconds)
             for load in left:
@@ -77,12 +108,13 @@ class KeptStrands:
 
     def take(self, outbox: Outbox, stored: StoredEvent) -> None:
         """Add an event to the strands it belongs to."""
+        strands = self._strands[outbox]
         for feed in self._feeds[outbox]:
             if not feed.takes(stored.record.event_type):
                 continue
             number, entry = feed.select.number_of(stored), None
             for key in feed.select.keys_of(stored):
-                strand = self.strands.get((feed, key))
+                strand = strands.get((feed.name, key))
                 if strand is not None and strand.wants(number):
                     # Made only for strands in memory, and once for all of them.
                     entry = entry or self._maker.entry_of(feed, stored)
@@ -92,16 +124,17 @@ class KeptStrands:
                         # More has come than it sets aside. Its readers wake up and have it loaded again.
                         self.forget(strand)
 
-    def page_is_through(self, outbox: Outbox) -> None:
+    async def page_is_through(self, outbox: Outbox) -> None:
         """Wake the readers of the strands that have changed."""
-        for strand in self._changed.pop(outbox, ()):
-            strand.ring_bell()
+        await _each_in_slices(self._changed.pop(outbox, ()), Strand.ring_bell)
 
-    def give_up(self, outbox: Outbox) -> None:
-        """Drop the strands of an outbox: its log is not the one that they were read from, or too far ahead."""
-        for strand in list(self.strands.values()):
-            if strand.feed.outbox is outbox:
-                self.forget(strand)
+    async def give_up(self, outbox: Outbox) -> None:
+        """Drop the strands of an outbox: its log is not the one that they were read from, or too far ahead.
+
+        At once nobody finds them any more. Then their readers are woken.
+        """
+        self._changed.pop(outbox, None)
+        await _each_in_slices(self._strands.pop(outbox, OrderedDict()).values(), Strand.retire)
 
     async def _load(self, strand: Strand, accepts: Callable[[Loaded], bool]) -> None:
         try:
@@ -123,15 +156,42 @@ class KeptStrands:
             strand.fill(loaded)
         strand.loading = None
 
-    def _load_is_over(self, task: asyncio.Task[None]) -> None:
+    def _load_is_over(self, strand: Strand, task: asyncio.Task[None]) -> None:
+        # An error refers to the strand that it is the error of.
+        strand.loading = None
         self._loads.discard(task)
         # A reader that waits sees the error. If none waits, asyncio would complain about an error unseen.
         task.cancelled() or task.exception()
 
-    def _drop_while(self, is_due: Callable[[Strand], bool]) -> None:
-        """Drop strands, least recently used first, except those that are being loaded or waited for."""
-        for strand in list(self.strands.values()):
-            if not is_due(strand):
-                return
-            if not strand.is_held and strand.loading is None:
-                self.forget(strand)
+    def _make_room(self) -> None:
+        """Drop the least recently used strands, as many as are too many for one more."""
+        passed_over = 0
+        while passed_over < PASSED_OVER and len(self) >= self._max_strands:
+            oldest = min((_first(each) for each in self._strands.values() if each), key=_used_at)
+            passed_over += not self._drop_unless_in_use(oldest)
+
+    def _drop_unless_in_use(self, strand: Strand) -> bool:
+        """Drop a strand. One that is being loaded or waited for counts as just used instead."""
+        if strand.is_held or strand.loading is not None:
+            self.touch(strand)
+            return False
+        self.forget(strand)
+        return True
+
+
+def _first(strands: OrderedDict[tuple[str, str], Strand]) -> Strand:
+    """The least recently used one."""
+    return next(iter(strands.values()))
+
+
+def _used_at(strand: Strand) -> float:
+    return strand.used_at
+
+
+async def _each_in_slices(strands: Iterable[Strand], do: Callable[[Strand], None]) -> None:
+    """Do something with each strand; readers are served meanwhile. Nobody else may change the collection."""
+    time_slice = TimeSlice()
+    for strand in strands:
+        do(strand)
+        if time_slice.is_over():
+            await time_slice.give()

@@ -175,7 +175,7 @@ class Tailer(DatabaseService):
         tip = _Tip(*rows[0][:5])
         await self.reach("feed.read", position=self.position, head=tip.position)
         if reason := self._lost_place(tip, end):
-            self._give_up(reason, tip)
+            await self._give_up(reason, tip)
             return False
         if tip.position == self.position:
             return False
@@ -187,7 +187,7 @@ class Tailer(DatabaseService):
         await self._hand_on(events)
         self._ts = tip.ts if upto == tip.position else None
         self.position = upto
-        self._strands.page_is_through(self._outbox)
+        await self._strands.page_is_through(self._outbox)
         await self.reach("feed.tailed", count=len(events), position=self.position)
         return upto < tip.position
 
@@ -214,12 +214,12 @@ class Tailer(DatabaseService):
             return f"the log is {tip.position - self.position} events ahead"
         return None
 
-    def _give_up(self, reason: str, tip: _Tip) -> None:
+    async def _give_up(self, reason: str, tip: _Tip) -> None:
         fields = {"outbox": self._outbox.schema, "position": self.position, "head": tip.position}
         log_event(logger, logging.WARNING, "feed_began_anew", reason=reason, **fields)
         self.position, self._ts, self.epoch = tip.position, tip.ts, tip.epoch
         self._loaded_upto = tip.position
-        self._strands.give_up(self._outbox)
+        await self._strands.give_up(self._outbox)
 
 
 def _statement(statements: Statements) -> bytes:

@@ -5,7 +5,7 @@ import time
 from typing import Final
 
 # The longest that anybody waits for one piece of work. Readers do not notice it, and yielding this often costs little.
-SLICE_SECONDS: Final = 0.01
+SLICE_SECONDS: Final = 0.002
 
 
 class TimeSlice:
