@@ -186,19 +186,52 @@ async def test_what_does_not_fit_into_one_write_reaches_all_who_wait(journal: Jo
         assert await other.texts(100) == texts
 
 
-async def test_a_reader_at_the_end_is_written_to_while_its_task_sleeps(journal: Journal):
+async def test_a_reader_at_the_end_is_written_to_without_a_task(journal: Journal):
     """Also as a part of a whole service, whose wrappers are known to pass pieces on as they are."""
     app = journal.app(cors=["https://pages.example"])
     async with journal.served(app, service(app)) as reading, reading.stream() as stream:
         await stream.block()
         await stream.block()
-        task = the_stream(reading)
-        await until(lambda: task._sleeper is not None)
-        sleeper = task._sleeper
+        await until(lambda: the_stream(reading)._crowd is not None)
+        begun: list[object] = []
+        reading.app.streams.run_task = begun.append  # type: ignore[assignment, method-assign]
         await journal.write("one", "two")
         assert await stream.texts(2) == ["one", "two"]
-        assert task._sleeper is sleeper
-        assert not sleeper.done()
+        assert begun == []
+        assert the_stream(reading)._sleeper is None
+        del reading.app.streams.run_task
+
+
+async def test_a_connection_goes_on_after_a_stream_that_had_no_task(journal: Journal):
+    """Also with a request that the client has sent before the stream was over."""
+    async with journal.served() as reading:
+        with connected(reading, journal) as reader:
+            await until(lambda: len(reading.app.streams) == 1 and the_stream(reading)._crowd is not None)
+            reader.sendall(b"GET /books/b-1/lines HTTP/1.1\r\nHost: x\r\n\r\n")
+            await journal.write("one")
+            came = await read_until(reader, b'"text":"one"')
+            assert b"401" not in came
+            the_stream(reading).end("rotation")
+            came += await read_until(reader, b"unauthorized")
+            stream, _, rest = came.partition(b"\r\n0\r\n\r\n")
+            assert b"event: bye" in stream
+            assert rest.startswith(b"HTTP/1.1 401")
+            await until_open(reading, 0)
+            assert reading.app.streams.ended == {"rotation": 1}
+            reader.sendall(b"GET /books/b-1/lines HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await read_until(reader, b"unauthorized")).startswith(b"HTTP/1.1 401")
+
+
+async def test_what_a_stream_without_a_task_costs_a_user_is_given_back_when_it_ends(journal: Journal):
+    app = journal.app(caps=StreamCaps(max_streams_per_user=1))
+    async with journal.served(app) as reading:
+        async with reading.stream():
+            await until(lambda: len(app.streams) == 1 and the_stream(reading)._crowd is not None)
+            refused = await reading.client.get("/books/b-1/lines/stream", headers=journal.bearer())
+            assert refused.status_code == 429
+        await until_open(reading, 0)
+        async with reading.stream() as again:
+            assert again.answer.status_code == 200
 
 
 @pytest.mark.contract("L8")
@@ -208,7 +241,7 @@ async def test_who_is_being_ended_gets_nothing_that_comes_at_the_same_moment(jou
         await stream.block()
         await stream.block()
         task = the_stream(reading)
-        await until(lambda: task._sleeper is not None)
+        await until(lambda: task._crowd is not None)
         piece = b"id: 1\nevent: line\ndata: {}\n\n"
         task.end("unauthorized")
         task.take(Block(piece, Cursor(1), 1), chunk(piece))
@@ -374,7 +407,7 @@ async def test_a_reader_that_leaves_is_noticed_while_nothing_happens(journal: Jo
 
 
 @pytest.mark.thorough
-async def test_a_stream_takes_no_task_beyond_its_own(journal: Journal):
+async def test_an_idle_stream_takes_no_task(journal: Journal):
     # The relay has begun its tasks when something has come through; the first stream of all loads the strand.
     await journal.write("one")
     async with journal.served() as reading, reading.stream() as first:
@@ -385,7 +418,7 @@ async def test_a_stream_takes_no_task_beyond_its_own(journal: Journal):
         async with reading.stream(), reading.stream(), reading.stream() as third:
             await third.block()
             # What asks the database meanwhile may have a task for a moment.
-            await until(lambda: len(asyncio.all_tasks() - before) == 3)
+            await until(lambda: not asyncio.all_tasks() - before)
 
 
 async def test_a_cursor_that_is_gone_is_a_reset_with_the_place_to_go_on(journal: Journal):
@@ -530,9 +563,27 @@ def fails_to_send(app: FeedApp, word: bytes) -> Asgi:
 def slow_reader(reading: Reading, journal: Journal) -> socket.socket:
     """A connection that has asked for a stream, with small buffers on both sides, and reads nothing by itself."""
     reading.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return connected(reading, journal, 4096)
+
+
+async def read_until(reader: socket.socket, text: bytes) -> bytes:
+    """What comes, up to a piece with this text."""
+    reader.setblocking(False)
+    came = b""
+    async with asyncio.timeout(60):
+        while text not in came:
+            piece = await asyncio.get_running_loop().sock_recv(reader, 65_536)
+            assert piece, came
+            came += piece
+    return came
+
+
+def connected(reading: Reading, journal: Journal, buffer: int | None = None) -> socket.socket:
+    """A connection that has asked for a stream, with a receive buffer of this size."""
     address = urlsplit(reading.server.url)
     reader = socket.socket()
-    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    if buffer is not None:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     reader.connect((address.hostname, address.port))
     bearer = journal.bearer()["Authorization"]
     request = f"GET /books/b-1/lines/stream HTTP/1.1\r\nHost: x\r\nAuthorization: {bearer}\r\n\r\n"

@@ -52,11 +52,13 @@ def test_uvicorn_has_the_parts_that_the_server_is_built_on():
         assert f"self.{name}" in _source(HttpToolsProtocol), name
     for name in "connection_made connection_lost data_received send_400_response shutdown".split():
         assert callable(getattr(HttpToolsProtocol, name))
-    for name in "on_message_begin on_header on_headers_complete on_message_complete".split():
+    for name in "on_message_begin on_header on_headers_complete on_message_complete on_response_complete".split():
         assert callable(getattr(HttpToolsProtocol, name))
     cycle = "response_started response_complete chunked_encoding expected_content_length keep_alive disconnected"
     for name in (*cycle.split(), "message_event"):
         assert f"self.{name} = " in _source(RequestResponseCycle), name
+    # What lets an application return before its answer is complete (`detach`).
+    assert "not self.response_complete and not self.disconnected" in _source(RequestResponseCycle)
     for name in "server target start terminate is_ready exitcode pid".split():
         assert hasattr(Process, name), name
     assert "self._server" in _source(Process)

@@ -53,6 +53,18 @@ class ServerConnection(Protocol):
     def write(self, data: bytes) -> bool:
         """Write bytes to the socket. False, and nothing is written, while the client does not read."""
 
+    def detach(self) -> bool:
+        """Let the application return while its response goes on, by `write`, `drain` and `finish`; False if it cannot.
+
+        Only for a response for which `sends_by` was true. Nothing is sent by `send` from now on.
+        """
+
+    async def drain(self) -> bool:
+        """Wait until the client reads; False if the connection is about to end."""
+
+    def finish(self) -> None:
+        """End a response that was detached."""
+
 
 def connection_of(scope: Scope) -> ServerConnection | None:
     """The connection, if our own server runs the application."""

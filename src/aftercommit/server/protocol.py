@@ -38,6 +38,13 @@ class Guards(msgspec.Struct, frozen=True):
     connections: int = 20_000
 
 
+class _Unheard:
+    """An event that nobody waits for."""
+
+    def set(self) -> None:
+        """Nothing happens."""
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection, with limits on how slow and how large a request may be."""
 
@@ -58,6 +65,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._call_when_lost: Callable[[], None] | None = None
         self._is_leaving = False
         self._answering: Asgi = _answering_at_the_end(config.loaded_app)
+        self._detached: _Detached | None = None
 
     def abort(self) -> None:
         """Drop the connection now, with all that was written and not yet read."""
@@ -80,6 +88,32 @@ class GuardedProtocol(HttpToolsProtocol):
             return False
         self.transport.write(data)
         return True
+
+    def detach(self) -> bool:
+        """Let the application return while its answer goes on. Request and task need not stay in memory then."""
+        if self._phase is not None or self.transport.is_closing():
+            return False
+        # uvicorn finds no fault with an application that returns when its client is gone, and drops what it sends.
+        self.cycle.disconnected = True
+        self._detached = self.cycle = _Detached(self.cycle.keep_alive)  # type: ignore[assignment]
+        self.scope, self.headers, self.url = {}, [], b""  # type: ignore[typeddict-item]
+        return True
+
+    async def drain(self) -> bool:
+        """Wait until the client takes bytes; False when it will not take any more."""
+        await self.flow.drain()
+        return not self.transport.is_closing()
+
+    def finish(self) -> None:
+        """End the answer that was detached: the connection goes on to the next request."""
+        ended, self._detached = self._detached, None
+        if ended is None or self.transport.is_closing():
+            return
+        ended.response_complete = True
+        self.transport.write(b"0\r\n\r\n")
+        if not ended.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected, and has `header_seconds` for its request."""
@@ -216,6 +250,18 @@ class GuardedProtocol(HttpToolsProtocol):
         call, self._call_when_lost = self._call_when_lost, None
         if call is not None:
             call()
+
+
+class _Detached:
+    """What uvicorn needs to know of an answer whose application has returned, and no more."""
+
+    __slots__ = ("disconnected", "keep_alive", "response_complete")
+    response_started = True
+    message_event = _Unheard()
+
+    def __init__(self, keep_alive: bool) -> None:
+        self.keep_alive = keep_alive
+        self.disconnected = self.response_complete = False
 
 
 def problem_of_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:

@@ -9,7 +9,7 @@ from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.gate import Gate
 from aftercommit.feed.live.response import HEADERS
-from aftercommit.feed.live.stream import UNREAD_WITHOUT_STREAM, Stream
+from aftercommit.feed.live.stream import UNREAD_WITHOUT_STREAM, Stream, StreamSource
 from aftercommit.feed.live.streams import Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.http.asgi import Receive, Scope, Send, answer, peer_of
@@ -25,7 +25,7 @@ class Streaming(Endpoint):
     ) -> None:
         """The stream asks `access` now and then whether the reader may still read."""
         super().__init__(feed, parameter, hub, gate, streams)
-        self._access = access
+        self._source = StreamSource(streams, hub, access)
 
     async def answer(
         self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send
@@ -36,17 +36,23 @@ class Streaming(Endpoint):
         # A browser that reconnects repeats the first URL, and sends its position in this header.
         resumed = headers.get("last-event-id")
         after = self._resumed(resumed) if resumed else asked.after
-        with self._streams.place(admission.reader.user):
+        room = self._streams.room(admission.reader.user)
+        try:
             strand = await self._hub.strand(self.feed, admission.key)
             more_headers = [*admission.caching.stream, *admission.headers]
             if self._hub.unread_for(self.feed) > UNREAD_WITHOUT_STREAM:
                 # A stream from memory would open and then send nothing. The client should know.
                 raise unavailable("Cannot read the log at the moment, so a stream would send nothing: try again", 2)
             if scope["method"] == "HEAD":
+                room.leave()
                 await answer(send, 200, [*HEADERS, *more_headers])
                 return
-            stream = Stream(self._streams, self._hub, self._access, admission.reader, asked.chosen, scope, send)
-            await stream.serve(strand, after, asked.limit, more_headers, receive)
+            stream = Stream(self._source, strand, admission.reader, asked.chosen, room, scope, send)
+        except BaseException:
+            room.leave()
+            raise
+        # The stream leaves its room when it is over, which may be long after this request's task.
+        await stream.serve(after, asked.limit, more_headers, receive)
 
     def _resumed(self, last_event_id: str) -> Cursor:
         try:

@@ -1,9 +1,8 @@
 """The readers that have all of a strand and wait for more: a new event is written to all of them in one go.
 
 Waking a task for each of a thousand readers costs more than what the task then does. So the crowd writes to the waiting
-readers itself, with bytes that are made once for all, and their tasks sleep on. A reader's task is woken only where
-that does not work: the reader does not take bytes now, its stream is to end, or something in between has to see every
-piece.
+readers itself, with bytes that are made once for all. A reader has a task, or wakes the one it has, only where that
+does not work: it does not take bytes now, its stream is to end, or something in between has to see every piece.
 """
 
 import asyncio
@@ -37,34 +36,23 @@ class Crowd:
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
         self._waiting: dict[Waiting, None] = {}
-        self._news: asyncio.Future[None] | None = None
         self._round: Iterator[Waiting] | None = None
         self._again = False
 
     def join(self, reader: Waiting) -> None:
         """Write new events to this reader. It must not have awaited anything since it compared its place."""
+        if not self._waiting:
+            self.blocks.strand.changed().listeners[self._hear] = None
         self._waiting[reader] = None
-        if self._news is None:
-            self._listen()
 
     def leave(self, reader: Waiting) -> None:
         """Stop writing to this reader."""
         self._waiting.pop(reader, None)
-        if not self._waiting and self._news is not None:
+        if not self._waiting:
             # Stop listening, so that the strand counts as idle and can be dropped.
-            self.blocks.strand.changed().sleepers.discard(self._news)
-            self._news = None
+            self.blocks.strand.changed().listeners.pop(self._hear, None)
 
-    def _listen(self) -> None:
-        self._news = asyncio.get_running_loop().create_future()
-        self._news.add_done_callback(self._hear)
-        self.blocks.strand.changed().sleepers.add(self._news)
-
-    def _hear(self, news: asyncio.Future[None]) -> None:
-        self.blocks.strand.changed().sleepers.discard(news)
-        if news is not self._news:
-            return
-        self._listen()
+    def _hear(self) -> None:
         if self._round is not None:
             self._again = True
         else:
@@ -78,16 +66,17 @@ class Crowd:
     def _go_round(self) -> None:
         assert self._round is not None
         some = tuple(islice(self._round, AT_ONCE))
+        loop = asyncio.get_running_loop()
         try:
             self._hand_to(some)
-        finally:
-            # Even after an error: while a round is marked as under way, no other one begins.
-            if len(some) == AT_ONCE:
-                asyncio.get_running_loop().call_soon(self._go_round)
-            elif self._again:
-                self._begin_round()
-            else:
-                self._round = None
+        except Exception as problem:  # noqa: BLE001 - one reader must stop neither the others nor the tailer
+            loop.call_exception_handler({"message": "a reader could not be written to", "exception": problem})
+        if len(some) == AT_ONCE:
+            loop.call_soon(self._go_round)
+        elif self._again:
+            loop.call_soon(self._begin_round)
+        else:
+            self._round = None
 
     def _hand_to(self, readers: tuple[Waiting, ...]) -> None:
         strand, made, block, piece = self.blocks.strand, -1, None, b""
@@ -96,7 +85,7 @@ class Crowd:
             if not strand.current:
                 reader.wake()
                 continue
-            if number >= strand.head:
+            if number >= strand.head or reader not in self._waiting:
                 continue
             # Nearly always, all of them are at the same place.
             if number != made:
@@ -104,6 +93,6 @@ class Crowd:
                 made, piece = number, chunk(block.data) if block is not None and block.data else b""
             if block is not None:
                 reader.take(block, piece)
-            if reader.place.number < strand.head:
+            if reader.place.number < strand.head and reader in self._waiting:
                 # There is more than one block, or the ring has none: that takes the reader's own task.
                 reader.wake()

@@ -1,8 +1,7 @@
 """The HTTP response of one stream: writes bytes to the reader, and notices a reader that is gone or too slow."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 from aftercommit.feed.live.streams import Streams
@@ -14,6 +13,7 @@ from aftercommit.http.asgi import (
     Scope,
     Send,
     ServerConnection,
+    chunk,
     connection_of,
     innermost,
     lost,
@@ -42,6 +42,7 @@ class StreamResponse:
         "_streams",
         "_task",
         "_waited",
+        "_watcher",
         "gone",
         "last_write",
         "sending_since",
@@ -49,11 +50,14 @@ class StreamResponse:
 
     def __init__(self, streams: Streams, scope: Scope, send: Send) -> None:
         """Belongs to the task that makes it."""
-        self._streams, self._send = streams, send
+        self._streams = streams
+        # None once the response goes on without the request's task.
+        self._send: Send | None = send
+        self._watcher: asyncio.Task[None] | None = None
         self._connection = connection_of(scope)
         # Set where bytes may be written to the connection directly, without `send`.
         self._direct: ServerConnection | None = None
-        self._task = asyncio.current_task()
+        self._task: asyncio.Task[object] | None = asyncio.current_task()
         self.gone: str | None = None
         self.last_write = streams.now
         self.sending_since: float | None = None
@@ -61,41 +65,48 @@ class StreamResponse:
         self._sent, self._waited = 0, 0.0
         self._measured = (streams.now, 0, 0.0)
 
-    @contextmanager
-    def watched(self, receive: Receive, wake: Callable[[], None]) -> Iterator[None]:
-        """Notice while the block runs that the reader has left, and `wake` the stream. Ends the block quietly then."""
+    def watch(self, receive: Receive, wake: Callable[[], None]) -> None:
+        """Notice that the reader has left, and `wake` the stream."""
 
         def leave() -> None:
             self.gone = self.gone or "left"
             wake()
 
-        watcher: asyncio.Task[None] | None = None
         if self._connection is not None:
             self._connection.on_lost(leave)
         else:
             # Other servers only tell an application that asks.
-            watcher = asyncio.create_task(lost(receive))
-            watcher.add_done_callback(lambda _: leave())
-        try:
-            yield
-        except ReaderGone:
-            pass
-        except asyncio.CancelledError:
-            # `cut` cancels our own task where it cannot abort the connection. Any other cancellation goes on.
-            if self.gone is None or self._task is None:
-                raise
-            self._task.uncancel()
-        finally:
-            if self._connection is not None:
-                self._connection.on_lost(None)
-            if watcher is not None:
-                watcher.cancel()
+            self._watcher = asyncio.create_task(lost(receive))
+            self._watcher.add_done_callback(lambda _: leave())
+
+    def unwatch(self) -> None:
+        """The stream is over: nobody needs to know that the reader leaves."""
+        if self._connection is not None:
+            self._connection.on_lost(None)
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def was_cut(self) -> bool:
+        """Whether a cancellation of the request's task was `cut`, which is then over; any other one goes on."""
+        if self.gone is None or self._task is None:
+            return False
+        self._task.uncancel()
+        return True
+
+    def detach(self) -> bool:
+        """Go on without the request's task; False where the server cannot do that."""
+        if self._send is None:
+            return True
+        if self._direct is None or not self._direct.detach():
+            return False
+        self._send = self._task = None
+        return True
 
     async def open(self, headers: list[Header]) -> None:
         """Send status and headers, and the first bytes."""
         beat = (b"x-heartbeat-interval", b"%g" % self._streams.times.heartbeat_seconds)
         await self._hand({"type": "http.response.start", "status": 200, "headers": [*HEADERS, beat, *headers]})
-        if self._connection is not None and self._connection.sends_by(innermost(self._send)):
+        if self._connection is not None and self._send is not None and self._connection.sends_by(innermost(self._send)):
             self._direct = self._connection
         await self.write(sse.opening(self._streams.retry()))
 
@@ -103,7 +114,10 @@ class StreamResponse:
         """Send some bytes; takes as long as the reader does. Raises ReaderGone."""
         # The clock of the timer is exact enough for the timer's own checks.
         self.sending_since = began = self._streams.now
-        await self._hand({"type": "http.response.body", "body": data, "more_body": True})
+        if self._send is None:
+            await self._put_when_ready(data)
+        else:
+            await self._hand({"type": "http.response.body", "body": data, "more_body": True})
         self.last_write = now = self._streams.now
         self.sending_since = None
         self._sent += len(data)
@@ -121,6 +135,10 @@ class StreamResponse:
 
     async def finish(self) -> None:
         """End the response."""
+        if self._send is None:
+            if self._direct is not None:
+                self._direct.finish()
+            return
         await self._hand({"type": "http.response.body", "body": b"", "more_body": False})
 
     def cut(self, reason: str) -> None:
@@ -145,7 +163,15 @@ class StreamResponse:
         self._measured = (now, self._sent, waiting)
         return waiting - waited > passed / 2 and self._sent - sent < self._streams.times.min_bytes_per_second * passed
 
+    async def _put_when_ready(self, data: bytes) -> None:
+        assert self._direct is not None, "only a connection that is written to directly is detached"
+        piece = chunk(data)
+        while self.gone is None and not self._direct.write(piece):
+            if not await self._direct.drain():
+                self.gone = self.gone or "left"
+
     async def _hand(self, message: Message) -> None:
+        assert self._send is not None, "a detached response is not sent to the server's task"
         try:
             await self._send(message)
         except OSError as problem:

@@ -6,19 +6,20 @@ reader costs the memory of one write, and gets several events at once when it is
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Awaitable
+from typing import Final, NamedTuple
 
 from aftercommit.access.reader import Access, Reader
 from aftercommit.errors import CursorGone, FeedsFailed
 from aftercommit.feed.declaration.cursor import Cursor, text_of
 from aftercommit.feed.declaration.entry import HeldVersion
-from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.declaration.page import Page
 from aftercommit.feed.live.blocks import Block, blocks_of
+from aftercommit.feed.live.crowd import Crowd
 from aftercommit.feed.live.endings import bye, hold, reset
 from aftercommit.feed.live.response import ReaderGone, StreamResponse
-from aftercommit.feed.live.streams import Streams
+from aftercommit.feed.live.streams import Room, Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.http import sse
@@ -36,58 +37,65 @@ UNREAD_WITHOUT_STREAM: Final = 5.0
 _BEAT: Final = chunk(sse.HEARTBEAT)
 
 
+class StreamSource(NamedTuple):
+    """What the streams of one address have in common."""
+
+    streams: Streams
+    hub: FeedHub
+    access: Access
+
+
 class Stream:
-    """A reader that is being written to."""
+    """A reader that is being written to.
+
+    While it has everything, the crowd writes to it. It then has no task, if the server allows that, or one that sleeps.
+    """
 
     __slots__ = (
-        "_access",
         "_chosen",
+        "_crowd",
         "_due",
         "_ending",
-        "_feed",
         "_held",
-        "_hub",
         "_reader",
         "_response",
+        "_room",
         "_rotate_at",
         "_sleeper",
-        "_streams",
+        "_source",
+        "_strand",
         "_told",
         "place",
     )
 
     def __init__(
-        self, streams: Streams, hub: FeedHub, access: Access, reader: Reader, chosen: Chosen, scope: Scope, send: Send
+        self, source: StreamSource, strand: Strand, reader: Reader, chosen: Chosen, room: Room, scope: Scope, send: Send
     ) -> None:
-        self._streams, self._hub, self._access, self._reader, self._chosen = streams, hub, access, reader, chosen
-        self._feed: Feed | None = None
-        self._response = StreamResponse(streams, scope, send)
+        self._source, self._strand, self._reader, self._chosen, self._room = source, strand, reader, chosen, room
+        self._response = StreamResponse(source.streams, scope, send)
         # How far was looked, and the number in the last id that the reader was given: filters keep the two apart.
         self.place = Cursor(0)
         self._told = 0
-        # A heartbeat, or the place, has to be written by the stream's own task.
+        # A heartbeat, or the place, has to be written by a task of the stream's own.
         self._due = False
         # Why the stream says goodbye, once it has to.
         self._ending: str | None = None
         self._held: HeldVersion | None = None
+        # One of these is set while the stream has nothing to write: the crowd alone where it has no task.
+        self._crowd: Crowd | None = None
         self._sleeper: asyncio.Future[None] | None = None
-        self._rotate_at = streams.now + streams.rotation()
+        self._rotate_at = source.streams.now + source.streams.rotation()
 
-    async def serve(
-        self, strand: Strand, after: Cursor | None, limit: int, headers: list[Header], receive: Receive
-    ) -> None:
-        """Write until the reader is gone or the stream is ended; neither raises."""
-        self._feed = strand.feed
-        try:
-            with self._response.watched(receive, self.wake), self._streams.looked_after(self):
-                await self._write_all(strand, after, limit, headers)
-        finally:
-            self._streams.ended[self._response.gone or self._ending or "failed"] += 1
+    async def serve(self, after: Cursor | None, limit: int, headers: list[Header], receive: Receive) -> None:
+        """Write until the reader is gone or the stream is ended; neither raises. Or until it needs no task."""
+        self._response.watch(receive, self.wake)
+        self._source.streams.look_after(self)
+        await self._run(self._open(after, limit, headers))
 
     def look(self, now: float) -> None:
         """Do what is due; the timer calls this about twice a second."""
-        times, response = self._streams.times, self._response
-        if not self._access.still_valid(self._reader):
+        times, response = self._source.streams.times, self._response
+        if not self._source.access.still_valid(self._reader):
             # A reader who may not read any more does not get what it was too slow to take, either.
             leave = self.end if response.sending_since is None else self.cut
             leave("unauthorized")
@@ -116,69 +124,99 @@ class Stream:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the stream's own task to see what there is to do."""
-        if self._sleeper is not None and not self._sleeper.done():
-            self._sleeper.set_result(None)
+        """Have a task of the stream's own see what there is to do."""
+        if self._sleeper is not None:
+            if not self._sleeper.done():
+                self._sleeper.set_result(None)
+        elif self._crowd is not None:
+            self._crowd.leave(self)
+            self._crowd = None
+            if self._response.gone is None:
+                self._source.streams.run_task(self._run())
+            else:
+                self._close()
 
     def take(self, block: Block, piece: bytes) -> None:
-        """Write what comes next, from the crowd, while the stream's own task sleeps."""
-        if self._sleeper is None or self._sleeper.done():
+        """Write what comes next, from the crowd."""
+        if self._crowd is None or (self._sleeper is not None and self._sleeper.done()):
             # Already woken for something else, which may be its end.
             return
-        if block.held is not None:
+        if block.held is not None or (piece and not self._response.put(piece, len(block.data))):
             self.wake()
             return
         if piece:
-            if not self._response.put(piece, len(block.data)):
-                self.wake()
-                return
             self._told = block.told
         self.place = block.place
 
     def _keep_alive(self) -> None:
-        """Send a heartbeat, without waking the task where that is possible."""
+        """Send a heartbeat, without a task where that is possible."""
         # A heartbeat says that events would come if there were any. While the log cannot be read, that is not so.
-        if self._feed is None or self._hub.unread_for(self._feed) > UNREAD_WITHOUT_BEAT:
+        if self._source.hub.unread_for(self._strand.feed) > UNREAD_WITHOUT_BEAT:
             return
-        is_asleep = self._sleeper is not None and not self._sleeper.done()
+        is_asleep = self._crowd is not None or (self._sleeper is not None and not self._sleeper.done())
         if not is_asleep or not self._response.put(_BEAT, len(sse.HEARTBEAT)):
             self._due = True
             self.wake()
 
-    async def _write_all(self, strand: Strand, after: Cursor | None, limit: int, headers: list[Header]) -> None:
+    async def _run(self, first: Awaitable[None] | None = None) -> None:
+        """Write until the stream is over, or until the crowd has taken it over from this task."""
+        is_over = True
+        try:
+            is_over = await self._write_all(first)
+        except ReaderGone:
+            pass
+        except asyncio.CancelledError:
+            if not self._response.was_cut():
+                raise
+        finally:
+            if is_over:
+                self._close()
+
+    def _close(self) -> None:
+        self._response.unwatch()
+        self._source.streams.forget(self, self._response.gone or self._ending or "failed")
+        self._room.leave()
+
+    async def _open(self, after: Cursor | None, limit: int, headers: list[Header]) -> None:
         await self._response.open(headers)
         self._told = after.number if after is not None else 0
+        await self._begin(after, limit)
+        if after is None and not self._told and self._ending is None:
+            # Without it, a reader that is cut before its first event would have no id to come back with.
+            await self._tell_place()
+
+    async def _write_all(self, first: Awaitable[None] | None) -> bool:
+        """Whether the stream is over. If not, the crowd writes to it from now on."""
+        streams, feed = self._source.streams, self._strand.feed
         try:
-            await self._begin(strand, after, limit)
-            if after is None and not self._told and self._ending is None:
-                # Without it, a reader that is cut before its first event would have no id to come back with.
-                await self._tell_place(strand)
+            if first is not None:
+                await first
             while self._ending is None:
-                with strand.held():
-                    await self._follow(strand)
+                with self._strand.held():
+                    if not await self._follow():
+                        return False
                 if self._ending is None:
-                    strand = await self._hub.strand(strand.feed, strand.key)
-                    await self._begin(strand, self.place, HISTORY_ENTRIES)
-            await self._response.write(bye(self._ending, self._streams.retry()))
+                    self._strand = await self._source.hub.strand(feed, self._strand.key)
+                    await self._begin(self.place, HISTORY_ENTRIES)
+            await self._response.write(bye(self._ending, streams.retry()))
         except ReaderGone:
             raise
         except CursorGone as refusal:
             self._ending = "reset"
-            restart = text_of(strand.feed.cursor, refusal.restart)
-            await self._response.write(reset(refusal.reason, str(refusal), restart))
+            await self._response.write(reset(refusal.reason, str(refusal), text_of(feed.cursor, refusal.restart)))
         except Exception as problem:  # noqa: BLE001 - an answer that has begun can only be ended
             self._ending = "unavailable"
             if not is_lost(problem) and not isinstance(problem, FeedsFailed):
-                fields = {"feed": strand.feed.name, "error": repr(problem)[:300]}
-                log_event(logger, logging.ERROR, "stream_failed", problem, **fields)
-            await self._response.write(bye(self._ending, self._streams.retry()))
+                log_event(logger, logging.ERROR, "stream_failed", problem, feed=feed.name, error=repr(problem)[:300])
+            await self._response.write(bye(self._ending, streams.retry()))
         await self._response.finish()
+        return True
 
-    async def _begin(self, strand: Strand, after: Cursor | None, limit: int) -> None:
+    async def _begin(self, after: Cursor | None, limit: int) -> None:
         """Write the first page. Reading it also checks that the cursor is valid."""
-        page = await self._hub.page(strand, after, limit, self._chosen)
+        page = await self._source.hub.page(self._strand, after, limit, self._chosen)
         if page.held is None or page.entries:
-            await self._write_page(strand, page)
+            await self._write_page(page)
         elif after is not None:
             self.place = after
         else:
@@ -186,54 +224,69 @@ class Stream:
             await self._response.write(hold(page.held))
             self._ending = "held"
 
-    async def _follow(self, strand: Strand) -> None:
-        """Write from the ring until the strand is dropped or the stream ends. At the head, wait in the crowd."""
-        crowd = self._streams.crowd(strand, self._chosen)
+    async def _follow(self) -> bool:
+        """Write from the ring until the strand is dropped or the stream ends. At the head, wait in the crowd.
+
+        False if the crowd has taken the stream over, and no task is needed for it.
+        """
+        strand = self._strand
+        crowd = self._source.streams.crowd(strand, self._chosen)
         while self._ending is None and strand.current:
             if self._response.gone is not None:
                 raise ReaderGone
             if strand.head > self.place.number:
-                held = await self._write_next(strand, crowd.blocks.after(self.place.number))
+                held = await self._write_next(crowd.blocks.after(self.place.number))
                 if held is not None:
-                    await self._hold(strand, held)
+                    await self._hold(held)
             elif self._due:
-                await self._beat(strand)
+                await self._beat()
             else:
                 # Nothing was awaited since the head was compared, so no news was missed.
-                self._sleeper = asyncio.get_running_loop().create_future()
+                self._crowd = crowd
                 crowd.join(self)
-                try:
-                    await self._sleeper
-                finally:
-                    crowd.leave(self)
+                if self._response.detach():
+                    return False
+                await self._sleep()
+        return True
 
-    async def _write_next(self, strand: Strand, block: Block | None) -> HeldVersion | None:
+    async def _sleep(self) -> None:
+        """Until somebody wakes the stream."""
+        self._sleeper = asyncio.get_running_loop().create_future()
+        try:
+            await self._sleeper
+        finally:
+            self._sleeper = None
+            if self._crowd is not None:
+                self._crowd.leave(self)
+                self._crowd = None
+
+    async def _write_next(self, block: Block | None) -> HeldVersion | None:
         """Write the next events from the ring, or from history; or return the event that needs newer code."""
         if block is not None:
             if block.held is None:
                 await self._write_block(block)
             return block.held
-        page = await self._hub.page(strand, self.place, HISTORY_ENTRIES, self._chosen)
+        page = await self._source.hub.page(self._strand, self.place, HISTORY_ENTRIES, self._chosen)
         if page.entries or page.held is None:
-            await self._write_page(strand, page)
+            await self._write_page(page)
             return None
         return page.held
 
-    async def _hold(self, strand: Strand, held: HeldVersion) -> None:
+    async def _hold(self, held: HeldVersion) -> None:
         """Stay open with heartbeats. After `hold_seconds` the reader is sent away: another process may know more."""
+        streams = self._source.streams
         if self._held is None:
             self._held = held
-            self._rotate_at = min(self._rotate_at, self._streams.now + self._streams.times.hold_seconds)
+            self._rotate_at = min(self._rotate_at, streams.now + streams.times.hold_seconds)
             await self._response.write(hold(held))
         elif self._due:
-            await self._beat(strand)
-        elif self._ending is None and self._response.gone is None and strand.current:
-            self._sleeper = asyncio.get_running_loop().create_future()
-            await self._sleeper
+            await self._beat()
+        elif self._ending is None and self._response.gone is None and self._strand.current:
+            await self._sleep()
 
-    async def _write_page(self, strand: Strand, page: Page) -> None:
-        looked = page.next or page.after or Cursor(page.head, strand.head_ts)
-        for block in blocks_of(strand, page.entries, looked):
+    async def _write_page(self, page: Page) -> None:
+        looked = page.next or page.after or Cursor(page.head, self._strand.head_ts)
+        for block in blocks_of(self._strand, page.entries, looked):
             await self._write_block(block)
 
     async def _write_block(self, block: Block) -> None:
@@ -242,14 +295,14 @@ class Stream:
             self._told = block.told
             await self._response.write(block.data)
 
-    async def _beat(self, strand: Strand) -> None:
+    async def _beat(self) -> None:
         """Send the place, if filters have moved it past the last event that the reader got; else a heartbeat."""
         self._due = False
         if self.place.number > self._told:
-            await self._tell_place(strand)
+            await self._tell_place()
         else:
             await self._response.write(sse.HEARTBEAT)
 
-    async def _tell_place(self, strand: Strand) -> None:
+    async def _tell_place(self) -> None:
         self._told = self.place.number
-        await self._response.write(sse.progress(strand.feed.cursor.format(self.place)))
+        await self._response.write(sse.progress(self._strand.feed.cursor.format(self.place)))

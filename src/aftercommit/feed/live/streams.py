@@ -10,9 +10,9 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -22,12 +22,16 @@ from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.live.blocks import Blocks
 from aftercommit.feed.live.crowd import Crowd
 from aftercommit.feed.strands.strand import Strand
+from aftercommit.feed.strands.time_slice import TimeSlice
 from aftercommit.http.asgi import DRAIN_SECONDS
 from aftercommit.http.errors import too_many, unavailable
 from aftercommit.service import Probe, Service, Waker
 from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
+
+# How long streams that were cut may take to notice it.
+END_SECONDS: Final = 1.0
 
 
 class StreamCaps(msgspec.Struct, frozen=True):
@@ -92,6 +96,22 @@ class TimedStream(Protocol):
         """End now, without a goodbye."""
 
 
+class Room:
+    """One stream of a user, as the caps count it: until the block ends, or until `leave` if the stream keeps it."""
+
+    __slots__ = ("_streams", "_user")
+
+    def __init__(self, streams: "Streams", user: str) -> None:
+        self._streams: Streams | None = streams
+        self._user = user
+
+    def leave(self) -> None:
+        """Not counted any more."""
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams.give_back(self._user)
+
+
 class Streams(Service):
     """The open streams of this process and the timer that looks after them."""
 
@@ -110,6 +130,7 @@ class Streams(Service):
         self.ended: Counter[str] = Counter()
         self.answers: Counter[tuple[str, int]] = Counter()
         self._open: set[TimedStream] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         # Includes streams that are about to open: their strand may have to be loaded first.
         self._places = 0
         self._per_user: Counter[str] = Counter()
@@ -127,19 +148,19 @@ class Streams(Service):
             found = self._crowds[key] = Crowd(Blocks(strand, chosen))
         return found
 
-    @contextmanager
-    def place(self, user: str) -> Iterator[None]:
-        """Count one more stream of a user while the block runs; 429 or 503 where there is no room."""
+    def room(self, user: str) -> "Room":
+        """Count one more stream of a user; 429 or 503 where there is no room."""
         self._check_room(user)
         self._per_user[user] += 1
         self._places += 1
-        try:
-            yield
-        finally:
-            self._places -= 1
-            self._per_user[user] -= 1
-            if not self._per_user[user]:
-                del self._per_user[user]
+        return Room(self, user)
+
+    def give_back(self, user: str) -> None:
+        """Count one stream of a user less."""
+        self._places -= 1
+        self._per_user[user] -= 1
+        if not self._per_user[user]:
+            del self._per_user[user]
 
     @contextmanager
     def waits(self) -> Iterator[bool]:
@@ -150,18 +171,24 @@ class Streams(Service):
         finally:
             self.waiting -= 1
 
-    @contextmanager
-    def looked_after(self, stream: TimedStream) -> Iterator[None]:
-        """Let the timer look after a stream while the block runs."""
+    def look_after(self, stream: TimedStream) -> None:
+        """Let the timer look after a stream."""
         self._open.add(stream)
         self.opened += 1
         if self.draining.is_set():
             # It was admitted just before the drain.
             stream.end("shutdown")
-        try:
-            yield
-        finally:
-            self._open.discard(stream)
+
+    def forget(self, stream: TimedStream, reason: str) -> None:
+        """A stream is over, for this reason."""
+        self._open.discard(stream)
+        self.ended[reason] += 1
+
+    def run_task(self, work: Coroutine[None, None, None]) -> None:
+        """Run what a stream has to do that had no task."""
+        task = asyncio.create_task(work, name="stream")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def retry(self) -> int:
         """After how many milliseconds a reader should come back; random, so that not all come at once."""
@@ -192,18 +219,31 @@ class Streams(Service):
             passed, looked = time.monotonic() - looked, time.monotonic()
             # Time during which this process itself was stuck must not make its readers look slow.
             self.now += min(passed, 2 * self.times.tick_seconds)
-            self.look()
+            await self._look_in_slices()
         self._cut_all()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=END_SECONDS)
 
     def look(self) -> None:
-        """Let every stream do what is due."""
+        """Let every stream do what is due, at once: a reader whose access was withdrawn gets nothing more."""
         for stream in tuple(self._open):
-            try:
-                stream.look(self.now)
-            except Exception as problem:  # noqa: BLE001 - an error in users' access code must end one stream, not all
-                log_event(logger, logging.ERROR, "stream_failed", problem, error=repr(problem)[:300])
-                self._open.discard(stream)
-                stream.cut("failed")
+            self._look_at(stream)
+
+    async def _look_in_slices(self) -> None:
+        time_slice = TimeSlice()
+        for stream in tuple(self._open):
+            self._look_at(stream)
+            if time_slice.is_over():
+                await time_slice.give()
+
+    def _look_at(self, stream: TimedStream) -> None:
+        if stream not in self._open:
+            return
+        try:
+            stream.look(self.now)
+        except Exception as problem:  # noqa: BLE001 - an error in users' access code must end one stream, not all
+            log_event(logger, logging.ERROR, "stream_failed", problem, error=repr(problem)[:300])
+            stream.cut("failed")
 
     def _cut_all(self) -> None:
         for stream in tuple(self._open):
