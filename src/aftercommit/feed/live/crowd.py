@@ -79,20 +79,23 @@ class Crowd:
             self._round = None
 
     def _hand_to(self, readers: tuple[Waiting, ...]) -> None:
-        strand, made, block, piece = self.blocks.strand, -1, None, b""
-        for reader in readers:
-            number = reader.place.number
-            if not strand.current:
+        strand, waiting = self.blocks.strand, self._waiting
+        if not strand.current:
+            for reader in readers:
                 reader.wake()
-                continue
-            if number >= strand.head or reader not in self._waiting:
-                continue
+            return
+        head, number, block, piece, is_all = strand.head, -1, None, b"", False
+        for reader in readers:
             # Nearly always, all of them are at the same place.
-            if number != made:
-                block = self.blocks.after(number)
-                made, piece = number, chunk(block.data) if block is not None and block.data else b""
+            if reader.place.number != number:
+                number = reader.place.number
+                block = self.blocks.after(number) if number < head else None
+                piece = chunk(block.data) if block is not None and block.data else b""
+                is_all = number >= head if block is None else block.place.number >= head
+            if reader not in waiting:
+                continue
             if block is not None:
                 reader.take(block, piece)
-            if reader.place.number < strand.head and reader in self._waiting:
+            if not is_all:
                 # There is more than one block, or the ring has none: that takes the reader's own task.
                 reader.wake()

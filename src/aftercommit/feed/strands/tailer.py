@@ -35,8 +35,8 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
-# Where notifications arrive, a poll only finds what they missed, and tells a database that hangs from one that is quiet:
-# streams send no heartbeats after 3 seconds without an answer.
+# Where notifications arrive, a poll only finds what they missed, and shows that the database answers: streams send no
+# heartbeats after three seconds without an answer.
 POLL: Final = 2.0
 POLL_WITHOUT_LISTENER: Final = 0.05
 # A log that was not looked at for so many seconds counts as unread: the database is away, or hangs.
