@@ -1,54 +1,62 @@
 """Gives dead letters their further attempts: in slices like new events, taking turns with them, in order."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
-from uuid import UUID
 
 from aftercommit.consumer.dead_letters import WorkerStatus
-from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.slices import Query, SliceItem, SliceOutdated, prepare
+from aftercommit.consumer.script import Slice
+from aftercommit.consumer.slices import Query, SliceItem, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
-from aftercommit.consumer.walk import by_aggregate
 from aftercommit.consumer.worker_slices import FencedSlices, WorkerParts
-from aftercommit.event.envelope import Record
+from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.commits import AsyncConnection
-from aftercommit.service import finish_all
 
 # Dead letters take turns with new events: at most so many, and no more once they have taken so long.
 LETTERS_PER_TURN: Final = 500
 LETTERS_SECONDS: Final = 0.5
 
 
-class _LetterSlices(FencedSlices):
-    """Letters that get another attempt. `done` are resolved, `skipped` of them without a call of a handler."""
+class LetterSlices(FencedSlices):
+    """Letters that get another attempt, until `until`."""
 
-    def __init__(self, parts: WorkerParts, connection: AsyncConnection, started: float) -> None:
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection, until: float = math.inf) -> None:
         super().__init__(parts, connection)
-        self.done: list[UUID] = []
-        self.skipped = 0
-        self._started = started
+        self._until = until
 
     def begin(self, segment: Sequence[SliceItem]) -> Query:
-        inbox = self._parts.consumer.inbox
-        records = [item.record for item in segment]
-        return self._parts.letters.begin(records, self._parts.idle_timeout_ms, inbox=inbox)
+        """Lock the letters, unless they have changed."""
+        return self._parts.letters.begin(segment, self._parts.idle_timeout_ms, inbox=self._parts.consumer.inbox)
 
-    def end(self, segment: Sequence[SliceItem], seconds: float) -> Query:
-        return self._parts.letters.resolving([item.record.event_id for item in segment])
+    def finish(self, work: Slice, seconds: float) -> Iterable[Query]:
+        """Resolve what was handled; count the attempts that failed."""
+        if work.failures:
+            self._drafts = self._parts.letters.drafts(work)
+            yield self._parts.letters.failing_again(work, self._drafts)
+        unwanted = [item.record.event_id for item in work.items if not item.calls and item.failure is None]
+        if unwanted and self._parts.consumer.inbox:
+            yield Query("forget_handling", {"consumer": self._parts.consumer.name, "ids": uuid_array(unwanted)})
+        done = [item.record.event_id for item in work.done]
+        if done:
+            yield self._parts.letters.resolving(done)
 
-    def committed(self, segment: Sequence[SliceItem], handled: int) -> None:
-        self.done += [item.record.event_id for item in segment]
-        self.skipped += len(segment) - handled
-
-    async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
-        await self._parts.letters.failed_again(self._connection, item.record, failure)
-        if behind:
-            await self._parts.letters.hold_back(self._connection, [other.record for other in behind])
-        await self._parts.reach("consumer.retried", event_id=item.record.event_id, failed=True)
+    async def committed(self, work: Slice) -> None:
+        """Say what became of the letters."""
+        if work.behind:
+            await self._parts.letters.hold_back(self._connection, [item.record for item in work.behind])
+        drafts, self._drafts = self._drafts, []
+        self._parts.letters.tell(drafts)
+        for item, _ in work.failed:
+            await self._parts.reach("consumer.retried", event_id=item.record.event_id, failed=True)
+        done = [item.record.event_id for item in work.done]
+        self._parts.letters.tell_resolved(done, len(done) - len(work.handled))
+        for event_id in done:
+            await self._parts.reach("consumer.retried", event_id=event_id, failed=False)
 
     def stops(self, *, may_rest: bool) -> bool:
-        is_over = may_rest and time.monotonic() - self._started > LETTERS_SECONDS
+        """Stop when the time of the letters is over, too."""
+        is_over = may_rest and time.monotonic() > self._until
         return is_over or super().stops(may_rest=may_rest)
 
 
@@ -79,42 +87,30 @@ class LetterRetries:
         return status
 
     async def turn(self, connection: AsyncConnection) -> bool:
-        """Give due letters another attempt; returns whether there were any."""
-        started = time.monotonic()
+        """Give due letters another attempt, in order; returns whether there were any."""
+        until = time.monotonic() + LETTERS_SECONDS
+        items = await self.due(connection)
+        if items is None:
+            return False
+        await self._parts.runner.run(items, LetterSlices(self._parts, connection, until))
+        return True
+
+    async def due(self, connection: AsyncConnection) -> list[SliceItem] | None:
+        """The letters that are due, with their handlers; None if there are none."""
         records = await self._letters.due(connection, LETTERS_PER_TURN) if self._any_due else []
         if not records:
             if self._any_due and self._parts.strict:
                 await self._letters.hold_back_blocked(connection)
-            return False
+            return None
         await self._parts.reach("consumer.retrying", letters=len(records))
-        items, unwanted = self._prepare(records)
-        items = await self._without_newer(connection, items)
-        if unwanted:
-            await self._resolve_unwanted(unwanted)
-        # Starts are counted in one place, so suspects go one after the other.
-        groups = by_aggregate(items, 1 if self._parts.suspects.left > 0 else self._parts.consumer.concurrency)
-        await finish_all(self._retry(group, _LetterSlices(self._parts, connection, started)) for group in groups)
-        return True
-
-    async def _retry(self, items: Sequence[SliceItem], slices: _LetterSlices) -> None:
-        await self._parts.runner.run(items, slices)
-        await self._tell_resolved(slices.done, slices.skipped)
-
-    async def _tell_resolved(self, ids: Sequence[UUID], skipped: int) -> None:
-        self._letters.tell_resolved(ids, skipped)
-        for event_id in ids:
-            await self._parts.reach("consumer.retried", event_id=event_id, failed=False)
-
-    def _prepare(self, records: Sequence[Record]) -> tuple[list[SliceItem], list[Record]]:
-        """The letters with their handlers, and those that no handler takes any more."""
         items: list[SliceItem] = []
-        unwanted: list[Record] = []
-        for record in records:
+        for record, due_at in records:
             prepared = prepare(self._parts.consumer, [record], attempt=record.retry_count + 1)
-            items.extend(prepared)
-            if not prepared:
-                unwanted.append(record)
-        return items, unwanted
+            # No handler takes it any more: without calls it is resolved.
+            item = prepared[0] if prepared else SliceItem(record, (), None, None)
+            item.due_at = due_at
+            items.append(item)
+        return await self._without_newer(connection, items)
 
     async def _without_newer(self, connection: AsyncConnection, items: list[SliceItem]) -> list[SliceItem]:
         """Put letters back that only newer code can read, and spend no attempt; strict: also those behind them."""
@@ -135,12 +131,3 @@ class LetterRetries:
             await self._letters.hold_back(connection, [item.record for item in behind])
         await self._parts.reach("consumer.put_back", letters=len(put_back))
         return going
-
-    async def _resolve_unwanted(self, records: Sequence[Record]) -> None:
-        ids = [record.event_id for record in records]
-        begin = self._letters.begin(records, self._parts.idle_timeout_ms, inbox=False)
-        try:
-            await self._parts.runner.slice([], begin, lambda: self._letters.resolving(ids))
-        except SliceOutdated:
-            return
-        await self._tell_resolved(ids, skipped=len(ids))

@@ -1,12 +1,13 @@
 """Slices of a worker that holds the lease of its consumer, and how it handles a page of the log in them."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aftercommit.consumer.dead_letters import DeadLetters
+from aftercommit.consumer.dead_letters import DeadLetters, LetterDraft
 from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.runner import Runner, SlicePolicy
+from aftercommit.consumer.script import Slice
 from aftercommit.consumer.slices import Query, SliceItem
 from aftercommit.consumer.suspects import Suspects
 from aftercommit.consumer.walk import by_aggregate
@@ -48,6 +49,7 @@ class FencedSlices(SlicePolicy):
         self.alone = parts.suspects.left > 0
         self._parts = parts
         self._connection = connection
+        self._drafts: list[LetterDraft] = []
 
     async def admit(self, item: SliceItem) -> Failed | None:
         """Count the start of a suspect before it is handled."""
@@ -69,8 +71,10 @@ async def handle_page(
         left = await parts.runner.run(items, _LogSlices(parts, connection))
         parts.suspects.passed(len(items) - len(left))
     else:
-        policy = _LogSlices(parts, connection, shared_from=position)
-        lefts = await finish_all(parts.runner.run(group, policy) for group in by_aggregate(items, concurrency))
+        lefts = await finish_all(
+            parts.runner.run(group, _LogSlices(parts, connection, shared_from=position))
+            for group in by_aggregate(items, concurrency)
+        )
         left = sorted((item for group in lefts for item in group), key=lambda item: item.record.position or 0)
     reached = (left[0].record.position or 0) - 1 if left else upto
     in_step = concurrency == 1 and not parts.strict and not left and bool(items)
@@ -95,14 +99,16 @@ class _LogSlices(FencedSlices):
         name = "begin_slice" if self._parts.consumer.inbox else "begin_slice_without_inbox"
         return Query(name, {**parameters, "position": segment[-1].record.position}, prepared=True)
 
-    def end(self, segment: Sequence[SliceItem], seconds: float) -> Query | None:
+    def finish(self, work: Slice, seconds: float) -> Iterable[Query]:
+        if work.failures:
+            self._drafts = self._parts.letters.drafts(work)
+            yield self._parts.letters.failing(work, self._drafts)
         # In order, a slice renews the lease when it begins; a long one does it again, or a standby would take over.
-        is_late = self._shared_from is None and seconds > self._parts.lease_seconds / 3
-        return Query("renew_slice", self._parts.lease.parameters) if is_late else None
+        if self._shared_from is None and seconds > self._parts.lease_seconds / 3:
+            yield Query("renew_slice", self._parts.lease.parameters)
 
-    async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
-        # Written at once: an overtaken event has a letter before the checkpoint passes it, even if the worker dies.
-        position = (item.record.position or 0) if self._shared_from is None else self._shared_from
-        letters = self._parts.letters.letters(item, failure, behind)
-        await self._parts.letters.record(self._connection, letters, position)
-        await self._parts.reach("consumer.failed", position=item.record.position)
+    async def committed(self, work: Slice) -> None:
+        drafts, self._drafts = self._drafts, []
+        self._parts.letters.tell(drafts)
+        for item, _ in work.failed:
+            await self._parts.reach("consumer.failed", position=item.position)
