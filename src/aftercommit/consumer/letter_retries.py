@@ -1,6 +1,5 @@
 """Gives dead letters their further attempts: in slices like new events, taking turns with them, in order."""
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -19,11 +18,7 @@ LETTERS_SECONDS: Final = 0.5
 
 
 class LetterSlices(FencedSlices):
-    """Letters that get another attempt, until `until`."""
-
-    def __init__(self, parts: WorkerParts, connection: AsyncConnection, until: float = math.inf) -> None:
-        super().__init__(parts, connection)
-        self._until = until
+    """Letters that get another attempt."""
 
     def begin(self, segment: Sequence[SliceItem]) -> Query:
         """Lock the letters, unless they have changed."""
@@ -45,8 +40,7 @@ class LetterSlices(FencedSlices):
         """Say what became of the letters."""
         if work.behind:
             await self._parts.letters.hold_back(self._connection, [item.record for item in work.behind])
-        drafts, self._drafts = self._drafts, []
-        self._parts.letters.tell(drafts)
+        await super().committed(work)
         for item, _ in work.failed:
             await self._parts.reach("consumer.retried", event_id=item.record.event_id, failed=True)
         done = [item.record.event_id for item in work.done]
@@ -54,18 +48,13 @@ class LetterSlices(FencedSlices):
         for event_id in done:
             await self._parts.reach("consumer.retried", event_id=event_id, failed=False)
 
-    def stops(self, *, may_rest: bool) -> bool:
-        """Stop when the time of the letters is over, too."""
-        is_over = may_rest and time.monotonic() > self._until
-        return is_over or super().stops(may_rest=may_rest)
-
 
 class LetterRetries:
     """The letters of one consumer, tried again by its worker."""
 
     def __init__(self, parts: WorkerParts, version_waits: VersionWaits) -> None:
         self.any_open = True
-        self._any_due = False
+        self.any_due = False
         self._parts = parts
         self._letters = parts.letters
         self._version_waits = version_waits
@@ -83,7 +72,7 @@ class LetterRetries:
             self._look_for_waiting_at = now + free_every
             await self._letters.free_waiting(connection)
         status = await self._letters.look(connection, position)
-        self._any_due, self.any_open = status.any_due, status.any_open
+        self.any_due, self.any_open = status.any_due, status.any_open
         return status
 
     async def turn(self, connection: AsyncConnection) -> bool:
@@ -97,9 +86,9 @@ class LetterRetries:
 
     async def due(self, connection: AsyncConnection) -> list[SliceItem] | None:
         """The letters that are due, with their handlers; None if there are none."""
-        records = await self._letters.due(connection, LETTERS_PER_TURN) if self._any_due else []
+        records = await self._letters.due(connection, LETTERS_PER_TURN) if self.any_due else []
         if not records:
-            if self._any_due and self._parts.strict:
+            if self.any_due and self._parts.strict:
                 await self._letters.hold_back_blocked(connection)
             return None
         await self._parts.reach("consumer.retrying", letters=len(records))

@@ -72,7 +72,7 @@ class Runner:
         self._executor = SliceExecutor(self._statements, consumer.timeout, is_async=consumer.is_async is not False)
         self._connections = ConsumerConnections(database)
         self._slots = asyncio.Semaphore(consumer.concurrency)
-        self._pace = Pace()
+        self.pace = Pace()
         self._alone = False
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class Runner:
         """Handle all items in order; returns those that are left because the policy stopped or a slice was outdated."""
         walk = Walk(
             items,
-            pace=pace or self._pace,
+            pace=pace or self.pace,
             alone=policy.alone or self._alone,
             strict=policy.strict,
             apart=not self.consumer.inbox,

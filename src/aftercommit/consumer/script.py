@@ -95,6 +95,16 @@ class Slice:
         return [self.items[place].record.event_id for place in places]
 
     @property
+    def blocked_aggregates(self) -> Collection[Aggregate]:
+        """Strict ordering: the aggregates of the events that failed."""
+        return self._blocked.keys()
+
+    @property
+    def slow_aggregates(self) -> set[Aggregate]:
+        """The aggregates whose handlers took long."""
+        return {self._aggregate(place) for place in self.slow}
+
+    @property
     def only_failures(self) -> bool:
         """Whether every event of the slice is known to fail, so that nothing is called."""
         return all(item.failure is not None or place in self.failures for place, item in enumerate(self.items))
