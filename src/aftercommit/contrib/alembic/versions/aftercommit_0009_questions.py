@@ -3,5 +3,5 @@
 from aftercommit.contrib.alembic.branch import steps_of
 
 revision = "aftercommit_0009"
-down_revision = "aftercommit_0007"
+down_revision = "aftercommit_0008"
 upgrade, downgrade = steps_of(9)

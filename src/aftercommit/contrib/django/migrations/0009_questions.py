@@ -8,5 +8,5 @@ from aftercommit.contrib.django.operations import ApplyMigration
 class Migration(migrations.Migration):  # type: ignore[misc]
     """Applied to every outbox of AFTERCOMMIT_OUTBOXES."""
 
-    dependencies = (("aftercommit", "0007_rate_log"),)
+    dependencies = (("aftercommit", "0008_relay_lease"),)
     operations = (ApplyMigration(9),)
