@@ -27,7 +27,7 @@ EFFECT: Final = "insert into public.soak_effect (consumer, number) values (%s, %
 
 @dataclass(frozen=True)
 class Ticked:
-    """One event. `sent` is when it was published, just before its COMMIT, in milliseconds, by the clock of the machine."""
+    """One event. `sent` is when it was published, just before its COMMIT, in milliseconds."""
 
     key: str
     number: int
