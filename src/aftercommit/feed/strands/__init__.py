@@ -1,7 +1,7 @@
 """Where a feed's events come from: a strand has the events of one feed for one key, as far as this process knows.
 
 hub           serves the feeds of a process: strands, and pages of them
-pages         reads a page from the ring or from history
+page_reader   reads a page from the ring or from history
 strand        one strand as far as it is known, without I/O; its newest entries are in its `ring`
 found         what a search in a ring or in the database found
 kept_strands  the strands in memory: loads, feeds and drops them

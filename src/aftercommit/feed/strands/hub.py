@@ -19,7 +19,7 @@ from aftercommit.feed.strands.connections import HistoryConnections
 from aftercommit.feed.strands.entry_maker import EntryMaker
 from aftercommit.feed.strands.history import History
 from aftercommit.feed.strands.kept_strands import KeptStrands
-from aftercommit.feed.strands.pages import PageReader
+from aftercommit.feed.strands.page_reader import PageReader
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.feed.strands.tailer import Tailer, Unread
 from aftercommit.outbox.declaration import Outbox
