@@ -126,14 +126,13 @@ class SideBySide:
     async def _feed_letters(self, connection: AsyncConnection) -> bool:
         if not self._retries.any_due or len(self._queues.letters) > LETTERS_PER_TURN // 2:
             return False
+        known = set(self._queues.letters)
+        lined_up = self._queues.aggregates_with_letters if self._parts.strict else set()
+        due = await self._retries.due(connection)
         # Until the next look nobody knows of more.
         self._retries.any_due = False
-        known = set(self._queues.letters)
-        lined_up = self._queues.aggregates_with_letters if self._parts.strict else ()
         items = [
-            item
-            for item in await self._retries.due(connection) or ()
-            if item.record.event_id not in known and item.record.aggregate not in lined_up
+            item for item in due or () if item.record.event_id not in known and item.record.aggregate not in lined_up
         ]
         self._queues.add_letters(items)
         return bool(items)
