@@ -3,9 +3,9 @@
 from typing import Any
 
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.script import Slice
+from aftercommit.consumer.slice import Slice
 from aftercommit.consumer.slices import SliceFailed
-from aftercommit.consumer.walk import FIRST_GUARD, Pace, Walk
+from aftercommit.consumer.walk import FIRST_GUARD, SlicePace, Walk
 
 
 class Item:
@@ -18,7 +18,7 @@ class Item:
 
 
 def walk_over(*items: Any, slice_size: int, **options: Any) -> Walk:
-    return Walk(items, pace=Pace(slice_size), **options)
+    return Walk(items, pace=SlicePace(slice_size), **options)
 
 
 def plain(count: int) -> list[Any]:
@@ -61,20 +61,20 @@ def test_a_failed_event_goes_with_its_slice_again_under_guard_and_its_failure_is
 
     again = walk.next()
 
-    assert (len(again.items), list(again.failures), again.guard) == (4, [1], FIRST_GUARD)
+    assert (len(again.items), list(again.failures), again.guard_events) == (4, [1], FIRST_GUARD)
 
 
 def test_without_an_inbox_a_failed_event_has_a_slice_of_its_own_and_no_slice_is_guarded():
     walk = walk_over(*plain(4), slice_size=4, apart=True)
     walk.failed(walk.next(), SliceFailed(Failed(ValueError("the second one")), 1))
 
-    assert walk.next().guard == 0
+    assert walk.next().guard_events == 0
     assert lengths(walk) == [1, 1, 2]
 
 
 def test_events_whose_handlers_act_outside_share_slices_among_themselves_up_to_the_limit():
     outside = [Item(outside=True) for _ in range(5)]
-    walk = walk_over(*plain(2), *outside, Item(alone=True), Item(alone=True), slice_size=100, most_outside=3)
+    walk = walk_over(*plain(2), *outside, Item(alone=True), Item(alone=True), slice_size=100, most_outside_calls=3)
 
     assert lengths(walk) == [2, 3, 2, 1, 1]
 
@@ -87,6 +87,6 @@ def test_after_a_failure_without_a_culprit_the_events_of_the_slice_go_one_by_one
 
 
 def test_the_guard_goes_when_a_guarded_slice_had_no_failure():
-    pace = Pace(100, guard=8)
-    pace.done(Slice(plain(100), guard=64), 0.07)
-    assert pace.guard == 0
+    pace = SlicePace(100, guard_events=8)
+    pace.done(Slice(plain(100), guard_events=64), 0.07)
+    assert pace.guard_events == 0

@@ -18,7 +18,7 @@ from aftercommit.consumer.conversation import (
 )
 from aftercommit.consumer.loans import LentSync, abandon, lend_sync, take_back
 from aftercommit.consumer.outcome import judge
-from aftercommit.consumer.script import Step
+from aftercommit.consumer.slice import Step
 from aftercommit.consumer.slices import Called, Calls, Query, SliceFailed
 from aftercommit.consumer.threads import Watch
 from aftercommit.event.correlation import told

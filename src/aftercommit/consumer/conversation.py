@@ -11,7 +11,7 @@ from psycopg.pq.abc import PGconn
 from aftercommit.consumer.interrupts import from_signal
 from aftercommit.consumer.loans import LentAsync, LentSync, MisusedConnection, take_back
 from aftercommit.consumer.outcome import Failed, concerns_all, failed
-from aftercommit.consumer.script import Script, Step
+from aftercommit.consumer.slice import Script, Step
 from aftercommit.consumer.slices import Called, Calls, HandlerCall, Query, Recovery, SliceFailed, name_of
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout, NotCommitted
 from aftercommit.event.correlation import tell

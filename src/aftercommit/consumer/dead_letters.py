@@ -9,7 +9,7 @@ from uuid import UUID
 
 from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed, next_delay
-from aftercommit.consumer.script import Slice
+from aftercommit.consumer.slice import Slice
 from aftercommit.consumer.slices import Query, SliceItem
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox

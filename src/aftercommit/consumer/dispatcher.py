@@ -10,7 +10,7 @@ import psycopg
 from aftercommit.consumer.dead_letters import tell_failed
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.script import Slice
+from aftercommit.consumer.slice import Slice
 from aftercommit.consumer.slices import Query, SliceItem, prepare, require_handlers
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate

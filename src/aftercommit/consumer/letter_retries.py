@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aftercommit.consumer.dead_letters import WorkerStatus
-from aftercommit.consumer.script import Slice
+from aftercommit.consumer.slice import Slice
 from aftercommit.consumer.slices import Query, SliceItem, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.worker_slices import FencedSlices, WorkerParts
@@ -77,11 +77,10 @@ class LetterRetries:
 
     async def turn(self, connection: AsyncConnection) -> bool:
         """Give due letters another attempt, in order; returns whether there were any."""
-        until = time.monotonic() + LETTERS_SECONDS
         items = await self.due(connection)
         if items is None:
             return False
-        await self._parts.runner.run(items, LetterSlices(self._parts, connection, until))
+        await self._parts.runner.run(items, LetterSlices(self._parts, connection, LETTERS_SECONDS))
         return True
 
     async def due(self, connection: AsyncConnection) -> list[SliceItem] | None:

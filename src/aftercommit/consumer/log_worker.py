@@ -12,8 +12,8 @@ import psycopg
 
 from aftercommit.consumer.conversation import ConnectionLost
 from aftercommit.consumer.dead_letters import DeadLetters
-from aftercommit.consumer.follower import Follower
 from aftercommit.consumer.lease import HeldLease, Lease
+from aftercommit.consumer.log_follower import LogFollower
 from aftercommit.consumer.names import register, require_mine
 from aftercommit.consumer.runner import Runner
 from aftercommit.consumer.slices import require_handlers
@@ -86,7 +86,7 @@ class LogWorker(DatabaseService):
             answered=self.answered,
         )
         self._wakers = Wakeups(outbox.shape.log_channel, listener)
-        self._follower = Follower(outbox, self._parts, self._wakers, self.stopping, settings.page_size)
+        self._follower = LogFollower(outbox, self._parts, self._wakers, self.stopping, settings.page_size)
         self._standing_behind: str | None = None
 
     @property

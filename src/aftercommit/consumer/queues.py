@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 from uuid import UUID
 
-from aftercommit.consumer.script import Aggregate
+from aftercommit.consumer.slice import Aggregate
 from aftercommit.consumer.slices import SliceItem
 
 # So many aggregates are known to be slow; the one that was slow the longest time ago is forgotten first.

@@ -10,10 +10,10 @@ from typing import Any, Final
 from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.script import Slice
+from aftercommit.consumer.slice import Slice
 from aftercommit.consumer.slice_executor import SliceExecutor
 from aftercommit.consumer.slices import Query, SliceFailed, SliceItem, SliceOutdated
-from aftercommit.consumer.walk import Pace, Walk
+from aftercommit.consumer.walk import SlicePace, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
@@ -72,7 +72,7 @@ class Runner:
         self._executor = SliceExecutor(self._statements, consumer.timeout, is_async=consumer.is_async is not False)
         self._connections = ConsumerConnections(database)
         self._slots = asyncio.Semaphore(consumer.concurrency)
-        self.pace = Pace()
+        self.pace = SlicePace()
         self._alone = False
 
     async def close(self) -> None:
@@ -101,7 +101,9 @@ class Runner:
         async with self._slots, self._connections.lend() as connection:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
 
-    async def run(self, items: Sequence[SliceItem], policy: SlicePolicy, pace: Pace | None = None) -> list[SliceItem]:
+    async def run(
+        self, items: Sequence[SliceItem], policy: SlicePolicy, pace: SlicePace | None = None
+    ) -> list[SliceItem]:
         """Handle all items in order; returns those that are left because the policy stopped or a slice was outdated."""
         walk = Walk(
             items,
@@ -109,7 +111,7 @@ class Runner:
             alone=policy.alone or self._alone,
             strict=policy.strict,
             apart=not self.consumer.inbox,
-            most_outside=self.consumer.calls_per_commit,
+            most_outside_calls=self.consumer.calls_per_commit,
         )
         while walk.waiting:
             if policy.stops(may_rest=walk.may_rest) or not await self._advance(walk, policy):

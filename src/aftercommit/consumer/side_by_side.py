@@ -12,9 +12,9 @@ from aftercommit.consumer.dead_letters import WorkerStatus
 from aftercommit.consumer.letter_retries import LETTERS_PER_TURN, LetterRetries, LetterSlices
 from aftercommit.consumer.log_reader import LogReader
 from aftercommit.consumer.queues import AggregateQueues
-from aftercommit.consumer.script import Aggregate
+from aftercommit.consumer.slice import Aggregate
 from aftercommit.consumer.slices import SliceItem
-from aftercommit.consumer.walk import Pace
+from aftercommit.consumer.walk import SlicePace
 from aftercommit.consumer.worker_slices import LogSlices, WorkerParts
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.records import BYTES_AT_ONCE
@@ -158,14 +158,13 @@ class SideBySide:
         task.add_done_callback(lambda _: self.done.set())
 
     async def _slice(self, connection: AsyncConnection, items: list[SliceItem], is_slow: bool) -> None:
-        until = time.monotonic() + TURN_SECONDS
         are_letters = items[0].due_at is not None
         policy: LetterSlices | LogSlices
         if are_letters:
-            policy = LetterSlices(self._parts, connection, until)
+            policy = LetterSlices(self._parts, connection, TURN_SECONDS)
         else:
-            policy = LogSlices(self._parts, connection, until, side_by_side=True)
-        left = await self._parts.runner.run(items, policy, Pace(len(items)) if is_slow else None)
+            policy = LogSlices(self._parts, connection, TURN_SECONDS, side_by_side=True)
+        left = await self._parts.runner.run(items, policy, SlicePace(len(items)) if is_slow else None)
         if policy.blocked:
             await self._hold_back(connection, policy.blocked)
         self._queues.note_pace({item.record.aggregate for item in items}, policy.slow)

@@ -22,7 +22,7 @@ from aftercommit.consumer.conversation import (
 )
 from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
 from aftercommit.consumer.outcome import Failed, judge
-from aftercommit.consumer.script import Script, Step
+from aftercommit.consumer.slice import Script, Step
 from aftercommit.consumer.slices import Called, Calls, HandlerCall, Query, Recovery, SliceFailed
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.event.correlation import tell, told

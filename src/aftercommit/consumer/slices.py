@@ -1,4 +1,4 @@
-"""What slices are made of: events with their handlers, statements and calls. `script` plans a slice of them."""
+"""What slices are made of: events with their handlers, statements and calls. `slice` plans a slice of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aftercommit.consumer.outcome import Failed, concerns_all
-from aftercommit.consumer.script import WIDEST_GUARD, Aggregate, Slice
+from aftercommit.consumer.slice import WIDEST_GUARD, Aggregate, Slice
 from aftercommit.consumer.slices import SliceFailed, SliceItem
 
 FIRST: Final = 16
@@ -20,14 +20,14 @@ MOST_LOSSES: Final = 3
 
 
 @dataclass(slots=True)
-class Pace:
+class SlicePace:
     """What the slices so far teach about the next: how many events it takes, and how often it sets a savepoint.
 
-    `guard`: a savepoint every so many events, while handlers fail; 0 while none do.
+    `guard_events`: a savepoint every so many events, while handlers fail; 0 while none do.
     """
 
     size: int = FIRST
-    guard: int = 0
+    guard_events: int = 0
 
     def done(self, work: Slice, seconds: float) -> None:
         """A slice was committed; after a quick one the next may be larger, after a slow one smaller."""
@@ -35,33 +35,33 @@ class Pace:
             self.size = max(1, self.size // 2)
         elif seconds < QUICK and len(work.items) >= self.size:
             self.size = min(LARGEST, self.size * 2)
-        self.guard = work.guard if work.failures or work.guard < WIDEST_GUARD else 0
+        self.guard_events = work.guard_events if work.failures or work.guard_events < WIDEST_GUARD else 0
 
 
 class Walk:
     """The events still to be handled, in order, and the next slice of them. `alone`: one each.
 
-    `most_outside`: how many events share a slice if their handlers act outside the transaction. `apart`: an event that
-    is known to fail has a slice of its own.
+    `most_outside_calls`: how many events share a slice if their handlers act outside the transaction. `apart`: an event
+    that is known to fail has a slice of its own.
     """
 
     def __init__(
         self,
         items: Sequence[SliceItem],
         *,
-        pace: Pace | None = None,
+        pace: SlicePace | None = None,
         alone: bool = False,
         strict: bool = False,
         apart: bool = False,
-        most_outside: int = 1,
+        most_outside_calls: int = 1,
     ) -> None:
         self.waiting = deque(items)
         self._all = len(items)
-        self._pace = pace or Pace()
+        self._pace = pace or SlicePace()
         self._alone = alone
         self._strict = strict
         self._apart = apart
-        self._most_outside = most_outside
+        self._most_outside_calls = most_outside_calls
         self._known: dict[int, Failed] = {}
         self._singly = 0
         self._losses = 0
@@ -76,8 +76,8 @@ class Walk:
         segment = self._segment()
         known = {place: self._known[id(item)] for place, item in enumerate(segment) if id(item) in self._known}
         # Without an inbox nothing tells events apart that a handler has committed in the middle of a slice.
-        guard = 0 if self._apart or len(segment) == 1 else self._pace.guard
-        return Slice(segment, known=known, guard=guard, strict=self._strict, beyond=self._behind)
+        guard_events = 0 if self._apart or len(segment) == 1 else self._pace.guard_events
+        return Slice(segment, known=known, guard_events=guard_events, strict=self._strict, beyond=self._behind)
 
     def done(self, work: Slice, seconds: float) -> None:
         """The slice was committed."""
@@ -110,7 +110,7 @@ class Walk:
             self._singly = len(work.items)
         else:
             self.blame(work.items[problem.index], problem.failure)
-            self._pace.guard = self._pace.guard or FIRST_GUARD
+            self._pace.guard_events = self._pace.guard_events or FIRST_GUARD
 
     def lost(self, work: Slice, problem: BaseException) -> None:
         """The slice's connection broke; that counts as a failed attempt only if it keeps happening to one event."""
@@ -133,7 +133,7 @@ class Walk:
         first = self.waiting[0]
         size = 1 if self._alone or self._singly > 0 or first.alone else self._pace.size
         if first.outside:
-            size = min(size, self._most_outside)
+            size = min(size, self._most_outside_calls)
         if self._apart and self._fails(first):
             size = 1
         segment: list[SliceItem] = []

@@ -9,7 +9,7 @@ from aftercommit.consumer.dead_letters import DeadLetters, LetterDraft
 from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.script import Aggregate, Slice
+from aftercommit.consumer.slice import Aggregate, Slice
 from aftercommit.consumer.slices import Query, SliceItem
 from aftercommit.consumer.suspects import Suspects
 from aftercommit.outbox.handlers import Consumer
@@ -46,19 +46,19 @@ class WorkerParts:
 
 
 class FencedSlices(SlicePolicy):
-    """Goes on while the worker proceeds, and until `until`; suspects go alone, and each start is counted.
+    """Goes on while the worker proceeds, for `max_seconds`; suspects go alone, and each start is counted.
 
     `blocked` and `slow`: the aggregates that failed (strict ordering), and those that took long.
     """
 
-    def __init__(self, parts: WorkerParts, connection: AsyncConnection, until: float = math.inf) -> None:
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection, max_seconds: float = math.inf) -> None:
         self.strict = parts.strict
         self.alone = parts.suspects.left > 0
         self.blocked: set[Aggregate] = set()
         self.slow: set[Aggregate] = set()
         self._parts = parts
         self._connection = connection
-        self._until = until
+        self._until = time.monotonic() + max_seconds
         self._drafts: list[LetterDraft] = []
 
     async def admit(self, item: SliceItem) -> Failed | None:
@@ -96,9 +96,14 @@ class LogSlices(FencedSlices):
     """New events. In order, each slice moves the checkpoint; side by side, it stays."""
 
     def __init__(
-        self, parts: WorkerParts, connection: AsyncConnection, until: float = math.inf, *, side_by_side: bool = False
+        self,
+        parts: WorkerParts,
+        connection: AsyncConnection,
+        max_seconds: float = math.inf,
+        *,
+        side_by_side: bool = False,
     ) -> None:
-        super().__init__(parts, connection, until)
+        super().__init__(parts, connection, max_seconds)
         self._side_by_side = side_by_side
 
     def begin(self, segment: Sequence[SliceItem]) -> Query:

@@ -19,7 +19,7 @@ from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.service import Waker, wait_for_any
 
 
-class Follower:
+class LogFollower:
     """One consumer's way through the log, from its checkpoint."""
 
     def __init__(self, outbox: Outbox, parts: WorkerParts, wakers: Wakeups, stopping: Waker, page_size: int) -> None:

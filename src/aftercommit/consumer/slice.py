@@ -37,8 +37,8 @@ Aggregate = tuple[str, str]
 class Slice:
     """The events of one slice and what has become of them.
 
-    `known`: failures from an earlier try. `guard`: the slice sets a savepoint every so many events (0: none, and a
-    failure undoes the slice). `beyond`: finds the events behind the slice of these aggregates, which have to wait
+    `known`: failures from an earlier try. `guard_events`: the slice sets a savepoint every so many events (0: none, and
+    a failure undoes the slice). `beyond`: finds the events behind the slice of these aggregates, which have to wait
     (strict ordering).
     """
 
@@ -47,12 +47,12 @@ class Slice:
         items: Sequence[SliceItem],
         *,
         known: dict[int, Failed] | None = None,
-        guard: int = 0,
+        guard_events: int = 0,
         strict: bool = False,
         beyond: Callable[[Collection[Aggregate]], list[SliceItem]] | None = None,
     ) -> None:
         self.items = items
-        self.guard = guard
+        self.guard_events = guard_events
         # The failures by place. The first ones are known before anything is called.
         self.failures: dict[int, Failed] = dict(known or {})
         self.slow: list[int] = []
@@ -150,7 +150,7 @@ class Slice:
 
     def _handle(self, begin: Query) -> Generator[Step, Any, None]:
         outside = self.items[0].outside
-        recovery = Recovery.NOTHING if outside else Recovery.SAVEPOINT if self.guard else Recovery.UNDO
+        recovery = Recovery.NOTHING if outside else Recovery.SAVEPOINT if self.guard_events else Recovery.UNDO
         savepoints = 0
         while group := self._next_group(recovery):
             if recovery is Recovery.SAVEPOINT:
@@ -166,7 +166,7 @@ class Slice:
             waiting = {place for place in self._pending if place > self._blocked.get(self._aggregate(place), place)}
             self._behind += sorted(waiting)
             self._pending = [place for place in self._pending if place not in waiting]
-        return self._pending[: self.guard] if recovery is Recovery.SAVEPOINT else list(self._pending)
+        return self._pending[: self.guard_events] if recovery is Recovery.SAVEPOINT else list(self._pending)
 
     def _call(self, group: list[int], recovery: Recovery, begin: Query) -> Generator[Step, Any, bool]:
         """Call the handlers of these events; False when there is no time for more."""
@@ -184,7 +184,7 @@ class Slice:
             self.slow += called.slow
             if called.failure is None:
                 self._finished(made)
-                self.guard = min(WIDEST_GUARD, self.guard * 2)
+                self.guard_events = min(WIDEST_GUARD, self.guard_events * 2)
                 return called.made == len(calls)
             group = self._after_failure(group, made, called, recovery)
         return True
@@ -194,7 +194,7 @@ class Slice:
         assert called.failure is not None
         if called.place is None and len(group) > 1:
             # A batch: its events go one by one to find the one to blame.
-            self.guard = 1
+            self.guard_events = 1
             return []
         place = group[0] if called.place is None else called.place
         self._pending.remove(place)
@@ -202,7 +202,7 @@ class Slice:
         if recovery is Recovery.NOTHING:
             self._finished([each for each in made if each != place])
             return []
-        self.guard = max(2, self.guard // 2)
+        self.guard_events = max(2, self.guard_events // 2)
         return [each for each in group if each < place]
 
     def _finished(self, places: Sequence[int]) -> None:
