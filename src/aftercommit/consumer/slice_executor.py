@@ -1,7 +1,6 @@
 """Runs the script of a slice on a connection: asyncio handlers here, blocking ones in a thread (`blocking`)."""
 
 import asyncio
-from collections.abc import Coroutine
 from sys import getrefcount
 from typing import Any, Final
 
@@ -20,10 +19,11 @@ from aftercommit.consumer.conversation import (
     tell_of,
     too_long,
 )
+from aftercommit.consumer.handler_calls import GRACE, call_outside, watched
 from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
 from aftercommit.consumer.outcome import Failed, judge
 from aftercommit.consumer.slice import Script, Step
-from aftercommit.consumer.slices import Called, Calls, HandlerCall, Query, Recovery, SliceFailed
+from aftercommit.consumer.slices import Called, Calls, Query, Recovery, SliceFailed
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.event.correlation import tell, told
 from aftercommit.postgres.commits import AsyncConnection, commit_async, committed_async
@@ -31,8 +31,6 @@ from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
 from aftercommit.postgres.resilience import LOST, close_quietly
 from aftercommit.postgres.statements import Statements
 
-# How many seconds to wait for something that was told to end.
-GRACE: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -91,7 +89,8 @@ class SliceExecutor:
         outside = step.recovery is Recovery.NOTHING
         try:
             if outside:
-                await self._watched(self._outside(step, called, talk), step.calls[0], talk)
+                calls = call_outside(step, called, talk, self._timeout, is_async=self._is_async)
+                await watched(calls, step.calls[0], talk, self._timeout)
             else:
                 await self._lending(connection, step, called, talk)
         except Exception as error:
@@ -106,26 +105,10 @@ class SliceExecutor:
     async def _lending(self, connection: AsyncConnection, step: Calls, called: Called, talk: Conversation) -> None:
         lent = talk.lent = lend_async(connection)
         try:
-            await self._watched(self._calls(connection, lent, step, called, talk), step.calls[0], talk)
+            await watched(self._calls(connection, lent, step, called, talk), step.calls[0], talk, self._timeout)
         finally:
             if not take_back(talk.lent):
                 await asyncio.to_thread(abandon(connection, talk.lent))
-
-    async def _watched(self, calls: Coroutine[Any, Any, None], first: HandlerCall, talk: Conversation) -> None:
-        """Run the handlers in a task, which can be given up."""
-        now = asyncio.get_running_loop().time
-        talk.call, talk.until = first, now() + self._timeout
-        work = asyncio.create_task(calls, name="aftercommit handlers")
-        try:
-            while not work.done():
-                await asyncio.wait({work}, timeout=max(0.0, talk.until - now()))
-                if not work.done() and now() >= talk.until:
-                    raise too_long(talk.call, self._timeout)
-            if work.cancelled():
-                raise cancelled(talk.call)
-            work.result()
-        finally:
-            await _end(work)
 
     async def _calls(
         self, connection: AsyncConnection, lent: LentAsync, step: Calls, called: Called, talk: Conversation
@@ -169,28 +152,6 @@ class SliceExecutor:
                     restore(lent)
                     if may_have_ended(connection, talk.mark, call):
                         await self._require_transaction(connection, talk)
-                called.took(call, ended - began)
-                if ended > stop_at and step.may_stop_after(index):
-                    return
-
-    async def _outside(self, step: Calls, called: Called, talk: Conversation) -> None:
-        """Call handlers that act outside the transaction; a blocking one in a thread, which can be left behind."""
-        now = asyncio.get_running_loop().time
-        task = asyncio.current_task()
-        assert task is not None
-        stop_at = talk.stop_at(now())
-        with told(), interruptions_as_failures(talk):
-            for index, call in enumerate(step.calls):
-                talk.call, began = call, now()
-                talk.until = until = began + self._timeout
-                tell_of(call)
-                is_async = self._is_async
-                judge(await (call.handler.function(call.events[0]) if is_async else _in_own_thread(call)))
-                ended = now()
-                if ended >= until:
-                    raise too_long(call, self._timeout)
-                if task.cancelling():
-                    raise cancelled(call)
                 called.took(call, ended - began)
                 if ended > stop_at and step.may_stop_after(index):
                     return
@@ -264,29 +225,6 @@ class SliceExecutor:
             watch.give_up()
             await _abandon(running, watch)
             raise
-
-
-async def _in_own_thread(call: HandlerCall) -> Any:
-    function, event = call.handler.function, call.events[0]
-
-    def run() -> Any:
-        try:
-            return function(event)
-        except StopIteration as error:
-            # A future cannot hold it.
-            raise RuntimeError("the handler raised StopIteration") from error
-
-    return await in_thread(run)
-
-
-async def _end(work: "asyncio.Task[Any]") -> None:
-    """Cancel the handlers. One that goes on in spite of that is left behind without a connection."""
-    if not work.done():
-        work.cancel()
-        await asyncio.wait({work}, timeout=GRACE)
-    if work.done() and not work.cancelled():
-        # Or asyncio complains about an error that nobody has seen.
-        work.exception()
 
 
 async def _abandon(running: "asyncio.Future[int]", watch: Watch) -> None:
