@@ -24,9 +24,9 @@ def outbox(**options: Any) -> Outbox:
 
 
 def audiences(declared: Outbox, *events: Any, audience: Any = None, **scope: Any) -> list[Any]:
-    """What the rows of a publish say about who hears."""
+    """What the rows of a publish say about who hears, as the statement gets it."""
     rows = RowMaker(declared.registry, declared.shape, 1000).rows(list(events), scope, audience)
-    return [row[-1] for row in rows]
+    return [text_array(row[-1]) for row in rows]
 
 
 def stored(*readers: str) -> StoredEvent:
@@ -102,7 +102,7 @@ def test_scope_and_audience_stand_side_by_side():
         [draft({}), draft({}, scope={"tenant_id": "b"})], {"tenant_id": "a"}, ["user:1"]
     )
 
-    assert [row[-2:] for row in rows] == [("a", '{"user:1"}'), ("b", '{"user:1"}')]
+    assert [row[-2:] for row in rows] == [("a", ("user:1",)), ("b", ("user:1",))]
 
 
 def test_an_audience_is_refused_where_none_is_declared():

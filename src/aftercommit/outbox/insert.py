@@ -39,7 +39,7 @@ Question = tuple[str, Sequence[Any]]
 Script = Generator[Question, Sequence[Sequence[Any]], "Receipt"]
 
 MAX_KEY = 255
-# COPY takes two more round trips than an INSERT. From this many events on it is faster also over a network.
+# COPY takes two more round trips than an INSERT, which only many events make up for.
 COPY_FROM = 200
 
 _OF_THE_TYPE = frozenset({AGGREGATE_TYPE, TYPE, VERSION})
@@ -141,8 +141,6 @@ class Inserter:
         given = [row[ID], row[AGGREGATE_ID], *row[OCCURRED : PAYLOAD if caused else CAUSATION], *row[PAYLOAD:]]
         if self._shape.audience:
             given[-1] = text_array(given[-1])
-        if style == "text":
-            given.append(f"{row[AGGREGATE_TYPE]}/{row[AGGREGATE_ID]}")
         return statement, _adapted(given, style)
 
     def _rendered_one(self, row: EventRow, style: Style, caused: bool) -> str:
@@ -163,7 +161,6 @@ class Inserter:
             values=sql.SQL(", ").join(values),
             names=sql.SQL(", ").join(names),
             channel=sql.Literal(self._shape.publish_channel),
-            aggregate=_placeholder(given + 1, "text", style),
         )
         # Without comments, which the server would read with every event.
         return "\n".join(line for line in rendered.splitlines() if not line.startswith("--"))

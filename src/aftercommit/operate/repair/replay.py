@@ -133,7 +133,6 @@ async def _preview(session: RepairSession, chosen: _Set, again: bool) -> Preview
     details = session.statements.part("item_details")
     parts = {name: session.statements.part(name) for name in ("is_past_horizon", "is_wanted_again")}
     parameters = {**chosen.parameters, "again": again, "to_owner": chosen.target == TO_OWNER}
-    parts["types"] = session.statements.part("preview_types")
     row = await session.row("preview", parameters, chosen=chosen.chosen, details=details, **parts)
     *counts, names, numbers, copies = row
     most = chosen.parameters["most"]

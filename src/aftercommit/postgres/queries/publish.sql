@@ -14,14 +14,10 @@ where coalesce((
 ) operator(pg_catalog.<>) 'never', true)
 
 -- name: publish_one_unprepared
--- The same for drivers that put values into the statement, which is planned every time: slower to run, but much quicker to plan. The lane is
--- computed from a parameter of its own, because a subquery that refers to the new row takes longer to plan.
+-- The same for drivers that put values into the statement, which is planned every time: slower to run, but much quicker to plan.
 insert into {schema}.outbox ({names})
 values ({values})
-returning (
-    select pg_catalog.pg_notify({channel}, (pg_catalog.hashtextextended({aggregate}, 0) operator(pg_catalog.&) 63)::text)
-    from {schema}.relay where listening limit 1
-)
+returning (select pg_catalog.pg_notify({channel}, outbox.lane::text) from {schema}.relay where listening limit 1)
 
 -- name: publish_many
 -- Many events in one statement, in the given order. A value that all events share is an array of one.

@@ -202,15 +202,14 @@ item as materialized (
     cross join horizon
     {details}
     left join first_of_event event on event.id = chosen.event_id
+),
+frequent as (
+    select item.event_type, count(*) as items from item group by 1 order by 2 desc, 1 limit 20
 )
 select count(*), count(distinct event_id), count(*) filter (where is_open), count(*) filter (where is_handled),
        count(*) filter (where is_past_horizon), (select moment from horizon where isfinite(moment)),
        min(position), max(position), min(created_at), max(created_at),
-       (select coalesce(array_agg(type.event_type::text order by type.items desc, type.event_type), '{{}}') from ({types}) type),
-       (select coalesce(array_agg(type.items order by type.items desc, type.event_type), '{{}}') from ({types}) type),
+       (select coalesce(array_agg(type.event_type::text order by type.items desc, type.event_type), '{{}}') from frequent type),
+       (select coalesce(array_agg(type.items order by type.items desc, type.event_type), '{{}}') from frequent type),
        sum(copies)::bigint
 from item
-
--- name: preview_types
--- The most frequent types of a preview.
-select item.event_type, count(*) as items from item group by 1 order by 2 desc, 1 limit 20
