@@ -218,6 +218,7 @@ async def test_filters_find_what_matches_in_bounded_rounds_and_the_cursor_moves(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch, ring: int, asked: dict[str, str], wanted: Callable[[int], bool]
 ):
     monkeypatch.setattr(history_module, "WINDOW", 10)
+    monkeypatch.setattr(history_module, "ROUNDS", 50)
     feed = tasks.feeds["filtered"]
     chosen = feed.chosen(asked)
     async with tasks.relay():

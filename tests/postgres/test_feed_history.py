@@ -127,6 +127,7 @@ def plain(page: Page) -> tuple[object, ...]:
 @pytest.mark.thorough
 async def test_filters_by_function_are_answered_from_history_too(logs: Logs, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("aftercommit.feed.strands.history.WINDOW", 16)
+    monkeypatch.setattr("aftercommit.feed.strands.history.ROUNDS", 50)
     feed = log_feed(logs.outbox, "by-function", facets={"source": "source", "service": "service", "level": level_of})
     async with logs.relay():
         published = mixed("i-1", 300)

@@ -95,6 +95,23 @@ def test_letters_come_before_new_events_of_their_aggregate_and_never_share_a_sli
     assert positions(queues.take(9, slow=False)) == [2, 1]
 
 
+def test_letters_that_a_slice_gives_back_are_not_overtaken_by_later_ones_of_their_aggregate():
+    queues, _ = queues_of("")
+    letters: list[Any] = [Item("a", -3, letter=True), Item("a", -2, letter=True), Item("b", -1, letter=True)]
+    queues.add_letters(letters)
+
+    taken = queues.take(1, slow=False)
+    assert positions(taken) == [-3]
+    queues.give_back(taken, taken)
+    assert positions(queues.take(9, slow=False)) == [-1]
+
+
+def test_where_there_is_a_slot_for_each_aggregate_none_shares_a_slice():
+    queues, _ = queues_of("abab")
+    assert positions(queues.take(9, slow=False, slots=2)) == [1, 3]
+    assert positions(queues.take(9, slow=False, slots=1)) == [2, 4]
+
+
 @given(st.text("abcd", max_size=40), st.data())
 def test_each_event_is_taken_once_and_in_the_order_of_its_aggregate(text: str, data: st.DataObject):
     queues, items = queues_of(text)

@@ -80,7 +80,8 @@ class LetterRetries:
         items = await self.due(connection)
         if items is None:
             return False
-        await self._parts.runner.run(items, LetterSlices(self._parts, connection, LETTERS_SECONDS))
+        until = time.monotonic() + LETTERS_SECONDS
+        await self._parts.runner.run(items, LetterSlices(self._parts, connection, until))
         return True
 
     async def due(self, connection: AsyncConnection) -> list[SliceItem] | None:

@@ -54,11 +54,14 @@ class AggregateQueues:
             queue = self._queues.get(item.record.aggregate, ())
             self._put(item, sum(1 for each in queue if each.due_at is not None))
 
-    def take(self, size: int, *, slow: bool) -> list[SliceItem]:
-        """The next events for a slice, all new or all letters: of one slow aggregate, or of several quick ones."""
+    def take(self, size: int, *, slow: bool, slots: int = 1) -> list[SliceItem]:
+        """The next events for one of so many free slots, all new or all letters: of one slow aggregate, or of its share of
+        the quick ones. Where there is a slot for each aggregate, none waits for another.
+        """
         turns, taken = self._turns[slow], list[SliceItem]()
+        most = 1 if slow else -(-len(turns) // slots)
         skipped: list[Aggregate] = []
-        while turns and len(taken) < size:
+        while turns and len(taken) < size and most > 0:
             aggregate = turns.popleft()
             queue = self._queues[aggregate]
             is_letter = queue[0].due_at is not None
@@ -69,19 +72,25 @@ class AggregateQueues:
             self.ready -= len(queue)
             while queue and len(taken) < size and (queue[0].due_at is not None) == is_letter:
                 taken.append(queue.popleft())
-            if slow:
-                break
+            most -= 1
         turns.extendleft(reversed(skipped))
         return taken
 
     def give_back(self, taken: Sequence[SliceItem], left: Sequence[SliceItem]) -> None:
-        """A slice ended: what is left of the events that it took comes first again, the others are finished."""
+        """A slice ended: what is left of the events that it took comes first again, the others are finished.
+
+        Letters that are left have to be read again, and with them all letters of their aggregate: they keep their order.
+        """
         kept = {id(item) for item in left}
         for item in reversed(taken):
             if id(item) in kept and item.due_at is None:
                 self._queues[item.record.aggregate].appendleft(item)
             else:
                 self._finish(item)
+        for aggregate in {item.record.aggregate for item in left if item.due_at is not None}:
+            queue = self._queues[aggregate]
+            while queue and queue[0].due_at is not None:
+                self._finish(queue.popleft())
         for aggregate in dict.fromkeys(item.record.aggregate for item in taken):
             self._busy.discard(aggregate)
             self._wait_for_turn(aggregate)

@@ -126,14 +126,13 @@ class SideBySide:
     async def _feed_letters(self, connection: AsyncConnection) -> bool:
         if not self._retries.any_due or len(self._queues.letters) > LETTERS_PER_TURN // 2:
             return False
-        known = set(self._queues.letters)
-        lined_up = self._queues.aggregates_with_letters if self._parts.strict else set()
+        lined_up = self._queues.aggregates_with_letters
         due = await self._retries.due(connection)
         # Until the next look nobody knows of more.
         self._retries.any_due = False
-        items = [
-            item for item in due or () if item.record.event_id not in known and item.record.aggregate not in lined_up
-        ]
+        # The letters of an aggregate that has some here come later, or they could overtake those that a slice gives back.
+        lined_up |= self._queues.aggregates_with_letters
+        items = [item for item in due or () if item.record.aggregate not in lined_up]
         self._queues.add_letters(items)
         return bool(items)
 
@@ -141,13 +140,13 @@ class SideBySide:
         """Fill the free slots. One is kept for quick aggregates while there are any."""
         concurrency = self._parts.consumer.concurrency
         while len(self._running) < concurrency and self._queues.ready > 0:
-            share = -(-self._queues.ready // (concurrency - len(self._running)))
-            size = min(self._parts.runner.pace.size, share)
+            slots = concurrency - len(self._running)
+            size = min(self._parts.runner.pace.size, -(-self._queues.ready // slots))
             slow_ones = sum(self._running.values())
             slow = slow_ones < concurrency - 1
             items = self._queues.take(size, slow=True) if slow else []
             is_slow = bool(items)
-            items = items or self._queues.take(size, slow=False) or self._queues.take(size, slow=True)
+            items = items or self._queues.take(size, slow=False, slots=slots) or self._queues.take(size, slow=True)
             if not items:
                 return
             self._begin_slice(connection, items, is_slow)

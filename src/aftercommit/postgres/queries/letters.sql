@@ -1,10 +1,5 @@
 -- name: failed_letters
--- Dead letters for events of the log, by position. A part of the next two statements, which have a fence.
-failure as (
-    select *
-    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
-        as f (position, status, error, error_class, delay, attempt)
-),
+-- Dead letters for the failures of a fenced statement. A part of the next two.
 letters as (
     insert into {schema}.dead_letter_events as letter (
         event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
@@ -40,6 +35,16 @@ with fence as (
     where name = %(consumer)s and token = %(token)s
     returning 1
 ),
+failure as (
+    select *
+    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
+        as f (position, status, error, error_class, delay, attempt)
+    -- An event that is handled or given up, and read again because the checkpoint is before it, waits for nothing.
+    where attempt > 0 or not exists (
+        select from {schema}.log join {schema}.processed_events inbox on inbox.event_id = log.id
+        where log.position = f.position and inbox.consumer_name = %(consumer)s
+    )
+),
 {failed_letters}
 select (select count(*) from fence), (select count(*) from letters)
 
@@ -50,6 +55,11 @@ with fence as (
 ),
 inbox as (
     delete from {schema}.processed_events where consumer_name = %(consumer)s and event_id = any(%(unhandled)s::uuid[])
+),
+failure as (
+    select *
+    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
+        as f (position, status, error, error_class, delay, attempt)
 ),
 {failed_letters}
 select count(*) from letters
