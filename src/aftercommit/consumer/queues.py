@@ -55,8 +55,9 @@ class AggregateQueues:
             self._put(item, sum(1 for each in queue if each.due_at is not None))
 
     def take(self, size: int, *, slow: bool, slots: int = 1) -> list[SliceItem]:
-        """The next events for one of so many free slots, all new or all letters: of one slow aggregate, or of its share of
-        the quick ones. Where there is a slot for each aggregate, none waits for another.
+        """The next events for one of so many free slots, all new or all letters.
+
+        They are of one slow aggregate, or of a share of the quick ones. Where each has a slot, none waits for another.
         """
         turns, taken = self._turns[slow], list[SliceItem]()
         most = 1 if slow else -(-len(turns) // slots)
@@ -79,7 +80,7 @@ class AggregateQueues:
     def give_back(self, taken: Sequence[SliceItem], left: Sequence[SliceItem]) -> None:
         """A slice ended: what is left of the events that it took comes first again, the others are finished.
 
-        Letters that are left have to be read again, and with them all letters of their aggregate: they keep their order.
+        Letters that are left are read again, and with them all letters of their aggregate, so that none overtakes.
         """
         kept = {id(item) for item in left}
         for item in reversed(taken):

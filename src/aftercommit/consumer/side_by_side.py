@@ -130,7 +130,7 @@ class SideBySide:
         due = await self._retries.due(connection)
         # Until the next look nobody knows of more.
         self._retries.any_due = False
-        # The letters of an aggregate that has some here come later, or they could overtake those that a slice gives back.
+        # If an aggregate has letters here, others come later: they could overtake those that a slice gives back.
         lined_up |= self._queues.aggregates_with_letters
         items = [item for item in due or () if item.record.aggregate not in lined_up]
         self._queues.add_letters(items)
