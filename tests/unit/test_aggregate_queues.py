@@ -112,6 +112,21 @@ def test_where_there_is_a_slot_for_each_aggregate_none_shares_a_slice():
     assert positions(queues.take(9, slow=False, slots=1)) == [2, 4]
 
 
+def test_an_aggregate_has_new_events_until_the_last_one_is_handled():
+    queues, items = queues_of("ab")
+    letters: list[Any] = [Item("c", -1, letter=True)]
+    queues.add_letters(letters)
+    assert [queues.has_new(("order", name)) for name in "abc"] == [True, True, False]
+
+    taken = queues.take(1, slow=False)
+    assert queues.has_new(("order", "a"))
+    queues.give_back(taken, taken)
+    assert queues.has_new(("order", "a"))
+    queues.give_back(queues.take(9, slow=False), [])
+    assert [queues.has_new(("order", name)) for name in "ab"] == [False, False]
+    assert items
+
+
 @given(st.text("abcd", max_size=40), st.data())
 def test_each_event_is_taken_once_and_in_the_order_of_its_aggregate(text: str, data: st.DataObject):
     queues, items = queues_of(text)

@@ -1,6 +1,6 @@
 """Queues of events per aggregate, for a consumer that handles several aggregates at a time. Nothing runs here."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 from uuid import UUID
@@ -30,6 +30,8 @@ class AggregateQueues:
         self._slow: dict[Aggregate, None] = {}
         # Positions of new events, ascending, because a dict keeps the order in which they were read.
         self._positions: dict[int, None] = {}
+        # How many new events each aggregate has here, those at work included.
+        self._new: Counter[Aggregate] = Counter()
 
     @property
     def lowest(self) -> int | None:
@@ -41,10 +43,15 @@ class AggregateQueues:
         """The aggregates that have letters here."""
         return set(self.letters.values())
 
+    def has_new(self, aggregate: Aggregate) -> bool:
+        """Whether new events of the aggregate are here, or at work."""
+        return aggregate in self._new
+
     def add(self, items: Iterable[SliceItem]) -> None:
         """Events of the log, behind all others."""
         for item in items:
             self._positions[item.position] = None
+            self._new[item.record.aggregate] += 1
             self._put(item)
 
     def add_letters(self, items: Sequence[SliceItem]) -> None:
@@ -145,5 +152,8 @@ class AggregateQueues:
         self.bytes -= len(item.record.payload)
         if item.due_at is None:
             del self._positions[item.position]
+            self._new[item.record.aggregate] -= 1
+            if not self._new[item.record.aggregate]:
+                del self._new[item.record.aggregate]
         else:
             self.letters.pop(item.record.event_id, None)

@@ -115,13 +115,20 @@ class SideBySide:
             return False
         items = page.items
         if self._parts.strict and items:
-            items = await self._parts.letters.set_aside(connection, items, self.position)
+            # Behind new events of its aggregate that are here, an event stays: as a letter it would come before them.
+            alone = [item for item in items if not self._has_new(item)]
+            going = {item.position for item in await self._parts.letters.set_aside(connection, alone, self.position)}
+            waiting = {item.position for item in alone} - going
+            items = [item for item in items if item.position not in waiting]
             while late := [item for item in items if item.record.aggregate in self._newly_blocked]:
                 items = [item for item in items if item.record.aggregate not in self._newly_blocked]
                 await self._parts.letters.wait_behind(connection, late, self.position)
         self._queues.add(items)
         self._ended += page.count - len(items)
         return True
+
+    def _has_new(self, item: SliceItem) -> bool:
+        return self._queues.has_new(item.record.aggregate)
 
     async def _feed_letters(self, connection: AsyncConnection) -> bool:
         if not self._retries.any_due or len(self._queues.letters) > LETTERS_PER_TURN // 2:
@@ -133,6 +140,9 @@ class SideBySide:
         # If an aggregate has letters here, others come later: they could overtake those that a slice gives back.
         lined_up |= self._queues.aggregates_with_letters
         items = [item for item in due or () if item.record.aggregate not in lined_up]
+        if self._parts.strict:
+            # A letter that may be later than new events of its aggregate here waits until they are handled.
+            items = [item for item in items if item.position <= self.position or not self._has_new(item)]
         self._queues.add_letters(items)
         return bool(items)
 
