@@ -9,7 +9,7 @@ PUBLISH_SQL = "src/aftercommit/postgres/queries/publish.sql"
 CARRIER = "src/aftercommit/relay/carrier.py"
 SETTLE = "src/aftercommit/relay/settle.py"
 LANES = "src/aftercommit/relay/lanes.py"
-SLICES = "src/aftercommit/consumer/slice.py"
+SLICES = "src/aftercommit/consumer/slices.py"
 RUNNER = "src/aftercommit/consumer/runner.py"
 EXECUTE = "src/aftercommit/consumer/slice_executor.py"
 CONVERSATION = "src/aftercommit/consumer/conversation.py"
@@ -222,8 +222,8 @@ order by o.seq""",
         "a commit that failed is taken for one that did not",
         Edit(
             RUNNER,
-            "            walk.lost(work, problem)",
-            "            walk.done(work, time.monotonic() - started)",
+            "            walk.lost(segment, problem)",
+            "            walk.done(segment, time.monotonic() - started)",
         ),
         run="--only connections,network --seconds 25",
         seen_by="lost_effect",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aftercommit.backoff import Constant
-from aftercommit.consumer import Dispatcher, wakeups
+from aftercommit.consumer import Dispatcher, log_worker
 from aftercommit.errors import DeclarationError
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
@@ -31,7 +31,7 @@ HOUR = 3600.0
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What operators do by hand is noticed at once."""
-    monkeypatch.setattr(wakeups, "POLL", 0.05)
+    monkeypatch.setattr(log_worker, "POLL", 0.05)
 
 
 class Strict:
@@ -96,7 +96,7 @@ async def test_events_go_on_in_order_when_the_one_before_is_mended_and_retried(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each makes the next one due, without anybody having to look for it."""
-    monkeypatch.setattr(wakeups, "POLL", HOUR)
+    monkeypatch.setattr(log_worker, "POLL", HOUR)
     strict = Strict(shop, 1)
     place_in_log(shop, *numbered(5))
     async with worker_on(shop, strict.consumer):

@@ -1,6 +1,5 @@
 """Runs a slice with blocking handlers in a thread, as `slice_executor` does with asyncio handlers."""
 
-import time
 from sys import getrefcount
 from typing import Any
 
@@ -18,8 +17,7 @@ from aftercommit.consumer.conversation import (
 )
 from aftercommit.consumer.loans import LentSync, abandon, lend_sync, take_back
 from aftercommit.consumer.outcome import judge
-from aftercommit.consumer.slice import Step
-from aftercommit.consumer.slices import Called, Calls, Query, SliceFailed
+from aftercommit.consumer.slices import HandlerCall, Query
 from aftercommit.consumer.threads import Watch
 from aftercommit.event.correlation import told
 from aftercommit.postgres.commits import commit
@@ -59,27 +57,15 @@ def _begin(statements: Statements, connection: psycopg.Connection[Any], talk: Co
 
 
 def _step(
-    statements: Statements, connection: psycopg.Connection[Any], step: Step, talk: Conversation, watch: Watch
+    statements: Statements,
+    connection: psycopg.Connection[Any],
+    step: Query | list[HandlerCall],
+    talk: Conversation,
+    watch: Watch,
 ) -> Any:
     if isinstance(step, Query):
         cursor = connection.execute(statements[step.name], step.parameters)
         return talk.hear(cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
-    talk.called = Called()
-    try:
-        _lending(statements, connection, step, talk, watch)
-    except Exception as error:
-        blamed = talk.blame(error, connection)
-        if not isinstance(blamed, SliceFailed) or not talk.can_go_back(step, blamed, connection):
-            raise
-        watch.enter(None)
-        connection.execute(statements["back_to_savepoint"])
-        talk.survive(blamed)
-    return talk.called
-
-
-def _lending(
-    statements: Statements, connection: psycopg.Connection[Any], step: Calls, talk: Conversation, watch: Watch
-) -> None:
     lent = talk.lent = lend_sync(connection)
     try:
         with told(), interruptions_as_failures(talk):
@@ -87,38 +73,34 @@ def _lending(
     finally:
         if not take_back(talk.lent):
             abandon(connection, talk.lent)()
+    return None
 
 
 def _calls(
     statements: Statements,
     connection: psycopg.Connection[Any],
     lent: LentSync,
-    step: Calls,
+    calls: list[HandlerCall],
     talk: Conversation,
     watch: Watch,
 ) -> None:
-    stop_at = talk.stop_at(time.monotonic())
-    for index, call in enumerate(step.calls):
+    for call in calls:
         talk.call = call
         watch.enter(call)
         tell_of(call)
-        began = time.monotonic()
         owners = getrefcount(lent)
         judge(call.handler.function(*arguments(call, lent)))
         watch.enter(None)
-        if call.handler.takes_transaction:
-            if getrefcount(lent) != owners:
-                take_back_from(call, lent)
-                talk.lent = lent = lend_sync(connection)
-            restore(lent)
-            if may_have_ended(connection, talk.mark, call):
-                inside = connection.pgconn.transaction_status == INSIDE
-                row = connection.execute(statements["current_transaction"]).fetchone() if inside else None
-                talk.require_transaction(row, connection.pgconn)
-        now = time.monotonic()
-        talk.called.took(call, now - began)
-        if now > stop_at and step.may_stop_after(index):
-            return
+        if not call.handler.takes_transaction:
+            continue
+        if getrefcount(lent) != owners:
+            take_back_from(call, lent)
+            talk.lent = lent = lend_sync(connection)
+        restore(lent)
+        if may_have_ended(connection, talk.mark, call):
+            inside = connection.pgconn.transaction_status == INSIDE
+            row = connection.execute(statements["current_transaction"]).fetchone() if inside else None
+            talk.require_transaction(row, connection.pgconn)
 
 
 def _commit(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> None:

@@ -10,9 +10,8 @@ from psycopg.pq.abc import PGconn
 
 from aftercommit.consumer.interrupts import from_signal
 from aftercommit.consumer.loans import LentAsync, LentSync, MisusedConnection, take_back
-from aftercommit.consumer.outcome import Failed, concerns_all, failed
-from aftercommit.consumer.slice import Script, Step
-from aftercommit.consumer.slices import Called, Calls, HandlerCall, Query, Recovery, SliceFailed, name_of
+from aftercommit.consumer.outcome import Failed, failed
+from aftercommit.consumer.slices import HandlerCall, Query, Script, SliceFailed, name_of
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout, NotCommitted
 from aftercommit.event.correlation import tell
 from aftercommit.postgres.commits import AnyConnection
@@ -20,8 +19,6 @@ from aftercommit.text import readable
 
 # The server ends sessions that wait too long inside a transaction; then it is the handler that waited.
 ENDED_BY_WAITING: Final = frozenset({"25P03", "25P04"})
-# After so many seconds a slice commits what it has handled; the rest goes to the next slice.
-SLICE_SECONDS: Final = 0.1
 # Settings of which the server tells its clients each change.
 REPORTED: Final = (b"TimeZone", b"DateStyle", b"client_encoding", b"IntervalStyle", b"standard_conforming_strings")
 # A plain number: it is compared after every call of a handler.
@@ -87,7 +84,7 @@ class Conversation:
     """A script and how far it has come, which tells whose failure an error is."""
 
     def __init__(self, script: Script) -> None:
-        self.step: Step | None = None
+        self.step: Query | list[HandlerCall] | None = None
         self.answer: Any = None
         self.handled = 0
         self.mark = Mark()
@@ -98,8 +95,6 @@ class Conversation:
         self.until = 0.0
         # How many calls shared the transaction.
         self.calls = 0
-        self.called = Called()
-        self._stop_at: float | None = None
         # Ended by a handler; unsure: it may have ended otherwise, and the server has to be asked.
         self.ended = False
         self.unsure = False
@@ -116,38 +111,15 @@ class Conversation:
     def call(self, call: HandlerCall) -> None:
         self._call = call
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> Query | list[HandlerCall] | None:
         """What to do next, or None when only COMMIT is left."""
         try:
             self.step = self._script.send(self.answer)
         except StopIteration as end:
             self.step, self.handled = None, int(end.value)
-        if isinstance(self.step, Calls) and self.step.recovery is not Recovery.NOTHING:
-            self.calls += len(self.step.calls)
+        if isinstance(self.step, list):
+            self.calls = len(self.step)
         return self.step
-
-    def stop_at(self, now: float) -> float:
-        """Until when the slice calls handlers, if it has more than one event."""
-        if self._stop_at is None:
-            self._stop_at = now + SLICE_SECONDS
-        return self._stop_at
-
-    def can_go_back(self, step: Calls, problem: SliceFailed, connection: AnyConnection) -> bool:
-        """Whether the savepoint before these calls still exists, and the failure concerns this event alone."""
-        server = connection.pgconn
-        return (
-            step.recovery is Recovery.SAVEPOINT
-            and not connection.closed
-            and server.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
-            and not self.mark.is_gone(server)
-            and not isinstance(problem.failure.error, HandlerTimeout)
-            and not concerns_all(problem.failure)
-        )
-
-    def survive(self, problem: SliceFailed) -> None:
-        """The slice goes on without the event that failed."""
-        self.called.failure, self.called.place = problem.failure, problem.index
-        self.unsure = False
 
     def hear(self, row: Any, server: PGconn) -> Any:
         """Pass on the answer to a query; the first one identifies the transaction."""
@@ -158,7 +130,7 @@ class Conversation:
 
     def blame(self, error: Exception, connection: AnyConnection) -> Exception:
         """Turn an error into a failure of an event or a lost connection; one of our own statement stays as it is."""
-        call = self._call if isinstance(self.step, Calls) else None
+        call = self._call if isinstance(self.step, list) else None
         if call is not None:
             self.unsure = connection.closed or self.mark.is_gone(connection.pgconn)
         if isinstance(error, SliceFailed):

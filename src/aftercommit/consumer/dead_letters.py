@@ -3,13 +3,12 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed, next_delay
-from aftercommit.consumer.slice import Slice
 from aftercommit.consumer.slices import Query, SliceItem
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
@@ -26,8 +25,6 @@ logger = logging.getLogger("aftercommit.consumer")
 # Under strict ordering, so many letters of one aggregate at most in one turn.
 IN_A_ROW: Final = 200
 MAX_BYTES: Final = BYTES_AT_ONCE
-# For a letter that waits behind another one and goes with it.
-NOT_DUE: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +66,36 @@ class DeadLetters:
         self._mine = {"consumer": consumer.name, "strict": consumer.ordering == "strict"}
         due = self._statements.part("due_letters_strict" if self._mine["strict"] else "due_letters")
         self._due = self._statements.render("within_bytes", due=due).encode()
+        self._turns: dict[UUID, datetime | None] = {}
 
-    def drafts(self, work: Slice) -> list[LetterDraft]:
-        """Letters for the events of a slice that failed."""
-        return [
-            self._letter(item.record, failure, item.record.retry_count + 1 if item.due_at is not None else 1)
-            for item, failure in work.failed
-        ]
+    def letters(self, item: SliceItem, failure: Failed, behind: Sequence[SliceItem]) -> list[LetterDraft]:
+        """Letters for an event whose first attempt failed, and for the events that must wait behind it."""
+        return [self._letter(item.record, failure, 1), *(_waiting(other.record) for other in behind)]
 
-    def failing(self, work: Slice, drafts: Sequence[LetterDraft]) -> Query:
-        """Write these letters, and letters for the events that wait behind them, in the slice's transaction."""
-        letters = [*drafts, *(_waiting(item.record) for item in work.behind)]
-        parameters = {**_columns(letters), "consumer": self._consumer.name, "unhandled": uuid_array(work.unhandled)}
-        return Query("fail_in_slice", parameters)
-
-    def tell(self, drafts: Sequence[LetterDraft]) -> None:
-        """Count and log failures, once they are committed."""
-        for draft in drafts:
-            if draft.cause is not None:
-                self._tell(draft, draft.cause)
-
-    async def wait_behind(self, connection: AsyncConnection, items: Sequence[SliceItem], position: int) -> None:
-        """Strict ordering: make events wait behind an unhandled one; the checkpoint stays, or moves to `position`."""
-        if not items:
-            return
+    async def record(self, connection: AsyncConnection, letters: Sequence[LetterDraft], position: int) -> None:
+        """Write letters and move the checkpoint past them, in one fenced statement."""
         parameters = {
             **self._lease.parameters,
-            **_columns([_waiting(item.record) for item in items]),
             "position": position,
+            "positions": [letter.record.position for letter in letters],
+            "statuses": [letter.status for letter in letters],
+            "errors": [letter.error for letter in letters],
+            "classes": [letter.error_class for letter in letters],
+            "delays": [letter.delay for letter in letters],
+            "attempts": [letter.attempts for letter in letters],
         }
         row = await (await connection.execute(self._statements["record_failures"], parameters)).fetchone()
         self._lease.require(bool(row and row[0]))
+        for letter in letters:
+            if letter.cause is not None:
+                self._tell(letter, letter.cause)
 
     async def set_aside(self, connection: AsyncConnection, items: list[SliceItem], position: int) -> list[SliceItem]:
         """Strict ordering: make events wait behind an unhandled one of their aggregate; returns the others."""
         blocked = await self._blocked(connection, items)
-        await self.wait_behind(connection, [item for item in items if item.record.aggregate in blocked], position)
+        waiting = [_waiting(item.record) for item in items if item.record.aggregate in blocked]
+        if waiting:
+            await self.record(connection, waiting, position)
         return [item for item in items if item.record.aggregate not in blocked]
 
     async def look(self, connection: AsyncConnection, position: int) -> WorkerStatus:
@@ -113,19 +104,21 @@ class DeadLetters:
         row = await (await connection.execute(self._statements["look_around"], asked)).fetchone()
         return WorkerStatus(*row) if row else WorkerStatus(False, False, 0, 0, 0, None)
 
-    async def due(self, connection: AsyncConnection, limit: int) -> list[tuple[Record, datetime]]:
-        """Events whose next attempt is due, in order, and since when; `retry_count` counts the attempts so far."""
+    async def due(self, connection: AsyncConnection, limit: int) -> list[Record]:
+        """Events whose next attempt is due, in order; `retry_count` is the number of attempts so far."""
         parameters = {**self._mine, "limit": limit, "in_a_row": IN_A_ROW, "max_bytes": MAX_BYTES}
         rows = await (await connection.execute(self._due, parameters)).fetchall()
-        return [(letter_record(row[1:], self._outbox.shape), row[0] or NOT_DUE) for row in rows]
+        records = [letter_record(row[1:], self._outbox.shape) for row in rows]
+        self._turns = {record.event_id: row[0] for record, row in zip(records, rows, strict=True)}
+        return records
 
-    def begin(self, items: Sequence[SliceItem], idle_timeout_ms: str, *, inbox: bool) -> Query:
+    def begin(self, records: Sequence[Record], idle_timeout_ms: str, *, inbox: bool) -> Query:
         """Open a slice of letters, if they have not changed since `due` read them."""
         parameters = {
             **self._lease.parameters,
-            "ids": uuid_array(item.record.event_id for item in items),
-            "seen": [item.record.ts for item in items],
-            "turns": [item.due_at if item.due_at is not NOT_DUE else None for item in items],
+            "ids": uuid_array(record.event_id for record in records),
+            "seen": [record.ts for record in records],
+            "turns": [self._turns[record.event_id] for record in records],
             "inbox": inbox,
             "patience": idle_timeout_ms,
         }
@@ -172,17 +165,24 @@ class DeadLetters:
         }
         await connection.execute(self._statements["put_back_letters"], parameters)
 
-    def failing_again(self, work: Slice, drafts: Sequence[LetterDraft]) -> Query:
-        """Record, in the transaction of a slice of letters, that another attempt of some has failed."""
+    async def failed_again(self, connection: AsyncConnection, record: Record, failure: Failed) -> None:
+        """Record that another attempt failed."""
+        letter = self._letter(record, failure, record.retry_count + 1)
         parameters = {
-            "consumer": self._consumer.name,
-            "unhandled": uuid_array(work.unhandled),
-            "ids": uuid_array(draft.record.event_id for draft in drafts),
-            "errors": [draft.error for draft in drafts],
-            "classes": [draft.error_class for draft in drafts],
-            "delays": [draft.delay for draft in drafts],
+            **self._lease.parameters,
+            "event_id": record.event_id,
+            "seen": record.ts,
+            "turn": self._turns[record.event_id],
+            "delay": letter.delay,
+            "error": letter.error,
+            "error_class": letter.error_class,
         }
-        return Query("fail_letters", parameters)
+        row = await (await connection.execute(self._statements["fail_letter"], parameters)).fetchone()
+        held, updated = row if row else (0, 0)
+        self._lease.require(bool(held))
+        # A letter that an operator has changed meanwhile stays as the operator left it.
+        if updated:
+            self._tell(letter, failure.error)
 
     async def hold_back_blocked(self, connection: AsyncConnection) -> None:
         """Strict ordering: make due letters behind a parked one wait until it is resolved."""
@@ -248,20 +248,6 @@ def tell_failed(
     }
     log_event(logger, logging.WARNING, "event_handling_failed", error, retry_in=retry_in, **fields)
     return fields
-
-
-def _columns(letters: Sequence[LetterDraft]) -> dict[str, Any]:
-    """Parameters for these letters, one for each event."""
-    first = {letter.record.event_id: letter for letter in reversed(letters)}
-    letters = [first[event_id] for event_id in dict.fromkeys(letter.record.event_id for letter in letters)]
-    return {
-        "positions": [letter.record.position for letter in letters],
-        "statuses": [letter.status for letter in letters],
-        "errors": [letter.error for letter in letters],
-        "classes": [letter.error_class for letter in letters],
-        "delays": [letter.delay for letter in letters],
-        "attempts": [letter.attempts for letter in letters],
-    }
 
 
 def _waiting(record: Record) -> LetterDraft:

@@ -1,7 +1,7 @@
 """Behind the bus: gives each event to the consumers that take it, each with its own inbox and its own failures."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -10,7 +10,6 @@ import psycopg
 from aftercommit.consumer.dead_letters import tell_failed
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.slice import Slice
 from aftercommit.consumer.slices import Query, SliceItem, prepare, require_handlers
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
@@ -132,8 +131,6 @@ class Dispatcher:
 class _BusSlices(SlicePolicy):
     """Events behind the bus, where the inbox says what was handled. `failed` collects the events that failed."""
 
-    records = False
-
     def __init__(self, runner: Runner) -> None:
         self.failed: list[tuple[SliceItem, Failed]] = []
         self._runner = runner
@@ -146,12 +143,8 @@ class _BusSlices(SlicePolicy):
         }
         return Query("begin_unfenced_slice", parameters, prepared=True)
 
-    def finish(self, work: Slice, seconds: float) -> Iterable[Query]:
-        if work.failures and work.unhandled:
-            yield Query("forget_handling", {"consumer": self._runner.consumer.name, "ids": uuid_array(work.unhandled)})
-
-    async def committed(self, work: Slice) -> None:
-        self.failed += work.failed
+    async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
+        self.failed.append((item, failure))
 
 
 def _require_fitting(consumer: Consumer, outbox: Outbox) -> None:

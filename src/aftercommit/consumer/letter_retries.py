@@ -1,52 +1,55 @@
 """Gives dead letters their further attempts: in slices like new events, taking turns with them, in order."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
+from uuid import UUID
 
 from aftercommit.consumer.dead_letters import WorkerStatus
-from aftercommit.consumer.slice import Slice
-from aftercommit.consumer.slices import Query, SliceItem, prepare
+from aftercommit.consumer.outcome import Failed
+from aftercommit.consumer.slices import Query, SliceItem, SliceOutdated, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
+from aftercommit.consumer.walk import by_aggregate
 from aftercommit.consumer.worker_slices import FencedSlices, WorkerParts
-from aftercommit.postgres.arrays import uuid_array
+from aftercommit.event.envelope import Record
 from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.service import finish_all
 
 # Dead letters take turns with new events: at most so many, and no more once they have taken so long.
 LETTERS_PER_TURN: Final = 500
 LETTERS_SECONDS: Final = 0.5
 
 
-class LetterSlices(FencedSlices):
-    """Letters that get another attempt."""
+class _LetterSlices(FencedSlices):
+    """Letters that get another attempt. `done` are resolved, `skipped` of them without a call of a handler."""
+
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection, started: float) -> None:
+        super().__init__(parts, connection)
+        self.done: list[UUID] = []
+        self.skipped = 0
+        self._started = started
 
     def begin(self, segment: Sequence[SliceItem]) -> Query:
-        """Lock the letters, unless they have changed."""
-        return self._parts.letters.begin(segment, self._parts.idle_timeout_ms, inbox=self._parts.consumer.inbox)
+        inbox = self._parts.consumer.inbox
+        records = [item.record for item in segment]
+        return self._parts.letters.begin(records, self._parts.idle_timeout_ms, inbox=inbox)
 
-    def finish(self, work: Slice, seconds: float) -> Iterable[Query]:
-        """Resolve what was handled; count the attempts that failed."""
-        if work.failures:
-            self._drafts = self._parts.letters.drafts(work)
-            yield self._parts.letters.failing_again(work, self._drafts)
-        unwanted = [item.record.event_id for item in work.items if not item.calls and item.failure is None]
-        if unwanted and self._parts.consumer.inbox:
-            yield Query("forget_handling", {"consumer": self._parts.consumer.name, "ids": uuid_array(unwanted)})
-        done = [item.record.event_id for item in work.done]
-        if done:
-            yield self._parts.letters.resolving(done)
+    def end(self, segment: Sequence[SliceItem], seconds: float) -> Query:
+        return self._parts.letters.resolving([item.record.event_id for item in segment])
 
-    async def committed(self, work: Slice) -> None:
-        """Say what became of the letters."""
-        if work.behind:
-            await self._parts.letters.hold_back(self._connection, [item.record for item in work.behind])
-        await super().committed(work)
-        for item, _ in work.failed:
-            await self._parts.reach("consumer.retried", event_id=item.record.event_id, failed=True)
-        done = [item.record.event_id for item in work.done]
-        self._parts.letters.tell_resolved(done, len(done) - len(work.handled))
-        for event_id in done:
-            await self._parts.reach("consumer.retried", event_id=event_id, failed=False)
+    def committed(self, segment: Sequence[SliceItem], handled: int) -> None:
+        self.done += [item.record.event_id for item in segment]
+        self.skipped += len(segment) - handled
+
+    async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
+        await self._parts.letters.failed_again(self._connection, item.record, failure)
+        if behind:
+            await self._parts.letters.hold_back(self._connection, [other.record for other in behind])
+        await self._parts.reach("consumer.retried", event_id=item.record.event_id, failed=True)
+
+    def stops(self, *, may_rest: bool) -> bool:
+        is_over = may_rest and time.monotonic() - self._started > LETTERS_SECONDS
+        return is_over or super().stops(may_rest=may_rest)
 
 
 class LetterRetries:
@@ -54,7 +57,7 @@ class LetterRetries:
 
     def __init__(self, parts: WorkerParts, version_waits: VersionWaits) -> None:
         self.any_open = True
-        self.any_due = False
+        self._any_due = False
         self._parts = parts
         self._letters = parts.letters
         self._version_waits = version_waits
@@ -72,34 +75,46 @@ class LetterRetries:
             self._look_for_waiting_at = now + free_every
             await self._letters.free_waiting(connection)
         status = await self._letters.look(connection, position)
-        self.any_due, self.any_open = status.any_due, status.any_open
+        self._any_due, self.any_open = status.any_due, status.any_open
         return status
 
     async def turn(self, connection: AsyncConnection) -> bool:
-        """Give due letters another attempt, in order; returns whether there were any."""
-        items = await self.due(connection)
-        if items is None:
+        """Give due letters another attempt; returns whether there were any."""
+        started = time.monotonic()
+        records = await self._letters.due(connection, LETTERS_PER_TURN) if self._any_due else []
+        if not records:
+            if self._any_due and self._parts.strict:
+                await self._letters.hold_back_blocked(connection)
             return False
-        until = time.monotonic() + LETTERS_SECONDS
-        await self._parts.runner.run(items, LetterSlices(self._parts, connection, until))
+        await self._parts.reach("consumer.retrying", letters=len(records))
+        items, unwanted = self._prepare(records)
+        items = await self._without_newer(connection, items)
+        if unwanted:
+            await self._resolve_unwanted(unwanted)
+        # Starts are counted in one place, so suspects go one after the other.
+        groups = by_aggregate(items, 1 if self._parts.suspects.left > 0 else self._parts.consumer.concurrency)
+        await finish_all(self._retry(group, _LetterSlices(self._parts, connection, started)) for group in groups)
         return True
 
-    async def due(self, connection: AsyncConnection) -> list[SliceItem] | None:
-        """The letters that are due, with their handlers; None if there are none."""
-        records = await self._letters.due(connection, LETTERS_PER_TURN) if self.any_due else []
-        if not records:
-            if self.any_due and self._parts.strict:
-                await self._letters.hold_back_blocked(connection)
-            return None
-        await self._parts.reach("consumer.retrying", letters=len(records))
+    async def _retry(self, items: Sequence[SliceItem], slices: _LetterSlices) -> None:
+        await self._parts.runner.run(items, slices)
+        await self._tell_resolved(slices.done, slices.skipped)
+
+    async def _tell_resolved(self, ids: Sequence[UUID], skipped: int) -> None:
+        self._letters.tell_resolved(ids, skipped)
+        for event_id in ids:
+            await self._parts.reach("consumer.retried", event_id=event_id, failed=False)
+
+    def _prepare(self, records: Sequence[Record]) -> tuple[list[SliceItem], list[Record]]:
+        """The letters with their handlers, and those that no handler takes any more."""
         items: list[SliceItem] = []
-        for record, due_at in records:
+        unwanted: list[Record] = []
+        for record in records:
             prepared = prepare(self._parts.consumer, [record], attempt=record.retry_count + 1)
-            # No handler takes it any more: without calls it is resolved.
-            item = prepared[0] if prepared else SliceItem(record, (), None, None)
-            item.due_at = due_at
-            items.append(item)
-        return await self._without_newer(connection, items)
+            items.extend(prepared)
+            if not prepared:
+                unwanted.append(record)
+        return items, unwanted
 
     async def _without_newer(self, connection: AsyncConnection, items: list[SliceItem]) -> list[SliceItem]:
         """Put letters back that only newer code can read, and spend no attempt; strict: also those behind them."""
@@ -120,3 +135,12 @@ class LetterRetries:
             await self._letters.hold_back(connection, [item.record for item in behind])
         await self._parts.reach("consumer.put_back", letters=len(put_back))
         return going
+
+    async def _resolve_unwanted(self, records: Sequence[Record]) -> None:
+        ids = [record.event_id for record in records]
+        begin = self._letters.begin(records, self._parts.idle_timeout_ms, inbox=False)
+        try:
+            await self._parts.runner.slice([], begin, lambda: self._letters.resolving(ids))
+        except SliceOutdated:
+            return
+        await self._tell_resolved(ids, skipped=len(ids))

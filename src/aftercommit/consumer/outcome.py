@@ -1,16 +1,11 @@
 """What a handler may return. None means done; an exception means that it is tried again by the retry policy."""
 
 from dataclasses import dataclass
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 from aftercommit.backoff import LONGEST_DELAY, Backoff, bounded, delay_after
 from aftercommit.errors import AftercommitError, DeclarationError, UnreadableEvent
 from aftercommit.text import readable
-
-# Deadlocks, serialisation failures, lock timeouts and idle timeouts concern the whole transaction. They are more likely
-# the larger it is, and often hit an event behind the one that caused them. The same holds for an aborted transaction
-# and for a temporary table that exists already.
-SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +50,13 @@ class UnknownOutcome(AftercommitError):
 
 
 class Failed(Exception):
-    """A failed attempt: the error to record, whether a retry can help, and when to try again.
+    """A failed attempt: the error to record, whether a retry can help, and when to try again."""
 
-    `committed`: the handler has committed by itself, so its event counts as handled all the same.
-    """
-
-    def __init__(
-        self,
-        error: BaseException,
-        *,
-        permanent: bool = False,
-        retry_after: float | None = None,
-        committed: bool = False,
-    ) -> None:
+    def __init__(self, error: BaseException, *, permanent: bool = False, retry_after: float | None = None) -> None:
         super().__init__(readable(error))
         self.error = error
         self.permanent = permanent
         self.retry_after = retry_after
-        self.committed = committed
 
 
 def judge(answer: Any) -> None:
@@ -100,11 +84,6 @@ def failed(error: BaseException) -> Failed:
     if isinstance(error, Failed):
         return error
     return Failed(error, permanent=isinstance(error, UnreadableEvent))
-
-
-def concerns_all(failure: Failed) -> bool:
-    """Whether the failure concerns the whole transaction, and not only the event that was handled then."""
-    return str(getattr(failure.error, "sqlstate", "")).startswith(SHARED_MATTERS)
 
 
 def next_delay(failure: Failed, attempts: int, retry_count: int, backoff: Backoff) -> float | None:

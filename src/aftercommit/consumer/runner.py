@@ -4,16 +4,15 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.slice import Slice
 from aftercommit.consumer.slice_executor import SliceExecutor
-from aftercommit.consumer.slices import Query, SliceFailed, SliceItem, SliceOutdated
-from aftercommit.consumer.walk import SlicePace, Walk
+from aftercommit.consumer.slices import End, Query, SliceFailed, SliceItem, SliceOutdated, script
+from aftercommit.consumer.walk import FIRST, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
@@ -30,28 +29,31 @@ class SlicePolicy(ABC):
     """How a runner goes through a list of events: from the log, as dead letters, or behind the bus.
 
     `strict`: an event that fails takes the events behind it of its aggregate along. `alone`: each event goes in a slice
-    of its own, once `admit` lets it. `records`: a slice records its failures.
+    of its own, once `admit` lets it.
     """
 
     strict = False
     alone = False
-    records = True
 
     @abstractmethod
     def begin(self, segment: Sequence[SliceItem]) -> Query:
         """Open a slice of these events."""
 
     @abstractmethod
-    def finish(self, work: Slice, seconds: float) -> Iterable[Query]:
-        """The last statements of a slice whose handlers took so long: they record what failed."""
-
-    async def committed(self, work: Slice) -> None:
-        """A slice was committed."""
-        return
+    async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
+        """An event failed, and those behind it have to wait."""
 
     async def admit(self, item: SliceItem) -> Failed | None:
         """Asked before each event that goes alone; a failure rules the event out."""
         return None
+
+    def end(self, segment: Sequence[SliceItem], seconds: float) -> Query | None:
+        """The last statement of a slice whose handlers took so long."""
+        return None
+
+    def committed(self, segment: Sequence[SliceItem], handled: int) -> None:
+        """A slice was committed; so many of its events were handled, the others skipped."""
+        return
 
     def stops(self, *, may_rest: bool) -> bool:
         """Whether to stop before the next slice.
@@ -69,10 +71,10 @@ class Runner:
         self.consumer = consumer
         self._meter = outbox.meter
         self._statements = Statements(outbox.shape)
-        self._executor = SliceExecutor(self._statements, consumer.timeout, is_async=consumer.is_async is not False)
+        self._executor = SliceExecutor(self._statements, consumer.timeout)
         self._connections = ConsumerConnections(database)
         self._slots = asyncio.Semaphore(consumer.concurrency)
-        self.pace = SlicePace()
+        self._pace = FIRST
         self._alone = False
 
     async def close(self) -> None:
@@ -86,54 +88,48 @@ class Runner:
         """
         return str(min(LONGEST_IDLE_MS, int((self.consumer.timeout * 1.5 + extra) * 1000)))
 
-    async def slice(self, work: Slice, begin: Query, finish: Callable[[], Iterable[Query]]) -> None:
-        """Run one slice in one transaction."""
-        # A blocking handler that acts outside the transaction has a thread, but not the transaction's.
-        blocking = self.consumer.is_async is False and not (work.items and work.items[0].outside)
+    async def slice(self, items: Sequence[SliceItem], begin: Query, end: End) -> int:
+        """Run one slice in one transaction; returns how many of its events were handled and not skipped."""
+        blocking = self.consumer.is_async is False
         async with self._slots:
-            script = work.script(begin, finish)
-            handled = await self._executor.run(self._connections, script, blocking=blocking)
+            handled = await self._executor.run(self._connections, script(items, begin, end), blocking=blocking)
         self._meter.on_consumed(self.consumer.name, "done", handled)
-        self._meter.on_consumed(self.consumer.name, "skipped", len(work.done) - handled)
+        self._meter.on_consumed(self.consumer.name, "skipped", len(items) - handled)
+        return handled
 
     async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         """The rows of a query about this consumer's events, on one of its connections."""
         async with self._slots, self._connections.lend() as connection:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
 
-    async def run(
-        self, items: Sequence[SliceItem], policy: SlicePolicy, pace: SlicePace | None = None
-    ) -> list[SliceItem]:
+    async def run(self, items: Sequence[SliceItem], policy: SlicePolicy) -> list[SliceItem]:
         """Handle all items in order; returns those that are left because the policy stopped or a slice was outdated."""
-        walk = Walk(
-            items,
-            pace=pace or self.pace,
-            alone=policy.alone or self._alone,
-            strict=policy.strict,
-            apart=not self.consumer.inbox,
-            most_outside_calls=self.consumer.calls_per_commit,
-        )
+        alone = policy.alone or self._alone
+        walk = Walk(items, alone=alone, slice_size=self._pace)
         while walk.waiting:
+            failure = walk.failure()
+            if failure is not None:
+                item, behind = walk.take(strict=policy.strict)
+                await policy.fail(item, failure, behind)
+                continue
             if policy.stops(may_rest=walk.may_rest) or not await self._advance(walk, policy):
                 break
+        if not alone:
+            self._pace = walk.size
         return list(walk.waiting)
 
     async def _advance(self, walk: Walk, policy: SlicePolicy) -> bool:
         """Run the next slice; False when the rest has to be read again."""
-        work = walk.next()
-        if policy.alone and not work.failures and work.items[0].failure is None:
-            ruled_out = await policy.admit(work.items[0])
-            if ruled_out is not None:
-                walk.blame(work.items[0], ruled_out)
-                return True
-        if work.only_failures and not policy.records:
-            work.take_failures()
-            walk.done(work, 0.0)
-            await policy.committed(work)
+        segment = walk.segment()
+        ruled_out = await policy.admit(segment[0]) if policy.alone else None
+        if ruled_out is not None:
+            walk.blame(segment[0], ruled_out)
             return True
         started = time.monotonic()
         try:
-            await self.slice(work, policy.begin(work.items), lambda: policy.finish(work, time.monotonic() - started))
+            handled = await self.slice(
+                segment, policy.begin(segment), lambda: policy.end(segment, time.monotonic() - started)
+            )
         except SliceOutdated:
             return False
         except SliceFailed as problem:
@@ -144,14 +140,14 @@ class Runner:
                 fields = {"consumer": self.consumer.name, "reason": str(problem.failure.error)}
                 log_event(logger, logging.INFO, "events_handled_one_by_one", **fields)
             else:
-                walk.failed(work, problem)
+                walk.failed(segment, problem)
         except ConnectionLost as problem:
             # The runner deals with a lost connection; the service deals with a lost database.
             await self._connections.close()
             if not await self._connections.still_connects():
                 raise
-            walk.lost(work, problem)
+            walk.lost(segment, problem)
         else:
-            walk.done(work, time.monotonic() - started)
-            await policy.committed(work)
+            policy.committed(segment, handled)
+            walk.done(segment, time.monotonic() - started)
         return True

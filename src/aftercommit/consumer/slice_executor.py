@@ -19,11 +19,9 @@ from aftercommit.consumer.conversation import (
     tell_of,
     too_long,
 )
-from aftercommit.consumer.handler_calls import GRACE, call_outside, watched
 from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
 from aftercommit.consumer.outcome import Failed, judge
-from aftercommit.consumer.slice import Script, Step
-from aftercommit.consumer.slices import Called, Calls, Query, Recovery, SliceFailed
+from aftercommit.consumer.slices import HandlerCall, Query, Script, SliceFailed
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.event.correlation import tell, told
 from aftercommit.postgres.commits import AsyncConnection, commit_async, committed_async
@@ -31,16 +29,17 @@ from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
 from aftercommit.postgres.resilience import LOST, close_quietly
 from aftercommit.postgres.statements import Statements
 
+# How many seconds to wait for something that was told to end.
+GRACE: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 
 
 class SliceExecutor:
     """Executes slices for one consumer, whose handlers may take `timeout` seconds."""
 
-    def __init__(self, statements: Statements, timeout: float, *, is_async: bool) -> None:
+    def __init__(self, statements: Statements, timeout: float) -> None:
         self._statements = statements
         self._timeout = timeout
-        self._is_async = is_async
 
     async def run(self, connections: ConsumerConnections, script: Script, *, blocking: bool) -> int:
         """Run one slice; returns how many events were handled."""
@@ -77,53 +76,42 @@ class SliceExecutor:
         row = await cursor.fetchone()
         talk.settings = row[0] if row else ()
 
-    async def _step(self, connection: AsyncConnection, step: Step, talk: Conversation) -> Any:
-        if isinstance(step, Calls):
-            return await self._called(connection, step, talk)
+    async def _step(self, connection: AsyncConnection, step: Query | list[HandlerCall], talk: Conversation) -> Any:
+        if isinstance(step, list):
+            return await self._watched(connection, step, talk) if step else None
         cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
         return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
 
-    async def _called(self, connection: AsyncConnection, step: Calls, talk: Conversation) -> Called:
-        """Call handlers; a failure that the slice survives is an answer, not an error."""
-        called = talk.called = Called()
-        outside = step.recovery is Recovery.NOTHING
-        try:
-            if outside:
-                calls = call_outside(step, called, talk, self._timeout, is_async=self._is_async)
-                await watched(calls, step.calls[0], talk, self._timeout)
-            else:
-                await self._lending(connection, step, called, talk)
-        except Exception as error:
-            blamed = talk.blame(error, connection)
-            if not isinstance(blamed, SliceFailed) or not (outside or talk.can_go_back(step, blamed, connection)):
-                raise
-            if not outside:
-                await connection.execute(self._statements["back_to_savepoint"])
-            talk.survive(blamed)
-        return called
-
-    async def _lending(self, connection: AsyncConnection, step: Calls, called: Called, talk: Conversation) -> None:
+    async def _watched(self, connection: AsyncConnection, calls: list[HandlerCall], talk: Conversation) -> None:
+        """Run the handlers in a task, which can be given up."""
+        now = asyncio.get_running_loop().time
         lent = talk.lent = lend_async(connection)
+        talk.call, talk.until = calls[0], now() + self._timeout
+        work = asyncio.create_task(self._calls(connection, lent, calls, talk), name="aftercommit handlers")
         try:
-            await watched(self._calls(connection, lent, step, called, talk), step.calls[0], talk, self._timeout)
+            while not work.done():
+                await asyncio.wait({work}, timeout=max(0.0, talk.until - now()))
+                if not work.done() and now() >= talk.until:
+                    raise too_long(talk.call, self._timeout)
+            if work.cancelled():
+                raise cancelled(talk.call)
+            work.result()
         finally:
+            await _end(work)
             if not take_back(talk.lent):
                 await asyncio.to_thread(abandon(connection, talk.lent))
 
     async def _calls(
-        self, connection: AsyncConnection, lent: LentAsync, step: Calls, called: Called, talk: Conversation
+        self, connection: AsyncConnection, lent: LentAsync, calls: list[HandlerCall], talk: Conversation
     ) -> None:
         """Call one handler after the other. Small handlers are many, so each call of our own counts."""
         now = asyncio.get_running_loop().time
         task = asyncio.current_task()
         assert task is not None
-        ended = now()
-        stop_at = talk.stop_at(ended)
         with told(), interruptions_as_failures(talk):
-            for index, call in enumerate(step.calls):
+            for call in calls:
                 talk.call = call
-                began = ended
-                talk.until = until = began + self._timeout
+                talk.until = until = now() + self._timeout
                 handler, first = call.handler, call.events[0]
                 owners = getrefcount(lent)
                 if handler.batch:
@@ -135,26 +123,23 @@ class SliceExecutor:
                 else:
                     tell(first.event_id, first.correlation_id)
                     answer = await handler.function(first)
-                ended = now()
-                if ended >= until:
+                if now() >= until:
                     # It blocked the loop, or caught its cancellation and went on. The next event is not to blame.
                     raise too_long(call, self._timeout)
                 if task.cancelling():
                     raise cancelled(call)
                 if answer is not None:
                     judge(answer)
-                if handler.takes_transaction:
-                    if getrefcount(lent) != owners:
-                        # Other code still refers to it. A task that the handler started gets one turn to use it.
-                        await asyncio.sleep(0)
-                        take_back_from(call, lent)
-                        talk.lent = lent = lend_async(connection)
-                    restore(lent)
-                    if may_have_ended(connection, talk.mark, call):
-                        await self._require_transaction(connection, talk)
-                called.took(call, ended - began)
-                if ended > stop_at and step.may_stop_after(index):
-                    return
+                if not handler.takes_transaction:
+                    continue
+                if getrefcount(lent) != owners:
+                    # Other code still refers to it. A task that the handler started gets one turn to use it.
+                    await asyncio.sleep(0)
+                    take_back_from(call, lent)
+                    talk.lent = lent = lend_async(connection)
+                restore(lent)
+                if may_have_ended(connection, talk.mark, call):
+                    await self._require_transaction(connection, talk)
 
     async def _require_transaction(self, connection: AsyncConnection, talk: Conversation) -> None:
         """Ask for the transaction: a handler may have ended it, or only changed the session's name."""
@@ -203,8 +188,7 @@ class SliceExecutor:
 
     async def _return_unhandled(self, connections: ConsumerConnections, talk: Conversation) -> None:
         """Run the rest of the script on a clean connection, after a handler ended the transaction."""
-        talk.called.ended = talk.call
-        talk.answer = talk.called
+        talk.answer = talk.call
         while isinstance(step := talk.next_step(), Query):
             async with connections.lend() as connection, committed_async(connection):
                 await connection.execute(self._statements[step.name], step.parameters)
@@ -225,6 +209,16 @@ class SliceExecutor:
             watch.give_up()
             await _abandon(running, watch)
             raise
+
+
+async def _end(work: "asyncio.Task[Any]") -> None:
+    """Cancel the handlers. One that goes on in spite of that is left behind without a connection."""
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=GRACE)
+    if work.done() and not work.cancelled():
+        # Or asyncio complains about an error that nobody has seen.
+        work.exception()
 
 
 async def _abandon(running: "asyncio.Future[int]", watch: Watch) -> None:

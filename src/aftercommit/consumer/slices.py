@@ -1,20 +1,21 @@
-"""What slices are made of: events with their handlers, statements and calls. `slice` plans a slice of them."""
+"""A slice: events handled in one transaction, inbox first. It is planned here without IO; `slice_executor` runs it.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
-from enum import Enum
-from typing import Any, Final
+Small handlers are fast because their events share a transaction. It changes no promise: when one event fails, the slice
+is undone, the others are handled again without it, and nobody outside has seen anything.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from aftercommit.consumer.outcome import Failed, failed
-from aftercommit.errors import AftercommitError, DeclarationError, NewerVersion
+from aftercommit.errors import AftercommitError, DeclarationError, LeaseLost, NewerVersion
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox.handlers import Consumer, Handler
-
-# A call that takes longer than this many seconds is slow: its aggregate does not share a slice with others.
-SLOW_CALL: Final = 0.01
+from aftercommit.postgres.arrays import uuid_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,73 +43,28 @@ class HandlerCall(msgspec.Struct, gc=False):
         return self.places[0] if len(self.places) == 1 else None
 
 
-class Recovery(Enum):
-    """What becomes of a slice when a handler fails: it is undone, goes back to its savepoint, or nothing is undone."""
-
-    UNDO = 0
-    SAVEPOINT = 1
-    NOTHING = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Call handlers, one after the other. The executor may stop between two events when the slice takes long."""
-
-    calls: list[HandlerCall]
-    recovery: Recovery
-
-    def may_stop_after(self, index: int) -> bool:
-        """Whether the events of the calls so far are complete."""
-        following = index + 1
-        return following < len(self.calls) and self.calls[following].places[0] > self.calls[index].places[-1]
-
-
-@dataclass(slots=True)
-class Called:
-    """The answer to `Calls`: how many were made, and the failure of the next one, if the slice survived it.
-
-    `place`: the event to blame; None if the failed call had several. `slow`: places of events that took long.
-    `ended`: the call that ended the transaction.
-    """
-
-    made: int = 0
-    failure: Failed | None = None
-    place: int | None = None
-    slow: list[int] = field(default_factory=list)
-    ended: HandlerCall | None = None
-
-    def took(self, call: HandlerCall, seconds: float) -> None:
-        """A call was made."""
-        self.made += 1
-        if seconds > SLOW_CALL:
-            self.slow += call.places
+# The answer to a list of calls is the call that ended the transaction, if any.
+Script = Generator[Query | list[HandlerCall], Any, int]
+End = Callable[[], Query | None]
 
 
 class SliceItem(msgspec.Struct):
     """One event of a slice: typed, with the handlers that take it, or with the error that made it unreadable.
 
-    `outside`: its handlers act outside our transaction, so undoing a slice would not undo them. `alone`: some do, some
-    do not. `due_at`: for a dead letter, when it fell due.
+    `goes_alone`: a handler acts outside our transaction, so undoing a slice would not undo it.
     """
 
     record: Record
     calls: Sequence[Handler]
     event: Event[Any] | None
     failure: Failed | None
-    outside: bool = False
-    alone: bool = False
-    due_at: datetime | None = None
+    goes_alone: bool
 
     @property
     def newer(self) -> NewerVersion | None:
         """Why it cannot be read, if newer code could."""
         error = self.failure.error if self.failure is not None else None
         return error if isinstance(error, NewerVersion) else None
-
-    @property
-    def position(self) -> int:
-        """Its position in the log (0: it comes from the outbox)."""
-        return self.record.position or 0
 
 
 class HandlerEndedTransaction(AftercommitError):
@@ -149,10 +105,10 @@ def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list
             event = consumer.registry.read(record, attempt)
             taking = handlers.taking(event) if handlers.conditional else handlers
         except Exception as error:  # noqa: BLE001 - an unreadable event or a broken can_handle is this event's failure alone
-            items.append(SliceItem(record, (), None, failed(error)))
+            items.append(SliceItem(record, (), None, failed(error), goes_alone=False))
             continue
         if taking.all:
-            items.append(SliceItem(record, taking.all, event, None, taking.outside, taking.alone))
+            items.append(SliceItem(record, taking.all, event, None, taking.act_outside))
     return items
 
 
@@ -162,18 +118,81 @@ class _Handlers:
 
     all: Sequence[Handler]
     conditional: bool
-    outside: bool
-    alone: bool
+    act_outside: bool
 
     @classmethod
     def made(cls, handlers: Sequence[Handler]) -> "_Handlers":
         conditional = any(handler.condition is not None for handler in handlers)
-        outside = [not handler.takes_transaction and not handler.batch for handler in handlers]
-        return cls(handlers, conditional, all(outside), any(outside) and not all(outside))
+        act_outside = any(not handler.takes_transaction and not handler.batch for handler in handlers)
+        return cls(handlers, conditional, act_outside)
 
     def taking(self, event: Event[Any]) -> "_Handlers":
         """The handlers whose condition holds for this event."""
         return self.made([handler for handler in self.all if handler.can_handle(event)])
+
+
+def script(items: Sequence[SliceItem], begin: Query, end: End) -> Script:
+    """The steps of one slice; returns how many events were handled (the others had been before)."""
+    held, fresh, checkpoint, _, *outdated = yield begin
+    if not held:
+        raise LeaseLost("another worker took over the consumer: nothing of this slice was written")
+    if any(outdated):
+        raise SliceOutdated("a letter has changed since it was read: nothing of this slice was written")
+    handled = list(_new(items, None if fresh is None else set(fresh), checkpoint))
+    ended: HandlerCall | None = yield _calls(items, handled)
+    if ended is not None:
+        # The executor commits this, and not in a transaction that the handler began.
+        yield _return_unhandled(items, handled, begin, ended.places[-1])
+        raise SliceFailed(_ended(ended), ended.places[-1])
+    last = end()
+    if last is not None:
+        yield last
+    return len(handled)
+
+
+def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | None) -> Iterable[int]:
+    """Places of the events not handled before: by inbox or letter (None: all are new), or by checkpoint."""
+    if checkpoint is not None:
+        return (index for index, item in enumerate(items) if (item.record.position or 0) > checkpoint)
+    if fresh is not None:
+        return (index for index, item in enumerate(items) if item.record.event_id in fresh)
+    return range(len(items))
+
+
+def _calls(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCall]:
+    calls: list[HandlerCall] = []
+    for index in indexes:
+        item = items[index]
+        for handler in item.calls:
+            assert item.event is not None
+            if handler.batch and calls and calls[-1].handler is handler:
+                calls[-1].events.append(item.event)
+                calls[-1].places.append(index)
+            else:
+                calls.append(HandlerCall(handler, [item.event], [index]))
+    return calls
+
+
+def _return_unhandled(items: Sequence[SliceItem], handled: Sequence[int], begin: Query, last: int) -> Query:
+    """Take back inbox rows that were committed too early: those of events not handled yet."""
+    moved_checkpoint = "position" in begin.parameters
+    parameters = {
+        "token": None,
+        **begin.parameters,
+        "ids": uuid_array(items[index].record.event_id for index in handled if index > last),
+        "position": items[last].record.position if moved_checkpoint else None,
+    }
+    return Query("return_unhandled", parameters)
+
+
+def _ended(call: HandlerCall) -> Failed:
+    return Failed(
+        HandlerEndedTransaction(
+            f"handler {name_of(call.handler)} ended the transaction it was given: leave COMMIT and ROLLBACK to the "
+            "consumer, and use `with connection.transaction():` for what may be undone alone"
+        ),
+        permanent=True,
+    )
 
 
 def name_of(handler: Handler) -> str:

@@ -1,156 +1,112 @@
 """Cuts a list of events into slices and decides what to do when one fails. Nothing runs here."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
-from aftercommit.consumer.outcome import Failed, concerns_all
-from aftercommit.consumer.slice import WIDEST_GUARD, Aggregate, Slice
+from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import SliceFailed, SliceItem
 
 FIRST: Final = 16
 LARGEST: Final = 1000
 QUICK: Final = 0.05
 SLOW: Final = 0.1
-# Events between two savepoints, after a slice was undone.
-FIRST_GUARD: Final = 8
 # A handler that loses its connection this often in a row, while the database accepts others, is the cause.
 MOST_LOSSES: Final = 3
-
-
-@dataclass(slots=True)
-class SlicePace:
-    """What the slices so far teach about the next: how many events it takes, and how often it sets a savepoint.
-
-    `guard_events`: a savepoint every so many events, while handlers fail; 0 while none do.
-    """
-
-    size: int = FIRST
-    guard_events: int = 0
-
-    def done(self, work: Slice, seconds: float) -> None:
-        """A slice was committed; after a quick one the next may be larger, after a slow one smaller."""
-        if seconds > SLOW:
-            self.size = max(1, self.size // 2)
-        elif seconds < QUICK and len(work.items) >= self.size:
-            self.size = min(LARGEST, self.size * 2)
-        self.guard_events = work.guard_events if work.failures or work.guard_events < WIDEST_GUARD else 0
+# Deadlocks, serialisation failures, lock timeouts and idle timeouts concern the whole transaction. They are more likely
+# the larger it is, and often hit an event behind the one that caused them. The same holds for an aborted transaction
+# and for a temporary table that exists already.
+SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 
 
 class Walk:
-    """The events still to be handled, in order, and the next slice of them. `alone`: one each.
+    """The events still to be handled, in order, and how many the next slice takes. `alone`: one each."""
 
-    `most_outside_calls`: how many events share a slice if their handlers act outside the transaction. `apart`: an event
-    that is known to fail has a slice of its own.
-    """
-
-    def __init__(
-        self,
-        items: Sequence[SliceItem],
-        *,
-        pace: SlicePace | None = None,
-        alone: bool = False,
-        strict: bool = False,
-        apart: bool = False,
-        most_outside_calls: int = 1,
-    ) -> None:
+    def __init__(self, items: Sequence[SliceItem], *, alone: bool = False, slice_size: int = FIRST) -> None:
         self.waiting = deque(items)
         self._all = len(items)
-        self._pace = pace or SlicePace()
-        self._alone = alone
-        self._strict = strict
-        self._apart = apart
-        self._most_outside_calls = most_outside_calls
         self._known: dict[int, Failed] = {}
+        self._size = 1 if alone else slice_size
+        self._grows = not alone
         self._singly = 0
         self._losses = 0
+
+    @property
+    def size(self) -> int:
+        """How many events a slice takes, by the handlers' pace so far."""
+        return self._size
 
     @property
     def may_rest(self) -> bool:
         """Whether an event got to its end, and no failure is known that would be forgotten."""
         return len(self.waiting) < self._all and not self._known
 
-    def next(self) -> Slice:
-        """The next slice, from the front."""
-        segment = self._segment()
-        known = {place: self._known[id(item)] for place, item in enumerate(segment) if id(item) in self._known}
-        # Without an inbox nothing tells events apart that a handler has committed in the middle of a slice.
-        guard_events = 0 if self._apart or len(segment) == 1 else self._pace.guard_events
-        return Slice(segment, known=known, guard_events=guard_events, strict=self._strict, beyond=self._behind)
+    def failure(self) -> Failed | None:
+        """The failure of the next event, if it is known already."""
+        return self.waiting[0].failure or self._known.pop(id(self.waiting[0]), None)
 
-    def done(self, work: Slice, seconds: float) -> None:
-        """The slice was committed."""
-        left = work.left
-        if not left and not work.behind:
-            for item in work.items:
-                self.waiting.popleft()
-                self._known.pop(id(item), None)
-        else:
-            self._remove(work, left)
-        self._losses = 0
-        self._singly = max(0, self._singly - len(work.items))
-        if not self._alone and self._singly == 0 and (len(work.items) > 1 or self._pace.size == 1):
-            self._pace.done(work, seconds)
+    def take(self, *, strict: bool) -> tuple[SliceItem, list[SliceItem]]:
+        """Take the next event away and, under strict ordering, those behind it of the same aggregate."""
+        item = self.waiting.popleft()
+        self._singly = max(0, self._singly - 1)
+        if not strict:
+            return item, []
+        behind = [other for other in self.waiting if other.record.aggregate == item.record.aggregate]
+        self.waiting = deque(other for other in self.waiting if other.record.aggregate != item.record.aggregate)
+        for other in behind:
+            self._known.pop(id(other), None)
+        return item, behind
 
-    def _remove(self, work: Slice, left: list[SliceItem]) -> None:
-        gone = {id(item) for item in work.items}.difference(id(item) for item in left)
-        gone.update(id(item) for item in work.behind)
-        self._known = {key: failure for key, failure in self._known.items() if key not in gone}
-        self.waiting = deque(item for item in self.waiting if id(item) not in gone)
-
-    def failed(self, work: Slice, problem: SliceFailed) -> None:
-        """The slice was undone: its events go again without the one to blame, or one by one to find it."""
-        self._losses = 0
-        for place, failure in work.failures.items():
-            self.blame(work.items[place], failure)
-        if len(work.items) == 1:
-            self.blame(work.items[0], problem.failure)
-        elif problem.index is None or concerns_all(problem.failure):
-            self._singly = len(work.items)
-        else:
-            self.blame(work.items[problem.index], problem.failure)
-            self._pace.guard_events = self._pace.guard_events or FIRST_GUARD
-
-    def lost(self, work: Slice, problem: BaseException) -> None:
-        """The slice's connection broke; that counts as a failed attempt only if it keeps happening to one event."""
-        self._losses = self._losses + 1 if len(work.items) == 1 else 0
-        if self._losses >= MOST_LOSSES:
-            self._losses = 0
-            self.blame(work.items[0], Failed(problem))
-        else:
-            self._singly = max(self._singly, len(work.items))
-
-    def go_alone(self) -> None:
-        """Give each event a slice of its own from now on."""
-        self._alone = True
-
-    def blame(self, item: SliceItem, failure: Failed) -> None:
-        """Remember that this event failed: its next slice records it and does not call its handler again."""
-        self._known[id(item)] = failure
-
-    def _segment(self) -> list[SliceItem]:
-        first = self.waiting[0]
-        size = 1 if self._alone or self._singly > 0 or first.alone else self._pace.size
-        if first.outside:
-            size = min(size, self._most_outside_calls)
-        if self._apart and self._fails(first):
-            size = 1
+    def segment(self) -> list[SliceItem]:
+        """The events of the next slice, from the front."""
+        size = 1 if self._singly > 0 else self._size
         segment: list[SliceItem] = []
         for item in self.waiting:
-            if len(segment) == size or item.alone != first.alone or (self._apart and segment and self._fails(item)):
-                break
-            if item.outside != first.outside and not self._fails(item):
+            full = len(segment) == size or (segment and (item.goes_alone or segment[0].goes_alone))
+            if full or item.failure is not None or id(item) in self._known:
                 break
             segment.append(item)
         return segment
 
-    def _fails(self, item: SliceItem) -> bool:
-        return item.failure is not None or id(item) in self._known
+    def done(self, segment: Sequence[SliceItem], seconds: float) -> None:
+        """The slice was committed; after a quick one the next may be larger, after a slow one smaller."""
+        for _ in segment:
+            self.waiting.popleft()
+        self._losses = 0
+        self._singly = max(0, self._singly - 1)
+        if not self._grows:
+            return
+        if seconds > SLOW:
+            self._size = max(1, self._size // 2)
+        elif seconds < QUICK and len(segment) == self._size:
+            self._size = min(LARGEST, self._size * 2)
 
-    def _behind(self, aggregates: Collection[Aggregate]) -> list[SliceItem]:
-        """The waiting events of these aggregates; those of the slice itself are found by the slice."""
-        return [item for item in self.waiting if item.record.aggregate in aggregates]
+    def failed(self, segment: Sequence[SliceItem], problem: SliceFailed) -> None:
+        """The slice was undone: its events go again without the one to blame, or one by one to find it."""
+        self._losses = 0
+        if len(segment) == 1:
+            self.blame(segment[0], problem.failure)
+        elif problem.index is None or str(getattr(problem.failure.error, "sqlstate", "")).startswith(SHARED_MATTERS):
+            self._singly = len(segment)
+        else:
+            self.blame(segment[problem.index], problem.failure)
+
+    def lost(self, segment: Sequence[SliceItem], problem: BaseException) -> None:
+        """The slice's connection broke; that counts as a failed attempt only if it keeps happening to one event."""
+        self._losses = self._losses + 1 if len(segment) == 1 else 0
+        if self._losses >= MOST_LOSSES:
+            self._losses = 0
+            self.blame(segment[0], Failed(problem))
+        else:
+            self._singly = max(self._singly, len(segment))
+
+    def go_alone(self) -> None:
+        """Give each event a slice of its own from now on."""
+        self._size, self._grows = 1, False
+
+    def blame(self, item: SliceItem, failure: Failed) -> None:
+        """Remember that this event failed; `failure` says so when its turn comes."""
+        self._known[id(item)] = failure
 
 
 def by_aggregate(items: Sequence[SliceItem], groups: int) -> list[list[SliceItem]]:

@@ -1,28 +1,24 @@
-"""Slices of a worker that holds the lease of its consumer, and how it handles events of the log in order."""
+"""Slices of a worker that holds the lease of its consumer, and how it handles a page of the log in them."""
 
-import math
-import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from aftercommit.consumer.dead_letters import DeadLetters, LetterDraft
+from aftercommit.consumer.dead_letters import DeadLetters
 from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.slice import Aggregate, Slice
 from aftercommit.consumer.slices import Query, SliceItem
 from aftercommit.consumer.suspects import Suspects
+from aftercommit.consumer.walk import by_aggregate
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.service import finish_all
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What the parts of one worker share.
-
-    `proceeds`: whether it is neither stopping nor paused. `answered`: to be called when the database has answered.
-    """
+    """What the parts of one worker share. `proceeds`: whether it is neither stopping nor paused."""
 
     consumer: Consumer
     lease: Lease
@@ -32,7 +28,6 @@ class WorkerParts:
     suspects: Suspects
     proceeds: Callable[[], bool]
     reach: Callable[..., Awaitable[None]]
-    answered: Callable[[], None]
 
     @property
     def strict(self) -> bool:
@@ -46,86 +41,68 @@ class WorkerParts:
 
 
 class FencedSlices(SlicePolicy):
-    """Goes on while the worker proceeds, for `max_seconds`; suspects go alone, and each start is counted.
+    """Goes on while the worker proceeds; suspects go alone, and each start is counted."""
 
-    `blocked` and `slow`: the aggregates that failed (strict ordering), and those that took long.
-    """
-
-    def __init__(self, parts: WorkerParts, connection: AsyncConnection, max_seconds: float = math.inf) -> None:
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection) -> None:
         self.strict = parts.strict
         self.alone = parts.suspects.left > 0
-        self.blocked: set[Aggregate] = set()
-        self.slow: set[Aggregate] = set()
         self._parts = parts
         self._connection = connection
-        self._until = time.monotonic() + max_seconds
-        self._drafts: list[LetterDraft] = []
 
     async def admit(self, item: SliceItem) -> Failed | None:
         """Count the start of a suspect before it is handled."""
         return await self._parts.suspects.admit(self._connection, item.record)
 
-    async def committed(self, work: Slice) -> None:
-        """Say what failed."""
-        self.blocked.update(work.blocked_aggregates)
-        self.slow |= work.slow_aggregates
-        drafts, self._drafts = self._drafts, []
-        self._parts.letters.tell(drafts)
-
     def stops(self, *, may_rest: bool) -> bool:
-        """Stop as soon as the worker does, or when the time is over."""
-        return not self._parts.proceeds() or (may_rest and time.monotonic() > self._until)
+        """Stop as soon as the worker does."""
+        return not self._parts.proceeds()
 
 
-async def handle_in_order(
+async def handle_page(
     parts: WorkerParts, connection: AsyncConnection, items: list[SliceItem], position: int, upto: int
 ) -> tuple[int, int]:
     """Handle the events after `position`; returns how many are left, and how far the checkpoint has come."""
+    concurrency = parts.consumer.concurrency
     if parts.strict and items:
         items = await parts.letters.set_aside(connection, items, position)
-    left = await parts.runner.run(items, LogSlices(parts, connection))
-    parts.suspects.passed(len(items) - len(left))
-    reached = left[0].position - 1 if left else upto
-    # Each slice has moved the checkpoint itself.
-    if parts.strict or left or not items or items[-1].position != reached:
+    if concurrency == 1 or parts.suspects.left > 0:
+        left = await parts.runner.run(items, _LogSlices(parts, connection))
+        parts.suspects.passed(len(items) - len(left))
+    else:
+        policy = _LogSlices(parts, connection, shared_from=position)
+        lefts = await finish_all(parts.runner.run(group, policy) for group in by_aggregate(items, concurrency))
+        left = sorted((item for group in lefts for item in group), key=lambda item: item.record.position or 0)
+    reached = (left[0].record.position or 0) - 1 if left else upto
+    in_step = concurrency == 1 and not parts.strict and not left and bool(items)
+    # One after the other, each slice has moved the checkpoint itself.
+    if not in_step or items[-1].record.position != reached:
         await parts.lease.move(connection, reached)
     return len(left), reached
 
 
-class LogSlices(FencedSlices):
-    """New events. In order, each slice moves the checkpoint; side by side, it stays."""
+class _LogSlices(FencedSlices):
+    """New events. In order, each slice moves the checkpoint; side by side, it stays at `shared_from`."""
 
-    def __init__(
-        self,
-        parts: WorkerParts,
-        connection: AsyncConnection,
-        max_seconds: float = math.inf,
-        *,
-        side_by_side: bool = False,
-    ) -> None:
-        super().__init__(parts, connection, max_seconds)
-        self._side_by_side = side_by_side
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection, shared_from: int | None = None) -> None:
+        super().__init__(parts, connection)
+        self._shared_from = shared_from
 
     def begin(self, segment: Sequence[SliceItem]) -> Query:
-        """Open the slice: fence, checkpoint, inbox."""
         ids = uuid_array(item.record.event_id for item in segment)
         parameters = {**self._parts.lease.parameters, "ids": ids, "patience": self._parts.idle_timeout_ms}
-        if self._side_by_side:
+        if self._shared_from is not None:
             return Query("begin_shared_slice", parameters, prepared=True)
         name = "begin_slice" if self._parts.consumer.inbox else "begin_slice_without_inbox"
         return Query(name, {**parameters, "position": segment[-1].record.position}, prepared=True)
 
-    def finish(self, work: Slice, seconds: float) -> Iterable[Query]:
-        """Write the letters of what failed."""
-        if work.failures:
-            self._drafts = self._parts.letters.drafts(work)
-            yield self._parts.letters.failing(work, self._drafts)
+    def end(self, segment: Sequence[SliceItem], seconds: float) -> Query | None:
         # In order, a slice renews the lease when it begins; a long one does it again, or a standby would take over.
-        if not self._side_by_side and seconds > self._parts.lease_seconds / 3:
-            yield Query("renew_slice", self._parts.lease.parameters)
+        is_late = self._shared_from is None and seconds > self._parts.lease_seconds / 3
+        return Query("renew_slice", self._parts.lease.parameters) if is_late else None
 
-    async def committed(self, work: Slice) -> None:
-        """Say what failed."""
-        await super().committed(work)
-        for item, _ in work.failed:
-            await self._parts.reach("consumer.failed", position=item.position)
+    async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
+        # Written at once: an overtaken event has a letter before the checkpoint passes it, even if the worker dies.
+        position = (item.record.position or 0) if self._shared_from is None else self._shared_from
+        letters = self._parts.letters.letters(item, failure, behind)
+        await self._parts.letters.record(self._connection, letters, position)
+        await self._parts.reach("consumer.failed", position=item.record.position)

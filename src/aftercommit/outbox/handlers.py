@@ -52,7 +52,6 @@ class Consumer:
     inbox: bool = True
     start: Literal["earliest", "latest"] | None = None
     version_wait_seconds: float = 900.0
-    calls_per_commit: int = 100
     handlers: list[Handler] = field(default_factory=list)
     is_async: bool | None = None
 
@@ -71,8 +70,6 @@ class Consumer:
                 f"consumer {self.name!r}: version_wait_seconds={self.version_wait_seconds!r} must be from 0 to "
                 f"{LONGEST_DELAY:g}"
             )
-        if self.calls_per_commit < 1:
-            raise DeclarationError(f"consumer {self.name!r}: calls_per_commit={self.calls_per_commit!r} must be >= 1")
         if self.ordering not in ("relaxed", "strict"):
             raise DeclarationError(f"consumer {self.name!r}: ordering {self.ordering!r} must be 'relaxed' or 'strict'")
         if not self.inbox and self.concurrency > 1:

@@ -56,9 +56,6 @@ class Statements:
             fence=sql.SQL(_texts()["fence"]).format(schema=sql.Identifier(shape.schema)),
             awaiting=sql.SQL(_texts()["awaiting"]).format(schema=sql.Identifier(shape.schema)),
             lane_is_held=sql.SQL(_texts()["lane_is_held"]).format(schema=sql.Identifier(shape.schema)),
-            failed_letters=sql.SQL(_texts()["failed_letters"]).format(
-                schema=sql.Identifier(shape.schema), scope_names=scope_list(shape), log_scope=scope_list(shape, "log")
-            ),
             mark=sql.SQL(_texts()["mark"]),
             session_settings=sql.SQL(_texts()["session_settings"]).format(),
             scope_names=scope_list(shape),

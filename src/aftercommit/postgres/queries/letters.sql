@@ -1,5 +1,17 @@
--- name: failed_letters
--- Dead letters for the failures of a fenced statement. A part of the next two.
+-- name: record_failures
+-- Writes a dead letter for each event that a consumer has failed on, and moves the checkpoint past them, in one fenced statement.
+with fence as (
+    update {schema}.consumer
+    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
+    where name = %(consumer)s and token = %(token)s
+    returning 1
+),
+failure as (
+    select *
+    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
+        as f (position, status, error, error_class, delay, attempt)
+),
 letters as (
     insert into {schema}.dead_letter_events as letter (
         event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
@@ -25,44 +37,7 @@ letters as (
     where excluded.attempts > 0 or letter.status in ('resolved', 'discarded')
     returning 1
 )
-
--- name: record_failures
--- Writes dead letters for events that no slice handles, and moves the checkpoint past them, in one fenced statement.
-with fence as (
-    update {schema}.consumer
-    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
-        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
-    where name = %(consumer)s and token = %(token)s
-    returning 1
-),
-failure as (
-    select *
-    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
-        as f (position, status, error, error_class, delay, attempt)
-    -- An event that is handled or given up, and read again because the checkpoint is before it, waits for nothing.
-    where attempt > 0 or not exists (
-        select from {schema}.log join {schema}.processed_events inbox on inbox.event_id = log.id
-        where log.position = f.position and inbox.consumer_name = %(consumer)s
-    )
-),
-{failed_letters}
 select (select count(*) from fence), (select count(*) from letters)
-
--- name: fail_in_slice
--- The same in the slice in which the events have failed, which is fenced itself: their inbox rows go.
-with fence as (
-    select 1
-),
-inbox as (
-    delete from {schema}.processed_events where consumer_name = %(consumer)s and event_id = any(%(unhandled)s::uuid[])
-),
-failure as (
-    select *
-    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
-        as f (position, status, error, error_class, delay, attempt)
-),
-{failed_letters}
-select count(*) from letters
 
 -- name: look_around
 -- Runs every turn, so it is two index lookups: is a dead letter of this consumer due, and is any open? And the head of the log, in
@@ -173,23 +148,26 @@ set status = 'retrying', next_retry_at = clock_timestamp()
 from free
 where letter.event_id = free.event_id and letter.consumer_name = %(consumer)s and letter.status = 'waiting'
 
--- name: fail_letters
--- Another attempt failed: waits longer, or parks. In the slice that has locked the letters and found them unchanged.
-with cleared as (
+-- name: fail_letter
+-- Another attempt failed: waits longer, or parks. Leaves alone a letter that an operator has changed meanwhile.
+with fence as (
     update {schema}.consumer set suspect_position = null, suspect_attempts = 0
-    where name = %(consumer)s and suspect_position is not null
+    where name = %(consumer)s and token = %(token)s
+    returning 1
 ),
-inbox as (
-    delete from {schema}.processed_events where consumer_name = %(consumer)s and event_id = any(%(unhandled)s::uuid[])
+failed as (
+    update {schema}.dead_letter_events
+    set status = case when %(delay)s::float8 is null then 'parked' else 'retrying' end,
+        next_retry_at = clock_timestamp() + make_interval(secs => %(delay)s::float8),
+        attempts = attempts + 1, error = %(error)s, error_class = %(error_class)s, last_seen_at = clock_timestamp(),
+        history = (case when jsonb_array_length(history) >= 50 then history - 0 else history end)
+            || jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(%(error)s, 500), 'error_class', %(error_class)s::text))
+    from fence
+    where event_id = %(event_id)s and consumer_name = %(consumer)s and status = 'retrying'
+      and last_seen_at = %(seen)s and (%(turn)s::timestamptz is null or next_retry_at = %(turn)s::timestamptz)
+    returning 1
 )
-update {schema}.dead_letter_events letter
-set status = case when failure.delay is null then 'parked' else 'retrying' end,
-    next_retry_at = clock_timestamp() + make_interval(secs => failure.delay),
-    attempts = attempts + 1, error = failure.error, error_class = failure.error_class, last_seen_at = clock_timestamp(),
-    history = (case when jsonb_array_length(history) >= 50 then history - 0 else history end)
-        || jsonb_build_array(jsonb_build_object('at', clock_timestamp(), 'error', left(failure.error, 500), 'error_class', failure.error_class))
-from unnest(%(ids)s::uuid[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[]) as failure (event_id, error, error_class, delay)
-where letter.event_id = failure.event_id and letter.consumer_name = %(consumer)s
+select (select count(*) from fence), (select count(*) from failed)
 
 -- name: put_back_letters
 -- Letters of events that this code does not know yet: tried again later, without spending an attempt.
