@@ -68,7 +68,7 @@ def table(stage: Stage, name: str, transport: TransportName, dsn: str, singles: 
         found = loops.run(_singles(dsn, transport, singles))
         for place in _always(found):
             rounds[place].append([passed[place] for passed in found])
-    # A place that was not passed in every round is no station.
+    # Leave out probes that some rounds did not reach.
     delays = [Delays(place, rounds=each) for place, each in rounds.items() if len(each) == stage.rounds]
     return Group(f"where a millisecond goes, {name}", "ms", delays=delays, stations=True)
 

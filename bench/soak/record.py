@@ -20,7 +20,7 @@ LIMITS: Final[Mapping[str, float]] = {
     "stream p99, ms": 2.0,
     "poll p99, ms": 2.0,
 }
-# Below these nothing is told about growth: a lag of three events against one is no finding.
+# Growth below these figures is not reported: a lag of three events instead of one means nothing.
 FLOORS: Final[Mapping[str, float]] = {
     "outbox, MB": 20.0,
     "dead rows": 50_000.0,

@@ -49,7 +49,7 @@ async def test_the_least_recently_used_strand_makes_room_for_a_new_one():
     assert not strands.touch(two)
 
 
-async def test_a_strand_that_somebody_waits_for_is_passed_over_and_counts_as_used():
+async def test_a_strand_with_waiting_readers_is_kept_and_counts_as_used():
     strands = kept(3)
     one, two, _ = load(strands, "1", "2", "3")
     with one.held():

@@ -50,7 +50,7 @@ def _named_values(ctx: click.Context, param: click.Parameter, values: tuple[str,
     for given in values:
         name, equals, value = given.partition("=")
         if not (name and equals and value):
-            raise click.BadParameter(f"{given!r:.80} should look like NAME=VALUE")
+            raise click.BadParameter(f"{given!r:.80} should look like {param.metavar}")
         if name in found:
             raise click.BadParameter(f"{name!r} is given twice: an event has only one value for it. Give one")
         found[name] = value

@@ -250,7 +250,7 @@ class Stream:
         return True
 
     async def _sleep(self) -> None:
-        """Until somebody wakes the stream."""
+        """Wait until the stream is woken."""
         self._sleeper = asyncio.get_running_loop().create_future()
         try:
             await self._sleeper

@@ -149,7 +149,7 @@ class Streams(Service):
         return found
 
     def room(self, user: str) -> "Room":
-        """Count one more stream of a user; 429 or 503 where there is no room."""
+        """Count one more stream of a user. Above a limit it is refused with 429 or 503."""
         self._check_room(user)
         self._per_user[user] += 1
         self._places += 1
