@@ -49,27 +49,28 @@ class Engine(Service):
         self._turned_at = time.monotonic()
         self.listener = Listener(database, probe) if listen else None
         self.relay: Relay | None = None
-        self.workers: list[LogWorker] = []
+        self.worker: LogWorker | None = None
         carried = _transport(transport, outbox, database)
         if relay:
             settings = relay_settings or RelaySettings(carriers=BUS_CARRIERS if carried.capabilities.carries else 1)
             self.relay = Relay(outbox, database, carried, settings=settings, listener=self.listener, probe=probe)
         if not isinstance(carried, BusTransport) and workers is not False:
-            self.workers = [
-                LogWorker(outbox, consumer, database, settings=worker_settings, listener=self.listener, probe=probe)
-                for consumer in _chosen(outbox, workers)
-            ]
+            chosen = _chosen(outbox, workers)
+            if chosen:
+                self.worker = LogWorker(
+                    outbox, chosen, database, settings=worker_settings, listener=self.listener, probe=probe
+                )
 
     @property
     def services(self) -> list[Service]:
         """The parts, in the order in which they start."""
-        parts: list[Service | None] = [self.listener, self.relay, *self.workers]
+        parts: list[Service | None] = [self.listener, self.relay, self.worker]
         return [part for part in parts if part is not None]
 
     @property
     def not_ready(self) -> list[str]:
         """The reasons why this process is not ready; empty when it is. Can be read from another thread."""
-        parts = [part for part in (self.relay, *self.workers) if part is not None]
+        parts = [part for part in (self.relay, self.worker) if part is not None]
         return [reason for part in parts if (reason := part.not_ready(max(READY_WITHIN, part.silence)))]
 
     @property
@@ -79,7 +80,7 @@ class Engine(Service):
 
     async def up(self) -> None:
         """Wait until the relay and every worker have found their tables and started to work."""
-        for part in (self.relay, *self.workers):
+        for part in (self.relay, self.worker):
             if part is not None:
                 await part.up.wait()
 

@@ -27,6 +27,7 @@ from tests.support.consuming import (
     numbered,
     place_in_log,
     settled,
+    stopped_heart,
     terminate,
     worker_on,
 )
@@ -138,16 +139,13 @@ async def test_a_zombie_that_wakes_after_its_lease_has_no_effect(
     other = Signals()
     async with worker_on(shop, consumer, lease_seconds=SHORT) as zombie:
         await hold.wait()
-        # The zombie's heart has stopped as well.
-        shop.rows("update consumer set leased_until = now() - interval '1 second'")
-        zombie._parts.lease._seconds = -1.0
-        async with worker_on(shop, consumer, lease_seconds=LONG, signals=other):
-            await settled(shop, "index", other)
-            hold.release()
+        async with worker_on(shop, consumer, lease_seconds=LONG, signals=other, wait_for=None):
+            async with stopped_heart(shop, zombie):
+                await settled(shop, "index", other)
+                hold.release()
             await shop.signals.wait("consumer.fenced")
             await shop.signals.wait("consumer.standing_by")
-        assert not zombie.active
-        zombie._parts.lease._seconds = SHORT
+            assert not zombie.active
     assert ledger.numbers("o-1") == ledger.numbers("o-2") == list(range(10))
     assert other.details["consumer.active"][0]["died"] is True
 
@@ -172,13 +170,11 @@ async def test_a_zombie_that_wakes_among_dead_letters_has_no_effect(
     other = Signals()
     async with worker_on(shop, consumer, lease_seconds=SHORT) as zombie:
         await hold.wait()
-        zombie._parts.lease._seconds = -1.0
-        shop.rows("update consumer set leased_until = now() - interval '1 second'")
-        async with worker_on(shop, consumer, lease_seconds=LONG, signals=other):
-            await settled(shop, "index", other)
-            hold.release()
+        async with worker_on(shop, consumer, lease_seconds=LONG, signals=other, wait_for=None):
+            async with stopped_heart(shop, zombie):
+                await settled(shop, "index", other)
+                hold.release()
             await shop.signals.wait("consumer.fenced")
-        zombie._parts.lease._seconds = SHORT
     assert ledger.numbers() == [0, 1, 2]
     assert letters(shop) == [("resolved", 1)] * 3
 
@@ -218,14 +214,15 @@ async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_se
     consumer = writing(shop, ledger, timeout=2.0)
     ids = place_in_log(shop, ("o-1", 1))
     vanished = LogWorker(shop.outbox, consumer, shop.database)
+    follower = vanished._followers["index"]
     async with worker_on(shop, consumer, lease_seconds=SHORT):
         await settled(shop, "index")
     with shop.connect() as connection:
         parameters = {
-            **vanished._parts.lease.parameters,
+            **follower._parts.lease.parameters,
             "ids": ids,
             "position": 1,
-            "patience": vanished._parts.runner.idle_timeout_ms(0),
+            "patience": follower._parts.runner.idle_timeout_ms(0),
         }
         assert parameters["patience"] == "3000"
         shop.rows(

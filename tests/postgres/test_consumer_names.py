@@ -274,7 +274,7 @@ async def test_what_the_database_knows_of_a_consumer_can_be_listed(
         (known,) = await known_consumers(control, shop.outbox.shape)
         assert (known.name, known.position, known.paused, known.alive) == ("index", 3, False, True)
         assert "order.placed" in known.declared_by.split()
-        assert known.worker == worker._parts.lease.worker
+        assert known.worker == worker._leases.worker
     (known,) = await known_consumers(control, shop.outbox.shape)
     assert (known.worker, known.alive) == (None, False)
     await set_paused(control, shop.outbox.shape, "index", True)

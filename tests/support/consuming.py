@@ -162,6 +162,25 @@ async def kill(worker: LogWorker) -> None:
     worker._task = None
 
 
+@asynccontextmanager
+async def stopped_heart(shop: Shop, worker: LogWorker) -> AsyncIterator[None]:
+    """The worker does not look at its leases, and the time of the one it has is over.
+
+    Its consumer goes on with what it has read. At the end of the block, that has ended, and the heart beats again.
+    """
+    beating, ask = asyncio.Event(), worker._leases._ask
+
+    async def hang(*arguments: Any) -> Any:
+        await beating.wait()
+        return await ask(*arguments)
+
+    worker._leases._ask = hang  # type: ignore[method-assign]
+    shop.rows("update consumer set leased_until = now() - interval '1 second'")
+    yield
+    await asyncio.wait(worker._working.values())
+    beating.set()
+
+
 async def handle_all(shop: Shop, consumer: Consumer, **options: Any) -> None:
     """Run a worker until it has nothing to do, not even a retry."""
     async with worker_on(shop, consumer, **options):

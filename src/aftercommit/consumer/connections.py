@@ -1,5 +1,6 @@
-"""The connections for handlers, kept between slices. The caller limits their number; nothing waits here."""
+"""The connections for handlers, kept between slices and shared by the consumers of a worker."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,9 +16,13 @@ from aftercommit.postgres.resilience import LOST, close_quietly
 
 
 class ConsumerConnections:
-    """Connections of one consumer: opened when needed, dropped when broken."""
+    """Connections of some consumers: opened when needed, dropped when broken.
 
-    def __init__(self, database: Database) -> None:
+    Whoever borrows one holds `permit`, of which there are as many as there may be connections.
+    """
+
+    def __init__(self, database: Database, limit: int) -> None:
+        self.permit = asyncio.Semaphore(limit)
         self._database = database
         self._idle: list[AsyncConnection] = []
         self._idle_sync: list[psycopg.Connection[Any]] = []

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
 from aftercommit.consumer.lease import Lease
@@ -40,21 +40,6 @@ class LetterDraft:
     cause: BaseException | None = None
 
 
-class WorkerStatus(NamedTuple):
-    """What a worker finds each turn: whether a letter is due, whether any is open, and where the log ends.
-
-    `events` were ever in the log, and the worker still has to handle `lag` of them; unused positions do not count.
-    `checkpoint`: as stored; None when the consumer is not registered.
-    """
-
-    any_due: bool
-    any_open: bool
-    head: int
-    events: int
-    lag: int
-    checkpoint: int | None
-
-
 class DeadLetters:
     """The dead letters of one consumer under one lease."""
 
@@ -67,6 +52,8 @@ class DeadLetters:
         due = self._statements.part("due_letters_strict" if self._mine["strict"] else "due_letters")
         self._due = self._statements.render("within_bytes", due=due).encode()
         self._turns: dict[UUID, datetime | None] = {}
+        # How often letters were written or tried: afterwards one may be due sooner than known.
+        self.written = 0
 
     def letters(self, item: SliceItem, failure: Failed, behind: Sequence[SliceItem]) -> list[LetterDraft]:
         """Letters for an event whose first attempt failed, and for the events that must wait behind it."""
@@ -86,6 +73,7 @@ class DeadLetters:
         }
         row = await (await connection.execute(self._statements["record_failures"], parameters)).fetchone()
         self._lease.require(bool(row and row[0]))
+        self.written += 1
         for letter in letters:
             if letter.cause is not None:
                 self._tell(letter, letter.cause)
@@ -93,16 +81,14 @@ class DeadLetters:
     async def set_aside(self, connection: AsyncConnection, items: list[SliceItem], position: int) -> list[SliceItem]:
         """Strict ordering: make events wait behind an unhandled one of their aggregate; returns the others."""
         blocked = await self._blocked(connection, items)
-        waiting = [_waiting(item.record) for item in items if item.record.aggregate in blocked]
+        waiting = [item for item in items if item.record.aggregate in blocked]
         if waiting:
-            await self.record(connection, waiting, position)
+            await self.wait_behind(connection, waiting, position)
         return [item for item in items if item.record.aggregate not in blocked]
 
-    async def look(self, connection: AsyncConnection, position: int) -> WorkerStatus:
-        """Look what there is to do for a worker at this position."""
-        asked = {**self._mine, "position": position}
-        row = await (await connection.execute(self._statements["look_around"], asked)).fetchone()
-        return WorkerStatus(*row) if row else WorkerStatus(False, False, 0, 0, 0, None)
+    async def wait_behind(self, connection: AsyncConnection, items: Sequence[SliceItem], position: int) -> None:
+        """Strict ordering: make events wait behind the letters of their aggregate, as letters."""
+        await self.record(connection, [_waiting(item.record) for item in items], position)
 
     async def due(self, connection: AsyncConnection, limit: int) -> list[Record]:
         """Events whose next attempt is due, in order; `retry_count` is the number of attempts so far."""
@@ -193,11 +179,6 @@ class DeadLetters:
         cursor = await connection.execute(self._statements["free_waiting"], self._mine)
         return cursor.rowcount
 
-    async def seconds_to_next(self, connection: AsyncConnection) -> float | None:
-        """How long until the next letter falls due."""
-        row = await (await connection.execute(self._statements["next_letter"], self._mine)).fetchone()
-        return row[0] if row else None
-
     async def _blocked(self, connection: AsyncConnection, items: Sequence[SliceItem]) -> set[tuple[str, str]]:
         aggregates = sorted({item.record.aggregate for item in items})
         parameters = {
@@ -207,16 +188,6 @@ class DeadLetters:
         }
         rows = await (await connection.execute(self._statements["blocked_aggregates"], parameters)).fetchall()
         return {(row[0], row[1]) for row in rows}
-
-    async def take_up_newer(self, connection: AsyncConnection) -> None:
-        """Try events again that older code parked because it did not know their version."""
-        known = list(self._outbox.registry)
-        parameters = {
-            "consumer": self._consumer.name,
-            "types": [event_type.name for event_type in known],
-            "versions": [event_type.version for event_type in known],
-        }
-        await connection.execute(self._statements["take_up_newer"], parameters)
 
     def _letter(self, record: Record, failure: Failed, attempts: int) -> LetterDraft:
         delay = next_delay(failure, attempts, self._consumer.retry_count, self._consumer.backoff)

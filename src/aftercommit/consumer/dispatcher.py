@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 import psycopg
 
+from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.dead_letters import tell_failed
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Runner, SlicePolicy
@@ -40,7 +41,10 @@ class Dispatcher:
         for consumer in chosen:
             _require_fitting(consumer, outbox)
         outbox.registry.require_upcasters()
-        self._runners = [Runner(outbox, consumer, database) for consumer in chosen]
+        # Each carrier of the relay has a batch at work; only the declared concurrency limits how many handlers run.
+        limit = sum(consumer.concurrency for consumer in chosen)
+        self._connections = ConsumerConnections(database, max(1, limit))
+        self._runners = [Runner(outbox, consumer, self._connections) for consumer in chosen]
         self._waits = {consumer.name: VersionWaits(outbox, consumer) for consumer in chosen}
         self._outbox = outbox
 
@@ -49,8 +53,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Close the connections of every consumer."""
-        for runner in self._runners:
-            await runner.close()
+        await self._connections.close()
 
     async def dispatch(self, records: Sequence[Record]) -> list[Failure]:
         """Run all consumers side by side; a failure of one does not stop the others."""

@@ -1,25 +1,25 @@
-"""The lease on a consumer's checkpoint. One worker holds it at a time; its token fences what the worker writes."""
+"""The leases on the checkpoints of consumers. One worker holds a lease at a time; its token fences what it writes."""
 
 import os
 import socket
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid4
 
 from aftercommit.errors import LeaseLost
+from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
-from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
 
 # Sent on the log's channel when a consumer is handed over, paused or resumed; other messages name a position.
 CONSUMER_CHANGED: Final = "consumer"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLease:
-    """The lease as it was taken or renewed.
+class HeldLease(NamedTuple):
+    """A lease that was taken.
 
     `died`: the worker before did not hand it over. `unfinished`: a counted start has not come to its end.
     `renewed`: this worker held it until now, so the checkpoint is where it left it.
@@ -32,72 +32,134 @@ class HeldLease:
     renewed: bool
 
 
+class ConsumerStatus(NamedTuple):
+    """What there is to do for a consumer: whether a letter is due or any is open, and where the log ends.
+
+    `checkpoint`: as stored. `due_in`: seconds until the next letter is due. `events` were ever in the log, and the
+    consumer still has to handle `lag` of them; unused positions do not count.
+    """
+
+    held: bool
+    paused: bool
+    checkpoint: int
+    any_due: bool
+    any_open: bool
+    due_in: float | None
+    head: int
+    events: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease of one worker on one consumer. `paused`: whether the consumer was, when the lease was last seen."""
+    """The lease of one consumer, held by one worker for `seconds` at a time."""
 
-    def __init__(self, shape: Shape, consumer: Consumer, seconds: float) -> None:
-        self.token: UUID = uuid4()
-        self.worker = f"{socket.gethostname()}:{os.getpid()}"
-        self._channel = shape.log_channel
-        self._statements = Statements(shape)
-        self._name = consumer.name
-        known = list(consumer.registry)
-        self._declared = {
-            "declared_by": consumer.declared_by,
-            "inbox": consumer.inbox,
-            "types": [event_type.name for event_type in known],
-            "versions": [event_type.version for event_type in known],
-        }
-        self._seconds = seconds
-        self._renew_every, self._renew_at = seconds / 3, 0.0
-        self.paused = False
-
-    @property
-    def is_young(self) -> bool:
-        """Whether less than a third of its time is over."""
-        return time.monotonic() < self._renew_at
+    statements: Statements
+    consumer: Consumer
+    token: UUID
+    seconds: float
 
     @property
     def parameters(self) -> dict[str, Any]:
         """Parameters of every fenced statement."""
-        return {"consumer": self._name, "token": self.token, "lease": self._seconds}
-
-    async def take(self, connection: AsyncConnection) -> HeldLease | None:
-        """Take or renew; None while another worker has it, or while a slice of our own locks the row."""
-        self._renew_at = time.monotonic() + self._renew_every
-        parameters = {**self.parameters, "worker": self.worker, **self._declared}
-        row = await self._row(connection, "take_consumer", parameters)
-        if row is None:
-            return None
-        held = HeldLease(*row)
-        self.paused = held.paused
-        return held
-
-    async def renew(self, connection: AsyncConnection) -> None:
-        """Renew while slices are at work, without waiting for them."""
-        row = await self._row(connection, "renew_consumer", self.parameters)
-        self.paused = bool(row is not None and row[0])
+        return {"consumer": self.consumer.name, "token": self.token, "lease": self.seconds}
 
     async def move(self, connection: AsyncConnection, position: int) -> None:
         """Move the checkpoint past events that need no transaction of their own."""
-        row = await self._row(connection, "move_checkpoint", {**self.parameters, "position": position})
-        self.require(row is not None)
+        self.require(await self._row(connection, "move_checkpoint", position) is not None)
 
     async def count_start(self, connection: AsyncConnection, position: int) -> int:
         """Count a start of this event before it is handled; returns how many there were."""
-        row = await self._row(connection, "suspect", {**self.parameters, "position": position})
+        row = await self._row(connection, "suspect", position)
         self.require(row is not None)
         return int(row[0])
-
-    async def release(self, connection: AsyncConnection) -> None:
-        """Hand over at once."""
-        parameters = {**self.parameters, "channel": self._channel, "changed": CONSUMER_CHANGED}
-        await connection.execute(self._statements["release_consumer"], parameters)
 
     def require(self, held: bool) -> None:
         """Raise LeaseLost unless the fence let the write through."""
         if not held:
-            raise LeaseLost(f"another worker took over consumer {self._name!r}")
+            raise LeaseLost(f"another worker took over consumer {self.consumer.name!r}")
 
-    async def _row(self, connection: AsyncConnection, name: str, parameters: dict[str, Any]) -> Any:
-        return await (await connection.execute(self._statements[name], parameters, prepare=True)).fetchone()
+    async def _row(self, connection: AsyncConnection, name: str, position: int) -> Any:
+        asked = {**self.parameters, "position": position}
+        return await (await connection.execute(self.statements[name], asked, prepare=True)).fetchone()
+
+
+class Leases:
+    """The leases of all consumers of one worker: taken, renewed and asked about in one statement each."""
+
+    def __init__(self, outbox: Outbox, consumers: Sequence[Consumer], seconds: float) -> None:
+        self.token: UUID = uuid4()
+        self.seconds = seconds
+        self.worker = f"{socket.gethostname()}:{os.getpid()}"
+        self._outbox = outbox
+        self._consumers = {consumer.name: consumer for consumer in consumers}
+        self._statements = Statements(outbox.shape)
+        self._renew_at = 0.0
+
+    @property
+    def seconds_to_renewal(self) -> float:
+        """How long until the leases have to be renewed: when a third of their time is over."""
+        return max(0.0, self._renew_at - time.monotonic())
+
+    def of(self, consumer: Consumer) -> Lease:
+        """The lease of one consumer."""
+        return Lease(self._statements, consumer, self.token, self.seconds)
+
+    async def take(self, connection: AsyncConnection, names: Collection[str]) -> dict[str, HeldLease]:
+        """Take these; those are missing that another worker has, or that a slice of our own locks."""
+        self._renew_at = time.monotonic() + self.seconds / 3
+        chosen = [self._consumers[name] for name in names]
+        known = list(self._outbox.registry)
+        parameters = {
+            "consumers": [consumer.name for consumer in chosen],
+            "declared_by": [consumer.declared_by for consumer in chosen],
+            "inbox": [consumer.inbox for consumer in chosen],
+            "token": self.token,
+            "worker": self.worker,
+            "lease": self.seconds,
+            "types": [event_type.name for event_type in known],
+            "versions": [event_type.version for event_type in known],
+        }
+        rows = await (await connection.execute(self._statements["take_consumers"], parameters)).fetchall()
+        return {name: HeldLease(*held) for name, *held in rows}
+
+    async def renew(self, connection: AsyncConnection, names: Collection[str]) -> dict[str, ConsumerStatus]:
+        """Renew these without waiting for slices at work, and look what there is to do."""
+        self._renew_at = time.monotonic() + self.seconds / 3
+        return await self._ask(connection, "renew_consumers", names)
+
+    async def look(self, connection: AsyncConnection, names: Collection[str]) -> dict[str, ConsumerStatus]:
+        """Look what there is to do."""
+        return await self._ask(connection, "consumer_status", names)
+
+    async def release(self, connection: AsyncConnection) -> None:
+        """Hand all consumers over at once."""
+        parameters = {
+            "consumers": list(self._consumers),
+            "token": self.token,
+            "channel": self._outbox.shape.log_channel,
+            "changed": CONSUMER_CHANGED,
+        }
+        await connection.execute(self._statements["release_consumers"], parameters)
+
+    async def take_up_newer(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        """Try events again that older code parked because it did not know their version."""
+        known = list(self._outbox.registry)
+        parameters = {
+            "consumers": list(names),
+            "types": [event_type.name for event_type in known],
+            "versions": [event_type.version for event_type in known],
+        }
+        await connection.execute(self._statements["take_up_newer"], parameters)
+
+    async def _ask(
+        self, connection: AsyncConnection, statement: str, names: Collection[str]
+    ) -> dict[str, ConsumerStatus]:
+        parameters = {
+            "consumers": list(names),
+            "strict": [self._consumers[name].ordering == "strict" for name in names],
+            "token": self.token,
+            "lease": self.seconds,
+        }
+        cursor = await connection.execute(self._statements[statement], parameters, prepare=True)
+        return {name: ConsumerStatus(*status) for name, *status in await cursor.fetchall()}

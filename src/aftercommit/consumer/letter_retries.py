@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
-from aftercommit.consumer.dead_letters import WorkerStatus
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import Query, SliceItem, SliceOutdated, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
@@ -23,11 +22,10 @@ LETTERS_SECONDS: Final = 0.5
 class _LetterSlices(FencedSlices):
     """Letters that get another attempt. `done` are resolved, `skipped` of them without a call of a handler."""
 
-    def __init__(self, parts: WorkerParts, connection: AsyncConnection, started: float) -> None:
-        super().__init__(parts, connection)
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection, max_seconds: float) -> None:
+        super().__init__(parts, connection, max_seconds)
         self.done: list[UUID] = []
         self.skipped = 0
-        self._started = started
 
     def begin(self, segment: Sequence[SliceItem]) -> Query:
         inbox = self._parts.consumer.inbox
@@ -45,56 +43,61 @@ class _LetterSlices(FencedSlices):
         await self._parts.letters.failed_again(self._connection, item.record, failure)
         if behind:
             await self._parts.letters.hold_back(self._connection, [other.record for other in behind])
-        await self._parts.reach("consumer.retried", event_id=item.record.event_id, failed=True)
-
-    def stops(self, *, may_rest: bool) -> bool:
-        is_over = may_rest and time.monotonic() - self._started > LETTERS_SECONDS
-        return is_over or super().stops(may_rest=may_rest)
+        await self._parts.host.reach("consumer.retried", event_id=item.record.event_id, failed=True)
 
 
 class LetterRetries:
-    """The letters of one consumer, tried again by its worker."""
+    """The letters of one consumer, tried again by its worker. `any_open` and `any_due`: as last seen."""
 
     def __init__(self, parts: WorkerParts, version_waits: VersionWaits) -> None:
         self.any_open = True
-        self._any_due = False
+        self.any_due = False
         self._parts = parts
         self._letters = parts.letters
         self._version_waits = version_waits
-        self._look_for_waiting_at = 0.0
+        self._free_at = 0.0
 
     def start(self) -> None:
         """Another worker was at work until now: nothing is known about the letters."""
         self.any_open = True
-        self._look_for_waiting_at = 0.0
+        self._free_at = 0.0
 
-    async def look(self, connection: AsyncConnection, free_every: float, position: int) -> WorkerStatus:
-        """See whether letters are due, and how far the log is for a worker at `position`."""
-        now = time.monotonic()
-        if self._parts.strict and now >= self._look_for_waiting_at:
-            self._look_for_waiting_at = now + free_every
-            await self._letters.free_waiting(connection)
-        status = await self._letters.look(connection, position)
-        self._any_due, self.any_open = status.any_due, status.any_open
-        return status
+    async def free_waiting(self, connection: AsyncConnection, every: float) -> None:
+        """Strict ordering: make letters due that wait for nothing any more, at most so often."""
+        if self._parts.strict and self.any_open and time.monotonic() >= self._free_at:
+            self._free_at = time.monotonic() + every
+            self.any_due = bool(await self._letters.free_waiting(connection)) or self.any_due
 
     async def turn(self, connection: AsyncConnection) -> bool:
         """Give due letters another attempt; returns whether there were any."""
-        started = time.monotonic()
-        records = await self._letters.due(connection, LETTERS_PER_TURN) if self._any_due else []
+        items = await self.due(connection) if self.any_due else []
+        self.any_due = False
+        return await self.run(connection, items)
+
+    async def due(self, connection: AsyncConnection) -> list[SliceItem]:
+        """The letters that are due, with their handlers. Those that no handler takes any more are resolved."""
+        records = await self._letters.due(connection, LETTERS_PER_TURN)
         if not records:
-            if self._any_due and self._parts.strict:
+            if self._parts.strict:
                 await self._letters.hold_back_blocked(connection)
-            return False
-        await self._parts.reach("consumer.retrying", letters=len(records))
+            return []
+        await self._parts.host.reach("consumer.retrying", letters=len(records))
         items, unwanted = self._prepare(records)
         items = await self._without_newer(connection, items)
         if unwanted:
             await self._resolve_unwanted(unwanted)
+        self._letters.written += len(items) < len(records)
+        return items
+
+    async def run(self, connection: AsyncConnection, items: Sequence[SliceItem]) -> bool:
+        """Try these letters again; returns whether there were any."""
         # Starts are counted in one place, so suspects go one after the other.
         groups = by_aggregate(items, 1 if self._parts.suspects.left > 0 else self._parts.consumer.concurrency)
-        await finish_all(self._retry(group, _LetterSlices(self._parts, connection, started)) for group in groups)
-        return True
+        await finish_all(
+            self._retry(group, _LetterSlices(self._parts, connection, LETTERS_SECONDS)) for group in groups
+        )
+        self._letters.written += bool(items)
+        return bool(items)
 
     async def _retry(self, items: Sequence[SliceItem], slices: _LetterSlices) -> None:
         await self._parts.runner.run(items, slices)
@@ -103,7 +106,7 @@ class LetterRetries:
     async def _tell_resolved(self, ids: Sequence[UUID], skipped: int) -> None:
         self._letters.tell_resolved(ids, skipped)
         for event_id in ids:
-            await self._parts.reach("consumer.retried", event_id=event_id, failed=False)
+            await self._parts.host.reach("consumer.retried", event_id=event_id, failed=False)
 
     def _prepare(self, records: Sequence[Record]) -> tuple[list[SliceItem], list[Record]]:
         """The letters with their handlers, and those that no handler takes any more."""
@@ -133,7 +136,7 @@ class LetterRetries:
                 (behind if self._parts.strict and item.record.aggregate in blocked else going).append(item)
         if behind:
             await self._letters.hold_back(connection, [item.record for item in behind])
-        await self._parts.reach("consumer.put_back", letters=len(put_back))
+        await self._parts.host.reach("consumer.put_back", letters=len(put_back))
         return going
 
     async def _resolve_unwanted(self, records: Sequence[Record]) -> None:

@@ -1,27 +1,26 @@
-"""A worker on the log: one consumer, one lease, one checkpoint. Other workers of the same consumer stand by."""
+"""A worker on the log: follows it for some consumers of an outbox, on one control connection.
+
+Each consumer has its lease and its checkpoint. The worker takes, renews and asks about all of them in one statement,
+and starts a consumer when there is something to do. Other workers of the same consumer stand by.
+"""
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 import psycopg
 
+from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ConnectionLost
-from aftercommit.consumer.dead_letters import DeadLetters, WorkerStatus
-from aftercommit.consumer.lease import CONSUMER_CHANGED, HeldLease, Lease
-from aftercommit.consumer.letter_retries import LetterRetries
-from aftercommit.consumer.names import register, require_mine
-from aftercommit.consumer.pages import Pages
-from aftercommit.consumer.runner import Runner
-from aftercommit.consumer.slices import prepare, require_handlers
-from aftercommit.consumer.suspects import Suspects
-from aftercommit.consumer.waiting import CheckpointWait, VersionWaits
-from aftercommit.consumer.worker_slices import WorkerParts, handle_page
+from aftercommit.consumer.lease import CONSUMER_CHANGED, ConsumerStatus, Leases
+from aftercommit.consumer.log_follower import LogFollower
+from aftercommit.consumer.names import KnownConsumer, register, require_mine
+from aftercommit.consumer.slices import require_handlers
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, LeaseLost
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -35,25 +34,38 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
 
-POLL: Final = 1.0
+POLL: Final = 2.0
 POLL_WITHOUT_LISTENER: Final = 0.05
+# So many connections serve the handlers of all consumers, or as many as one consumer's concurrency needs.
+CONNECTIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How a worker works. `lease_seconds`: after a crash a standby takes over within this time."""
+    """How a worker works. `lease_seconds`: after a crash a standby takes over within this time.
+
+    `max_connections`: how many handlers have a connection at the same time, all consumers together (by default 16, or
+    the highest concurrency of a consumer).
+    """
 
     page_size: int = 1000
     lease_seconds: float = 5.0
+    max_connections: int | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         if self.page_size < 1 or not 0 < self.lease_seconds < math.inf:
             raise DeclarationError(f"{self!r}: need page_size >= 1 and lease_seconds > 0")
+        if self.max_connections is not None and self.max_connections < 1:
+            raise DeclarationError(f"{self!r}: need max_connections >= 1")
+
+    def connections_for(self, consumers: Sequence[Consumer]) -> int:
+        """How many connections the handlers of these consumers share."""
+        return self.max_connections or max([CONNECTIONS, *(consumer.concurrency for consumer in consumers)])
 
 
 class LogWorker(DatabaseService):
-    """Follows the log for one consumer: handles new events, retries dead letters, moves the checkpoint.
+    """Follows the log for one consumer or several: handles new events, retries dead letters, moves the checkpoints.
 
     It wakes up through the listener, which other services may share; without one it polls.
     """
@@ -61,7 +73,7 @@ class LogWorker(DatabaseService):
     def __init__(
         self,
         outbox: Outbox,
-        consumer: Consumer,
+        consumers: Consumer | Sequence[Consumer],
         database: Database,
         *,
         settings: WorkerSettings | None = None,
@@ -69,192 +81,197 @@ class LogWorker(DatabaseService):
         probe: Probe | None = None,
     ) -> None:
         super().__init__(probe)
-        require_handlers(consumer)
+        chosen = [consumers] if isinstance(consumers, Consumer) else list(consumers)
+        if not chosen:
+            raise DeclarationError("a worker needs at least one consumer")
+        for consumer in chosen:
+            require_handlers(consumer)
         outbox.registry.require_upcasters()
         settings = settings or WorkerSettings()
-        self.name = f"worker {consumer.name}"
-        self.consumer = consumer
-        self.position = 0
-        self.active = False
+        self.name = f"worker {chosen[0].name}" if len(chosen) == 1 else f"worker of {len(chosen)} consumers"
         self.silence = settings.lease_seconds
         self._outbox = outbox
         self._database = database
         self._listener = listener
-        self._pages = Pages(outbox, consumer, settings.page_size)
-        lease = Lease(outbox.shape, consumer, settings.lease_seconds)
-        self._parts = WorkerParts(
-            consumer=consumer,
-            lease=lease,
-            lease_seconds=settings.lease_seconds,
-            runner=Runner(outbox, consumer, database),
-            letters=DeadLetters(outbox, consumer, lease),
-            suspects=Suspects(lease, consumer.retry_count, settings.page_size, self.reach),
-            proceeds=self._proceeds,
-            reach=self.reach,
-        )
-        waits = VersionWaits(outbox, consumer, lease.token)
-        self._retries = LetterRetries(self._parts, waits)
-        self._version_wait = CheckpointWait(waits, settings.lease_seconds / 3, self.reach)
+        self._leases = Leases(outbox, chosen, settings.lease_seconds)
+        self._connections = ConsumerConnections(database, settings.connections_for(chosen))
+        self._look_now = Waker()
+        self._followers = {
+            consumer.name: LogFollower(
+                outbox, self._leases.of(consumer), self._connections, settings.page_size, self.stopping,
+                self._look_now, probe,
+            )
+            for consumer in chosen
+        }  # fmt: skip
         channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else Waker()
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
-        self._behind: str | None = None
+        self._ended = Waker()
+        self._look_at = 0.0
+        self._working: dict[str, asyncio.Task[None]] = {}
+        self._holders: dict[str, str] = {}
 
     @property
     def token(self) -> UUID:
         """What fences this worker's writes."""
-        return self._parts.lease.token
+        return self._leases.token
+
+    @property
+    def active(self) -> bool:
+        """Whether it holds the leases of all its consumers."""
+        return all(follower.active for follower in self._followers.values())
+
+    @property
+    def position(self) -> int:
+        """The checkpoint; the lowest one, if there are several."""
+        return min(follower.position for follower in self._followers.values())
 
     async def session(self) -> None:
-        """Connect, stand by, then work, until stopped or until the connection is lost."""
-        connection = await self._database.connect()
+        """Connect, stand by, then work, until stopped or until a connection is lost."""
+        control = await self._database.connect()
+        reading: AsyncConnection | None = None
         try:
-            await require_schema(connection, self._outbox.shape)
-            await register(connection, self._outbox, self.consumer)
+            await require_schema(control, self._outbox.shape)
+            await register(control, self._outbox, [each.consumer for each in self._followers.values()])
+            reading = await self._database.connect()
             self.session_is_up()
             while not self.stopping.is_set():
-                try:
-                    await self._turn(connection)
-                except LeaseLost as problem:
-                    self.active = False
-                    fields = {"consumer": self.consumer.name, "error": str(problem)}
-                    log_event(logger, logging.WARNING, "consumer_lease_lost", **fields)
-                    await self.reach("consumer.fenced")
-            await self._parts.lease.release(connection)
+                await self._turn(control, reading)
+            await self._finish(control)
+            await self._leases.release(control)
             await self.reach("consumer.stopped")
         except psycopg.errors.InsufficientPrivilege as problem:
-            raise privilege(connection.info.user, self._outbox.shape, problem) from problem
+            raise privilege(control.info.user, self._outbox.shape, problem) from problem
         except psycopg.errors.ReadOnlySqlTransaction as problem:
             # This server is no longer the primary: another will be, or this one again.
             raise DatabaseUnavailable(f"the database takes no writes: {problem}") from problem
-        except ConnectionLost:
-            self._parts.suspects.connection_lost()
-            raise
         finally:
-            self.active = False
-            await self._pages.forget()
-            await self._parts.runner.close()
-            await close_quietly(connection)
+            await self._cut_off(self._followers)
+            await self._connections.close()
+            await close_quietly(reading)
+            await close_quietly(control)
 
-    async def _turn(self, connection: AsyncConnection) -> None:
-        if not await self._hold(connection):
-            self._say_who_holds((await require_mine(connection, self._outbox.shape, self.consumer)).worker)
-            self.answered()
-            await self.reach("consumer.standing_by")
-            await self.pause(self._parts.lease_seconds / 3, self._word)
+    async def _turn(self, control: AsyncConnection, reading: AsyncConnection) -> None:
+        """Collect what has ended; if it is time, look what there is to do, and begin it; wait."""
+        await self._collect()
+        wakers = (self._news, self._word, self._look_now)
+        if time.monotonic() >= self._look_at or any(waker.is_set() for waker in wakers):
+            await self._look(control, reading)
+        await wait_for_any(self._look_at - time.monotonic(), self.stopping, self._ended, *wakers)
+
+    async def _look(self, control: AsyncConnection, reading: AsyncConnection) -> None:
+        renews = self._word.is_set() or self._leases.seconds_to_renewal == 0
+        for waker in (self._news, self._word, self._look_now):
+            waker.clear()
+        if renews:
+            await self._take(control)
+        active = [follower for follower in self._followers.values() if follower.active]
+        if active:
+            for follower in active:
+                follower.asking()
+            ask = self._leases.renew if renews else self._leases.look
+            statuses = await ask(control, [follower.consumer.name for follower in active])
+            for follower in active:
+                await self._tell(follower, statuses.get(follower.consumer.name))
+        self.answered()
+        for follower in active:
+            await self._begin(follower, reading, renewed=renews)
+        self._look_at = time.monotonic() + self._rest_seconds()
+
+    async def _take(self, control: AsyncConnection) -> None:
+        """Take the leases that are free. For the others, see that the workers that have them run the same consumers."""
+        missing = [name for name, follower in self._followers.items() if not follower.active]
+        if not missing:
             return
-        if self._parts.lease.paused:
-            self.answered()
-            await self.reach("consumer.paused")
-            await self.pause(self._parts.lease_seconds / 3, self._word)
-            return
-        async with self._heartbeat(connection):
-            status = await self._look(connection)
-            self.answered()
-            worked = await self._retries.turn(connection)
-            if worked:
-                # That may have taken a while, and events published meanwhile are next.
-                status = await self._look(connection)
-            worked = await self._follow(connection, status) or worked
-        if not worked:
-            await self.reach("consumer.idle", position=self.position)
-            await self._rest(connection)
-
-    def _say_who_holds(self, holder: str | None) -> None:
-        """Log once where the consumer runs instead. None: it is being handed over."""
-        if holder is not None and holder != self._behind:
-            self._behind = holder
-            log_event(logger, logging.INFO, "consumer_standing_by", consumer=self.consumer.name, holder=holder)
-
-    async def _hold(self, connection: AsyncConnection) -> bool:
-        """Take or renew the lease; False while another worker has it.
-
-        A young lease needs no renewal, and every write is fenced: a turn need not begin with one.
-        """
-        lease = self._parts.lease
-        if self.active and not lease.paused and not self._word.is_set() and lease.is_young:
-            return True
-        self._word.clear()
-        held = await lease.take(connection)
-        if held is None:
-            # A slice of our own, cut off, may lock the row for a moment; only the fence says that a lease is lost.
-            return self.active
-        if not self.active or not held.renewed:
-            self._begin_at(held)
-            await self._parts.letters.take_up_newer(connection)
+        taken = await self._leases.take(control, missing)
+        if taken:
+            await self._leases.take_up_newer(control, taken)
+        for name, held in taken.items():
+            self._holders.pop(name, None)
+            self._followers[name].start(held)
             await self.reach("consumer.active", position=held.position, died=held.died)
-        return True
+        standing_by = [self._followers[name].consumer for name in missing if name not in taken]
+        if standing_by:
+            for known in await require_mine(control, self._outbox.shape, standing_by):
+                self._say_who_holds(known)
+                await self.reach("consumer.standing_by")
 
-    def _begin_at(self, held: HeldLease) -> None:
-        self._parts.suspects.start(held)
-        self.position = held.position
-        self._version_wait.over()
-        self._retries.start()
-        self.active = True
-        self._behind = None
-        started = {"consumer": self.consumer.name, "position": held.position, "took_over": held.died}
-        log_event(logger, logging.INFO, "consumer_started", **started)
+    def _say_who_holds(self, known: KnownConsumer) -> None:
+        """Log once where a consumer runs instead. Without a worker, it is being handed over."""
+        if known.worker is not None and known.worker != self._holders.get(known.name):
+            self._holders[known.name] = known.worker
+            log_event(logger, logging.INFO, "consumer_standing_by", consumer=known.name, holder=known.worker)
 
-    @asynccontextmanager
-    async def _heartbeat(self, connection: AsyncConnection) -> AsyncIterator[None]:
-        """Renew the lease, and look for a pause, while handlers work for longer than the lease lasts."""
-        over = Waker()
+    async def _tell(self, follower: LogFollower, status: ConsumerStatus | None) -> None:
+        if status is None or not status.held:
+            await self._lost(follower, LeaseLost(f"another worker took over consumer {follower.consumer.name!r}"))
+        else:
+            follower.tell(status)
 
-        async def beat() -> None:
-            while not over.is_set():
-                await wait_for_any(self._parts.lease_seconds / 3, over)
-                if not over.is_set():
-                    await self._parts.lease.renew(connection)
-                    self.answered()
-                    await self.reach("consumer.heartbeat", paused=self._parts.lease.paused)
+    async def _begin(self, follower: LogFollower, reading: AsyncConnection, *, renewed: bool) -> None:
+        """Start a consumer that has something to do."""
+        name = follower.consumer.name
+        if not follower.active:
+            return
+        if not follower.paused:
+            await follower.free_waiting(reading, POLL)
+        if name in self._working:
+            if renewed:
+                await self.reach("consumer.heartbeat", paused=follower.paused)
+        elif follower.paused:
+            await self.reach("consumer.paused")
+        elif follower.has_work:
+            task = self._working[name] = asyncio.create_task(follower.work(reading), name=f"consumer {name}")
+            task.add_done_callback(lambda _: self._ended.set())
+        else:
+            await self.reach("consumer.idle", position=follower.position)
 
-        beating = asyncio.create_task(beat(), name=f"{self.name} heartbeat")
-        try:
-            yield
-        finally:
-            over.set()
-            await beating
+    def _rest_seconds(self) -> float:
+        """How long nothing needs a look, if nothing wakes the worker."""
+        is_listening = self._listener is not None and self._listener.working
+        seconds = min(POLL if is_listening else POLL_WITHOUT_LISTENER, self._leases.seconds_to_renewal)
+        for name, follower in self._followers.items():
+            if follower.active and name not in self._working and follower.due_in is not None:
+                seconds = min(seconds, max(0.001, follower.due_in))
+        return seconds
 
-    def _proceeds(self) -> bool:
-        return not self.stopping.is_set() and not self._parts.lease.paused
+    async def _collect(self) -> None:
+        """Take notice of consumers that have come to their end; errors but a lost lease end the session."""
+        self._ended.clear()
+        for name in [name for name, task in self._working.items() if task.done()]:
+            task, follower = self._working.pop(name), self._followers[name]
+            try:
+                task.result()
+            except LeaseLost as problem:
+                await self._lost(follower, problem)
+            except ConnectionLost:
+                follower.connection_lost()
+                raise
 
-    async def _look(self, connection: AsyncConnection) -> WorkerStatus:
-        status = await self._retries.look(connection, POLL, self.position)
-        if status.checkpoint is not None and status.checkpoint < self.position:
-            # The events in between are not handled in the restored database, and those read ahead may not exist.
-            raise DatabaseUnavailable(
-                f"the checkpoint of consumer {self.consumer.name!r} went back from {self.position} to "
-                f"{status.checkpoint}: the database was restored, or the checkpoint was moved"
-            )
-        return status
+    async def _lost(self, follower: LogFollower, problem: LeaseLost) -> None:
+        await self._cut_off([follower.consumer.name])
+        fields = {"consumer": follower.consumer.name, "error": str(problem)}
+        log_event(logger, logging.WARNING, "consumer_lease_lost", **fields)
+        await self.reach("consumer.fenced")
+        self._look_now.set()
 
-    async def _follow(self, connection: AsyncConnection, status: WorkerStatus) -> bool:
-        """Handle the next page of the log; False when there is nothing new."""
-        self._outbox.meter.on_progress(self.consumer.name, self.position, status.events, status.lag)
-        if status.head <= self.position or not self._proceeds():
-            return False
-        if await self._version_wait.goes_on(connection, self.position):
-            return False
-        records, upto = await self._pages.read(connection, self.position, status.head)
-        items = prepare(self.consumer, records, attempt=1)
-        await self.reach("consumer.read", events=len(items), position=self.position)
-        items, upto = await self._version_wait.cut(connection, items, self.position, upto)
-        if upto <= self.position:
-            return False
-        count = len(items)
-        if items and self._retries.any_open:
-            items = await self._parts.letters.without_open_letters(connection, items)
-        left, self.position = await handle_page(self._parts, connection, items, self.position, upto)
-        await self.reach("consumer.handled", count=count - left, position=self.position)
-        return True
+    async def _finish(self, control: AsyncConnection) -> None:
+        """Let what is at work come to its end, and keep the leases meanwhile."""
+        while True:
+            await self._collect()
+            if not self._working:
+                return
+            if self._leases.seconds_to_renewal == 0:
+                await self._leases.renew(control, list(self._working))
+                self.answered()
+            await wait_for_any(self._leases.seconds_to_renewal, self._ended)
 
-    async def _rest(self, connection: AsyncConnection) -> None:
-        listening = self._listener is not None and self._listener.working
-        seconds = min(POLL if listening else POLL_WITHOUT_LISTENER, self._parts.lease_seconds / 3)
-        if self._version_wait.is_on:
-            # New events change nothing: one look in a third of the lease is enough.
-            seconds = self._parts.lease_seconds / 3
-        due_in = await self._parts.letters.seconds_to_next(connection)
-        if due_in is not None:
-            seconds = max(0.001, min(seconds, due_in))
-        await self.pause(seconds, self._word if self._version_wait.is_on else self._news)
+    async def _cut_off(self, names: Iterable[str]) -> None:
+        """End consumers at once: what their slices wrote is undone."""
+        names = list(names)
+        tasks = [self._working.pop(name) for name in names if name in self._working]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for name in names:
+            await self._followers[name].forget()

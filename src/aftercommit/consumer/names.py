@@ -1,5 +1,6 @@
 """Consumer names: registers them, and finds a name that was changed, or that two programs use."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,19 +37,21 @@ async def known_consumers(connection: AsyncConnection, shape: Shape) -> list[Kno
     return [KnownConsumer(*row) for row in rows]
 
 
-async def register(connection: AsyncConnection, outbox: Outbox, consumer: Consumer) -> None:
-    """Make sure that the consumer has a checkpoint, and that no other consumer uses it."""
+async def register(connection: AsyncConnection, outbox: Outbox, consumers: Sequence[Consumer]) -> None:
+    """Make sure that each consumer has a checkpoint, and that no other consumer uses it."""
     known = {each.name: each for each in await known_consumers(connection, outbox.shape)}
-    _require_free(known, outbox, consumer)
-    if consumer.name in known:
-        return
-    parameters = {
-        "name": consumer.name,
-        "latest": consumer.start == "latest",
-        "declared_by": consumer.declared_by,
-        "inbox": consumer.inbox,
-    }
-    await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
+    for consumer in consumers:
+        _require_free(known, outbox, consumer)
+    for consumer in consumers:
+        if consumer.name in known:
+            continue
+        parameters = {
+            "name": consumer.name,
+            "latest": consumer.start == "latest",
+            "declared_by": consumer.declared_by,
+            "inbox": consumer.inbox,
+        }
+        await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
 
 
 def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> None:
@@ -59,16 +62,17 @@ def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> Non
         _require_free(known, outbox, consumer)
 
 
-async def require_mine(connection: AsyncConnection, shape: Shape, consumer: Consumer) -> KnownConsumer:
-    """For a standby: raise unless the checkpoint is still there and the worker that has it runs the same consumer."""
-    for each in await known_consumers(connection, shape):
-        if each.name == consumer.name:
-            _refuse_double(each, consumer)
-            return each
-    raise ConsumerRenamed(
-        f"the checkpoint of consumer {consumer.name!r} is gone: it was renamed or forgotten while this worker ran. "
-        "Start the worker again with the consumer's new name"
-    )
+async def require_mine(connection: AsyncConnection, shape: Shape, consumers: Sequence[Consumer]) -> list[KnownConsumer]:
+    """For a standby: raise unless the checkpoints are still there and workers that have them run the same consumers."""
+    known = {each.name: each for each in await known_consumers(connection, shape)}
+    for consumer in consumers:
+        if consumer.name not in known:
+            raise ConsumerRenamed(
+                f"the checkpoint of consumer {consumer.name!r} is gone: it was renamed or forgotten while this worker "
+                "ran. Start the worker again with the consumer's new name"
+            )
+        _refuse_double(known[consumer.name], consumer)
+    return [known[consumer.name] for consumer in consumers]
 
 
 async def set_paused(connection: AsyncConnection, shape: Shape, name: str, paused: bool) -> None:

@@ -15,7 +15,6 @@ from aftercommit.consumer.slices import End, Query, SliceFailed, SliceItem, Slic
 from aftercommit.consumer.walk import FIRST, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.postgres.database import Database
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
 
@@ -67,19 +66,15 @@ class SlicePolicy(ABC):
 class Runner:
     """Runs slices of one consumer, at most `concurrency` at once."""
 
-    def __init__(self, outbox: Outbox, consumer: Consumer, database: Database) -> None:
+    def __init__(self, outbox: Outbox, consumer: Consumer, connections: ConsumerConnections) -> None:
         self.consumer = consumer
         self._meter = outbox.meter
         self._statements = Statements(outbox.shape)
         self._executor = SliceExecutor(self._statements, consumer.timeout)
-        self._connections = ConsumerConnections(database)
+        self._connections = connections
         self._slots = asyncio.Semaphore(consumer.concurrency)
         self._pace = FIRST
         self._alone = False
-
-    async def close(self) -> None:
-        """Close idle connections; new ones are opened when there is work again."""
-        await self._connections.close()
 
     def idle_timeout_ms(self, extra: float) -> str:
         """How many milliseconds the server waits for a silent handler before it ends the transaction.
@@ -91,7 +86,7 @@ class Runner:
     async def slice(self, items: Sequence[SliceItem], begin: Query, end: End) -> int:
         """Run one slice in one transaction; returns how many of its events were handled and not skipped."""
         blocking = self.consumer.is_async is False
-        async with self._slots:
+        async with self._slots, self._connections.permit:
             handled = await self._executor.run(self._connections, script(items, begin, end), blocking=blocking)
         self._meter.on_consumed(self.consumer.name, "done", handled)
         self._meter.on_consumed(self.consumer.name, "skipped", len(items) - handled)
@@ -99,7 +94,7 @@ class Runner:
 
     async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         """The rows of a query about this consumer's events, on one of its connections."""
-        async with self._slots, self._connections.lend() as connection:
+        async with self._slots, self._connections.permit, self._connections.lend() as connection:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
 
     async def run(self, items: Sequence[SliceItem], policy: SlicePolicy) -> list[SliceItem]:

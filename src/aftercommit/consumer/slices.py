@@ -66,6 +66,11 @@ class SliceItem(msgspec.Struct):
         error = self.failure.error if self.failure is not None else None
         return error if isinstance(error, NewerVersion) else None
 
+    @property
+    def position(self) -> int:
+        """Its position in the log; 0 behind the bus."""
+        return self.record.position or 0
+
 
 class HandlerEndedTransaction(AftercommitError):
     """A handler sent COMMIT or ROLLBACK, which ended the transaction of the whole slice."""
@@ -153,7 +158,7 @@ def script(items: Sequence[SliceItem], begin: Query, end: End) -> Script:
 def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | None) -> Iterable[int]:
     """Places of the events not handled before: by inbox or letter (None: all are new), or by checkpoint."""
     if checkpoint is not None:
-        return (index for index, item in enumerate(items) if (item.record.position or 0) > checkpoint)
+        return (index for index, item in enumerate(items) if item.position > checkpoint)
     if fresh is not None:
         return (index for index, item in enumerate(items) if item.record.event_id in fresh)
     return range(len(items))

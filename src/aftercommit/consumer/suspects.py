@@ -1,7 +1,6 @@
 """Events that may have killed a worker or the server: handled one by one, each start counted before it is made."""
 
-from collections.abc import Awaitable, Callable
-
+from aftercommit.consumer.host import Host
 from aftercommit.consumer.lease import HeldLease, Lease
 from aftercommit.consumer.outcome import Failed
 from aftercommit.errors import AftercommitError
@@ -16,12 +15,12 @@ class HandlerNeverFinished(AftercommitError):
 class Suspects:
     """`left` of the next events are suspects of one worker."""
 
-    def __init__(self, lease: Lease, retry_count: int, page_size: int, reach: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, lease: Lease, page_size: int, host: Host) -> None:
         self.left = 0
         self._lease = lease
-        self._retry_count = retry_count
+        self._retry_count = lease.consumer.retry_count
         self._page_size = page_size
-        self._reach = reach
+        self._host = host
         self._lost = False
         self._lost_at = 0
         self._losses = 0
@@ -46,7 +45,7 @@ class Suspects:
     async def admit(self, connection: AsyncConnection, record: Record) -> Failed | None:
         """Count a start of this event; a failure after too many, because it must not kill workers for ever."""
         starts = await self._lease.count_start(connection, record.position or 0)
-        await self._reach("consumer.suspect", starts=starts, position=record.position)
+        await self._host.reach("consumer.suspect", starts=starts, position=record.position)
         if starts <= self._retry_count + 1:
             return None
         error = HandlerNeverFinished(

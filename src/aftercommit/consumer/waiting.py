@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
+from aftercommit.consumer.host import Host
 from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.consumer.slices import SliceItem
 from aftercommit.errors import LeaseLost, NewerVersion
@@ -96,17 +97,16 @@ class VersionWaits:
 class CheckpointWait:
     """The event after a worker's checkpoint, while it waits for newer code."""
 
-    def __init__(self, waits: VersionWaits, ask_seconds: float, reach: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, waits: VersionWaits, ask_seconds: float, host: Host) -> None:
         self._waits = waits
         self._ask_seconds = ask_seconds
-        self._reach = reach
+        self._host = host
         self._awaited: tuple[int, NewerVersion] | None = None
         self._ask_at = 0.0
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the worker waits."""
-        return self._awaited is not None
+    def rests_at(self, position: int) -> bool:
+        """Whether the event after this position waits, and it is too soon to ask again."""
+        return self._awaited is not None and self._awaited[0] == position and time.monotonic() < self._ask_at
 
     def over(self) -> None:
         """The worker begins elsewhere and waits for nothing."""
@@ -120,7 +120,7 @@ class CheckpointWait:
         left = await self._waits.of(self._waits.asking(connection), items)
         for index, item in enumerate(items):
             if item.newer is not None and waits(item, left):
-                before = (item.record.position or 0) - 1
+                before = item.position - 1
                 self._awaited, self._ask_at = (before, item.newer), time.monotonic() + self._ask_seconds
                 await self._look(left[item.newer.kind], item.newer, position)
                 return items[:index], before
@@ -142,7 +142,7 @@ class CheckpointWait:
             raise LeaseLost(f"a worker that knows version {newer.version} of {newer.event_type} took over")
         if left == 0.0:
             self._awaited = None
-        await self._reach("consumer.waiting", position=position, version=newer.version, left=left)
+        await self._host.reach("consumer.waiting", position=position, version=newer.version, left=left)
 
 
 def look_again_in(left: dict[Kind, float | None]) -> float:

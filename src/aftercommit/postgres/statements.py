@@ -57,6 +57,7 @@ class Statements:
             awaiting=sql.SQL(_texts()["awaiting"]).format(schema=sql.Identifier(shape.schema)),
             lane_is_held=sql.SQL(_texts()["lane_is_held"]).format(schema=sql.Identifier(shape.schema)),
             mark=sql.SQL(_texts()["mark"]),
+            consumer_status=sql.SQL(_texts()["consumer_status"]).format(schema=sql.Identifier(shape.schema)),
             session_settings=sql.SQL(_texts()["session_settings"]).format(),
             scope_names=scope_list(shape),
             moved_scope=scope_list(shape, "moved"),

@@ -58,59 +58,98 @@ on conflict (name) do nothing
 select name, position, paused, declared_by, worker, coalesce(clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)), false) as alive
 from {schema}.consumer order by name
 
--- name: take_consumer
--- Takes the lease of a consumer if it is ours, free or expired, or void because it ends later than a new one would (the clock was set
--- back), or if its worker's code does not know an event that ours knows. A worker that is writing holds the row, so we skip it and do
+-- name: take_consumers
+-- Takes the leases of consumers that are ours, free or expired, or void because they end later than a new one would (the clock was set
+-- back), or whose worker's code does not know an event that ours knows. A worker that is writing holds the row, so we skip it and do
 -- not steal the lease.
-with awaited as materialized (
-    select wait.event_type, wait.version
+with asked as materialized (
+    select * from unnest(%(consumers)s::text[], %(declared_by)s::text[], %(inbox)s::boolean[]) as asked (name, declared_by, inbox)
+),
+awaited as materialized (
+    select wait.consumer_name, wait.event_type, wait.version
     from {schema}.version_wait wait
     join unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
         on known.event_type = wait.event_type and known.version >= wait.version
-    where wait.consumer_name = %(consumer)s
+    where wait.consumer_name = any(%(consumers)s::text[])
 ),
 open as (
     select name, token is not distinct from %(token)s as renewed,
            worker is not null and token is distinct from %(token)s
-               and not (leased_until > clock_timestamp() and exists (select from awaited)) as died
+               and not (leased_until > clock_timestamp() and exists (select from awaited where consumer_name = name)) as died
     from {schema}.consumer
-    where name = %(consumer)s
+    where name = any(%(consumers)s::text[])
       and (token is null or token = %(token)s or leased_until < clock_timestamp()
-           or leased_until > clock_timestamp() + make_interval(secs => greatest(coalesce(lease_seconds, 3600), %(lease)s)) or exists (select from awaited))
+           or leased_until > clock_timestamp() + make_interval(secs => greatest(coalesce(lease_seconds, 3600), %(lease)s))
+           or exists (select from awaited where consumer_name = name))
+    order by name
     for update skip locked
 ),
 over as (
     delete from {schema}.version_wait wait using open, awaited
-    where wait.consumer_name = open.name and wait.event_type = awaited.event_type and wait.version = awaited.version
+    where wait.consumer_name = open.name and awaited.consumer_name = open.name
+      and wait.event_type = awaited.event_type and wait.version = awaited.version
 )
 update {schema}.consumer
-set worker = %(worker)s, token = %(token)s, declared_by = %(declared_by)s, inbox = %(inbox)s,
+set worker = %(worker)s, token = %(token)s, declared_by = asked.declared_by, inbox = asked.inbox,
     leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
-from open where consumer.name = open.name
-returning consumer.position, consumer.paused, open.died, consumer.suspect_position is not null, open.renewed
+from open join asked on asked.name = open.name where consumer.name = open.name
+returning consumer.name, consumer.position, consumer.paused, open.died, consumer.suspect_position is not null, open.renewed
 
--- name: renew_consumer
--- Renews the lease while slices work under it. A slice that holds the row renews it itself, so we do not wait for it.
+-- name: consumer_status
+-- What each of a worker's consumers has to do: whether the lease is ours, the checkpoint, whether a dead letter is due, whether any is
+-- open, and when the next one is due. And the head of the log, in positions and in events, and the events after the checkpoint. A few
+-- index lookups per consumer. Letters without a position belong to a relay: their event is in the outbox and is delivered again from there.
+select consumer.name, consumer.token is not distinct from %(token)s, consumer.paused, consumer.position,
+       open.found and exists (
+           select from {schema}.dead_letter_events
+           where consumer_name = consumer.name and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
+       ),
+       open.found,
+       case when open.found then (
+           select extract(epoch from min(next_retry_at) - clock_timestamp())::float8
+           from {schema}.dead_letter_events letter
+           where consumer_name = consumer.name and status = 'retrying' and letter.position is not null
+             and not (asked.strict and exists (
+                 select from {schema}.dead_letter_events earlier
+                 where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
+                   and earlier.aggregate_id = letter.aggregate_id and earlier.seq < letter.seq
+                   and earlier.status in ('retrying', 'waiting', 'parked') and earlier.position is not null
+             ))
+       ) end,
+       head.position, {schema}.given(head.gaps, 0, head.position), {schema}.given(head.gaps, consumer.position, head.position)
+from unnest(%(consumers)s::text[], %(strict)s::boolean[]) as asked (name, strict)
+join {schema}.consumer on consumer.name = asked.name
+cross join {schema}.head
+cross join lateral (
+    select exists (
+        select from {schema}.dead_letter_events
+        where consumer_name = asked.name and status in ('retrying', 'waiting', 'parked') and position is not null
+    ) as found
+) open
+
+-- name: renew_consumers
+-- Renews the leases, and answers as `consumer_status`. A slice that holds its consumer's row renews it itself, so we do not wait for it.
 with mine as (
-    select name from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update skip locked
+    select name from {schema}.consumer where name = any(%(consumers)s::text[]) and token = %(token)s
+    order by name for no key update skip locked
 ),
 renewed as (
     update {schema}.consumer set leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
     from mine where consumer.name = mine.name
 )
-select paused from {schema}.consumer where name = %(consumer)s
+{consumer_status}
 
 -- name: renew_slice
 -- Renews the lease at the end of a long slice.
 update {schema}.consumer set leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 where name = %(consumer)s and token = %(token)s
 
--- name: release_consumer
--- Hands the consumer over to a standby at once.
+-- name: release_consumers
+-- Hands the consumers over to a standby at once.
 with freed as (
     -- A worker that can hand over was not killed by an event: clear the suspicion.
     update {schema}.consumer set worker = null, token = null, leased_until = null, lease_seconds = null, suspect_position = null, suspect_attempts = 0
-    where name = %(consumer)s and token = %(token)s
+    where name = any(%(consumers)s::text[]) and token = %(token)s
     returning 1
 )
 select pg_notify(%(channel)s, %(changed)s) from (select count(*) from freed) done

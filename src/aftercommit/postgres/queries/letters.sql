@@ -39,22 +39,6 @@ letters as (
 )
 select (select count(*) from fence), (select count(*) from letters)
 
--- name: look_around
--- Runs every turn, so it is two index lookups: is a dead letter of this consumer due, and is any open? And the head of the log, in
--- positions and in events, the events before our checkpoint, and the checkpoint on record. Letters without a position belong to a relay:
--- their event is in the outbox and is delivered again from there.
-select exists (
-           select from {schema}.dead_letter_events
-           where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
-       ),
-       exists (
-           select from {schema}.dead_letter_events
-           where consumer_name = %(consumer)s and status in ('retrying', 'waiting', 'parked') and position is not null
-       ),
-       head.position, {schema}.given(head.gaps, 0, head.position), {schema}.given(head.gaps, %(position)s, head.position),
-       (select consumer.position from {schema}.consumer where consumer.name = %(consumer)s)
-from {schema}.head
-
 -- name: within_bytes
 -- The first letters of a list that fit into memory, at least one. Counts the bytes that are sent to the client, not compressed.
 select next_retry_at, event_id as id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
@@ -249,24 +233,12 @@ from first
 where first.status = 'waiting' and letter.event_id = first.event_id and letter.consumer_name = %(consumer)s
   and letter.status = 'waiting'
 
--- name: next_letter
--- Seconds until the next dead letter of this consumer is due.
-select extract(epoch from min(next_retry_at) - clock_timestamp())::float8
-from {schema}.dead_letter_events letter
-where consumer_name = %(consumer)s and status = 'retrying' and position is not null
-  and not (%(strict)s and exists (
-      select from {schema}.dead_letter_events earlier
-      where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
-        and earlier.aggregate_id = letter.aggregate_id and earlier.seq < letter.seq
-        and earlier.status in ('retrying', 'waiting', 'parked') and earlier.position is not null
-  ))
-
 -- name: take_up_newer
 -- Events that older code parked or put back because it did not know their version: this code does, so they are tried again.
 update {schema}.dead_letter_events letter
 set status = 'retrying', next_retry_at = clock_timestamp()
 from unnest(%(types)s::text[], %(versions)s::integer[]) as known (event_type, version)
-where letter.consumer_name = %(consumer)s and letter.status in ('parked', 'retrying') and letter.position is not null
+where letter.consumer_name = any(%(consumers)s::text[]) and letter.status in ('parked', 'retrying') and letter.position is not null
   and letter.error_class in ('NewerSchemaVersion', 'NewerVersion')
   and letter.event_type = known.event_type and letter.schema_version <= known.version
 

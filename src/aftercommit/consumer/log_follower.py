@@ -1,0 +1,194 @@
+"""Follows the log for one consumer whose lease is held: new events and dead letters, in order or side by side."""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from aftercommit.consumer.connections import ConsumerConnections
+from aftercommit.consumer.dead_letters import DeadLetters
+from aftercommit.consumer.lease import ConsumerStatus, HeldLease, Lease
+from aftercommit.consumer.letter_retries import LetterRetries
+from aftercommit.consumer.log_reader import LogReader, ReadAhead
+from aftercommit.consumer.pages import Pages
+from aftercommit.consumer.runner import Runner
+from aftercommit.consumer.side_by_side import SideBySide
+from aftercommit.consumer.suspects import Suspects
+from aftercommit.consumer.waiting import CheckpointWait, VersionWaits
+from aftercommit.consumer.worker_slices import WorkerParts, handle_in_order
+from aftercommit.errors import DatabaseUnavailable
+from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.service import Probe, Waker, wait_for_any
+from aftercommit.telemetry import log_event
+
+logger = logging.getLogger("aftercommit.consumer")
+
+# Nothing in particular is waited for; wakers end the wait.
+LONG: Final = 3600.0
+
+
+class LogFollower:
+    """One consumer's way through the log, from its checkpoint.
+
+    `active`: the lease is held. `look_wanted` is set when letters were written, and one may be due sooner than known.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        lease: Lease,
+        connections: ConsumerConnections,
+        page_size: int,
+        stopping: Waker,
+        look_wanted: Waker,
+        probe: Probe | None,
+    ) -> None:
+        consumer = lease.consumer
+        self.consumer = consumer
+        self.active = False
+        self.paused = False
+        self._meter = outbox.meter
+        self._probe = probe
+        self._stopping = stopping
+        self._look_wanted = look_wanted
+        self._told = Waker()
+        self._parts = WorkerParts(
+            consumer=consumer,
+            lease=lease,
+            runner=Runner(outbox, consumer, connections),
+            letters=DeadLetters(outbox, consumer, lease),
+            suspects=Suspects(lease, page_size, self),
+            host=self,
+        )
+        waits = VersionWaits(outbox, consumer, lease.token)
+        self._retries = LetterRetries(self._parts, waits)
+        wait = CheckpointWait(waits, lease.seconds / 3, self)
+        self._reader = LogReader(self._parts, Pages(outbox, consumer, page_size), wait)
+        self._side = SideBySide(self._parts, self._reader, self._retries, page_size)
+        self._status: ConsumerStatus | None = None
+        # The checkpoint, and how many letters were written, when the worker began to ask.
+        self._when_asked = (0, 0)
+        self._looked_after = 0
+
+    @property
+    def position(self) -> int:
+        """The checkpoint."""
+        return self._side.position
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to do, as far as is known."""
+        if self._status is None or not self.proceeds():
+            return False
+        if self._retries.any_due:
+            return True
+        return self._status.head > self.position and not self._reader.wait.rests_at(self._reader.position)
+
+    @property
+    def due_in(self) -> float | None:
+        """Seconds until the next letter was due, when the worker last looked; None while the consumer is paused."""
+        return self._status.due_in if self._status is not None and self.proceeds() else None
+
+    def proceeds(self) -> bool:
+        """Whether the consumer is neither stopping nor paused."""
+        return not self._stopping.is_set() and not self.paused
+
+    async def reach(self, point: str, **detail: Any) -> None:
+        """Tell the probe that the work has reached a named point."""
+        if self._probe is not None:
+            await self._probe(point, detail)
+
+    def start(self, held: HeldLease) -> None:
+        """Begin where the lease's checkpoint is."""
+        self._parts.suspects.start(held)
+        self._reader.seek(held.position)
+        self._side.start(held.position)
+        self._reader.wait.over()
+        self._retries.start()
+        self._status = None
+        self.active, self.paused = True, held.paused
+        started = {"consumer": self.consumer.name, "position": held.position, "took_over": held.died}
+        log_event(logger, logging.INFO, "consumer_started", **started)
+
+    def asking(self) -> None:
+        """The worker is about to look: what changes from now on, the answer may not contain."""
+        self._when_asked = self.position, self._parts.letters.written
+
+    def tell(self, status: ConsumerStatus) -> None:
+        """Tell it what the worker has seen."""
+        position, written = self._when_asked
+        if status.checkpoint < position:
+            # The events in between are not handled in the restored database, and those read ahead may not exist.
+            raise DatabaseUnavailable(
+                f"the checkpoint of consumer {self.consumer.name!r} went back from {position} to "
+                f"{status.checkpoint}: the database was restored, or the checkpoint was moved"
+            )
+        self.paused = status.paused
+        self._retries.any_due = status.any_due
+        self._retries.any_open = status.any_open or self._parts.letters.written > written
+        self._status = status
+        self._told.set()
+        self._meter.on_progress(self.consumer.name, self.position, status.events, status.lag)
+
+    def connection_lost(self) -> None:
+        """The connection of a slice broke, and the database with it."""
+        self._parts.suspects.connection_lost()
+
+    async def forget(self) -> None:
+        """The session is over: nothing that was read counts any more."""
+        self.active = False
+        await self._reader.forget()
+
+    async def free_waiting(self, connection: AsyncConnection, every: float) -> None:
+        """Strict ordering: make letters due that wait for nothing any more, at most so often."""
+        await self._retries.free_waiting(connection, every)
+
+    async def work(self, connection: AsyncConnection) -> None:
+        """Handle what there is, until there is nothing more."""
+        while self.has_work:
+            if self.consumer.concurrency == 1 or self._parts.suspects.left > 0:
+                await self._in_order(connection)
+            else:
+                await self._side_by_side(connection)
+            self._want_look()
+        if self.proceeds():
+            await self.reach("consumer.idle", position=self.position)
+
+    async def _in_order(self, connection: AsyncConnection) -> None:
+        """Handle due letters, then the next page."""
+        await self._retries.turn(connection)
+        page = await self._read(connection)
+        if page is None:
+            return
+        left, reached = await handle_in_order(self._parts, connection, page.items, self.position, self._reader.position)
+        self._reader.seek(reached)
+        self._side.position = reached
+        await self.reach("consumer.handled", count=page.count - left, position=reached)
+
+    async def _side_by_side(self, connection: AsyncConnection) -> None:
+        """Go on while anything is at work, or new."""
+        side = self._side
+        try:
+            while True:
+                self._told.clear()
+                has_read = await side.advance(connection, self._status.head if self._status is not None else 0)
+                self._want_look()
+                if not self.proceeds() or not (has_read or side.is_busy or self._told.is_set()):
+                    break
+                if not has_read or not side.has_room:
+                    await wait_for_any(LONG, side.ended, self._told, self._stopping)
+            await side.finish(connection)
+        except BaseException as error:
+            # A slice that is at work may end, unless the worker itself is cut off.
+            await side.abandon(cut=isinstance(error, asyncio.CancelledError))
+            raise
+
+    async def _read(self, connection: AsyncConnection) -> ReadAhead | None:
+        if self._status is None or not self.proceeds():
+            return None
+        return await self._reader.read(connection, self._status.head, any_letters=self._retries.any_open)
+
+    def _want_look(self) -> None:
+        if self._parts.letters.written > self._looked_after:
+            self._looked_after = self._parts.letters.written
+            self._look_wanted.set()
