@@ -155,13 +155,12 @@ async def test_every_kind_of_consumer_stops_before_the_event_and_keeps_the_order
     publish(shop, old, 3)
     append(shop)
     shop.outbox = old
-    async with worker_on(shop, old.consumers["index"]) as waiting:
+    async with worker_on(shop, old.consumers["index"]):
         await shop.signals.wait("consumer.waiting")
         await shop.value_becomes("select position from consumer", 3)
         shop.outbox = new
         async with worker_on(shop, new.consumers["index"], signals=Signals()):
             await shop.value_becomes("select position from consumer", 5)
-        assert waiting.consumer is old.consumers["index"]
     assert handled(shop, "o-1") == [(1, 0), (1, 1), (2, 2), (2, 3)]
     assert handled(shop, "o-2") == [(1, 0)]
     assert letters(shop) == []

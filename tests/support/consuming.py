@@ -174,7 +174,7 @@ async def stopped_heart(shop: Shop, worker: LogWorker) -> AsyncIterator[None]:
         await beating.wait()
         return await ask(*arguments)
 
-    worker._leases._ask = hang  # type: ignore[method-assign]
+    worker._leases._ask = hang  # type: ignore[assignment,method-assign]
     shop.rows("update consumer set leased_until = now() - interval '1 second'")
     yield
     await asyncio.wait(worker._working.values())
