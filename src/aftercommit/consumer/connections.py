@@ -21,8 +21,8 @@ class ConsumerConnections:
     Whoever borrows one holds `permit`, of which there are as many as there may be connections.
     """
 
-    def __init__(self, database: Database, limit: int) -> None:
-        self.permit = asyncio.Semaphore(limit)
+    def __init__(self, database: Database, max_connections: int) -> None:
+        self.permit = asyncio.Semaphore(max_connections)
         self._database = database
         self._idle: list[AsyncConnection] = []
         self._idle_sync: list[psycopg.Connection[Any]] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aftercommit.consumer.connections import ConsumerConnections
@@ -9,7 +10,7 @@ from aftercommit.consumer.dead_letters import DeadLetters
 from aftercommit.consumer.lease import ConsumerStatus, HeldLease, Lease
 from aftercommit.consumer.letter_retries import LetterRetries
 from aftercommit.consumer.log_reader import LogReader, ReadAhead
-from aftercommit.consumer.pages import Pages
+from aftercommit.consumer.pages import LatestPage, Pages
 from aftercommit.consumer.runner import Runner
 from aftercommit.consumer.side_by_side import SideBySide
 from aftercommit.consumer.suspects import Suspects
@@ -27,35 +28,36 @@ logger = logging.getLogger("aftercommit.consumer")
 LONG: Final = 3600.0
 
 
-class LogFollower:
-    """One consumer's way through the log, from its checkpoint.
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What the consumers of one worker share.
 
-    `active`: the lease is held. `look_wanted` is set when letters were written, and one may be due sooner than known.
+    `look_wanted` is set when letters were written, and one may be due sooner than known.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        lease: Lease,
-        connections: ConsumerConnections,
-        page_size: int,
-        stopping: Waker,
-        look_wanted: Waker,
-        probe: Probe | None,
-    ) -> None:
-        consumer = lease.consumer
+    connections: ConsumerConnections
+    latest: LatestPage
+    page_size: int
+    stopping: Waker
+    look_wanted: Waker
+    probe: Probe | None
+
+
+class LogFollower:
+    """One consumer's way through the log, from its checkpoint. `active`: the lease is held."""
+
+    def __init__(self, outbox: Outbox, lease: Lease, shared: SharedParts) -> None:
+        consumer, page_size = lease.consumer, shared.page_size
         self.consumer = consumer
         self.active = False
         self.paused = False
         self._meter = outbox.meter
-        self._probe = probe
-        self._stopping = stopping
-        self._look_wanted = look_wanted
+        self._shared = shared
         self._told = Waker()
         self._parts = WorkerParts(
             consumer=consumer,
             lease=lease,
-            runner=Runner(outbox, consumer, connections),
+            runner=Runner(outbox, consumer, shared.connections),
             letters=DeadLetters(outbox, consumer, lease),
             suspects=Suspects(lease, page_size, self),
             host=self,
@@ -63,7 +65,7 @@ class LogFollower:
         waits = VersionWaits(outbox, consumer, lease.token)
         self._retries = LetterRetries(self._parts, waits)
         wait = CheckpointWait(waits, lease.seconds / 3, self)
-        self._reader = LogReader(self._parts, Pages(outbox, consumer, page_size), wait)
+        self._reader = LogReader(self._parts, Pages(outbox, consumer, page_size, shared.latest), wait)
         self._side = SideBySide(self._parts, self._reader, self._retries, page_size)
         self._status: ConsumerStatus | None = None
         # The checkpoint, and how many letters were written, when the worker began to ask.
@@ -91,12 +93,12 @@ class LogFollower:
 
     def proceeds(self) -> bool:
         """Whether the consumer is neither stopping nor paused."""
-        return not self._stopping.is_set() and not self.paused
+        return not self._shared.stopping.is_set() and not self.paused
 
     async def reach(self, point: str, **detail: Any) -> None:
         """Tell the probe that the work has reached a named point."""
-        if self._probe is not None:
-            await self._probe(point, detail)
+        if self._shared.probe is not None:
+            await self._shared.probe(point, detail)
 
     def start(self, held: HeldLease) -> None:
         """Begin where the lease's checkpoint is."""
@@ -151,6 +153,8 @@ class LogFollower:
             else:
                 await self._side_by_side(connection)
             self._want_look()
+        if self._status is not None and self.position >= self._status.head:
+            self._meter.on_progress(self.consumer.name, self.position, self._status.events, 0)
         if self.proceeds():
             await self.reach("consumer.idle", position=self.position)
 
@@ -176,7 +180,7 @@ class LogFollower:
                 if not self.proceeds() or not (has_read or side.is_busy or self._told.is_set()):
                     break
                 if not has_read or not side.has_room:
-                    await wait_for_any(LONG, side.ended, self._told, self._stopping)
+                    await wait_for_any(LONG, side.ended, self._told, self._shared.stopping)
             await side.finish(connection)
         except BaseException as error:
             # A slice that is at work may end, unless the worker itself is cut off.
@@ -191,4 +195,4 @@ class LogFollower:
     def _want_look(self) -> None:
         if self._parts.letters.written > self._looked_after:
             self._looked_after = self._parts.letters.written
-            self._look_wanted.set()
+            self._shared.look_wanted.set()

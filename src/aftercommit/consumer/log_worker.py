@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -18,8 +18,9 @@ import psycopg
 from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ConnectionLost
 from aftercommit.consumer.lease import CONSUMER_CHANGED, ConsumerStatus, Leases
-from aftercommit.consumer.log_follower import LogFollower
+from aftercommit.consumer.log_follower import LogFollower, SharedParts
 from aftercommit.consumer.names import KnownConsumer, register, require_mine
+from aftercommit.consumer.pages import LatestPage
 from aftercommit.consumer.slices import require_handlers
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, LeaseLost
 from aftercommit.outbox.declaration import Outbox
@@ -37,14 +38,14 @@ logger = logging.getLogger("aftercommit.consumer")
 POLL: Final = 2.0
 POLL_WITHOUT_LISTENER: Final = 0.05
 # So many connections serve the handlers of all consumers, or as many as one consumer's concurrency needs.
-CONNECTIONS: Final = 16
+CONNECTIONS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """How a worker works. `lease_seconds`: after a crash a standby takes over within this time.
 
-    `max_connections`: how many handlers have a connection at the same time, all consumers together (by default 16, or
+    `max_connections`: how many handlers have a connection at the same time, all consumers together (by default 10, or
     the highest concurrency of a consumer).
     """
 
@@ -94,15 +95,15 @@ class LogWorker(DatabaseService):
         self._database = database
         self._listener = listener
         self._leases = Leases(outbox, chosen, settings.lease_seconds)
-        self._connections = ConsumerConnections(database, settings.connections_for(chosen))
-        self._look_now = Waker()
-        self._followers = {
-            consumer.name: LogFollower(
-                outbox, self._leases.of(consumer), self._connections, settings.page_size, self.stopping,
-                self._look_now, probe,
-            )
-            for consumer in chosen
-        }  # fmt: skip
+        self._shared = SharedParts(
+            connections=ConsumerConnections(database, settings.connections_for(chosen)),
+            latest=LatestPage(outbox),
+            page_size=settings.page_size,
+            stopping=self.stopping,
+            look_wanted=Waker(),
+            probe=probe,
+        )
+        self._followers = {each.name: LogFollower(outbox, self._leases.of(each), self._shared) for each in chosen}
         channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else Waker()
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
@@ -146,22 +147,23 @@ class LogWorker(DatabaseService):
             # This server is no longer the primary: another will be, or this one again.
             raise DatabaseUnavailable(f"the database takes no writes: {problem}") from problem
         finally:
-            await self._cut_off(self._followers)
-            await self._connections.close()
+            await self._cut_off()
+            self._shared.latest.forget()
+            await self._shared.connections.close()
             await close_quietly(reading)
             await close_quietly(control)
 
     async def _turn(self, control: AsyncConnection, reading: AsyncConnection) -> None:
         """Collect what has ended; if it is time, look what there is to do, and begin it; wait."""
         await self._collect()
-        wakers = (self._news, self._word, self._look_now)
+        wakers = (self._news, self._word, self._shared.look_wanted)
         if time.monotonic() >= self._look_at or any(waker.is_set() for waker in wakers):
             await self._look(control, reading)
         await wait_for_any(self._look_at - time.monotonic(), self.stopping, self._ended, *wakers)
 
     async def _look(self, control: AsyncConnection, reading: AsyncConnection) -> None:
         renews = self._word.is_set() or self._leases.seconds_to_renewal == 0
-        for waker in (self._news, self._word, self._look_now):
+        for waker in (self._news, self._word, self._shared.look_wanted):
             waker.clear()
         if renews:
             await self._take(control)
@@ -203,10 +205,11 @@ class LogWorker(DatabaseService):
             log_event(logger, logging.INFO, "consumer_standing_by", consumer=known.name, holder=known.worker)
 
     async def _tell(self, follower: LogFollower, status: ConsumerStatus | None) -> None:
-        if status is None or not status.held:
-            await self._lost(follower, LeaseLost(f"another worker took over consumer {follower.consumer.name!r}"))
-        else:
+        if status is not None and status.held:
             follower.tell(status)
+        elif follower.consumer.name not in self._working:
+            # One that is at work finds out when it writes.
+            await self._lost(follower, LeaseLost(f"another worker took over consumer {follower.consumer.name!r}"))
 
     async def _begin(self, follower: LogFollower, reading: AsyncConnection, *, renewed: bool) -> None:
         """Start a consumer that has something to do."""
@@ -249,11 +252,11 @@ class LogWorker(DatabaseService):
                 raise
 
     async def _lost(self, follower: LogFollower, problem: LeaseLost) -> None:
-        await self._cut_off([follower.consumer.name])
+        await follower.forget()
         fields = {"consumer": follower.consumer.name, "error": str(problem)}
         log_event(logger, logging.WARNING, "consumer_lease_lost", **fields)
         await self.reach("consumer.fenced")
-        self._look_now.set()
+        self._word.set()
 
     async def _finish(self, control: AsyncConnection) -> None:
         """Let what is at work come to its end, and keep the leases meanwhile."""
@@ -266,12 +269,11 @@ class LogWorker(DatabaseService):
                 self.answered()
             await wait_for_any(self._leases.seconds_to_renewal, self._ended)
 
-    async def _cut_off(self, names: Iterable[str]) -> None:
-        """End consumers at once: what their slices wrote is undone."""
-        names = list(names)
-        tasks = [self._working.pop(name) for name in names if name in self._working]
+    async def _cut_off(self) -> None:
+        """End all consumers at once: what their slices wrote is undone."""
+        tasks, self._working = list(self._working.values()), {}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for name in names:
-            await self._followers[name].forget()
+        for follower in self._followers.values():
+            await follower.forget()

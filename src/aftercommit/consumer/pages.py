@@ -1,7 +1,7 @@
 """Reads the log a page at a time. A page is a range of positions, limited in number and in bytes.
 
 With a backlog, the next page is read while handlers work on this one. An event in the log does not change, so it makes
-no difference when it is read.
+no difference when it is read. The consumers of a worker that have come to the end of the log share what they read next.
 """
 
 import asyncio
@@ -24,10 +24,46 @@ FEW: Final = 16
 Page = tuple[list[Record], int]
 
 
+class LatestPage:
+    """The last few events of the log, read once for all consumers of a worker."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._shape = outbox.shape
+        self._statements = Statements(outbox.shape)
+        self._range = range(0)
+        self._reading: asyncio.Future[list[Record]] | None = None
+
+    def forget(self) -> None:
+        """A session is over: nothing that was read counts any more."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._range, self._reading = range(0), None
+
+    async def read(self, connection: AsyncConnection, after: int, head: int) -> Page | None:
+        """All events after a position, of any type, if they are few and there is no gap before them."""
+        if head - after > FEW:
+            return None
+        if self._reading is None or after + 1 not in self._range or head not in self._range:
+            self._range = range(after + 1, head + 1)
+            self._reading = asyncio.ensure_future(self._read(connection, after, head))
+        # A consumer that is cut off must not end the reading of the others.
+        records = await asyncio.shield(self._reading)
+        records = [record for record in records if after < (record.position or 0) <= head]
+        if not records or records[0].position != after + 1:
+            return None
+        return records, records[-1].position or after
+
+    async def _read(self, connection: AsyncConnection, after: int, head: int) -> list[Record]:
+        asked = {"after": after, "upto": head, "types": None, "max_bytes": MAX_PAGE_BYTES}
+        rows = await (await connection.execute(self._statements["read_log_cut"], asked, prepare=True)).fetchall()
+        return log_records(rows, self._shape)
+
+
 class Pages:
     """Pages of the log for one consumer, of at most `page_size` positions."""
 
-    def __init__(self, outbox: Outbox, consumer: Consumer, page_size: int) -> None:
+    def __init__(self, outbox: Outbox, consumer: Consumer, page_size: int, latest: LatestPage) -> None:
+        self._latest = latest
         self._shape = outbox.shape
         self._statements = Statements(outbox.shape)
         self._consumer = consumer
@@ -60,6 +96,9 @@ class Pages:
         return await reading
 
     async def _read(self, connection: AsyncConnection, after: int, head: int) -> Page:
+        shared = await self._latest.read(connection, after, min(head, after + self._size))
+        if shared is not None:
+            return shared
         page = await self._range(connection, after, head)
         first = page[0][0].position if page[0] else None
         # Mostly the next event is one that the consumer takes, and nothing has to be asked.

@@ -64,7 +64,7 @@ class SideBySide:
     def start(self, position: int) -> None:
         """Begin at this checkpoint."""
         self.position = position
-        self.queues = AggregateQueues()
+        self._forget()
 
     async def advance(self, connection: AsyncConnection, head: int) -> bool:
         """Collect what has ended, read what there is room for, begin slices, and move the checkpoint.
@@ -178,7 +178,7 @@ class SideBySide:
 
     async def _slice(self, connection: AsyncConnection, items: list[SliceItem]) -> None:
         began = time.monotonic()
-        left = await self._parts.runner.run(items, _Shared(self._parts, connection, self))
+        left = await self._parts.runner.run(items, _SharedSlices(self._parts, connection, self))
         done = len(items) - len(left)
         aggregates = dict.fromkeys(item.record.aggregate for item in items)
         self.queues.note_pace(aggregates, slow=time.monotonic() - began > max(TURN_SECONDS, SLOW_EVENT * done))
@@ -199,7 +199,7 @@ class SideBySide:
         await self._parts.host.reach("consumer.handled", count=handled, position=self.position)
 
 
-class _Shared(FencedSlices):
+class _SharedSlices(FencedSlices):
     """New events of some aggregates. The checkpoint moves when all before it are handled."""
 
     def __init__(self, parts: WorkerParts, connection: AsyncConnection, side: SideBySide) -> None:
