@@ -11,8 +11,8 @@ from psycopg import sql
 from aftercommit.consumer import Dispatcher, LogWorker, WorkerSettings
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres import records
 from aftercommit.postgres.listen import Listener
-from aftercommit.postgres.records import outbox_record
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.transports import BusTransport
 from aftercommit.testing.signals import Signals
@@ -108,7 +108,8 @@ def outbox_records(shop: Shop) -> list[Record]:
         "payload::text created_at seq lane retry_count tenant_id"
     )
     rows = shop.rows(f"select {', '.join(names.split())} from outbox order by seq")
-    return [outbox_record((*row[:8], row[8].encode(), *row[9:]), shop.outbox.shape) for row in rows]
+    loaded = [(*row[:8], row[8].encode(), *row[9:]) for row in rows]
+    return records.outbox_records(loaded, shop.outbox.shape, again=False)
 
 
 def letters(shop: Shop, columns: str = "status, attempts") -> list[tuple[Any, ...]]:

@@ -64,7 +64,14 @@ def _step(
     watch: Watch,
 ) -> Any:
     if isinstance(step, Query):
-        cursor = connection.execute(statements[step.name], step.parameters)
+        try:
+            cursor = connection.execute(statements[step.name], step.parameters)
+        except psycopg.errors.UniqueViolation:
+            if step.if_repeated is None:
+                raise
+            connection.rollback()
+            _begin(statements, connection, talk)
+            cursor = connection.execute(statements[step.if_repeated], step.parameters)
         return talk.hear(cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
     lent = talk.lent = lend_sync(connection)
     try:

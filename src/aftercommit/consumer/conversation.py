@@ -62,8 +62,10 @@ class Mark:
 
     def is_gone(self, server: PGconn) -> bool:
         """Whether the transaction may have ended, without asking the server; always True if a pooler hides the name."""
-        if server.transaction_status == TransactionStatus.IDLE:
-            return True
+        return server.transaction_status == TransactionStatus.IDLE or self.is_hidden(server)
+
+    def is_hidden(self, server: PGconn) -> bool:
+        """Whether the session shows another name than the slice has set, or a pooler hides it."""
         return self._name is None or server.parameter_status(b"application_name") != self._name
 
     def holds(self, transaction: str, server: PGconn) -> bool:
@@ -175,8 +177,10 @@ def may_have_ended(connection: AnyConnection, mark: Mark, call: HandlerCall) -> 
     """Whether the transaction may be over after a handler returned. Raises errors that the handler hid."""
     server = connection.pgconn
     status = server.transaction_status
-    if status == INSIDE or status == TransactionStatus.IDLE:
-        return mark.is_gone(server)
+    if status == INSIDE:
+        return mark.is_hidden(server)
+    if status == TransactionStatus.IDLE:
+        return True
     if status == TransactionStatus.INERROR:
         raise SwallowedDatabaseError(
             "the handler caught a database error and returned, but the transaction is aborted: do not catch the "

@@ -81,7 +81,7 @@ class Dispatcher:
     async def _without_newer(self, runner: Runner, items: list[SliceItem]) -> tuple[list[SliceItem], list[Failure]]:
         """Split off events that only newer code can read: they go back to the relay and spend no attempt."""
         name = runner.consumer.name
-        if not any(item.newer for item in items):
+        if not any(item.failure is not None and item.newer for item in items):
             self._waits[name].lapse()
             return items, []
         left = await self._waits[name].of(runner.ask, items)
@@ -144,7 +144,7 @@ class _BusSlices(SlicePolicy):
             "ids": uuid_array(item.record.event_id for item in segment),
             "patience": self._runner.idle_timeout_ms(GRACE),
         }
-        return Query("begin_unfenced_slice", parameters, prepared=True)
+        return Query("begin_new_slice", parameters, prepared=True, if_repeated="begin_unfenced_slice")
 
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
         self.failed.append((item, failure))

@@ -79,7 +79,14 @@ class SliceExecutor:
     async def _step(self, connection: AsyncConnection, step: Query | list[HandlerCall], talk: Conversation) -> Any:
         if isinstance(step, list):
             return await self._watched(connection, step, talk) if step else None
-        cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
+        try:
+            cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
+        except psycopg.errors.UniqueViolation:
+            if step.if_repeated is None:
+                raise
+            await connection.rollback()
+            await self._begin(connection, talk)
+            cursor = await connection.execute(self._statements[step.if_repeated], step.parameters)
         return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
 
     async def _watched(self, connection: AsyncConnection, calls: list[HandlerCall], talk: Conversation) -> None:

@@ -22,20 +22,22 @@ from aftercommit.postgres.arrays import uuid_array
 class Query:
     """Run a statement in the slice's transaction; its first row is sent back.
 
-    `prepared`: its plan may be kept, because it suits any number of rows.
+    `prepared`: its plan may be kept, because it suits any number of rows. `if_repeated`: as the first statement of a
+    slice, it takes all events for new; this one runs instead if the inbox knows some of them.
     """
 
     name: str
     parameters: dict[str, Any]
     prepared: bool = False
+    if_repeated: str | None = None
 
 
 class HandlerCall(msgspec.Struct, gc=False):
     """A call of a handler with these events (one, unless it takes batches), at these places of the slice."""
 
     handler: Handler
-    events: list[Event[Any]]
-    places: list[int]
+    events: Sequence[Event[Any]]
+    places: Sequence[int]
 
     @property
     def culprit(self) -> int | None:
@@ -166,15 +168,20 @@ def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | 
 
 def _calls(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCall]:
     calls: list[HandlerCall] = []
+    events: list[Event[Any]] = []
+    places: list[int] = []
     for index in indexes:
         item = items[index]
         for handler in item.calls:
             assert item.event is not None
-            if handler.batch and calls and calls[-1].handler is handler:
-                calls[-1].events.append(item.event)
-                calls[-1].places.append(index)
+            if not handler.batch:
+                calls.append(HandlerCall(handler, (item.event,), (index,)))
+            elif calls and calls[-1].handler is handler:
+                events.append(item.event)
+                places.append(index)
             else:
-                calls.append(HandlerCall(handler, [item.event], [index]))
+                events, places = [item.event], [index]
+                calls.append(HandlerCall(handler, events, places))
     return calls
 
 

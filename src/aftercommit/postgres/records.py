@@ -14,11 +14,18 @@ BYTES_AT_ONCE: Final = 8 << 20
 _record: Any = Record
 
 
-def outbox_record(row: Sequence[Any], shape: Shape) -> Record:
-    """A row of `load_due`: common columns, lane, retry_count, declared columns."""
-    scope, audience = declared_values(shape, row[COMMON + 2 :])
-    made: Record = _record(*row[:COMMON], None, scope, *row[COMMON : COMMON + 2], audience=audience)
-    return made
+def outbox_records(rows: Iterable[Sequence[Any]], shape: Shape, *, again: bool) -> list[Record]:
+    """Rows of `load_due`: common columns, lane, retry_count, declared columns. `again`: they were tried before."""
+    upto = COMMON + 2
+    if shape.audience:
+        read = ((row, *declared_values(shape, row[upto:])) for row in rows)
+        return [_record(*row[:COMMON], None, scope, *row[COMMON:upto], None, again, who) for row, scope, who in read]
+    names = list(shape.scope)
+    # Without `strict`, as below.
+    return [
+        _record(*row[:COMMON], None, dict(zip(names, row[upto:])), *row[COMMON:upto], None, again)  # noqa: B905
+        for row in rows
+    ]
 
 
 def letter_record(row: Sequence[Any], shape: Shape) -> Record:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -151,17 +150,14 @@ class Carrier:
 
     async def settle(self, connection: AsyncConnection, batch: Batch, outcome: BatchOutcome) -> None:
         """Write the outcome, fenced. An event that neither was delivered nor failed stays in the outbox untouched."""
-        done: set[UUID] = set()
         if outcome.delivered:
             ids = [event.event_id for event in outcome.delivered]
             lanes = {event.lane for event in outcome.delivered}
             retried = [event.event_id for event in outcome.delivered if event.again]
             await self._tell_appended(await self._settlement.append(connection, ids, lanes, retried))
-            done.update(ids)
         if outcome.failures:
             await self._record_failures(connection, batch, outcome.failures)
-            done.update(failure.event_id for failure in outcome.failures)
-        await self.reader.settled(connection, batch, done)
+        await self.reader.settled(connection, batch, _unsettled(batch, outcome))
 
     async def _deliver_all(self, records: list[Record]) -> BatchOutcome:
         try:
@@ -172,6 +168,8 @@ class Carrier:
             if len(records) > 1:
                 return _joined([await self._deliver_all([record]) for record in records])
             failures = [Failure(record.event_id, error) for record in records]
+        if not failures:
+            return BatchOutcome([*records], [])
         failed = {failure.event_id for failure in failures}
         return BatchOutcome([record for record in records if record.event_id not in failed], failures)
 
@@ -247,12 +245,22 @@ class Carrier:
             await self._probe(point, detail)
 
 
+def _unsettled(batch: Batch, outcome: BatchOutcome) -> list[int]:
+    """The seqs of the events that stay in the outbox untouched."""
+    if len(outcome.delivered) == len(batch.events):
+        return []
+    done = {event.event_id for event in outcome.delivered}.union(failure.event_id for failure in outcome.failures)
+    return [event.seq for event in batch.events if event.event_id not in done]
+
+
 def _joined(outcomes: Sequence[BatchOutcome]) -> BatchOutcome:
     delivered = [event for outcome in outcomes for event in outcome.delivered]
     return BatchOutcome(delivered, [failure for outcome in outcomes for failure in outcome.failures])
 
 
 def _of(records: Sequence[Record], failures: Sequence[Failure]) -> list[Failure]:
+    if not failures:
+        return []
     strangers = {failure.event_id for failure in failures}.difference(record.event_id for record in records)
     if strangers:
         raise FailureOfAnotherEvent(

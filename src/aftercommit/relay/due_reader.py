@@ -5,14 +5,11 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
-
-import msgspec
 
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.commits import AsyncConnection
-from aftercommit.postgres.records import BYTES_AT_ONCE, outbox_record
+from aftercommit.postgres.records import BYTES_AT_ONCE, outbox_records
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.doorbell import POLL
 from aftercommit.relay.plan import Due, Marks, Watermark
@@ -98,8 +95,8 @@ class DueReader:
             more=len(retries) >= most_retries or len(events) >= limit,
         )
 
-    async def settled(self, connection: AsyncConnection, batch: Batch, done: Collection[UUID]) -> None:
-        """Move the watermark after a batch of which these events are delivered or have failed."""
+    async def settled(self, connection: AsyncConnection, batch: Batch, unsettled: Collection[int]) -> None:
+        """Move the watermark after a batch of which all but these seqs are delivered or have failed."""
         if batch.counted:
             return
         if self._strict:
@@ -108,7 +105,6 @@ class DueReader:
             row = await (await connection.execute(self._statements["lowest_fresh"], parameters)).fetchone()
             self.watermark.nothing_below(row[0] if row else None, batch.resolved)
             return
-        unsettled = [event.seq for event in batch.events if event.event_id not in done]
         self.watermark.settled(batch.fresh, unsettled, batch.resolved)
 
     def swept(self, appended: Appended, resolved: int) -> bool:
@@ -169,5 +165,4 @@ class DueReader:
         rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
         if not self._loads:
             return [Due(again, *row[:-1]) for row in rows]
-        records = (outbox_record(row, self._shape) for row in rows)
-        return [msgspec.structs.replace(record, again=True) if again else record for record in records]
+        return [*outbox_records(rows, self._shape, again=again)]

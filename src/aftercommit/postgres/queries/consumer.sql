@@ -278,8 +278,18 @@ select (select count(*) from fence),
        null, {mark},
        (select count(*) < cardinality(%(ids)s::uuid[]) from mine)
 
+-- name: begin_new_slice
+-- For the bus: the relay's lane leases are the fence, the inbox alone says what was handled. It takes for granted that nothing was, which
+-- costs a third of ON CONFLICT; if a row is there, it fails with a unique violation. A concurrent duplicate waits here, and then fails.
+with inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, %(consumer)s from unnest(%(ids)s::uuid[]) as event_id
+    order by event_id
+)
+select 1, null, null, {mark}
+
 -- name: begin_unfenced_slice
--- For the bus: the relay's lane leases are the fence, the inbox alone says what was handled.
+-- The same if some may have been handled: only the others are returned (null: all are new).
 with inbox as (
     insert into {schema}.processed_events (event_id, consumer_name)
     select event_id, %(consumer)s from unnest(%(ids)s::uuid[]) as event_id

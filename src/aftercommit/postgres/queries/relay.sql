@@ -1,6 +1,8 @@
 -- name: plan_by_index
 -- The statements of a carrier are planned once, maybe while the outbox is empty. With an index they stay right however full it gets.
-select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false)
+-- Left to itself, PostgreSQL would plan the append again for every batch.
+select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false)
 
 -- name: due_fresh
 -- Committed events of these lanes that were never tried, in the order of seq. Locks nothing.
