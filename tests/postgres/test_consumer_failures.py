@@ -468,7 +468,7 @@ async def test_an_error_of_our_own_statements_spends_nobodys_attempt(shop: Shop)
 
 async def test_a_page_interrupted_by_a_stop_is_taken_up_where_it_was_left(shop: Shop) -> None:
     """A stop does not wait for the page: what is left of it, failures included, is handled by the next worker."""
-    consumer = shop.outbox.consumer("index", retry_count=0, concurrency=2)
+    consumer = shop.outbox.consumer("index", retry_count=0, concurrency=2, calls_per_commit=1)
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     @consumer.on(OrderPlaced)

@@ -63,7 +63,7 @@ def test_what_a_slice_did_not_get_to_comes_first_again():
 def test_a_slow_aggregate_has_slices_of_its_own_until_it_is_quick_again():
     queues, _ = queues_of("ab")
     first = queues.take(1, 1, slow=False)
-    queues.note_pace([("order", "a")], slow=True)
+    queues.note_pace([("order", "a")], [("order", "a")])
     queues.give_back(first, [])
     later: list[Any] = [Item("a", 3), Item("c", 4)]
     queues.add(later)
@@ -71,7 +71,7 @@ def test_a_slow_aggregate_has_slices_of_its_own_until_it_is_quick_again():
     assert positions(queues.take(9, 1, slow=False)) == [2, 4]
     slow = queues.take(9, 1, slow=True)
     assert positions(slow) == [3]
-    queues.note_pace([("order", "a")], slow=False)
+    queues.note_pace([("order", "a")], [])
     queues.give_back(slow, [])
     again: list[Any] = [Item("a", 5)]
     queues.add(again)
@@ -142,7 +142,8 @@ def test_each_event_is_taken_once_and_in_the_order_of_its_aggregate(text: str, d
             kept = data.draw(st.integers(0, len(taken) - 1))
             done = taken[: len(taken) - kept]
             handled += done
-            queues.note_pace({item.record.aggregate for item in taken}, slow=data.draw(flip))
+            aggregates = {item.record.aggregate for item in taken}
+            queues.note_pace(aggregates, aggregates if data.draw(flip) else ())
             queues.give_back(taken, taken[len(done) :])
             missing = [item.position for item in items if item not in handled]
             assert queues.lowest == (min(missing) if missing else None)

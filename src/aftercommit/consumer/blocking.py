@@ -1,5 +1,6 @@
 """Runs a slice with blocking handlers in a thread, as `slice_executor` does with asyncio handlers."""
 
+import time
 from sys import getrefcount
 from typing import Any
 
@@ -12,12 +13,13 @@ from aftercommit.consumer.conversation import (
     arguments,
     interruptions_as_failures,
     may_have_ended,
+    recovery_from,
     take_back_from,
     tell_of,
 )
 from aftercommit.consumer.loans import LentSync, abandon, lend_sync, take_back
 from aftercommit.consumer.outcome import judge
-from aftercommit.consumer.slices import HandlerCall, Query
+from aftercommit.consumer.slices import Calls, Query, Recovery, SliceResult
 from aftercommit.consumer.threads import Watch
 from aftercommit.event.correlation import told
 from aftercommit.postgres.commits import commit
@@ -25,15 +27,18 @@ from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
 from aftercommit.postgres.statements import Statements
 
 
-def run_in_thread(statements: Statements, connections: ConsumerConnections, talk: Conversation, watch: Watch) -> int:
-    """Run one slice; returns how many events were handled."""
+def run_in_thread(
+    statements: Statements, connections: ConsumerConnections, talk: Conversation, watch: Watch, stop_seconds: float
+) -> SliceResult:
+    """Run one slice; returns what became of its events. After `stop_seconds`, it stops between two events."""
     with connections.lend_sync() as connection:
         watch.connection = connection
         try:
+            talk.borrow(connection)
             _begin(statements, connection, talk)
             while (step := talk.next_step()) is not None:
                 watch.enter(None)
-                talk.answer = _step(statements, connection, step, talk, watch)
+                talk.answer = _step(statements, connection, step, talk, watch, stop_seconds)
             watch.enter(None)
             _commit(statements, connection, talk)
         except Exception as error:
@@ -41,9 +46,9 @@ def run_in_thread(statements: Statements, connections: ConsumerConnections, talk
             _undo(statements, connection)
             raise blamed from error
         finally:
-            if watch.leave():
+            if watch.leave() or talk.session_is_kept(connection):
                 connection.close()
-        return talk.handled
+        return talk.outcome
 
 
 def _begin(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> None:
@@ -59,9 +64,10 @@ def _begin(statements: Statements, connection: psycopg.Connection[Any], talk: Co
 def _step(
     statements: Statements,
     connection: psycopg.Connection[Any],
-    step: Query | list[HandlerCall],
+    step: Query | Calls,
     talk: Conversation,
     watch: Watch,
+    stop_seconds: float,
 ) -> Any:
     if isinstance(step, Query):
         try:
@@ -73,10 +79,10 @@ def _step(
             _begin(statements, connection, talk)
             cursor = connection.execute(statements[step.if_repeated], step.parameters)
         return talk.hear(cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
-    lent = talk.lent = lend_sync(connection)
+    talk.lent = lend_sync(connection)
     try:
         with told(), interruptions_as_failures(talk):
-            _calls(statements, connection, lent, step, talk, watch)
+            _calls(statements, connection, step, talk, watch, time.monotonic() + stop_seconds)
     finally:
         if not take_back(talk.lent):
             abandon(connection, talk.lent)()
@@ -86,35 +92,70 @@ def _step(
 def _calls(
     statements: Statements,
     connection: psycopg.Connection[Any],
-    lent: LentSync,
-    calls: list[HandlerCall],
+    step: Calls,
     talk: Conversation,
     watch: Watch,
+    stop_at: float,
 ) -> None:
-    for call in calls:
-        talk.call = call
+    lent = talk.lent
+    assert isinstance(lent, LentSync)
+    while (call := step.following()) is not None:
+        if step.guard_events and (savepoint := step.savepoint()):
+            connection.execute(statements[savepoint])
+        talk.call, began = call, time.monotonic()
         watch.enter(call)
         tell_of(call)
-        owners = getrefcount(lent)
-        judge(call.handler.function(*arguments(call, lent)))
-        watch.enter(None)
-        if not call.handler.takes_transaction:
+        lent.touched = False
+        references = getrefcount(lent)
+        try:
+            judge(call.handler.function(*arguments(call, lent)))
+        except Exception as error:  # noqa: BLE001 - raised again, or the event's own failure
+            watch.enter(None)
+            lent = _after(error, statements, connection, lent, step, talk)
             continue
-        if getrefcount(lent) != owners:
-            take_back_from(call, lent)
-            talk.lent = lent = lend_sync(connection)
-        restore(lent)
-        if may_have_ended(connection, talk.mark, call):
-            inside = connection.pgconn.transaction_status == INSIDE
-            row = connection.execute(statements["current_transaction"]).fetchone() if inside else None
-            talk.require_transaction(row, connection.pgconn)
+        watch.enter(None)
+        ended = time.monotonic()
+        step.made(ended - began, touched=lent.touched)
+        if call.handler.takes_transaction:
+            talk.touched = talk.touched or lent.touched
+            if getrefcount(lent) != references:
+                talk.touched = True
+                take_back_from(call, lent)
+                talk.lent = lent = lend_sync(connection)
+            restore(lent)
+            if may_have_ended(connection, talk.mark, call):
+                inside = connection.pgconn.transaction_status == INSIDE
+                row = connection.execute(statements["current_transaction"]).fetchone() if inside else None
+                talk.require_transaction(row, connection.pgconn)
+        if ended > stop_at and step.may_stop():
+            return
+
+
+def _after(
+    error: Exception,
+    statements: Statements,
+    connection: psycopg.Connection[Any],
+    lent: LentSync,
+    step: Calls,
+    talk: Conversation,
+) -> LentSync:
+    """After a handler has failed: undo what it wrote if that is possible alone, or raise the error."""
+    touched = lent.touched or talk.session_is_kept(connection)
+    talk.touched = talk.touched or touched
+    recovery = recovery_from(error, connection, step, talk.mark, touched=touched)
+    if recovery is Recovery.UNDO or not take_back(lent):
+        raise error
+    if recovery is Recovery.SAVEPOINT:
+        connection.execute(statements["back_to_savepoint"])
+    talk.lent = again = lend_sync(connection)
+    return again
 
 
 def _commit(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> None:
-    if talk.calls > 1:
+    if talk.calls > 1 and talk.touched:
         row = connection.execute(statements["session_settings"]).fetchone()
         talk.require_same_settings(row[0] if row else (), connection.pgconn)
-    tidies = talk.calls > 0 and is_direct(connection)
+    tidies = talk.touched and is_direct(connection)
     commit(connection, statements["commit_and_tidy"] if tidies else b"commit")
     if not speaks_iso(connection):
         connection.execute(SPEAK_ISO)

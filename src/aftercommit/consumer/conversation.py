@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from sys import getrefcount
 from typing import Any, Final
 
 import psycopg
@@ -11,7 +12,16 @@ from psycopg.pq.abc import PGconn
 from aftercommit.consumer.interrupts import from_signal
 from aftercommit.consumer.loans import LentAsync, LentSync, MisusedConnection, take_back
 from aftercommit.consumer.outcome import Failed, failed
-from aftercommit.consumer.slices import HandlerCall, Query, Script, SliceFailed, name_of
+from aftercommit.consumer.slices import (
+    Calls,
+    HandlerCall,
+    Query,
+    Recovery,
+    Script,
+    SliceFailed,
+    SliceResult,
+    name_of,
+)
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout, NotCommitted
 from aftercommit.event.correlation import tell
 from aftercommit.postgres.commits import AnyConnection
@@ -86,22 +96,32 @@ class Conversation:
     """A script and how far it has come, which tells whose failure an error is."""
 
     def __init__(self, script: Script) -> None:
-        self.step: Query | list[HandlerCall] | None = None
+        self.step: Query | Calls | None = None
         self.answer: Any = None
-        self.handled = 0
+        self.result: SliceResult | None = None
         self.mark = Mark()
         # The handlers' connection, and the time until which the handler at work must return.
         self.lent: LentAsync | LentSync | None = None
         # Settings of the session before the slice, as name=value. A direct connection begins without any.
         self.settings: Sequence[str] = ()
         self.until = 0.0
-        # How many calls shared the transaction.
+        # How many calls shared the transaction, and whether any of them used its connection.
         self.calls = 0
+        self.touched = False
         # Ended by a handler; unsure: it may have ended otherwise, and the server has to be asked.
         self.ended = False
         self.unsure = False
         self._call: HandlerCall | None = None
+        self._owners = 0
         self._script = script
+
+    def borrow(self, connection: AnyConnection) -> None:
+        """The slice begins on this connection."""
+        self._owners = getrefcount(connection.pgconn)
+
+    def session_is_kept(self, connection: AnyConnection) -> bool:
+        """Whether a handler has kept the bare session, with which it could act unseen: the next slice gets another."""
+        return self.touched and getrefcount(connection.pgconn) > self._owners + (self.lent is not None)
 
     @property
     def call(self) -> HandlerCall:
@@ -113,15 +133,21 @@ class Conversation:
     def call(self, call: HandlerCall) -> None:
         self._call = call
 
-    def next_step(self) -> Query | list[HandlerCall] | None:
+    def next_step(self) -> Query | Calls | None:
         """What to do next, or None when only COMMIT is left."""
         try:
             self.step = self._script.send(self.answer)
         except StopIteration as end:
-            self.step, self.handled = None, int(end.value)
-        if isinstance(self.step, list):
-            self.calls = len(self.step)
+            self.step, self.result = None, end.value
+        if isinstance(self.step, Calls):
+            self.calls = len(self.step.calls)
         return self.step
+
+    @property
+    def outcome(self) -> SliceResult:
+        """What became of the events, once only COMMIT is left."""
+        assert self.result is not None
+        return self.result
 
     def hear(self, row: Any, server: PGconn) -> Any:
         """Pass on the answer to a query; the first one identifies the transaction."""
@@ -132,7 +158,13 @@ class Conversation:
 
     def blame(self, error: Exception, connection: AnyConnection) -> Exception:
         """Turn an error into a failure of an event or a lost connection; one of our own statement stays as it is."""
-        call = self._call if isinstance(self.step, list) else None
+        blamed = self._blame(error, connection)
+        if isinstance(blamed, SliceFailed) and isinstance(self.step, Calls):
+            blamed.failures = self.step.failures
+        return blamed
+
+    def _blame(self, error: Exception, connection: AnyConnection) -> Exception:
+        call = self._call if isinstance(self.step, Calls) else None
         if call is not None:
             self.unsure = connection.closed or self.mark.is_gone(connection.pgconn)
         if isinstance(error, SliceFailed):
@@ -189,6 +221,19 @@ def may_have_ended(connection: AnyConnection, mark: Mark, call: HandlerCall) -> 
     if status == TransactionStatus.UNKNOWN:
         raise MisusedConnection("the connection was closed when the handler returned: leave it open")
     raise _still_in_use(call)
+
+
+def recovery_from(error: Exception, connection: AnyConnection, calls: Calls, mark: Mark, *, touched: bool) -> Recovery:
+    """How a slice goes on after a handler that failed. `touched`: it has used the connection."""
+    if isinstance(error, psycopg.Rollback | MisusedConnection) or connection.closed:
+        return Recovery.UNDO
+    server = connection.pgconn
+    can_go_on = server.transaction_status == INSIDE or (
+        touched and server.transaction_status == TransactionStatus.INERROR
+    )
+    if not can_go_on or mark.is_hidden(server):
+        return Recovery.UNDO
+    return calls.recover(failed(error), touched=touched)
 
 
 def take_back_from(call: HandlerCall, lent: LentAsync | LentSync) -> None:

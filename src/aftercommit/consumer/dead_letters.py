@@ -57,23 +57,23 @@ class DeadLetters:
 
     def letters(self, item: SliceItem, failure: Failed, behind: Sequence[SliceItem]) -> list[LetterDraft]:
         """Letters for an event whose first attempt failed, and for the events that must wait behind it."""
-        return [self._letter(item.record, failure, 1), *(_waiting(other.record) for other in behind)]
+        return [self.draft(item.record, failure, 1), *(_waiting(other.record) for other in behind)]
 
     async def record(self, connection: AsyncConnection, letters: Sequence[LetterDraft], position: int) -> None:
         """Write letters and move the checkpoint past them, in one fenced statement."""
-        parameters = {
-            **self._lease.parameters,
-            "position": position,
-            "positions": [letter.record.position for letter in letters],
-            "statuses": [letter.status for letter in letters],
-            "errors": [letter.error for letter in letters],
-            "classes": [letter.error_class for letter in letters],
-            "delays": [letter.delay for letter in letters],
-            "attempts": [letter.attempts for letter in letters],
-        }
+        parameters = {**self._lease.parameters, "position": position, **_columns(letters)}
         row = await (await connection.execute(self._statements["record_failures"], parameters)).fetchone()
         self._lease.require(bool(row and row[0]))
-        self.written += 1
+        self.tell(letters)
+
+    def failing(self, letters: Sequence[LetterDraft]) -> Query:
+        """Write letters in the slice in which their events have failed."""
+        ids = uuid_array(letter.record.event_id for letter in letters)
+        return Query("fail_in_slice", {"consumer": self._consumer.name, "ids": ids, **_columns(letters)})
+
+    def tell(self, letters: Sequence[LetterDraft]) -> None:
+        """Count and log the failures of letters that are committed."""
+        self.written += bool(letters)
         for letter in letters:
             if letter.cause is not None:
                 self._tell(letter, letter.cause)
@@ -153,7 +153,7 @@ class DeadLetters:
 
     async def failed_again(self, connection: AsyncConnection, record: Record, failure: Failed) -> None:
         """Record that another attempt failed."""
-        letter = self._letter(record, failure, record.retry_count + 1)
+        letter = self.draft(record, failure, record.retry_count + 1)
         parameters = {
             **self._lease.parameters,
             "event_id": record.event_id,
@@ -189,7 +189,8 @@ class DeadLetters:
         rows = await (await connection.execute(self._statements["blocked_aggregates"], parameters)).fetchall()
         return {(row[0], row[1]) for row in rows}
 
-    def _letter(self, record: Record, failure: Failed, attempts: int) -> LetterDraft:
+    def draft(self, record: Record, failure: Failed, attempts: int) -> LetterDraft:
+        """A letter for an event whose attempt failed."""
         delay = next_delay(failure, attempts, self._consumer.retry_count, self._consumer.backoff)
         status = "parked" if delay is None else "retrying"
         error = failure.error
@@ -219,6 +220,19 @@ def tell_failed(
     }
     log_event(logger, logging.WARNING, "event_handling_failed", error, retry_in=retry_in, **fields)
     return fields
+
+
+def _columns(letters: Sequence[LetterDraft]) -> dict[str, Any]:
+    """Parameters for these letters, one for each event: the log may have an event twice."""
+    letters = list({letter.record.event_id: letter for letter in reversed(letters)}.values())
+    return {
+        "positions": [letter.record.position for letter in letters],
+        "statuses": [letter.status for letter in letters],
+        "errors": [letter.error for letter in letters],
+        "classes": [letter.error_class for letter in letters],
+        "delays": [letter.delay for letter in letters],
+        "attempts": [letter.attempts for letter in letters],
+    }
 
 
 def _waiting(record: Record) -> LetterDraft:

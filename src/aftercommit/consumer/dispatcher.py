@@ -1,7 +1,7 @@
 """Behind the bus: gives each event to the consumers that take it, each with its own inbox and its own failures."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -11,7 +11,7 @@ from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.dead_letters import tell_failed
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.slices import Query, SliceItem, prepare, require_handlers
+from aftercommit.consumer.slices import Query, SliceItem, SliceResult, prepare, require_handlers
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.errors import DeclarationError, TransportUnavailable
@@ -134,6 +134,8 @@ class Dispatcher:
 class _BusSlices(SlicePolicy):
     """Events behind the bus, where the inbox says what was handled. `failed` collects the events that failed."""
 
+    survives = True
+
     def __init__(self, runner: Runner) -> None:
         self.failed: list[tuple[SliceItem, Failed]] = []
         self._runner = runner
@@ -145,6 +147,14 @@ class _BusSlices(SlicePolicy):
             "patience": self._runner.idle_timeout_ms(GRACE),
         }
         return Query("begin_new_slice", parameters, prepared=True, if_repeated="begin_unfenced_slice")
+
+    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+        if result.failures:
+            ids = uuid_array(item.record.event_id for item, _ in result.failed)
+            yield Query("forget_handling", {"consumer": self._runner.consumer.name, "ids": ids})
+
+    async def committed(self, result: SliceResult) -> None:
+        self.failed += result.failed
 
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
         self.failed.append((item, failure))

@@ -1,12 +1,12 @@
 """Gives dead letters their further attempts: in slices like new events, taking turns with them, in order."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 from uuid import UUID
 
 from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.slices import Query, SliceItem, SliceOutdated, prepare
+from aftercommit.consumer.slices import Query, SliceItem, SliceOutdated, SliceResult, prepare
 from aftercommit.consumer.waiting import VersionWaits, look_again_in, waits
 from aftercommit.consumer.walk import by_aggregate
 from aftercommit.consumer.worker_slices import FencedSlices, WorkerParts
@@ -32,12 +32,12 @@ class _LetterSlices(FencedSlices):
         records = [item.record for item in segment]
         return self._parts.letters.begin(records, self._parts.idle_timeout_ms, inbox=inbox)
 
-    def end(self, segment: Sequence[SliceItem], seconds: float) -> Query:
-        return self._parts.letters.resolving([item.record.event_id for item in segment])
+    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+        return [self._parts.letters.resolving([item.record.event_id for item in result.done])]
 
-    def committed(self, segment: Sequence[SliceItem], handled: int) -> None:
-        self.done += [item.record.event_id for item in segment]
-        self.skipped += len(segment) - handled
+    async def committed(self, result: SliceResult) -> None:
+        self.done += [item.record.event_id for item in result.done]
+        self.skipped += len(result.done) - len(result.handled)
 
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
         await self._parts.letters.failed_again(self._connection, item.record, failure)
@@ -143,7 +143,7 @@ class LetterRetries:
         ids = [record.event_id for record in records]
         begin = self._letters.begin(records, self._parts.idle_timeout_ms, inbox=False)
         try:
-            await self._parts.runner.slice([], begin, lambda: self._letters.resolving(ids))
+            await self._parts.runner.slice([], begin, lambda _: [self._letters.resolving(ids)])
         except SliceOutdated:
             return
         await self._tell_resolved(ids, skipped=len(ids))

@@ -12,6 +12,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
 
 from aftercommit.errors import AftercommitError
 from aftercommit.postgres.commits import AnyConnection, AsyncConnection
@@ -27,8 +28,25 @@ class MisusedConnection(AftercommitError):
     """A handler ended its transaction, closed its connection, or left it in use."""
 
 
-class LentAsync(psycopg.AsyncConnection[Any]):
-    """An asyncio connection that refuses to end its transaction."""
+class _Watched:
+    """Notes when something uses the connection: every statement needs `pgconn`."""
+
+    server: PGconn
+    touched: bool
+
+    @property
+    def pgconn(self) -> PGconn:
+        """The session."""
+        self.touched = True
+        return self.server
+
+    @pgconn.setter
+    def pgconn(self, server: PGconn) -> None:
+        self.server = server
+
+
+class LentAsync(_Watched, psycopg.AsyncConnection[Any]):
+    """An asyncio connection that refuses to end its transaction. `touched`: it was used since the flag was cleared."""
 
     async def commit(self) -> None:
         """Refused."""
@@ -43,7 +61,7 @@ class LentAsync(psycopg.AsyncConnection[Any]):
         raise MisusedConnection("close() in a handler: leave the connection open, the consumer goes on with it")
 
 
-class LentSync(psycopg.Connection[Any]):
+class LentSync(_Watched, psycopg.Connection[Any]):
     """The same, blocking."""
 
     def commit(self) -> None:
@@ -63,6 +81,7 @@ def lend_async(connection: AsyncConnection) -> LentAsync:
     """A twin of this connection: the same session, with its own adapters, row types and lock."""
     lent = LentAsync.__new__(LentAsync)
     lent.__dict__.update(connection.__dict__, lock=asyncio.Lock(), **_own(connection))
+    del lent.__dict__["pgconn"]
     return lent
 
 
@@ -70,12 +89,14 @@ def lend_sync(connection: psycopg.Connection[Any]) -> LentSync:
     """The same, blocking."""
     lent = LentSync.__new__(LentSync)
     lent.__dict__.update(connection.__dict__, lock=threading.Lock(), **_own(connection))
+    del lent.__dict__["pgconn"]
     return lent
 
 
 def _own(connection: AnyConnection) -> dict[str, Any]:
     # Our connection is in autocommit mode and sends BEGIN itself; a handler's is inside a transaction.
-    return {"_adapters": AdaptersMap(connection.adapters), "_autocommit": False}
+    adapters = AdaptersMap(connection.adapters)
+    return {"_adapters": adapters, "_autocommit": False, "server": connection.pgconn, "touched": False}
 
 
 def take_back(lent: LentAsync | LentSync) -> bool:
@@ -91,15 +112,14 @@ def take_back(lent: LentAsync | LentSync) -> bool:
 
 
 def _taken_back(lent: LentAsync | LentSync) -> bool:
-    if is_busy(lent):
+    if is_busy(lent.server):
         return False
-    lent.pgconn = CLOSED
+    lent.server = CLOSED
     return True
 
 
-def is_busy(connection: AnyConnection) -> bool:
+def is_busy(server: PGconn) -> bool:
     """Whether a statement, stream, COPY or pipeline is under way."""
-    server = connection.pgconn
     return server.transaction_status == TransactionStatus.ACTIVE or server.pipeline_status != PipelineStatus.OFF
 
 

@@ -1,11 +1,16 @@
 """What a handler may return. None means done; an exception means that it is tried again by the retry policy."""
 
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from aftercommit.backoff import LONGEST_DELAY, Backoff, bounded, delay_after
 from aftercommit.errors import AftercommitError, DeclarationError, UnreadableEvent
 from aftercommit.text import readable
+
+# Deadlocks, serialisation failures, lock timeouts and idle timeouts concern the whole transaction. They are more likely
+# the larger it is, and often hit an event behind the one that caused them. The same holds for an aborted transaction
+# and for a temporary table that exists already.
+_SHARED: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,11 @@ def failed(error: BaseException) -> Failed:
     if isinstance(error, Failed):
         return error
     return Failed(error, permanent=isinstance(error, UnreadableEvent))
+
+
+def concerns_all(failure: Failed) -> bool:
+    """Whether the failure concerns the whole transaction, and so perhaps another event than the one that met it."""
+    return str(getattr(failure.error, "sqlstate", "")).startswith(_SHARED)
 
 
 def next_delay(failure: Failed, attempts: int, retry_count: int, backoff: Backoff) -> float | None:

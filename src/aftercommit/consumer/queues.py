@@ -1,7 +1,7 @@
 """Queues of events per aggregate, for a consumer that handles several aggregates at a time. Nothing runs here."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from aftercommit.consumer.slices import SliceItem
@@ -124,11 +124,11 @@ class AggregateQueues:
         while queue:
             self._finish(queue.popleft())
 
-    def note_pace(self, aggregates: Iterable[Aggregate], *, slow: bool) -> None:
-        """The slice of these aggregates was slow, or was not."""
+    def note_pace(self, aggregates: Iterable[Aggregate], slow: Collection[Aggregate]) -> None:
+        """Which of the aggregates of a slice were slow."""
         for aggregate in aggregates:
             self._slow.pop(aggregate, None)
-            if slow:
+            if aggregate in slow:
                 self._slow[aggregate] = None
         while len(self._slow) > MOST_SLOW:
             self._slow.popitem(last=False)

@@ -4,15 +4,15 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slice_executor import SliceExecutor
-from aftercommit.consumer.slices import End, Query, SliceFailed, SliceItem, SliceOutdated, script
-from aftercommit.consumer.walk import FIRST, Walk
+from aftercommit.consumer.slices import Finish, Query, SliceFailed, SliceItem, SliceOutdated, SliceResult, script
+from aftercommit.consumer.walk import SlicePace, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.statements import Statements
@@ -28,11 +28,12 @@ class SlicePolicy(ABC):
     """How a runner goes through a list of events: from the log, as dead letters, or behind the bus.
 
     `strict`: an event that fails takes the events behind it of its aggregate along. `alone`: each event goes in a slice
-    of its own, once `admit` lets it.
+    of its own, once `admit` lets it. `survives`: a slice can record its failures, and need not be undone by them.
     """
 
     strict = False
     alone = False
+    survives = False
 
     @abstractmethod
     def begin(self, segment: Sequence[SliceItem]) -> Query:
@@ -40,18 +41,18 @@ class SlicePolicy(ABC):
 
     @abstractmethod
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
-        """An event failed, and those behind it have to wait."""
+        """An event failed whose slice was undone, and those behind it have to wait."""
 
     async def admit(self, item: SliceItem) -> Failed | None:
         """Asked before each event that goes alone; a failure rules the event out."""
         return None
 
-    def end(self, segment: Sequence[SliceItem], seconds: float) -> Query | None:
-        """The last statement of a slice whose handlers took so long."""
-        return None
+    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+        """The last statements of a slice whose handlers took so long. They record the failures that it survived."""
+        return ()
 
-    def committed(self, segment: Sequence[SliceItem], handled: int) -> None:
-        """A slice was committed; so many of its events were handled, the others skipped."""
+    async def committed(self, result: SliceResult) -> None:
+        """A slice was committed."""
         return
 
     def stops(self, *, may_rest: bool) -> bool:
@@ -73,7 +74,7 @@ class Runner:
         self._executor = SliceExecutor(self._statements, consumer.timeout)
         self._connections = connections
         self._slots = asyncio.Semaphore(consumer.concurrency)
-        self._pace = FIRST
+        self._pace = SlicePace()
         self._alone = False
 
     def idle_timeout_ms(self, extra: float) -> str:
@@ -83,14 +84,18 @@ class Runner:
         """
         return str(min(LONGEST_IDLE_MS, int((self.consumer.timeout * 1.5 + extra) * 1000)))
 
-    async def slice(self, items: Sequence[SliceItem], begin: Query, end: End) -> int:
-        """Run one slice in one transaction; returns how many of its events were handled and not skipped."""
+    async def slice(
+        self, items: Sequence[SliceItem], begin: Query, finish: Finish, *, survives: bool = False, guard_events: int = 0
+    ) -> SliceResult:
+        """Run one slice in one transaction."""
         blocking = self.consumer.is_async is False
+        steps = script(items, begin, finish, survives=survives, guard_events=guard_events)
         async with self._slots, self._connections.permit:
-            handled = await self._executor.run(self._connections, script(items, begin, end), blocking=blocking)
-        self._meter.on_consumed(self.consumer.name, "done", handled)
-        self._meter.on_consumed(self.consumer.name, "skipped", len(items) - handled)
-        return handled
+            result = await self._executor.run(self._connections, steps, blocking=blocking)
+        self._meter.on_consumed(self.consumer.name, "done", len(result.handled))
+        skipped = len(items) - len(result.handled) - len(result.failures) - len(result.left)
+        self._meter.on_consumed(self.consumer.name, "skipped", skipped)
+        return result
 
     async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         """The rows of a query about this consumer's events, on one of its connections."""
@@ -100,7 +105,10 @@ class Runner:
     async def run(self, items: Sequence[SliceItem], policy: SlicePolicy) -> list[SliceItem]:
         """Handle all items in order; returns those that are left because the policy stopped or a slice was outdated."""
         alone = policy.alone or self._alone
-        walk = Walk(items, alone=alone, slice_size=self._pace)
+        # A blocking handler that hangs takes the connection of its slice with it, and the calls before it would be
+        # repeated.
+        shares = policy.survives and self.consumer.is_async is not False
+        walk = Walk(items, pace=self._pace, alone=alone, most_outside=self.consumer.calls_per_commit if shares else 1)
         while walk.waiting:
             failure = walk.failure()
             if failure is not None:
@@ -109,8 +117,6 @@ class Runner:
                 continue
             if policy.stops(may_rest=walk.may_rest) or not await self._advance(walk, policy):
                 break
-        if not alone:
-            self._pace = walk.size
         return list(walk.waiting)
 
     async def _advance(self, walk: Walk, policy: SlicePolicy) -> bool:
@@ -122,8 +128,12 @@ class Runner:
             return True
         started = time.monotonic()
         try:
-            handled = await self.slice(
-                segment, policy.begin(segment), lambda: policy.end(segment, time.monotonic() - started)
+            result = await self.slice(
+                segment,
+                policy.begin(segment),
+                lambda result: policy.finish(result, time.monotonic() - started),
+                survives=policy.survives,
+                guard_events=walk.guard_events if policy.survives else 0,
             )
         except SliceOutdated:
             return False
@@ -135,7 +145,7 @@ class Runner:
                 fields = {"consumer": self.consumer.name, "reason": str(problem.failure.error)}
                 log_event(logger, logging.INFO, "events_handled_one_by_one", **fields)
             else:
-                walk.failed(segment, problem)
+                walk.failed(segment, problem, survives=policy.survives)
         except ConnectionLost as problem:
             # The runner deals with a lost connection; the service deals with a lost database.
             await self._connections.close()
@@ -143,6 +153,6 @@ class Runner:
                 raise
             walk.lost(segment, problem)
         else:
-            policy.committed(segment, handled)
-            walk.done(segment, time.monotonic() - started)
+            walk.done(result, time.monotonic() - started)
+            await policy.committed(result)
         return True

@@ -6,14 +6,14 @@ events behind it are. Everything read ahead is in memory only, so a stop or a cr
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aftercommit.consumer.letter_retries import LetterRetries
 from aftercommit.consumer.log_reader import LogReader
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.queues import Aggregate, AggregateQueues
-from aftercommit.consumer.slices import Query, SliceItem
+from aftercommit.consumer.slices import Query, SliceItem, SliceResult
 from aftercommit.consumer.worker_slices import FencedSlices, WorkerParts
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.records import BYTES_AT_ONCE
@@ -21,8 +21,6 @@ from aftercommit.service import Waker, finish_all
 
 # A turn that took so long gives its other events back, so that they need not wait for a slow one.
 TURN_SECONDS: Final = 0.05
-# An aggregate is slow if its events take longer than this, each.
-SLOW_EVENT: Final = 0.01
 # While work goes on, the checkpoint moves this often at most.
 SETTLE_SECONDS: Final = 0.05
 # Pages, and bytes of payloads, that are read and not handled at most.
@@ -177,13 +175,11 @@ class SideBySide:
         return task
 
     async def _slice(self, connection: AsyncConnection, items: list[SliceItem]) -> None:
-        began = time.monotonic()
-        left = await self._parts.runner.run(items, _SharedSlices(self._parts, connection, self))
-        done = len(items) - len(left)
-        aggregates = dict.fromkeys(item.record.aggregate for item in items)
-        self.queues.note_pace(aggregates, slow=time.monotonic() - began > max(TURN_SECONDS, SLOW_EVENT * done))
+        slices = _SharedSlices(self._parts, connection, self)
+        left = await self._parts.runner.run(items, slices)
+        self.queues.note_pace((item.record.aggregate for item in items), slices.slow)
         self.queues.give_back(items, left)
-        self._handled += done
+        self._handled += len(items) - len(left)
 
     async def _settle(self, connection: AsyncConnection) -> None:
         """Move the checkpoint to before the first event that is not handled."""
@@ -204,10 +200,19 @@ class _SharedSlices(FencedSlices):
 
     def __init__(self, parts: WorkerParts, connection: AsyncConnection, side: SideBySide) -> None:
         super().__init__(parts, connection, TURN_SECONDS)
+        self.survives = not parts.strict
+        self.slow: set[Aggregate] = set()
         self._side = side
 
     def begin(self, segment: Sequence[SliceItem]) -> Query:
         return Query("begin_shared_slice", self.opening(segment), prepared=True)
+
+    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+        return self.failing(result)
+
+    async def committed(self, result: SliceResult) -> None:
+        self.slow.update(result.items[place].record.aggregate for place in result.slow)
+        await super().committed(result)
 
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
         async with self._side.order:

@@ -15,13 +15,14 @@ from aftercommit.consumer.conversation import (
     cancelled,
     interruptions_as_failures,
     may_have_ended,
+    recovery_from,
     take_back_from,
     tell_of,
     too_long,
 )
 from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
 from aftercommit.consumer.outcome import Failed, judge
-from aftercommit.consumer.slices import HandlerCall, Query, Script, SliceFailed
+from aftercommit.consumer.slices import Calls, Query, Recovery, Script, SliceFailed, SliceResult
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.event.correlation import tell, told
 from aftercommit.postgres.commits import AsyncConnection, commit_async, committed_async
@@ -32,6 +33,8 @@ from aftercommit.postgres.statements import Statements
 # How many seconds to wait for something that was told to end.
 GRACE: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
+# A slice that takes longer stops between two events, commits what it has and leaves the rest to the next one.
+STOP_SECONDS: Final = 0.1
 
 
 class SliceExecutor:
@@ -41,8 +44,8 @@ class SliceExecutor:
         self._statements = statements
         self._timeout = timeout
 
-    async def run(self, connections: ConsumerConnections, script: Script, *, blocking: bool) -> int:
-        """Run one slice; returns how many events were handled."""
+    async def run(self, connections: ConsumerConnections, script: Script, *, blocking: bool) -> SliceResult:
+        """Run one slice; returns what became of its events."""
         talk = Conversation(script)
         try:
             return await (self._in_thread if blocking else self._here)(connections, talk)
@@ -50,13 +53,14 @@ class SliceExecutor:
             if talk.ended or (talk.unsure and await self._was_committed(connections, talk)):
                 if talk.step is None:
                     # Everything was handled and committed; only the cleanup failed.
-                    return talk.handled
+                    return talk.outcome
                 await self._return_unhandled(connections, talk)
             raise
 
-    async def _here(self, connections: ConsumerConnections, talk: Conversation) -> int:
+    async def _here(self, connections: ConsumerConnections, talk: Conversation) -> SliceResult:
         async with connections.lend() as connection:
             try:
+                talk.borrow(connection)
                 await self._begin(connection, talk)
                 while (step := talk.next_step()) is not None:
                     talk.answer = await self._step(connection, step, talk)
@@ -65,7 +69,9 @@ class SliceExecutor:
                 blamed = talk.blame(error, connection)
                 await self._undo(connection)
                 raise blamed from error
-            return talk.handled
+            if talk.session_is_kept(connection):
+                await close_quietly(connection)
+            return talk.outcome
 
     async def _begin(self, connection: AsyncConnection, talk: Conversation) -> None:
         if is_direct(connection):
@@ -76,9 +82,9 @@ class SliceExecutor:
         row = await cursor.fetchone()
         talk.settings = row[0] if row else ()
 
-    async def _step(self, connection: AsyncConnection, step: Query | list[HandlerCall], talk: Conversation) -> Any:
-        if isinstance(step, list):
-            return await self._watched(connection, step, talk) if step else None
+    async def _step(self, connection: AsyncConnection, step: Query | Calls, talk: Conversation) -> Any:
+        if isinstance(step, Calls):
+            return await self._watched(connection, step, talk) if step.calls else None
         try:
             cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
         except psycopg.errors.UniqueViolation:
@@ -89,17 +95,24 @@ class SliceExecutor:
             cursor = await connection.execute(self._statements[step.if_repeated], step.parameters)
         return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
 
-    async def _watched(self, connection: AsyncConnection, calls: list[HandlerCall], talk: Conversation) -> None:
+    async def _watched(self, connection: AsyncConnection, step: Calls, talk: Conversation) -> None:
         """Run the handlers in a task, which can be given up."""
         now = asyncio.get_running_loop().time
-        lent = talk.lent = lend_async(connection)
-        talk.call, talk.until = calls[0], now() + self._timeout
-        work = asyncio.create_task(self._calls(connection, lent, calls, talk), name="aftercommit handlers")
+        talk.lent = lend_async(connection)
+        talk.call, talk.until = step.calls[0], now() + self._timeout
+        work = asyncio.create_task(self._calls(connection, step, talk), name="aftercommit handlers")
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=max(0.0, talk.until - now()))
                 if not work.done() and now() >= talk.until:
-                    raise too_long(talk.call, self._timeout)
+                    late = too_long(talk.call, self._timeout)
+                    if (
+                        talk.call.handler.takes_transaction
+                        or step.recover(Failed(late), touched=False) is Recovery.UNDO
+                    ):
+                        raise late
+                    # It acts outside the transaction, and the calls before it need not be repeated.
+                    return
             if work.cancelled():
                 raise cancelled(talk.call)
             work.result()
@@ -108,45 +121,73 @@ class SliceExecutor:
             if not take_back(talk.lent):
                 await asyncio.to_thread(abandon(connection, talk.lent))
 
-    async def _calls(
-        self, connection: AsyncConnection, lent: LentAsync, calls: list[HandlerCall], talk: Conversation
-    ) -> None:
+    async def _calls(self, connection: AsyncConnection, step: Calls, talk: Conversation) -> None:
         """Call one handler after the other. Small handlers are many, so each call of our own counts."""
         now = asyncio.get_running_loop().time
         task = asyncio.current_task()
         assert task is not None
+        lent, stop_at = talk.lent, now() + STOP_SECONDS
+        assert isinstance(lent, LentAsync)
         with told(), interruptions_as_failures(talk):
-            for call in calls:
-                talk.call = call
-                talk.until = until = now() + self._timeout
-                handler, first = call.handler, call.events[0]
-                owners = getrefcount(lent)
-                if handler.batch:
-                    tell_of(call)
-                    answer = await handler.function(*arguments(call, lent))
-                elif handler.takes_transaction:
-                    tell(first.event_id, first.correlation_id)
-                    answer = await handler.function(first, lent)
-                else:
-                    tell(first.event_id, first.correlation_id)
-                    answer = await handler.function(first)
-                if now() >= until:
-                    # It blocked the loop, or caught its cancellation and went on. The next event is not to blame.
-                    raise too_long(call, self._timeout)
+            while (call := step.following()) is not None:
+                if step.guard_events and (savepoint := step.savepoint()):
+                    await connection.execute(self._statements[savepoint])
+                began = now()
+                talk.call, talk.until = call, began + self._timeout
+                handler = call.handler
+                lent.touched = False
+                references = getrefcount(lent)
+                try:
+                    if handler.batch:
+                        tell_of(call)
+                        answer = await handler.function(*arguments(call, lent))
+                    else:
+                        first = call.events[0]
+                        tell(first.event_id, first.correlation_id)
+                        answer = await (
+                            handler.function(first, lent) if handler.takes_transaction else handler.function(first)
+                        )
+                    ended = now()
+                    if ended - began >= self._timeout:
+                        # It blocked the loop, or caught its cancellation and went on. The next event is not to blame.
+                        raise too_long(call, self._timeout)
+                    if answer is not None:
+                        judge(answer)
+                except Exception as error:
+                    if task.cancelling():
+                        raise
+                    lent = await self._after(error, connection, lent, step, talk)
+                    continue
                 if task.cancelling():
                     raise cancelled(call)
-                if answer is not None:
-                    judge(answer)
-                if not handler.takes_transaction:
-                    continue
-                if getrefcount(lent) != owners:
-                    # Other code still refers to it. A task that the handler started gets one turn to use it.
-                    await asyncio.sleep(0)
-                    take_back_from(call, lent)
-                    talk.lent = lent = lend_async(connection)
-                restore(lent)
-                if may_have_ended(connection, talk.mark, call):
-                    await self._require_transaction(connection, talk)
+                step.made(ended - began, touched=lent.touched)
+                if handler.takes_transaction:
+                    talk.touched = talk.touched or lent.touched
+                    if getrefcount(lent) != references:
+                        # Other code still refers to it. A task that the handler started gets one turn to use it.
+                        await asyncio.sleep(0)
+                        talk.touched = True
+                        take_back_from(call, lent)
+                        talk.lent = lent = lend_async(connection)
+                    restore(lent)
+                    if may_have_ended(connection, talk.mark, call):
+                        await self._require_transaction(connection, talk)
+                if ended > stop_at and step.may_stop():
+                    return
+
+    async def _after(
+        self, error: Exception, connection: AsyncConnection, lent: LentAsync, step: Calls, talk: Conversation
+    ) -> LentAsync:
+        """After a handler has failed: undo what it wrote if that is possible alone, or raise the error."""
+        touched = lent.touched or talk.session_is_kept(connection)
+        talk.touched = talk.touched or touched
+        recovery = recovery_from(error, connection, step, talk.mark, touched=touched)
+        if recovery is Recovery.UNDO or not take_back(lent):
+            raise error
+        if recovery is Recovery.SAVEPOINT:
+            await connection.execute(self._statements["back_to_savepoint"])
+        talk.lent = again = lend_async(connection)
+        return again
 
     async def _require_transaction(self, connection: AsyncConnection, talk: Conversation) -> None:
         """Ask for the transaction: a handler may have ended it, or only changed the session's name."""
@@ -156,10 +197,10 @@ class SliceExecutor:
         talk.require_transaction(row, connection.pgconn)
 
     async def _commit(self, connection: AsyncConnection, talk: Conversation) -> None:
-        if talk.calls > 1:
+        if talk.calls > 1 and talk.touched:
             row = await (await connection.execute(self._statements["session_settings"], prepare=True)).fetchone()
             talk.require_same_settings(row[0] if row else (), connection.pgconn)
-        tidies = talk.calls > 0 and is_direct(connection)
+        tidies = talk.touched and is_direct(connection)
         await commit_async(connection, self._statements["commit_and_tidy"] if tidies else b"commit")
         if not speaks_iso(connection):
             await connection.execute(SPEAK_ISO)
@@ -200,10 +241,10 @@ class SliceExecutor:
             async with connections.lend() as connection, committed_async(connection):
                 await connection.execute(self._statements[step.name], step.parameters)
 
-    async def _in_thread(self, connections: ConsumerConnections, talk: Conversation) -> int:
+    async def _in_thread(self, connections: ConsumerConnections, talk: Conversation) -> SliceResult:
         """Run the slice on a blocking connection in a thread; a handler that hangs loses its connection."""
         watch = Watch()
-        running = in_thread(lambda: run_in_thread(self._statements, connections, talk, watch))
+        running = in_thread(lambda: run_in_thread(self._statements, connections, talk, watch, STOP_SECONDS))
         try:
             while not (await asyncio.wait({running}, timeout=self._timeout / 4))[0]:
                 overdue = watch.give_up_after(self._timeout)
@@ -228,6 +269,6 @@ async def _end(work: "asyncio.Task[Any]") -> None:
         work.exception()
 
 
-async def _abandon(running: "asyncio.Future[int]", watch: Watch) -> None:
+async def _abandon(running: "asyncio.Future[SliceResult]", watch: Watch) -> None:
     running.cancel()
     await asyncio.to_thread(watch.cut_off)

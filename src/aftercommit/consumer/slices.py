@@ -1,21 +1,25 @@
 """A slice: events handled in one transaction, inbox first. It is planned here without IO; `slice_executor` runs it.
 
-Small handlers are fast because their events share a transaction. It changes no promise: when one event fails, the slice
-is undone, the others are handled again without it, and nobody outside has seen anything.
+Small handlers are fast because their events share a transaction. It changes no promise: when one event fails, what its
+handler wrote is undone, with the whole slice or alone, and nobody outside has seen anything.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum, auto
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 
-from aftercommit.consumer.outcome import Failed, failed
+from aftercommit.consumer.outcome import Failed, concerns_all, failed
 from aftercommit.errors import AftercommitError, DeclarationError, LeaseLost, NewerVersion
 from aftercommit.event.envelope import Event, Record
 from aftercommit.outbox.handlers import Consumer, Handler
 from aftercommit.postgres.arrays import uuid_array
+
+# A call that takes longer than this many seconds is slow: its aggregate does not share a slice with others.
+SLOW_CALL: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +49,140 @@ class HandlerCall(msgspec.Struct, gc=False):
         return self.places[0] if len(self.places) == 1 else None
 
 
-# The answer to a list of calls is the call that ended the transaction, if any.
-Script = Generator[Query | list[HandlerCall], Any, int]
-End = Callable[[], Query | None]
+class Recovery(Enum):
+    """What happens to a slice in which a call has failed: it is undone, goes on, or goes back to its savepoint."""
+
+    UNDO = auto()
+    GO_ON = auto()
+    SAVEPOINT = auto()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the slice is not undone."""
+        return self is not Recovery.UNDO
+
+
+class Calls:
+    """The calls of a slice, one after the other, and what has become of them.
+
+    `survives`: a failed event need not undo the slice, if nothing is left of what its handler wrote. `guard_events`: to
+    that end, the slice sets a savepoint every so many events; 0: none.
+    """
+
+    def __init__(self, calls: list[HandlerCall], *, survives: bool = False, guard_events: int = 0) -> None:
+        self.calls = calls
+        self.survives = survives
+        self.guard_events = guard_events
+        self.failures: dict[int, Failed] = {}
+        self.slow: set[int] = set()
+        # How many events went back to a savepoint.
+        self.undone = 0
+        # The next call to make, and the one at which the savepoint stands.
+        self.next = 0
+        self._saved: int | None = None
+        self._touched = -1
+
+    def following(self) -> HandlerCall | None:
+        """The next call; calls for events that have failed already are left out."""
+        while self.next < len(self.calls):
+            call = self.calls[self.next]
+            if not self.failures or call.places[0] not in self.failures:
+                return call
+            self.next += 1
+        return None
+
+    def savepoint(self) -> str | None:
+        """The statement that sets a savepoint before the next call, if it is time for one."""
+        if not self.guard_events or not self._begins_event:
+            return None
+        is_first = self._saved is None
+        if self._saved is not None and self.next - self._saved < self.guard_events:
+            return None
+        self._saved = self.next
+        return "savepoint" if is_first else "next_savepoint"
+
+    def made(self, seconds: float, *, touched: bool = False) -> None:
+        """The next call was made, and took so long. `touched`: it has used the connection."""
+        places = self.calls[self.next].places
+        if touched:
+            self._touched = places[-1]
+        if seconds > SLOW_CALL:
+            self.slow.update(places)
+        self.next += 1
+
+    def may_stop(self) -> bool:
+        """Whether all calls of the events so far were made, and there are more."""
+        return self._begins_event and self.next < len(self.calls)
+
+    def recover(self, failure: Failed, *, touched: bool) -> Recovery:
+        """How the slice goes on after a failure of the next call. `touched`: that call has used the connection."""
+        place = self.calls[self.next].culprit
+        if not self.survives or place is None or concerns_all(failure):
+            return Recovery.UNDO
+        wrote = touched or self._touched == place
+        if wrote and self._saved is None:
+            return Recovery.UNDO
+        self.failures[place] = failure
+        if not wrote:
+            return Recovery.GO_ON
+        self.undone += 1
+        self.next, self._touched = self._saved or 0, -1
+        return Recovery.SAVEPOINT
+
+    @property
+    def _begins_event(self) -> bool:
+        return (
+            self.next == 0
+            or self.next == len(self.calls)
+            or (self.calls[self.next].places[0] > self.calls[self.next - 1].places[-1])
+        )
+
+
+class SliceResult(msgspec.Struct):
+    """What became of the events of a slice, by place: `handled` now, failed, or `left` because it took too long.
+
+    The others had been handled before. `slow`: the events whose handlers took long. `undone`: how many failures were
+    undone by a savepoint.
+    """
+
+    items: Sequence["SliceItem"]
+    handled: Sequence[int]
+    failures: dict[int, Failed] = {}
+    left: Sequence[int] = ()
+    slow: set[int] = set()
+    undone: int = 0
+
+    @property
+    def done(self) -> Sequence["SliceItem"]:
+        """The events that were handled, now or before."""
+        if not self.failures and not self.left:
+            return self.items
+        others = {*self.failures, *self.left}
+        return [item for place, item in enumerate(self.items) if place not in others]
+
+    @property
+    def failed(self) -> list[tuple["SliceItem", Failed]]:
+        """The events that failed, in order."""
+        return [(self.items[place], self.failures[place]) for place in sorted(self.failures)]
+
+
+# The answer to calls is the one that ended the transaction, if any.
+Script = Generator[Query | Calls, Any, SliceResult]
+Finish = Callable[[SliceResult], Iterable[Query]]
 
 
 class SliceItem(msgspec.Struct):
     """One event of a slice: typed, with the handlers that take it, or with the error that made it unreadable.
 
-    `goes_alone`: a handler acts outside our transaction, so undoing a slice would not undo it.
+    `outside`: no handler has a connection, so undoing a slice would undo none of them. `goes_alone`: some have one.
     """
 
     record: Record
     calls: Sequence[Handler]
     event: Event[Any] | None
     failure: Failed | None
-    goes_alone: bool
+    outside: bool = False
+    goes_alone: bool = False
 
     @property
     def newer(self) -> NewerVersion | None:
@@ -83,12 +205,16 @@ class SliceOutdated(AftercommitError):
 
 
 class SliceFailed(Exception):
-    """A slice was undone. `index` is the place of the event that failed, or None if it is not known."""
+    """A slice was undone. `index` is the place of the event that failed, or None if it is not known.
 
-    def __init__(self, failure: Failed, index: int | None) -> None:
+    `failures`: the events that had failed before that, by place.
+    """
+
+    def __init__(self, failure: Failed, index: int | None, failures: dict[int, Failed] | None = None) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.index = index
+        self.failures = failures or {}
 
 
 def require_handlers(consumer: Consumer) -> None:
@@ -112,10 +238,10 @@ def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list
             event = consumer.registry.read(record, attempt)
             taking = handlers.taking(event) if handlers.conditional else handlers
         except Exception as error:  # noqa: BLE001 - an unreadable event or a broken can_handle is this event's failure alone
-            items.append(SliceItem(record, (), None, failed(error), goes_alone=False))
+            items.append(SliceItem(record, (), None, failed(error)))
             continue
         if taking.all:
-            items.append(SliceItem(record, taking.all, event, None, taking.act_outside))
+            items.append(SliceItem(record, taking.all, event, None, taking.outside, taking.goes_alone))
     return items
 
 
@@ -125,36 +251,46 @@ class _Handlers:
 
     all: Sequence[Handler]
     conditional: bool
-    act_outside: bool
+    outside: bool
+    goes_alone: bool
 
     @classmethod
     def made(cls, handlers: Sequence[Handler]) -> "_Handlers":
         conditional = any(handler.condition is not None for handler in handlers)
-        act_outside = any(not handler.takes_transaction and not handler.batch for handler in handlers)
-        return cls(handlers, conditional, act_outside)
+        outside = [not handler.takes_transaction and not handler.batch for handler in handlers]
+        return cls(handlers, conditional, all(outside), any(outside) and not all(outside))
 
     def taking(self, event: Event[Any]) -> "_Handlers":
         """The handlers whose condition holds for this event."""
         return self.made([handler for handler in self.all if handler.can_handle(event)])
 
 
-def script(items: Sequence[SliceItem], begin: Query, end: End) -> Script:
-    """The steps of one slice; returns how many events were handled (the others had been before)."""
+def script(
+    items: Sequence[SliceItem], begin: Query, finish: Finish, *, survives: bool = False, guard_events: int = 0
+) -> Script:
+    """The steps of one slice."""
     held, fresh, checkpoint, _, *outdated = yield begin
     if not held:
         raise LeaseLost("another worker took over the consumer: nothing of this slice was written")
     if any(outdated):
         raise SliceOutdated("a letter has changed since it was read: nothing of this slice was written")
-    handled = list(_new(items, None if fresh is None else set(fresh), checkpoint))
-    ended: HandlerCall | None = yield _calls(items, handled)
+    new = list(_new(items, None if fresh is None else set(fresh), checkpoint))
+    calls = Calls(_calls(items, new), survives=survives, guard_events=guard_events)
+    ended: HandlerCall | None = yield calls
     if ended is not None:
         # The executor commits this, and not in a transaction that the handler began.
-        yield _return_unhandled(items, handled, begin, ended.places[-1])
-        raise SliceFailed(_ended(ended), ended.places[-1])
-    last = end()
-    if last is not None:
-        yield last
-    return len(handled)
+        unhandled = [place for place in new if place > ended.places[-1] or place in calls.failures]
+        yield _return_unhandled(items, unhandled, begin)
+        raise SliceFailed(_ended(ended), ended.places[-1], calls.failures)
+    left = list(dict.fromkeys(place for call in calls.calls[calls.next :] for place in call.places))
+    left = [place for place in left if place not in calls.failures]
+    if left:
+        yield _return_unhandled(items, left, begin)
+    others = {*left, *calls.failures}
+    handled = [place for place in new if place not in others] if others else new
+    result = SliceResult(items, handled, calls.failures, left, calls.slow, calls.undone)
+    yield from finish(result)
+    return result
 
 
 def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | None) -> Iterable[int]:
@@ -162,7 +298,9 @@ def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | 
     if checkpoint is not None:
         return (index for index, item in enumerate(items) if item.position > checkpoint)
     if fresh is not None:
-        return (index for index, item in enumerate(items) if item.record.event_id in fresh)
+        # The log may have an event twice, and it is handled once.
+        known = {item.record.event_id: index for index, item in reversed(list(enumerate(items)))}
+        return sorted(known[event_id] for event_id in fresh)
     return range(len(items))
 
 
@@ -185,14 +323,14 @@ def _calls(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCa
     return calls
 
 
-def _return_unhandled(items: Sequence[SliceItem], handled: Sequence[int], begin: Query, last: int) -> Query:
-    """Take back inbox rows that were committed too early: those of events not handled yet."""
-    moved_checkpoint = "position" in begin.parameters
+def _return_unhandled(items: Sequence[SliceItem], unhandled: Sequence[int], begin: Query) -> Query:
+    """Take back the inbox rows of these events, and the checkpoint to before them."""
+    moved_checkpoint = "position" in begin.parameters and unhandled
     parameters = {
         "token": None,
         **begin.parameters,
-        "ids": uuid_array(items[index].record.event_id for index in handled if index > last),
-        "position": items[last].record.position if moved_checkpoint else None,
+        "ids": uuid_array(items[place].record.event_id for place in unhandled),
+        "position": items[unhandled[0]].position - 1 if moved_checkpoint else None,
     }
     return Query("return_unhandled", parameters)
 

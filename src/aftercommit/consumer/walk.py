@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from aftercommit.consumer.outcome import Failed
-from aftercommit.consumer.slices import SliceFailed, SliceItem
+from aftercommit.consumer.outcome import Failed, concerns_all
+from aftercommit.consumer.slices import SliceFailed, SliceItem, SliceResult
 
 FIRST: Final = 16
 LARGEST: Final = 1000
@@ -13,28 +14,57 @@ QUICK: Final = 0.05
 SLOW: Final = 0.1
 # A handler that loses its connection this often in a row, while the database accepts others, is the cause.
 MOST_LOSSES: Final = 3
-# Deadlocks, serialisation failures, lock timeouts and idle timeouts concern the whole transaction. They are more likely
-# the larger it is, and often hit an event behind the one that caused them. The same holds for an aborted transaction
-# and for a temporary table that exists already.
-SHARED_MATTERS: Final = ("40", "55P03", "25P02", "25P03", "25P04", "42P07")
+# Events between two savepoints, after a slice was undone; beyond the widest guard, none are set.
+FIRST_GUARD: Final = 8
+WIDEST_GUARD: Final = 64
+# The server keeps so many subtransactions of a session in memory; with more, every snapshot becomes slower.
+MOST_SAVEPOINTS: Final = 60
+
+
+@dataclass(slots=True)
+class SlicePace:
+    """What the slices so far teach about the next: how many events it takes, and how often it sets a savepoint.
+
+    `guard_events`: a savepoint every so many events, while handlers fail that have written; 0 while none do.
+    """
+
+    size: int = FIRST
+    guard_events: int = 0
+
+    def done(self, result: SliceResult, seconds: float) -> None:
+        """A slice was committed; after a quick one the next may be larger, after a slow one smaller."""
+        if seconds > SLOW or result.left:
+            self.size = max(1, self.size // 2)
+        elif seconds < QUICK and len(result.items) >= self.size:
+            self.size = min(LARGEST, self.size * 2)
+        if result.undone:
+            self.guard_events = max(2, self.guard_events // 2)
+        elif self.guard_events:
+            self.guard_events = self.guard_events * 2 if self.guard_events < WIDEST_GUARD else 0
 
 
 class Walk:
-    """The events still to be handled, in order, and how many the next slice takes. `alone`: one each."""
+    """The events still to be handled, in order, and how many the next slice takes. `alone`: one each.
 
-    def __init__(self, items: Sequence[SliceItem], *, alone: bool = False, slice_size: int = FIRST) -> None:
+    `most_outside`: how many events share a slice whose handlers act outside the transaction.
+    """
+
+    def __init__(
+        self, items: Sequence[SliceItem], *, pace: SlicePace | None = None, alone: bool = False, most_outside: int = 1
+    ) -> None:
         self.waiting = deque(items)
         self._all = len(items)
         self._known: dict[int, Failed] = {}
-        self._size = 1 if alone else slice_size
-        self._grows = not alone
+        self._pace = pace or SlicePace()
+        self._alone = alone
+        self._most_outside = most_outside
         self._singly = 0
         self._losses = 0
 
     @property
-    def size(self) -> int:
-        """How many events a slice takes, by the handlers' pace so far."""
-        return self._size
+    def guard_events(self) -> int:
+        """How often the next slice sets a savepoint."""
+        return 0 if self._alone or self._singly > 0 else self._pace.guard_events
 
     @property
     def may_rest(self) -> bool:
@@ -59,37 +89,46 @@ class Walk:
 
     def segment(self) -> list[SliceItem]:
         """The events of the next slice, from the front."""
-        size = 1 if self._singly > 0 else self._size
+        first = self.waiting[0]
+        size = 1 if self._alone or self._singly > 0 or first.goes_alone else self._pace.size
+        if first.outside:
+            size = min(size, self._most_outside)
+        if self.guard_events:
+            size = min(size, MOST_SAVEPOINTS * self.guard_events)
         segment: list[SliceItem] = []
         for item in self.waiting:
-            full = len(segment) == size or (segment and (item.goes_alone or segment[0].goes_alone))
-            if full or item.failure is not None or id(item) in self._known:
+            if len(segment) == size or item.goes_alone != first.goes_alone or item.outside != first.outside:
+                break
+            if item.failure is not None or id(item) in self._known:
                 break
             segment.append(item)
         return segment
 
-    def done(self, segment: Sequence[SliceItem], seconds: float) -> None:
-        """The slice was committed; after a quick one the next may be larger, after a slow one smaller."""
-        for _ in segment:
+    def done(self, result: SliceResult, seconds: float) -> None:
+        """The slice was committed; what it did not get to comes next."""
+        left = [result.items[place] for place in result.left]
+        for _ in result.items:
             self.waiting.popleft()
+        self.waiting.extendleft(reversed(left))
         self._losses = 0
+        is_single = self._alone or self._singly > 0
         self._singly = max(0, self._singly - 1)
-        if not self._grows:
-            return
-        if seconds > SLOW:
-            self._size = max(1, self._size // 2)
-        elif seconds < QUICK and len(segment) == self._size:
-            self._size = min(LARGEST, self._size * 2)
+        if not is_single:
+            self._pace.done(result, seconds)
 
-    def failed(self, segment: Sequence[SliceItem], problem: SliceFailed) -> None:
+    def failed(self, segment: Sequence[SliceItem], problem: SliceFailed, *, survives: bool = False) -> None:
         """The slice was undone: its events go again without the one to blame, or one by one to find it."""
         self._losses = 0
+        for place, failure in problem.failures.items():
+            self.blame(segment[place], failure)
         if len(segment) == 1:
             self.blame(segment[0], problem.failure)
-        elif problem.index is None or str(getattr(problem.failure.error, "sqlstate", "")).startswith(SHARED_MATTERS):
+        elif problem.index is None or concerns_all(problem.failure):
             self._singly = len(segment)
         else:
             self.blame(segment[problem.index], problem.failure)
+            if survives:
+                self._pace.guard_events = self._pace.guard_events or FIRST_GUARD
 
     def lost(self, segment: Sequence[SliceItem], problem: BaseException) -> None:
         """The slice's connection broke; that counts as a failed attempt only if it keeps happening to one event."""
@@ -102,7 +141,7 @@ class Walk:
 
     def go_alone(self) -> None:
         """Give each event a slice of its own from now on."""
-        self._size, self._grows = 1, False
+        self._alone = True
 
     def blame(self, item: SliceItem, failure: Failed) -> None:
         """Remember that this event failed; `failure` says so when its turn comes."""

@@ -1,16 +1,16 @@
 """Slices of a worker that holds the lease of its consumer, and how it handles a page of the log in order."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aftercommit.consumer.dead_letters import DeadLetters
+from aftercommit.consumer.dead_letters import DeadLetters, LetterDraft
 from aftercommit.consumer.host import Host
 from aftercommit.consumer.lease import Lease
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.runner import Runner, SlicePolicy
-from aftercommit.consumer.slices import Query, SliceItem
+from aftercommit.consumer.slices import Query, SliceItem, SliceResult
 from aftercommit.consumer.suspects import Suspects
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
@@ -45,6 +45,7 @@ class FencedSlices(SlicePolicy):
     def __init__(self, parts: WorkerParts, connection: AsyncConnection, max_seconds: float | None = None) -> None:
         self.strict = parts.strict
         self.alone = parts.suspects.left > 0
+        self._drafts: list[LetterDraft] = []
         self._parts = parts
         self._connection = connection
         self._until = None if max_seconds is None else time.monotonic() + max_seconds
@@ -62,6 +63,20 @@ class FencedSlices(SlicePolicy):
         """Parameters of the statement that opens a slice of new events."""
         ids = uuid_array(item.record.event_id for item in segment)
         return {**self._parts.lease.parameters, "ids": ids, "patience": self._parts.idle_timeout_ms}
+
+    def failing(self, result: SliceResult) -> Iterable[Query]:
+        """Write the letters of events that failed in a slice of new events, in that slice."""
+        if result.failures:
+            letters = self._parts.letters
+            self._drafts = [letters.draft(item.record, failure, 1) for item, failure in result.failed]
+            yield letters.failing(self._drafts)
+
+    async def committed(self, result: SliceResult) -> None:
+        """Say what failed."""
+        drafts, self._drafts = self._drafts, []
+        self._parts.letters.tell(drafts)
+        for item, _ in result.failed:
+            await self._parts.host.reach("consumer.failed", position=item.position)
 
     async def record(self, item: SliceItem, failure: Failed, behind: Sequence[SliceItem], position: int) -> None:
         """Write the letters of a failed event and of those behind it, and move the checkpoint to `position`."""
@@ -89,14 +104,20 @@ async def handle_in_order(
 class _InOrder(FencedSlices):
     """New events, one after the other. Each slice moves the checkpoint."""
 
+    def __init__(self, parts: WorkerParts, connection: AsyncConnection) -> None:
+        super().__init__(parts, connection)
+        # Without an inbox nothing tells events apart that a handler has committed in the middle of a slice.
+        self.survives = not parts.strict and parts.consumer.inbox
+
     def begin(self, segment: Sequence[SliceItem]) -> Query:
         name = "begin_slice" if self._parts.consumer.inbox else "begin_slice_without_inbox"
         return Query(name, {**self.opening(segment), "position": segment[-1].position}, prepared=True)
 
-    def end(self, segment: Sequence[SliceItem], seconds: float) -> Query | None:
+    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+        yield from self.failing(result)
         # A slice renews the lease when it begins; a long one does it again, or a standby would take over.
-        is_late = seconds > self._parts.lease.seconds / 3
-        return Query("renew_slice", self._parts.lease.parameters) if is_late else None
+        if seconds > self._parts.lease.seconds / 3:
+            yield Query("renew_slice", self._parts.lease.parameters)
 
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
         await self.record(item, failure, behind, item.position)

@@ -52,6 +52,7 @@ class Consumer:
     inbox: bool = True
     start: Literal["earliest", "latest"] | None = None
     version_wait_seconds: float = 900.0
+    calls_per_commit: int = 100
     handlers: list[Handler] = field(default_factory=list)
     is_async: bool | None = None
 
@@ -61,9 +62,10 @@ class Consumer:
                 f"consumer name {self.name!r:.120} is not valid: use 1 to 100 letters, digits and _ . : / -, and begin "
                 "with a letter or digit"
             )
-        if self.retry_count < 0 or self.timeout <= 0 or self.concurrency < 1:
+        if self.retry_count < 0 or self.timeout <= 0 or self.concurrency < 1 or self.calls_per_commit < 1:
             raise DeclarationError(
-                f"consumer {self.name!r}: must have retry_count >= 0, timeout > 0 and concurrency >= 1"
+                f"consumer {self.name!r}: must have retry_count >= 0, timeout > 0, concurrency >= 1 and "
+                "calls_per_commit >= 1"
             )
         if not 0 <= self.version_wait_seconds <= LONGEST_DELAY:
             raise DeclarationError(

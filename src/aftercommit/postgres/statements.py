@@ -58,6 +58,9 @@ class Statements:
             lane_is_held=sql.SQL(_texts()["lane_is_held"]).format(schema=sql.Identifier(shape.schema)),
             mark=sql.SQL(_texts()["mark"]),
             consumer_status=sql.SQL(_texts()["consumer_status"]).format(schema=sql.Identifier(shape.schema)),
+            failed_letters=sql.SQL(_texts()["failed_letters"]).format(
+                schema=sql.Identifier(shape.schema), scope_names=scope_list(shape), log_scope=scope_list(shape, "log")
+            ),
             session_settings=sql.SQL(_texts()["session_settings"]).format(),
             scope_names=scope_list(shape),
             moved_scope=scope_list(shape, "moved"),

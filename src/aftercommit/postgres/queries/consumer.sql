@@ -300,8 +300,24 @@ with inbox as (
 select 1, (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
        null, {mark}
 
+-- name: savepoint
+-- Before the first events of a slice in which a handler may fail.
+savepoint aftercommit_events
+
+-- name: next_savepoint
+-- Before the next ones.
+release savepoint aftercommit_events; savepoint aftercommit_events
+
+-- name: back_to_savepoint
+-- After a handler has failed: undoes what it and the handlers since the savepoint have written.
+rollback to savepoint aftercommit_events
+
+-- name: forget_handling
+-- Removes the inbox rows of events of a slice that have failed.
+delete from {schema}.processed_events where consumer_name = %(consumer)s and event_id = any(%(ids)s::uuid[])
+
 -- name: return_unhandled
--- A handler has committed the slice too early: removes inbox rows and checkpoint moves for events that were not handled.
+-- Removes inbox rows and checkpoint moves for events that were not handled: the slice took too long, or a handler has committed it.
 with inbox as (
     delete from {schema}.processed_events where consumer_name = %(consumer)s and event_id = any(%(ids)s::uuid[])
 )

@@ -1,17 +1,5 @@
--- name: record_failures
--- Writes a dead letter for each event that a consumer has failed on, and moves the checkpoint past them, in one fenced statement.
-with fence as (
-    update {schema}.consumer
-    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
-        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
-    where name = %(consumer)s and token = %(token)s
-    returning 1
-),
-failure as (
-    select *
-    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
-        as f (position, status, error, error_class, delay, attempt)
-),
+-- name: failed_letters
+-- Dead letters for the failures of a fenced statement. A part of the next two.
 letters as (
     insert into {schema}.dead_letter_events as letter (
         event_id, consumer_name, status, event_type, schema_version, aggregate_type, aggregate_id, occurred_at,
@@ -37,7 +25,44 @@ letters as (
     where excluded.attempts > 0 or letter.status in ('resolved', 'discarded')
     returning 1
 )
+
+-- name: record_failures
+-- Writes dead letters for events that no slice has handled, and moves the checkpoint past them, in one fenced statement.
+with fence as (
+    update {schema}.consumer
+    set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
+    where name = %(consumer)s and token = %(token)s
+    returning 1
+),
+failure as (
+    select *
+    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
+        as f (position, status, error, error_class, delay, attempt)
+    -- An event that is handled, and read again because the checkpoint is before it, waits for nothing.
+    where attempt > 0 or not exists (
+        select from {schema}.log join {schema}.processed_events inbox on inbox.event_id = log.id
+        where log.position = f.position and inbox.consumer_name = %(consumer)s
+    )
+),
+{failed_letters}
 select (select count(*) from fence), (select count(*) from letters)
+
+-- name: fail_in_slice
+-- The same in the slice in which the events have failed, which is fenced itself: their inbox rows go.
+with fence as (
+    select 1
+),
+inbox as (
+    delete from {schema}.processed_events where consumer_name = %(consumer)s and event_id = any(%(ids)s::uuid[])
+),
+failure as (
+    select *
+    from unnest(%(positions)s::bigint[], %(statuses)s::text[], %(errors)s::text[], %(classes)s::text[], %(delays)s::float8[], %(attempts)s::integer[])
+        as f (position, status, error, error_class, delay, attempt)
+),
+{failed_letters}
+select count(*) from letters
 
 -- name: within_bytes
 -- The first letters of a list that fit into memory, at least one. Counts the bytes that are sent to the client, not compressed.
