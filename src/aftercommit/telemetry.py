@@ -9,7 +9,7 @@ import logging
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,10 +31,22 @@ def log_event(
 def _is_text(cause: BaseException) -> bool:
     """Whether its traceback can be written to a file: an error may quote text that is not valid Unicode."""
     try:
-        "".join(traceback.format_exception(cause)).encode()
+        "".join(_texts(cause)).encode()
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _texts(cause: BaseException) -> Iterator[str]:
+    """What a traceback shows of an error, without the lines of code: finding those takes long."""
+    if cause.__cause__ or cause.__context__ or isinstance(cause, SyntaxError | BaseExceptionGroup):
+        yield from traceback.format_exception(cause)
+        return
+    yield from traceback.format_exception_only(cause)
+    trace = cause.__traceback__
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
 
 
 class JsonFormatter(logging.Formatter):

@@ -11,7 +11,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from aftercommit.backoff import Constant
-from aftercommit.consumer.slices import HandlerCall
+from aftercommit.consumer.calls import HandlerCall
 from aftercommit.consumer.threads import GivenUp, Watch
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer

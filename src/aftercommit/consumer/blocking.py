@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from aftercommit.consumer.calls import Calls, Recovery
 from aftercommit.consumer.connections import ConsumerConnections, restore
 from aftercommit.consumer.conversation import (
     INSIDE,
@@ -19,7 +20,7 @@ from aftercommit.consumer.conversation import (
 )
 from aftercommit.consumer.loans import LentSync, abandon, lend_sync, take_back
 from aftercommit.consumer.outcome import judge
-from aftercommit.consumer.slices import Calls, Query, Recovery, SliceResult
+from aftercommit.consumer.slices import Query, SliceResult
 from aftercommit.consumer.threads import Watch
 from aftercommit.event.correlation import told
 from aftercommit.postgres.commits import commit

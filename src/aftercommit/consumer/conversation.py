@@ -9,19 +9,11 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 
+from aftercommit.consumer.calls import Calls, HandlerCall, Recovery, name_of
 from aftercommit.consumer.interrupts import from_signal
 from aftercommit.consumer.loans import LentAsync, LentSync, MisusedConnection, take_back
 from aftercommit.consumer.outcome import Failed, failed
-from aftercommit.consumer.slices import (
-    Calls,
-    HandlerCall,
-    Query,
-    Recovery,
-    Script,
-    SliceFailed,
-    SliceResult,
-    name_of,
-)
+from aftercommit.consumer.slices import Query, Script, SliceFailed, SliceResult
 from aftercommit.errors import AftercommitError, DatabaseUnavailable, HandlerTimeout, NotCommitted
 from aftercommit.event.correlation import tell
 from aftercommit.postgres.commits import AnyConnection

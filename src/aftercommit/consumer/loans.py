@@ -33,6 +33,15 @@ class _Watched:
 
     server: PGconn
     touched: bool
+    lender: AdaptersMap
+    _adapters: AdaptersMap | None
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """Its own adapters, made when it is first used."""
+        if self._adapters is None:
+            self._adapters = AdaptersMap(self.lender)
+        return self._adapters
 
     @property
     def pgconn(self) -> PGconn:
@@ -95,8 +104,13 @@ def lend_sync(connection: psycopg.Connection[Any]) -> LentSync:
 
 def _own(connection: AnyConnection) -> dict[str, Any]:
     # Our connection is in autocommit mode and sends BEGIN itself; a handler's is inside a transaction.
-    adapters = AdaptersMap(connection.adapters)
-    return {"_adapters": adapters, "_autocommit": False, "server": connection.pgconn, "touched": False}
+    return {
+        "_adapters": None,
+        "_autocommit": False,
+        "lender": connection.adapters,
+        "server": connection.pgconn,
+        "touched": False,
+    }
 
 
 def take_back(lent: LentAsync | LentSync) -> bool:

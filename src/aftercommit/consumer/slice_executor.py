@@ -7,6 +7,7 @@ from typing import Any, Final
 import psycopg
 
 from aftercommit.consumer.blocking import run_in_thread
+from aftercommit.consumer.calls import Calls, Recovery
 from aftercommit.consumer.connections import ConsumerConnections, restore
 from aftercommit.consumer.conversation import (
     INSIDE,
@@ -22,7 +23,7 @@ from aftercommit.consumer.conversation import (
 )
 from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
 from aftercommit.consumer.outcome import Failed, judge
-from aftercommit.consumer.slices import Calls, Query, Recovery, Script, SliceFailed, SliceResult
+from aftercommit.consumer.slices import Query, Script, SliceFailed, SliceResult
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.event.correlation import tell, told
 from aftercommit.postgres.commits import AsyncConnection, commit_async, committed_async

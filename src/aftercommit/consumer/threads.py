@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from aftercommit.consumer.slices import HandlerCall
+from aftercommit.consumer.calls import HandlerCall
 from aftercommit.errors import AftercommitError
 from aftercommit.postgres.cutting import cut
 from aftercommit.postgres.database import is_direct

@@ -44,7 +44,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "consumer.paused": "The consumer is paused by an operator.",
         "consumer.read": "A page of the log was read; nothing of it is handled.",
         "consumer.suspect": "After a takeover: the worker has counted a start for one event, and will handle it now.",
-        "consumer.handled": "Effects, inbox and checkpoint of a page are committed.",
+        "consumer.handled": "Effects and inbox rows of events are committed, and the checkpoint where it can be.",
         "consumer.failed": "A handler failed; its dead letter is committed.",
         "consumer.retrying": "Dead letters whose wait is over were read; none of them is tried yet.",
         "consumer.retried": "A dead letter had another attempt, whose outcome is committed.",
