@@ -66,7 +66,7 @@ def test_a_row_has_every_part_of_the_envelope(inserter):
         "event_type": "placed",
         "schema_version": 2,
         "occurred_at": row["occurred_at"],
-        "correlation_id": str(row["id"]),
+        "correlation_id": None,
         "causation_id": None,
         "payload": '{"order_id":"o-1"}',
         "tenant": "acme",
@@ -288,16 +288,21 @@ def held(script: Script, *answers: Any) -> tuple[list[tuple[str, Any]], Receipt]
     [
         ("psycopg", "%s::uuid, 'event'::varchar, %s::varchar", '%s::uuid[] as "id", %b::varchar[] as "aggregate_type"'),
         ("asyncpg", "$1::uuid, 'event'::varchar, $2::varchar", '$1::uuid[] as "id", $2::varchar[] as "aggregate_type"'),
+        (
+            "numbered",
+            "$1::uuid, 'event'::varchar, $2::varchar",
+            '$1::uuid[] as "id", $2::varchar[] as "aggregate_type"',
+        ),
         ("text", "%s::uuid, 'event'::varchar, %s::varchar", '%s::uuid[] as "id", %s::varchar[] as "aggregate_type"'),
     ],
 )
 def test_one_event_is_one_statement_of_values_and_many_are_one_of_arrays(inserter, style, one, many):
     rows = inserter.rows([pinged(), pinged()], SCOPE)
 
-    single, values = inserter.statement(rows[:1], style)
+    single, values = inserter.one(rows[0], style)
     assert one in single
     assert "--" not in single
-    assert len(values) == len(given_of_one(rows[0]))
+    assert len(values) == len(given_of_one(rows[0], style))
     several, arrays = inserter.statement(rows, style)
     assert many in several
     assert len(arrays) == len(COLUMNS)
@@ -325,11 +330,36 @@ def test_what_differs_is_sent_for_each_event(inserter):
     assert sent["occurred_at"] == [rows[0][5], moment]
 
 
-def given_of_one(row):
+def given_of_one(row, style):
     """The columns whose values are given when one event is published."""
-    of_the_type = {"aggregate_type", "event_type", "schema_version"}
-    absent = {"causation_id"} if row[COLUMNS.index("causation_id")] is None else set()
-    return [name for name in COLUMNS if name not in of_the_type | absent]
+    absent = {"aggregate_type", "event_type", "schema_version"}
+    if row[COLUMNS.index("causation_id")] is None:
+        absent.add("causation_id")
+        if row[COLUMNS.index("correlation_id")] is None and style != "text":
+            absent.add("correlation_id")
+    return [name for name in COLUMNS if name not in absent]
+
+
+@pytest.mark.parametrize("style", ["psycopg", "numbered", "asyncpg", "text"])
+def test_an_event_without_a_correlation_id_has_its_own_id_as_one(inserter, style):
+    cause = uuid4()
+    with correlation("story"):
+        told_row = inserter.rows([Placed("o-1")], SCOPE)[0]
+    plain, caused = inserter.rows(
+        [Placed("o-1"), outbox.registry.named("placed").draft(Placed("o-1"), causation_id=cause)], SCOPE
+    )
+
+    told_values = inserter.one(told_row, style)[1]
+    statement, values = inserter.one(plain, style)
+    caused_values = inserter.one(caused, style)[1]
+
+    assert told_values[3] == "story"
+    assert caused_values[3] == str(caused[0])
+    if style == "text":
+        assert values[3] == str(plain[0])
+    else:
+        assert "event.id::text" in statement
+        assert len(values) == len(told_values) - 1
 
 
 def test_a_fresh_key_takes_one_statement(inserter):
@@ -368,9 +398,9 @@ def test_drivers_that_write_values_into_the_statement_get_text(inserter):
     moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=1)
     rows = inserter.rows([pinged.draft({}, occurred_at=moment)], SCOPE | {"account": -(2**63)})
 
-    _, values = inserter.statement(rows, "text")
+    _, values = inserter.one(rows[0], "text")
 
-    given = dict(zip(given_of_one(rows[0]), values, strict=True))
+    given = dict(zip(given_of_one(rows[0], "text"), values, strict=True))
     assert given["id"] == str(rows[0][0])
     assert given["occurred_at"] == "2026-01-01T00:00:00.000001+00:00"
     assert given["account"] == "-9223372036854775808"
@@ -379,20 +409,21 @@ def test_drivers_that_write_values_into_the_statement_get_text(inserter):
 @pytest.mark.parametrize("style", ["psycopg", "asyncpg", "text"])
 def test_what_belongs_to_the_type_stands_in_the_statement_and_the_rest_is_given(inserter, style):
     cause = uuid4()
-    placed = inserter.rows([Placed("o-1")], SCOPE)
-    caused = inserter.rows([outbox.registry.named("placed").draft(Placed("o-1"), causation_id=cause)], SCOPE)
+    draft = outbox.registry.named("placed").draft(Placed("o-1"), causation_id=cause)
+    with correlation("story"):
+        placed, caused = inserter.rows([Placed("o-1"), draft], SCOPE)
 
-    statement, values = inserter.statement(placed, style)
-    with_cause, more = inserter.statement(caused, style)
+    statement, values = inserter.one(placed, style)
+    with_cause, more = inserter.one(caused, style)
 
     assert "'order'::varchar" in statement
     assert "'placed'::varchar" in statement
     assert "2::smallint" in statement
     assert "causation_id" not in statement
     assert len(more) == len(values) + 1
-    assert dict(zip(given_of_one(caused[0]), more, strict=True))["causation_id"] in (cause, str(cause))
+    assert dict(zip(given_of_one(caused, style), more, strict=True))["causation_id"] in (cause, str(cause))
     assert '"causation_id"' in with_cause
-    assert inserter.statement(placed, style)[0] is statement
+    assert inserter.one(placed, style)[0] is statement
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\x00", "\ud800", 5, b"key"])

@@ -9,7 +9,9 @@ _VARIANT = 0x2 << 62
 _RANDOM = (0xFFF << 64) | ((1 << 62) - 1)
 
 _new = object.__new__
-_set = object.__setattr__
+_set_int = UUID.__dict__["int"].__set__
+_set_safety = UUID.__dict__["is_safe"].__set__
+_UNKNOWN = SafeUUID.unknown
 
 
 def uuid7() -> UUID:
@@ -30,6 +32,6 @@ def uuid7s(count: int) -> list[UUID]:
 def _made(value: int) -> UUID:
     """`UUID(int=value)` without the checks of the constructor, which are half the cost of an id."""
     made = _new(UUID)
-    _set(made, "int", value)
-    _set(made, "is_safe", SafeUUID.unknown)
+    _set_int(made, value)
+    _set_safety(made, _UNKNOWN)
     return made

@@ -1,6 +1,5 @@
 """The Outbox: the declaration that publishers, relays and consumers share. It connects to nothing."""
 
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -12,11 +11,9 @@ from aftercommit.event.registry import Registry
 from aftercommit.outbox.adapters import publisher_for
 from aftercommit.outbox.handlers import Consumer, Function, Ordering, Reference
 from aftercommit.outbox.insert import Inserter, Receipt, checked_key
-from aftercommit.outbox.publisher import AsyncPublisher, SyncPublisher, refuse_missing
-from aftercommit.outbox.row_maker import CORRELATION, ID, TYPE, EventRows
 from aftercommit.postgres.shape import DeclaredView, LogFacet, Shape
 from aftercommit.schema import migrate
-from aftercommit.telemetry import Meter, log_event
+from aftercommit.telemetry import Meter
 
 if TYPE_CHECKING:
     import psycopg
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 MAX_PAYLOAD_BYTES = 1 << 20
 
 Payload = TypeVar("Payload", bound=type[Any])
-logger = logging.getLogger("aftercommit.outbox")
 
 
 class Outbox:
@@ -245,55 +241,7 @@ class Outbox:
         if idempotency_key is not None:
             idempotency_key = checked_key(idempotency_key)
         rows = self._inserter.rows(listed, scope, audience)
-        publisher = publisher_for(connection)
-        if not rows:
-            return _nothing_published() if isinstance(publisher, AsyncPublisher) else Receipt(())
-        if isinstance(publisher, AsyncPublisher):
-            return self._publish_async(publisher, rows, idempotency_key, outside_transaction)
-        return self._publish(publisher, rows, idempotency_key, outside_transaction)
-
-    def _publish(
-        self, publisher: SyncPublisher, rows: EventRows, key: str | None, outside_transaction: bool
-    ) -> Receipt:
-        if not outside_transaction:
-            publisher.require_transaction()
-        try:
-            if key is not None:
-                return self._enqueued(publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
-            publisher.write(rows, self._inserter, alone=outside_transaction)
-        except publisher.errors as problem:
-            refuse_missing(problem, self.schema)
-            raise
-        return self._enqueued(Receipt(tuple([row[ID] for row in rows])), rows)
-
-    async def _publish_async(
-        self, publisher: AsyncPublisher, rows: EventRows, key: str | None, outside_transaction: bool
-    ) -> Receipt:
-        if not outside_transaction:
-            await publisher.require_transaction()
-        try:
-            if key is not None:
-                return self._enqueued(await publisher.run(self._inserter.script(rows, publisher.style, key)), rows)
-            await publisher.write(rows, self._inserter, alone=outside_transaction)
-        except publisher.errors as problem:
-            refuse_missing(problem, self.schema)
-            raise
-        return self._enqueued(Receipt(tuple([row[ID] for row in rows])), rows)
-
-    def _enqueued(self, receipt: Receipt, rows: EventRows) -> Receipt:
-        if not receipt.duplicate and logger.isEnabledFor(logging.INFO):
-            first = rows[0]
-            log_event(
-                logger,
-                logging.INFO,
-                "outbox_enqueued",
-                outbox=self.schema,
-                count=len(rows),
-                event_id=str(first[ID]),
-                event_type=first[TYPE],
-                correlation_id=first[CORRELATION] or str(first[ID]),
-            )
-        return receipt
+        return publisher_for(connection).publish(rows, self._inserter, idempotency_key, alone=outside_transaction)
 
 
 def _checked_flag(audience: bool) -> bool:
@@ -302,7 +250,3 @@ def _checked_flag(audience: bool) -> bool:
             f"audience={audience!r:.80} must be True or False: give the readers of an event to publish(…, audience=[…])"
         )
     return audience
-
-
-async def _nothing_published() -> Receipt:
-    return Receipt(())

@@ -3,11 +3,11 @@
 import hashlib
 import json
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+import msgspec
 from psycopg import sql
 
 from aftercommit.errors import IdempotencyConflict, InvalidEnvelope
@@ -34,7 +34,8 @@ from aftercommit.postgres.arrays import text_array, uuid_array
 from aftercommit.postgres.shape import AUDIENCE, SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 
-Style = Literal["psycopg", "asyncpg", "text"]
+# How values are given: `numbered` is psycopg's raw query ($1), `text` puts them into the statement.
+Style = Literal["psycopg", "numbered", "asyncpg", "text"]
 Question = tuple[str, Sequence[Any]]
 Script = Generator[Question, Sequence[Sequence[Any]], "Receipt"]
 
@@ -46,8 +47,7 @@ _OF_THE_TYPE = frozenset({AGGREGATE_TYPE, TYPE, VERSION})
 _EACH_ITS_OWN = frozenset({"id", "causation_id", "payload"})
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True):
     """The result of a publish: event ids in order; `duplicate` if its idempotency key was used before."""
 
     event_ids: tuple[UUID, ...]
@@ -61,8 +61,7 @@ class Receipt:
         return self.event_ids[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True):
     """Rows for COPY: the statement, its parts for drivers that build it themselves, and the data in chunks."""
 
     statement: str
@@ -77,10 +76,11 @@ class Inserter:
     def __init__(self, shape: Shape, registry: Registry, max_payload_bytes: int) -> None:
         """Statements are rendered on first use, once per driver style."""
         self._shape = shape
+        self.schema = shape.schema
         self.rows = RowMaker(registry, shape, max_payload_bytes).rows
         self._statements = Statements(shape)
         self._cache: dict[tuple[str, Style], str] = {}
-        self._ones: dict[tuple[Any, ...], str] = {}
+        self._ones: dict[tuple[Style, str, int], str] = {}
         scope = ((name, SCOPE_TYPES[kind].partition("(")[0]) for name, kind in shape.scope.items())
         self._types = [*COLUMNS, *scope]
         if shape.audience:
@@ -88,9 +88,7 @@ class Inserter:
             self._types.append((AUDIENCE, "text"))
 
     def statement(self, rows: EventRows, style: Style) -> Question:
-        """The statement of a publish without an idempotency key, and its parameters."""
-        if len(rows) == 1:
-            return self._one(rows[0], style)
+        """The statement that publishes many events without an idempotency key, and its parameters."""
         return self._statement("publish_many", style), _arrays(rows, style)
 
     def first(self, rows: EventRows, style: Style) -> Question:
@@ -131,24 +129,26 @@ class Inserter:
             )
         return json.dumps(dict(zip(self._shape.scope, scopes.pop(), strict=True)), sort_keys=True)
 
-    def _one(self, row: EventRow, style: Style) -> Question:
-        """The statement for one event. Constants of its type are literals, because each parameter costs time."""
-        caused = row[CAUSATION] is not None
-        key = (style, row[TYPE], row[AGGREGATE_TYPE], row[VERSION], caused)
+    def one(self, row: EventRow, style: Style) -> Question:
+        """The statement that publishes one event. Constants of its type are literals: each parameter costs time."""
+        if row[CORRELATION] is None and (style == "text" or row[CAUSATION] is not None):
+            row = (*row[:CORRELATION], str(row[ID]), *row[CAUSATION:])
+        end = PAYLOAD if row[CAUSATION] is not None else CORRELATION if row[CORRELATION] is None else CAUSATION
+        key = (style, row[TYPE], end)
         statement = self._ones.get(key)
         if statement is None:
-            statement = self._ones[key] = self._rendered_one(row, style, caused)
-        given = [row[ID], row[AGGREGATE_ID], *row[OCCURRED : PAYLOAD if caused else CAUSATION], *row[PAYLOAD:]]
+            statement = self._ones[key] = self._rendered_one(row, style, end)
+        given = [row[ID], row[AGGREGATE_ID], *row[OCCURRED:end], *row[PAYLOAD:]]
         if self._shape.audience:
             given[-1] = text_array(given[-1])
-        return statement, _adapted(given, style)
+        return statement, given if style != "text" else [_as_text(value) for value in given]
 
-    def _rendered_one(self, row: EventRow, style: Style, caused: bool) -> str:
+    def _rendered_one(self, row: EventRow, style: Style, end: int) -> str:
         names: list[sql.Composable] = []
         values: list[sql.Composable] = []
         given = 0
         for place, (name, kind) in enumerate(self._types):
-            if place == CAUSATION and not caused:
+            if end <= place < PAYLOAD:
                 continue
             names.append(sql.Identifier(name))
             if place in _OF_THE_TYPE:
@@ -156,10 +156,13 @@ class Inserter:
             else:
                 given += 1
                 values.append(_stored(name, _placeholder(given, kind, style)))
+        own_id = end == CORRELATION
         rendered = self._statements.render(
             "publish_one_unprepared" if style == "text" else "publish_one",
             values=sql.SQL(", ").join(values),
             names=sql.SQL(", ").join(names),
+            correlation_name=sql.SQL(", correlation_id" if own_id else ""),
+            correlation=sql.SQL(", event.id::text" if own_id else ""),
             channel=sql.Literal(self._shape.publish_channel),
         )
         # Without comments, which the server would read with every event.
@@ -243,7 +246,9 @@ def checked_key(key: str) -> str:
 
 
 def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.SQL:
-    if style == "asyncpg":
+    if style == "numbered":
+        mark = f"${number}"
+    elif style == "asyncpg":
         # As text: an application may have set its own json codec, which would encode the payload again.
         first_cast = f"::text{array}" if kind == "json" else ""
         mark = f"${number}{first_cast}"

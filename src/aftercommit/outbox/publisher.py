@@ -4,16 +4,20 @@ This is part of the application's transactions, so an event without an idempoten
 are fetched. Many events go by COPY where the driver has it: an INSERT of the first one, then a COPY of the others.
 """
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from psycopg import sql
 
 from aftercommit.errors import NotInTransaction, SchemaNotMigrated, UnsupportedConnection
 from aftercommit.outbox.insert import COPY_FROM, Copy, Inserter, Receipt, Script, Style
-from aftercommit.outbox.row_maker import EventRows
+from aftercommit.outbox.row_maker import CORRELATION, ID, TYPE, EventRows
+from aftercommit.telemetry import log_event
 from aftercommit.text import MIGRATE
+
+logger = logging.getLogger("aftercommit.outbox")
 
 Rows = Sequence[Sequence[Any]]
 Errors = tuple[type[Exception], ...]
@@ -23,9 +27,13 @@ _NOT_THERE = frozenset({"42P01", "42703", "3F000"})
 
 
 class SyncPublisher(ABC):
-    """A blocking connection. `errors` are its driver's exceptions for errors from PostgreSQL."""
+    """A blocking connection. `errors` are its driver's exceptions for errors from PostgreSQL.
+
+    `style` and `style_of_one` are how the driver takes the values of many events and of one.
+    """
 
     style: Style
+    style_of_one: Style
     errors: Errors
 
     @abstractmethod
@@ -35,6 +43,10 @@ class SyncPublisher(ABC):
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Run one statement in the caller's transaction."""
+
+    @abstractmethod
+    def execute_one(self, statement: str, parameters: Sequence[Any]) -> None:
+        """Run the statement of one event, whose values are given in `style_of_one`."""
 
     @abstractmethod
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
@@ -53,8 +65,26 @@ class SyncPublisher(ABC):
         if not self.in_transaction():
             raise NotInTransaction(_OUTSIDE)
 
-    def write(self, rows: EventRows, inserter: Inserter, *, alone: bool) -> None:
-        """Write events without an idempotency key. `alone` if no transaction needs to be open: one statement then."""
+    def publish(self, rows: EventRows, inserter: Inserter, key: str | None, *, alone: bool) -> Receipt:
+        """Write events, once per idempotency key if there is one. `alone`: outside a transaction, too."""
+        if not rows:
+            return Receipt(())
+        if not alone:
+            self.require_transaction()
+        try:
+            if key is not None:
+                return _told(self.run(inserter.script(rows, self.style, key)), rows, inserter)
+            if len(rows) == 1:
+                self.execute_one(*inserter.one(rows[0], self.style_of_one))
+            else:
+                self.write_many(rows, inserter, alone=alone)
+        except self.errors as problem:
+            refuse_missing(problem, inserter.schema)
+            raise
+        return _told(Receipt(tuple([row[ID] for row in rows])), rows, inserter)
+
+    def write_many(self, rows: EventRows, inserter: Inserter, *, alone: bool) -> None:
+        """Write many events without an idempotency key. `alone`: in one statement."""
         if alone or len(rows) < COPY_FROM or not self.can_copy():
             self.execute(*inserter.statement(rows, self.style))
         elif _may_copy(self.fetch(*inserter.first(rows, self.style))):
@@ -76,6 +106,7 @@ class AsyncPublisher(ABC):
     """An asyncio connection."""
 
     style: Style
+    style_of_one: Style
     errors: Errors
 
     @abstractmethod
@@ -83,8 +114,12 @@ class AsyncPublisher(ABC):
         """Whether a rollback by the caller would undo a statement that is run now."""
 
     @abstractmethod
-    async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
+    def execute(self, statement: str, parameters: Sequence[Any]) -> Awaitable[Any]:
         """Run one statement in the caller's transaction."""
+
+    @abstractmethod
+    def execute_one(self, statement: str, parameters: Sequence[Any]) -> Awaitable[Any]:
+        """Run the statement of one event, whose values are given in `style_of_one`."""
 
     @abstractmethod
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
@@ -103,8 +138,26 @@ class AsyncPublisher(ABC):
         if not await self.in_transaction():
             raise NotInTransaction(_OUTSIDE)
 
-    async def write(self, rows: EventRows, inserter: Inserter, *, alone: bool) -> None:
-        """Write events without an idempotency key. `alone` if no transaction needs to be open: one statement then."""
+    async def publish(self, rows: EventRows, inserter: Inserter, key: str | None, *, alone: bool) -> Receipt:
+        """Write events, once per idempotency key if there is one. `alone`: outside a transaction, too."""
+        if not rows:
+            return Receipt(())
+        if not alone:
+            await self.require_transaction()
+        try:
+            if key is not None:
+                return _told(await self.run(inserter.script(rows, self.style, key)), rows, inserter)
+            if len(rows) == 1:
+                await self.execute_one(*inserter.one(rows[0], self.style_of_one))
+            else:
+                await self.write_many(rows, inserter, alone=alone)
+        except self.errors as problem:
+            refuse_missing(problem, inserter.schema)
+            raise
+        return _told(Receipt(tuple([row[ID] for row in rows])), rows, inserter)
+
+    async def write_many(self, rows: EventRows, inserter: Inserter, *, alone: bool) -> None:
+        """Write many events without an idempotency key. `alone`: in one statement."""
         if alone or len(rows) < COPY_FROM or not await self.can_copy():
             await self.execute(*inserter.statement(rows, self.style))
         elif _may_copy(await self.fetch(*inserter.first(rows, self.style))):
@@ -155,21 +208,35 @@ def _may_copy(answer: Rows) -> bool:
     return bool(answer and answer[0][0])
 
 
+def _told(receipt: Receipt, rows: EventRows, inserter: Inserter) -> Receipt:
+    """The receipt, once the log line of the publish is written."""
+    if logger.isEnabledFor(logging.INFO) and not receipt.duplicate:
+        first = rows[0]
+        log_event(
+            logger,
+            logging.INFO,
+            "outbox_enqueued",
+            outbox=inserter.schema,
+            count=len(rows),
+            event_id=str(first[ID]),
+            event_type=first[TYPE],
+            correlation_id=first[CORRELATION] or str(first[ID]),
+        )
+    return receipt
+
+
 def _receipt(end: StopIteration) -> Receipt:
     receipt: Receipt = end.value
     return receipt
 
 
+_STYLES: dict[str, Style] = {"psycopg": "psycopg", "psycopg_async": "psycopg", "asyncpg": "asyncpg", "psycopg2": "text"}
+
+
 def style_of_driver(driver: str) -> Style:
     """The placeholder style of a driver under SQLAlchemy."""
-    styles: dict[str, Style] = {
-        "psycopg": "psycopg",
-        "psycopg_async": "psycopg",
-        "asyncpg": "asyncpg",
-        "psycopg2": "text",
-    }
     try:
-        return styles[driver]
+        return _STYLES[driver]
     except KeyError:
         raise UnsupportedConnection(
             f"the driver {driver!r} is not supported: use psycopg (postgresql+psycopg:), asyncpg or psycopg2"

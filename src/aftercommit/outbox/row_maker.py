@@ -1,6 +1,6 @@
 """Turns events into rows: validates them, and fills in the rest of the envelope. No IO and no SQL."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -49,51 +49,77 @@ class RowMaker:
         self._declared_scope = shape.scope
         self._has_audience = shape.audience
         self._max_payload_bytes = max_payload_bytes
+        self._plain_classes: dict[type[Any], _PlainClass] = {}
 
     def rows(
         self, events: Sequence[Any], scope: Mapping[str, Any], audience: Iterable[str] | None = None
     ) -> list[EventRow]:
-        """One validated row per event; an error in a list names the event's index."""
-        shared = _Shared(utc_now(), current_correlation(), current_causation(), scope, len(events) == 1)
+        """One validated row per event; an error in a list names the event's index.
+
+        Without a correlation id in a row, the event's own id is its correlation id.
+        """
+        shared = _Shared(utc_now(), current_correlation(), current_causation(), scope)
         if audience is not None:
             shared.audience = self._audience(audience)
-        if shared.alone:
+        if len(events) == 1:
             return [self._row(events[0], uuid7(), shared)]
         ids = uuid7s(len(events))
         rows: list[EventRow] = []
-        for event, event_id in zip(events, ids, strict=True):
-            try:
+        try:
+            for event, event_id in zip(events, ids, strict=True):
                 rows.append(self._row(event, event_id, shared))
-            except ContractViolation as problem:
-                raise _at(len(rows), len(events), problem) from problem.__cause__
-        if any(row[ID] is not event_id for row, event_id in zip(rows, ids, strict=True)):
+        except ContractViolation as problem:
+            raise _at(len(rows), len(events), problem) from problem.__cause__
+        if [row[ID] for row in rows] != ids:
             _refuse_twice_the_same(rows)
         return rows
 
     def _row(self, event: Any, new_id: UUID, shared: "_Shared") -> EventRow:
-        event_type = self._registry.of_payload(event)
-        if event_type is None:
+        plain = self._plain_classes.get(type(event)) or self._plain_class(event)
+        if plain is None:
             return self._drafted_row(event, new_id, shared)
-        # The fast path of a plain payload object.
-        payload = self._payload(event_type, event)
+        # The fast path of a plain payload object: no call that can be avoided.
+        data = plain.encode(event)
+        if len(data) > self._max_payload_bytes:
+            raise self._too_large(plain.event_type, data)
         if shared.declared is None:
             shared.declared = self._declared(shared.scope, shared.audience)
+        aggregate_id = None if plain.key_field is None else getattr(event, plain.key_field, None)
+        if type(aggregate_id) is not str or not is_storable(aggregate_id, MAX_AGGREGATE_ID):
+            aggregate_id = _aggregate_id(plain.event_type, plain.event_type.aggregate_id_of(event), new_id)
         return (
             new_id,
-            event_type.aggregate or NO_AGGREGATE,
-            _aggregate_id(event_type, event_type.aggregate_id_of(event), new_id),
-            event_type.name,
-            event_type.version,
+            plain.aggregate_type,
+            aggregate_id,
+            plain.name,
+            plain.version,
             shared.now,
-            shared.correlation or (str(new_id) if shared.alone else None),
+            shared.correlation,
             shared.causation,
-            payload,
+            data.decode(),
             *shared.declared,
         )
 
+    def _plain_class(self, event: Any) -> "_PlainClass | None":
+        """What the events of this class have in common; None for a draft, a dict or an undeclared class."""
+        event_type = self._registry.of_payload(event)
+        if event_type is None:
+            return None
+        found = self._plain_classes[type(event)] = _PlainClass(
+            event_type,
+            event_type.encode,
+            _key_field(event_type),
+            event_type.aggregate or NO_AGGREGATE,
+            event_type.name,
+            event_type.version,
+        )
+        return found
+
     def _drafted_row(self, event: Any, new_id: UUID, shared: "_Shared") -> EventRow:
         event_type, draft = self._registry.draft(event)
-        payload = self._payload(event_type, draft.payload)
+        data = event_type.encode(draft.payload)
+        if len(data) > self._max_payload_bytes:
+            raise self._too_large(event_type, data)
         event_id = new_id if draft.event_id is None else _identifier("event_id", draft.event_id)
         aggregate_id = draft.aggregate_id
         if aggregate_id is None:
@@ -105,21 +131,18 @@ class RowMaker:
             event_type.name,
             event_type.version,
             shared.now if draft.occurred_at is None else _occurred_at(draft.occurred_at),
-            _correlation(draft, event_id, shared),
+            shared.correlation if draft.correlation_id is None else checked_correlation(draft.correlation_id),
             shared.causation if draft.causation_id is None else _identifier("causation_id", draft.causation_id),
-            payload,
+            data.decode(),
             *self._declared_of(draft, shared),
         )
 
-    def _payload(self, event_type: EventType, payload: Any) -> str:
-        data = event_type.encode(payload)
-        if len(data) > self._max_payload_bytes:
-            raise PayloadTooLarge(
-                f"{event_type.name}: the payload is {len(data):,} bytes, the limit is "
-                f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, "
-                "or raise Outbox(max_payload_bytes=…)"
-            )
-        return data.decode()
+    def _too_large(self, event_type: EventType, data: bytes) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"{event_type.name}: the payload is {len(data):,} bytes, the limit is "
+            f"{self._max_payload_bytes:,}: store the large part elsewhere and publish a reference, "
+            "or raise Outbox(max_payload_bytes=…)"
+        )
 
     def _declared_of(self, draft: Draft, shared: "_Shared") -> Sequence[Any]:
         audience = shared.audience if draft.audience is None else self._audience(draft.audience)
@@ -165,9 +188,25 @@ class _Shared(msgspec.Struct):
     correlation: str | None
     causation: UUID | None
     scope: Mapping[str, Any]
-    alone: bool
     audience: Readers | None = None
     declared: Sequence[Any] | None = None
+
+
+class _PlainClass(msgspec.Struct):
+    """What the events of one payload class have in common."""
+
+    event_type: EventType
+    encode: Callable[[Any], bytes]
+    key_field: str | None
+    aggregate_type: str
+    name: str
+    version: int
+
+
+def _key_field(event_type: EventType) -> str | None:
+    """The field with the aggregate id; None if only `aggregate_id_of` finds it."""
+    is_mapping = event_type.payload_class is not None and issubclass(event_type.payload_class, Mapping)
+    return event_type.key if isinstance(event_type.key, str) and not is_mapping else None
 
 
 def _readers(given: Iterable[str]) -> Readers:
@@ -241,13 +280,9 @@ def _occurred_at(given: datetime) -> datetime:
     return given.astimezone(UTC)
 
 
-def _correlation(draft: Draft, event_id: UUID, shared: _Shared) -> str | None:
-    if draft.correlation_id is not None:
-        return checked_correlation(draft.correlation_id)
-    return shared.correlation or (str(event_id) if shared.alone else None)
-
-
 def _scope_value(name: str, kind: type[Any], value: Any) -> Any:
+    if kind is str and type(value) is str and is_storable(value, MAX_SCOPE):
+        return value
     if value is None or value == "":
         raise ScopeViolation(f"missing scope value {name!r}: this outbox requires publish(…, {name}=…)")
     if not isinstance(value, kind) or isinstance(value, bool):

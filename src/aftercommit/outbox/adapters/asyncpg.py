@@ -1,6 +1,6 @@
 """asyncpg: a connection, also one from a pool."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import asyncpg
@@ -29,7 +29,7 @@ async def copy_async(connection: Any, copy: Copy) -> None:
 class Asyncpg(AsyncPublisher):
     """An asyncpg connection."""
 
-    style = "asyncpg"
+    style = style_of_one = "asyncpg"
     errors = (asyncpg.PostgresError,)
 
     def __init__(self, connection: Any) -> None:
@@ -39,9 +39,12 @@ class Asyncpg(AsyncPublisher):
         """Without a transaction, asyncpg commits every statement by itself."""
         return bool(self._connection.is_in_transaction())
 
-    async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
+    def execute(self, statement: str, parameters: Sequence[Any]) -> Awaitable[Any]:
         """Run a statement; asyncpg prepares and caches it."""
-        await self._connection.execute(statement, *parameters)
+        running: Awaitable[Any] = self._connection.execute(statement, *parameters)
+        return running
+
+    execute_one = execute
 
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Run a statement and return its rows."""

@@ -27,7 +27,7 @@ def find(connection: Any) -> SyncPublisher | None:
 class Django(SyncPublisher):
     """A Django connection."""
 
-    style = "text"
+    style = style_of_one = "text"
     errors = (ProgrammingError,)
 
     def __init__(self, connection: Any) -> None:
@@ -41,6 +41,8 @@ class Django(SyncPublisher):
         """Run a statement on Django's cursor, so that its wrappers and logging see it."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement, parameters)
+
+    execute_one = execute
 
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Run a statement and return its rows."""

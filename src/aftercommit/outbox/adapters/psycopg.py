@@ -1,6 +1,6 @@
 """psycopg 3, blocking and asyncio."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -58,6 +58,7 @@ class Psycopg(SyncPublisher):
     """A blocking psycopg connection."""
 
     style = "psycopg"
+    style_of_one = "numbered"
     errors = (psycopg.ProgrammingError,)
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
@@ -78,6 +79,10 @@ class Psycopg(SyncPublisher):
         """Run a statement on our own cursor, so that the caller's cursor and row factories do not matter."""
         psycopg.Cursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
 
+    def execute_one(self, statement: str, parameters: Sequence[Any]) -> None:
+        """The same with a raw query, in which psycopg has nothing to replace."""
+        psycopg.RawCursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
+
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Run a statement and return its rows."""
         with psycopg.Cursor(self._connection, row_factory=_TUPLES) as cursor:
@@ -96,6 +101,7 @@ class AsyncPsycopg(AsyncPublisher):
     """An asyncio psycopg connection."""
 
     style = "psycopg"
+    style_of_one = "numbered"
     errors = (psycopg.ProgrammingError,)
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -113,6 +119,10 @@ class AsyncPsycopg(AsyncPublisher):
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Run a statement on our own cursor, so that the caller's cursor and row factories do not matter."""
         await psycopg.AsyncCursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
+
+    def execute_one(self, statement: str, parameters: Sequence[Any]) -> Awaitable[Any]:
+        """The same with a raw query, in which psycopg has nothing to replace."""
+        return psycopg.AsyncRawCursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
 
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Run a statement and return its rows."""

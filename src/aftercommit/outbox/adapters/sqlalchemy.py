@@ -51,6 +51,7 @@ class Sqlalchemy(SyncPublisher):
     def __init__(self, target: Session | Connection) -> None:
         bind = target.get_bind() if isinstance(target, Session) else target
         self.style: Style = style_of_driver(bind.dialect.driver)
+        self.style_of_one = self.style
         self._target = target
         self._known: Connection | None = None
 
@@ -66,6 +67,8 @@ class Sqlalchemy(SyncPublisher):
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Flush the session, then run a statement on the driver."""
         self._run(statement, parameters).close()
+
+    execute_one = execute
 
     def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Flush the session, then run a statement and return its rows."""
@@ -120,6 +123,7 @@ class AsyncSqlalchemy(AsyncPublisher):
     def __init__(self, target: AsyncSession | AsyncConnection) -> None:
         bind = target.get_bind() if isinstance(target, AsyncSession) else target
         self.style: Style = style_of_driver(bind.dialect.driver)
+        self.style_of_one = self.style
         self._target: Any = target
         self._needs_transaction = False
 
@@ -135,6 +139,8 @@ class AsyncSqlalchemy(AsyncPublisher):
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Flush the session, then run a statement on the driver."""
         await self._target.run_sync(lambda target: self._checked(target).execute(statement, parameters))
+
+    execute_one = execute
 
     async def fetch(self, statement: str, parameters: Sequence[Any]) -> Rows:
         """Flush the session, then run a statement and return its rows."""

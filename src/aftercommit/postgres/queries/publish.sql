@@ -2,8 +2,9 @@
 -- One event in the caller's transaction. At the commit, the doorbell wakes the relay, but only while one listens; it names the lane, so
 -- that only one carrier wakes. The bell is in a condition that is always true: evaluated once, and cheaper than a query around the INSERT.
 -- These statements run in the caller's session, whose search_path can be anything, so built-in functions and operators have full names.
-insert into {schema}.outbox ({names})
-select event.*
+-- Without a correlation id, the event's own id is one.
+insert into {schema}.outbox ({names} {correlation_name})
+select event.* {correlation}
 from (select {values}) as event ({names})
 where coalesce((
     select pg_catalog.pg_notify({channel}, (
