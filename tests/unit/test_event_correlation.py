@@ -9,20 +9,20 @@ from uuid import uuid4
 import pytest
 
 from aftercommit.errors import InvalidEnvelope
-from aftercommit.event.correlation import correlation, current_causation, current_correlation, tell, told
+from aftercommit.event.correlation import correlation, current_story, tell, told
 
 
 def test_there_is_no_story_unless_somebody_tells_one():
-    assert (current_correlation(), current_causation()) == (None, None)
+    assert current_story() == (None, None)
 
 
 def test_the_inner_story_ends_where_its_block_ends_even_by_an_error():
     with correlation("outer"):
         with contextlib.suppress(ZeroDivisionError), correlation("inner"):
-            assert current_correlation() == "inner"
+            assert current_story()[0] == "inner"
             _ = 1 / 0
-        assert current_correlation() == "outer"
-    assert current_correlation() is None
+        assert current_story()[0] == "outer"
+    assert current_story()[0] is None
 
 
 def test_an_event_being_handled_is_the_cause_of_what_is_published_inside():
@@ -30,21 +30,21 @@ def test_an_event_being_handled_is_the_cause_of_what_is_published_inside():
     with correlation("outer"):
         with told():
             tell(event_id, "story")
-            assert (current_correlation(), current_causation()) == ("story", event_id)
-        assert (current_correlation(), current_causation()) == ("outer", None)
+            assert current_story() == ("story", event_id)
+        assert current_story() == ("outer", None)
 
 
 @pytest.mark.parametrize("value", ["", "x" * 256, "nul\x00", "\ud800", None, 5, b"bytes"])
 def test_what_cannot_be_stored_is_refused_where_it_is_set(value):
     with pytest.raises(InvalidEnvelope, match="1 to 255"), correlation(value):
         pass
-    assert current_correlation() is None
+    assert current_story()[0] is None
 
 
 @pytest.mark.parametrize("value", ["x" * 255, "☃" * 255, "a story"])
 def test_what_can_be_stored_is_taken(value):
     with correlation(value):
-        assert current_correlation() == value
+        assert current_story()[0] == value
 
 
 async def test_tasks_do_not_hear_each_others_stories():
@@ -53,16 +53,16 @@ async def test_tasks_do_not_hear_each_others_stories():
     async def tell(story: str) -> str | None:
         with correlation(story):
             await both_inside.wait()
-            return current_correlation()
+            return current_story()[0]
 
     first, second = await asyncio.gather(tell("one"), tell("two"))
     assert (first, second) == ("one", "two")
-    assert current_correlation() is None
+    assert current_story()[0] is None
 
 
 async def test_a_task_and_a_thread_of_asyncio_go_on_with_the_story_they_were_started_in():
     async def read() -> str | None:
-        return current_correlation()
+        return current_story()[0]
 
     with correlation("story"):
         task = asyncio.create_task(read())
@@ -74,7 +74,7 @@ def test_a_plain_thread_starts_without_a_story_and_takes_one_along_when_given_th
     heard: list[str | None] = []
 
     def listen() -> None:
-        heard.append(current_correlation())
+        heard.append(current_story()[0])
 
     with correlation("story"):
         context = contextvars.copy_context()

@@ -14,14 +14,9 @@ _correlation: ContextVar[str | None] = ContextVar("aftercommit_correlation", def
 _causation: ContextVar[UUID | None] = ContextVar("aftercommit_causation", default=None)
 
 
-def current_correlation() -> str | None:
-    """The correlation id of this context, if one is set."""
-    return _correlation.get()
-
-
-def current_causation() -> UUID | None:
-    """The id of the event that this context handles, if any."""
-    return _causation.get()
+def current_story() -> tuple[str | None, UUID | None]:
+    """The correlation id of this context, and the id of the event that it handles; None where there is none."""
+    return _correlation.get(), _causation.get()
 
 
 def checked_correlation(value: str) -> str:

@@ -17,8 +17,10 @@ _UNKNOWN = SafeUUID.unknown
 def uuid7() -> UUID:
     """A new UUIDv7: 48 bits of Unix milliseconds, 74 random bits."""
     bits = int.from_bytes(os.urandom(10), "big")
-    moment = time.time_ns() // 1_000_000 << 80
-    return _made(moment | _VERSION_7 | _VARIANT | bits & _RANDOM)
+    made = _new(UUID)
+    _set_int(made, time.time_ns() // 1_000_000 << 80 | _VERSION_7 | _VARIANT | bits & _RANDOM)
+    _set_safety(made, _UNKNOWN)
+    return made
 
 
 def uuid7s(count: int) -> list[UUID]:

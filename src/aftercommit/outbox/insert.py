@@ -141,6 +141,8 @@ class Inserter:
         given = [row[ID], row[AGGREGATE_ID], *row[OCCURRED:end], *row[PAYLOAD:]]
         if self._shape.audience:
             given[-1] = text_array(given[-1])
+        if style == "asyncpg":
+            given[2] = given[2].isoformat()
         return statement, given if style != "text" else [_as_text(value) for value in given]
 
     def _rendered_one(self, row: EventRow, style: Style, end: int) -> str:
@@ -249,8 +251,9 @@ def _placeholder(number: int, kind: str, style: Style, array: str = "") -> sql.S
     if style == "numbered":
         mark = f"${number}"
     elif style == "asyncpg":
-        # As text: an application may have set its own json codec, which would encode the payload again.
-        first_cast = f"::text{array}" if kind == "json" else ""
+        # As text: an application may have set its own json codec, which would encode the payload again; and asyncpg
+        # takes longer for a time than for its text.
+        first_cast = f"::text{array}" if kind == "json" or (kind == "timestamptz" and not array) else ""
         mark = f"${number}{first_cast}"
     else:
         # psycopg sends arrays in binary: in text form, a publish of many events is six times slower. Ids are text

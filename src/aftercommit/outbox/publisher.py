@@ -29,12 +29,14 @@ _NOT_THERE = frozenset({"42P01", "42703", "3F000"})
 class SyncPublisher(ABC):
     """A blocking connection. `errors` are its driver's exceptions for errors from PostgreSQL.
 
-    `style` and `style_of_one` are how the driver takes the values of many events and of one.
+    `style` and `style_of_one` are how the driver takes the values of many events and of one. An adapter that
+    `fits_class` is right for every object of the connection's class.
     """
 
     style: Style
     style_of_one: Style
     errors: Errors
+    fits_class = False
 
     @abstractmethod
     def in_transaction(self) -> bool:
@@ -63,7 +65,7 @@ class SyncPublisher(ABC):
     def require_transaction(self) -> None:
         """Raise NotInTransaction if a statement would commit by itself."""
         if not self.in_transaction():
-            raise NotInTransaction(_OUTSIDE)
+            raise outside_transaction()
 
     def publish(self, rows: EventRows, inserter: Inserter, key: str | None, *, alone: bool) -> Receipt:
         """Write events, once per idempotency key if there is one. `alone`: outside a transaction, too."""
@@ -108,6 +110,7 @@ class AsyncPublisher(ABC):
     style: Style
     style_of_one: Style
     errors: Errors
+    fits_class = False
 
     @abstractmethod
     async def in_transaction(self) -> bool:
@@ -136,7 +139,7 @@ class AsyncPublisher(ABC):
     async def require_transaction(self) -> None:
         """Raise NotInTransaction if a statement would commit by itself."""
         if not await self.in_transaction():
-            raise NotInTransaction(_OUTSIDE)
+            raise outside_transaction()
 
     async def publish(self, rows: EventRows, inserter: Inserter, key: str | None, *, alone: bool) -> Receipt:
         """Write events, once per idempotency key if there is one. `alone`: outside a transaction, too."""
@@ -175,10 +178,13 @@ class AsyncPublisher(ABC):
             return _receipt(end)
 
 
-_OUTSIDE = (
-    "publish was called outside a transaction, where the event would commit without your own changes: "
-    "begin a transaction first, or call publish(…, outside_transaction=True) if the event belongs to no other change"
-)
+def outside_transaction() -> NotInTransaction:
+    """The error of a publish whose event would commit by itself."""
+    return NotInTransaction(
+        "publish was called outside a transaction, where the event would commit without your own changes: "
+        "begin a transaction first, or call publish(…, outside_transaction=True) if the event belongs to no other "
+        "change"
+    )
 
 
 def refuse_missing(problem: Exception, schema: str) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from aftercommit.clock import utc_now
 from aftercommit.errors import AudienceViolation, ContractViolation, InvalidEnvelope, PayloadTooLarge, ScopeViolation
-from aftercommit.event.correlation import checked_correlation, current_causation, current_correlation
+from aftercommit.event.correlation import checked_correlation, current_story
 from aftercommit.event.definition import NO_AGGREGATE, EventType
 from aftercommit.event.envelope import Draft
 from aftercommit.event.identity import uuid7, uuid7s
@@ -46,7 +46,7 @@ class RowMaker:
 
     def __init__(self, registry: Registry, shape: Shape, max_payload_bytes: int) -> None:
         self._registry = registry
-        self._declared_scope = shape.scope
+        self._declared_scope = tuple(shape.scope.items())
         self._has_audience = shape.audience
         self._max_payload_bytes = max_payload_bytes
         self._plain_classes: dict[type[Any], _PlainClass] = {}
@@ -58,7 +58,7 @@ class RowMaker:
 
         Without a correlation id in a row, the event's own id is its correlation id.
         """
-        shared = _Shared(utc_now(), current_correlation(), current_causation(), scope)
+        shared = _Shared(utc_now(), *current_story(), scope)
         if audience is not None:
             shared.audience = self._audience(audience)
         if len(events) == 1:
@@ -174,11 +174,24 @@ class RowMaker:
         return _readers(given)
 
     def _scope_values(self, given: Mapping[str, Any]) -> list[Any]:
-        declared = self._declared_scope
-        if not given.keys() <= declared.keys():
-            name = next(name for name in given if name not in declared)
-            raise ScopeViolation(f"{name!r} is not a scope of this outbox: declared are {list(declared) or 'none'}")
-        return [_scope_value(name, kind, given.get(name)) for name, kind in declared.items()]
+        if len(given) != len(self._declared_scope):
+            self._refuse_undeclared(given)
+        values = []
+        for name, kind in self._declared_scope:
+            value = given.get(name)
+            if value is None:
+                # A misspelt name explains more than a missing value.
+                self._refuse_undeclared(given)
+            if not (type(value) is kind is str and is_storable(value, MAX_SCOPE)):
+                value = _scope_value(name, kind, value)
+            values.append(value)
+        return values
+
+    def _refuse_undeclared(self, given: Mapping[str, Any]) -> None:
+        declared = [name for name, _ in self._declared_scope]
+        for name in given:
+            if name not in declared:
+                raise ScopeViolation(f"{name!r} is not a scope of this outbox: declared are {declared or 'none'}")
 
 
 class _Shared(msgspec.Struct):
@@ -281,8 +294,6 @@ def _occurred_at(given: datetime) -> datetime:
 
 
 def _scope_value(name: str, kind: type[Any], value: Any) -> Any:
-    if kind is str and type(value) is str and is_storable(value, MAX_SCOPE):
-        return value
     if value is None or value == "":
         raise ScopeViolation(f"missing scope value {name!r}: this outbox requires publish(…, {name}=…)")
     if not isinstance(value, kind) or isinstance(value, bool):

@@ -31,6 +31,7 @@ _ADAPTERS = {
     "django": "django",
 }
 _known: dict[type[Any], tuple[Finder, ...]] = {}
+_by_class: dict[type[Any], Callable[[Any], SyncPublisher | AsyncPublisher]] = {}
 
 
 @cache
@@ -47,6 +48,11 @@ def _finders_for(kind: type[Any]) -> tuple[Finder, ...]:
 
 def publisher_for(connection: Any) -> SyncPublisher | AsyncPublisher:
     """The adapter for this object."""
+    adapter = _by_class.get(type(connection))
+    return adapter(connection) if adapter is not None else _found(connection)
+
+
+def _found(connection: Any) -> SyncPublisher | AsyncPublisher:
     kind = type(connection)
     finders = _known.get(kind)
     if finders is None:
@@ -54,6 +60,8 @@ def publisher_for(connection: Any) -> SyncPublisher | AsyncPublisher:
     for find in finders:
         publisher = find(connection)
         if publisher is not None:
+            if publisher.fits_class:
+                _by_class[kind] = type(publisher)
             return publisher
     raise UnsupportedConnection(
         f"cannot publish on {connection!r:.120} "

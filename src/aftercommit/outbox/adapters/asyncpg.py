@@ -6,7 +6,7 @@ from typing import Any
 import asyncpg
 
 from aftercommit.outbox.insert import Copy
-from aftercommit.outbox.publisher import AsyncPublisher, Rows
+from aftercommit.outbox.publisher import AsyncPublisher, Rows, outside_transaction
 
 
 def find(connection: Any) -> AsyncPublisher | None:
@@ -30,6 +30,7 @@ class Asyncpg(AsyncPublisher):
     """An asyncpg connection."""
 
     style = style_of_one = "asyncpg"
+    fits_class = True
     errors = (asyncpg.PostgresError,)
 
     def __init__(self, connection: Any) -> None:
@@ -38,6 +39,11 @@ class Asyncpg(AsyncPublisher):
     async def in_transaction(self) -> bool:
         """Without a transaction, asyncpg commits every statement by itself."""
         return bool(self._connection.is_in_transaction())
+
+    async def require_transaction(self) -> None:
+        """In one step, because this runs for every event."""
+        if not self._connection.is_in_transaction():
+            raise outside_transaction()
 
     def execute(self, statement: str, parameters: Sequence[Any]) -> Awaitable[Any]:
         """Run a statement; asyncpg prepares and caches it."""

@@ -58,6 +58,7 @@ class Psycopg(SyncPublisher):
     """A blocking psycopg connection."""
 
     style = "psycopg"
+    fits_class = True
     style_of_one = "numbered"
     errors = (psycopg.ProgrammingError,)
 
@@ -101,6 +102,7 @@ class AsyncPsycopg(AsyncPublisher):
     """An asyncio psycopg connection."""
 
     style = "psycopg"
+    fits_class = True
     style_of_one = "numbered"
     errors = (psycopg.ProgrammingError,)
 
