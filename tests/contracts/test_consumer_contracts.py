@@ -9,7 +9,7 @@ import pytest
 
 from aftercommit.backoff import Constant
 from aftercommit.consumer import Dispatcher
-from aftercommit.event.correlation import correlation, current_causation, current_correlation
+from aftercommit.event.correlation import correlation, current_story
 from aftercommit.event.envelope import Event
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.transports import LogTransport
@@ -402,12 +402,12 @@ async def test_one_correlation_runs_through_three_hops_and_each_names_its_cause(
 
     @on_placed.on(OrderPlaced, can_handle=lambda event: event.payload.note != "the end")
     async def pay(event: Event[OrderPlaced], connection: Any) -> None:
-        seen.append((current_correlation(), current_causation()))
+        seen.append(current_story())
         await shop.outbox.publish(connection, OrderPaid(event.payload.order_id, 5), tenant_id="acme")
 
     @on_paid.on(OrderPaid)
     def finish(event: Event[OrderPaid], connection: Any) -> None:
-        seen.append((current_correlation(), current_causation()))
+        seen.append(current_story())
         shop.outbox.publish(connection, OrderPlaced("o-2", 2, note="the end"), tenant_id="acme")
 
     relay = Relay(
@@ -425,7 +425,7 @@ async def test_one_correlation_runs_through_three_hops_and_each_names_its_cause(
         ("order.placed", "story-1", ids[1]),
     ]
     assert seen == [("story-1", ids[0]), ("story-1", ids[1])]
-    assert (current_correlation(), current_causation()) == (None, None)
+    assert current_story() == (None, None)
 
 
 @pytest.mark.contract("S8")

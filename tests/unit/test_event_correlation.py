@@ -66,8 +66,8 @@ async def test_a_task_and_a_thread_of_asyncio_go_on_with_the_story_they_were_sta
 
     with correlation("story"):
         task = asyncio.create_task(read())
-        in_thread = await asyncio.to_thread(current_correlation)
-    assert (await task, in_thread) == ("story", "story")
+        in_thread = await asyncio.to_thread(current_story)
+    assert (await task, in_thread[0]) == ("story", "story")
 
 
 def test_a_plain_thread_starts_without_a_story_and_takes_one_along_when_given_the_context():
