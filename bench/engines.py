@@ -29,11 +29,11 @@ def with_handler(outbox: Outbox, *, inbox: bool = True, start: Start = None) -> 
     return outbox
 
 
-def relay(stage: Stage, dsn: str, events: int) -> Sample:
+def relay(stage: Stage, dsn: str, events: int, outbox: Outbox | None = None) -> Sample:
     """The relay moves a backlog of so many events to the log."""
 
     def make(signals: Signals) -> Service:
-        return Relay(shop.declared(), Database(dsn), LogTransport(), settings=RelaySettings(), probe=signals)
+        return Relay(outbox or shop.declared(), Database(dsn), LogTransport(), settings=RelaySettings(), probe=signals)
 
     return _timed(stage, make, "relay.ready", "relay.appended", events)
 

@@ -1,6 +1,7 @@
 """What is published here: one typed event of about 500 bytes, and the same row as somebody writes it by hand."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
@@ -36,13 +37,15 @@ ORDERS_TABLE: Final = """
     )
 """
 FILL: Final = """
-    insert into {schema}.outbox (id, aggregate_type, aggregate_id, event_type, correlation_id, payload, tenant_id)
+    insert into {schema}.outbox (
+        id, aggregate_type, aggregate_id, event_type, correlation_id, payload, tenant_id {names}
+    )
     select {new_id}, 'order', 'o-' || mod(n, {aggregates}), 'order.placed', n::text,
            json_build_object(
                'order_id', 'o-' || mod(n, {aggregates}), 'number', n, 'customer', 'customer-' || mod(n, 997),
                'currency', 'EUR', 'total', 12500, 'expedited', false, 'channel', 'web', 'note', %s::text
            ),
-           'acme'
+           'acme' {values}
     from generate_series(1, %s) n
 """
 
@@ -82,9 +85,15 @@ def prepare(dsn: str, *schemas: str) -> None:
         connection.execute(ORDERS_TABLE)
 
 
-def fill(connection: psycopg.Connection[Any], schema: str, events: int) -> None:
-    """A backlog in the outbox, with statistics, and everything on disk that was written before."""
-    connection.execute(FILL.format(schema=schema, aggregates=AGGREGATES, new_id=NEW_ID).encode(), (NOTE, events))
+def fill(connection: psycopg.Connection[Any], schema: str, events: int, scopes: Sequence[str] = ()) -> None:
+    """A backlog in the outbox, with statistics, and everything on disk that was written before.
+
+    `scopes` are further columns of text; each has so many values as its place in the list, and seven more.
+    """
+    names = "".join(f", {name}" for name in scopes)
+    values = "".join(f", 'value-' || mod(n, {count})" for count, _ in enumerate(scopes, 7))
+    statement = FILL.format(schema=schema, aggregates=AGGREGATES, new_id=NEW_ID, names=names, values=values)
+    connection.execute(statement.encode(), (NOTE, events))
     connection.execute(f"vacuum analyze {schema}.outbox".encode())
     connection.execute("checkpoint")
 

@@ -15,6 +15,7 @@ from bench.cases import (
     growth_letters,
     growth_log,
     growth_order,
+    growth_scopes,
     growth_strands,
     latency,
     memory,
@@ -29,7 +30,7 @@ CASES: dict[str, Callable[[Stage, Peers], Finding]] = {
     case.NAME: case.run
     for case in (
         *(publish, bulk, drain, bus, consumer, latency, growth, wakeup, memory),
-        *(growth_log, growth_letters, growth_consumers, growth_strands, growth_order),
+        *(growth_log, growth_letters, growth_consumers, growth_strands, growth_order, growth_scopes),
         *(feed_polls, feed_streams, feed_history),
     )
 }

@@ -10,9 +10,9 @@ from psycopg import sql
 
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres.blocks import LOCK_CLASS
-from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.shape import LogFacet, Shape
 from aftercommit.postgres.statements import Statements
-from aftercommit.schema import indexes, migrate, partitions
+from aftercommit.schema import declared, indexes, migrate, partitions
 from tests.support.engine import Engine, connected, value, wait_until, waits_for_a_lock
 
 PLAIN = Shape()
@@ -198,6 +198,19 @@ def add_scope(connection: psycopg.Connection[Any]) -> None:
             f"alter table aftercommit.{table} add column tenant_id varchar(255) not null default 'acme';"
             f"alter table aftercommit.{table} alter column tenant_id drop default".encode()
         )
+
+
+def test_the_log_is_indexed_by_the_scopes_that_somebody_reads_by():
+    """An index by each of twenty scopes would cost the relay more than all the rest of its work."""
+    scope = dict.fromkeys(("tenant_id", "user_id", "project_id", "region"), str)
+
+    def log_indexes(shape: Shape) -> list[str]:
+        return [piece.index.name for piece in declared.pieces(shape) if piece.index and "scope" in piece.index.name]
+
+    assert log_indexes(Shape()) == []
+    assert log_indexes(Shape(scope=scope)) == ["log_scope_tenant_id"]
+    read = Shape(scope=scope, indexed=("user_id",), facets=(LogFacet("scope", "project_id", ()),))
+    assert log_indexes(read) == ["log_scope_tenant_id", "log_scope_user_id", "log_scope_project_id"]
 
 
 def test_the_log_is_indexed_one_partition_at_a_time(database, connection):

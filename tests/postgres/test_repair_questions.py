@@ -22,6 +22,7 @@ from tests.postgres.test_plans import Plan, walk
 from tests.support.engine import connected, migrate_up
 
 SHAPE = Shape()
+SCOPED = Shape(scope={"tenant_id": str, "region": str})
 START = datetime(2026, 3, 1, tzinfo=UTC)
 STATUSES = ("retrying", "waiting", "parked", "resolved", "discarded")
 LOG = """
@@ -303,6 +304,26 @@ class TestPreviews:
         in_part = "select count(*) from aftercommit.log where event_type = 'paid' and position <= 100"
         assert (found.total, found.looked_at_all) == (asked(connection, in_part), False)
         assert (found.selection.from_position, found.selection.to_position) == (1, 100)
+
+    @pytest.mark.parametrize(("name", "looked_at"), [("tenant_id", 400), ("region", 100)])
+    async def test_a_scope_without_an_index_is_searched_in_part(
+        self, connection, dsn, monkeypatch, name: str, looked_at: int
+    ) -> None:
+        """The first scope has an index, further ones only where something declares that it reads by them."""
+        migrate_up(dsn, SCOPED)
+        for column in SCOPED.scope:
+            connection.execute(f"alter table aftercommit.log alter column {column} set default 'here'".encode())
+        write_log(connection, 16, 400)
+        limit_questions(monkeypatch, counted=1000, looked=100)
+
+        repair = Repair(SCOPED, Database(dsn), by="test")
+        found = await repair.preview(Selection(scope={name: "here"}), to="index")
+        nothing = await repair.preview(Selection(scope={name: "nowhere"}), to="index")
+
+        assert (found.total, found.looked_at_all) == (looked_at, looked_at == 400)
+        assert (nothing.total, nothing.looked_at_all) == (0, looked_at == 400)
+        exact = await repair.preview(Selection(scope={name: "here"}), to="index", exact=True)
+        assert exact.total == 400
 
     async def test_an_aggregate_is_searched_along_its_own_events(self, connection, repair, monkeypatch) -> None:
         write_log(connection, 14, 700)

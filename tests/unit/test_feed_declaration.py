@@ -83,10 +83,12 @@ def test_the_outbox_learns_which_indexes_the_filters_need_and_each_once():
         LogFacet("stream", "investigation", ("source",)),
         LogFacet("stream", "investigation", ("service",)),
         LogFacet("scope", "project_id", ("context", "level")),
+        LogFacet("scope", "project_id", ()),
     )
     names = [facet.name for facet in outbox.shape.facets]
     assert names[0].startswith("log_facet_investigation_level_")
-    assert len(set(names)) == 4
+    assert names[-1] == "log_scope_project_id"
+    assert len(set(names)) == 5
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ class Outbox:
     `scope` declares values that every event must have (`{"tenant_id": str}`). `ordering` says whether events after a
     failed one of the same aggregate go on (`relaxed`) or wait (`strict`). With `audience`, every event has a list of
     readers who receive it. `numbered` lists aggregate types whose events get a gapless number per aggregate. `indexed`
-    lists columns to look up pending events by; `views` show events under your own names.
+    lists columns to look up pending events by, and scopes to look up published ones by (the first scope always is one);
+    `views` show events under your own names.
     """
 
     def __init__(

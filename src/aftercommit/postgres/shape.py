@@ -61,7 +61,8 @@ class DeclaredView:
 class LogFacet:
     """An index of the log by a payload value, within a stream, within a scope or for the whole log.
 
-    `of` is the aggregate type or the name of the scope; `path` is the path of the value in the payload.
+    `of` is the aggregate type or the name of the scope; `path` is the path of the value in the payload. Without a path,
+    it is the index of the scope itself.
     """
 
     by: Literal["stream", "scope", "everything"]
@@ -71,6 +72,8 @@ class LogFacet:
     @property
     def name(self) -> str:
         """The name of the index: as readable as it fits, and a digest that makes it unique."""
+        if not self.path:
+            return f"log_scope_{self.of}"
         readable = re.sub(r"[^a-z0-9]+", "_", "_".join((self.of, *self.path)).lower())[:36]
         digest = hashlib.sha256(repr((self.by, self.of, self.path)).encode()).hexdigest()[:8]
         return f"log_facet_{readable}_{digest}"
@@ -130,6 +133,16 @@ class Shape:
     def carried(self) -> tuple[str, ...]:
         """The declared columns of every event: scope, then audience."""
         return (*self.scope, AUDIENCE) if self.audience else tuple(self.scope)
+
+    @property
+    def log_facets(self) -> tuple[LogFacet, ...]:
+        """The indexes of the log that are declared. Each costs the relay time with every event.
+
+        Scopes have one if they are declared first or `indexed`, or if a feed reads by them.
+        """
+        first = next(iter(self.scope), None)
+        scopes = (name for name in self.scope if name == first or name in self.indexed)
+        return tuple(dict.fromkeys([*(LogFacet("scope", name, ()) for name in scopes), *self.facets]))
 
     @property
     def publish_channel(self) -> str:

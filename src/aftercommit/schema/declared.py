@@ -230,13 +230,11 @@ def _view_piece(view: SchemaView) -> Piece:
 def _indexes(shape: Shape) -> Iterator[Index]:
     for migration in migrations():
         yield from migration.indexes
-    for name in shape.scope:
-        yield Index(f"log_scope_{name}", "log", partial(_creation, "index_log_scope", name))
+    for facet in shape.log_facets:
+        yield Index(facet.name, "log", partial(_facet_creation, facet))
     for name in shape.indexed:
         query = "index_outbox_age" if name == "created_at" else "index_outbox_column"
         yield Index(f"outbox_by_{name}", "outbox", partial(_creation, query, name))
-    for facet in shape.facets:
-        yield Index(facet.name, "log", partial(_facet_creation, facet))
 
 
 def _creation(query: str, column: str, shape: Shape, places: Mapping[str, sql.Composable]) -> str:
@@ -244,6 +242,8 @@ def _creation(query: str, column: str, shape: Shape, places: Mapping[str, sql.Co
 
 
 def _facet_creation(facet: LogFacet, shape: Shape, places: Mapping[str, sql.Composable]) -> str:
+    if not facet.path:
+        return _creation("index_log_scope", facet.of, shape, places)
     of = sql.Identifier(facet.of) if facet.by == "scope" else sql.Literal(facet.of)
     value = Statements(shape).part("facet_value", path=sql.Literal(list(facet.path)))
     return Statements(shape).render(f"index_log_facet_{facet.by}", of=of, value=value, **places)

@@ -21,7 +21,7 @@ from aftercommit.feed.declaration.entry import Item, LogEvent, Redacting
 from aftercommit.feed.declaration.facets import Facets
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen, Equals, Filter, choose
 from aftercommit.feed.declaration.page import Body, PagedBody
-from aftercommit.feed.declaration.selection import FeedSelection
+from aftercommit.feed.declaration.selection import ByScope, FeedSelection
 from aftercommit.outbox.declaration import Outbox
 
 _LONGEST_NAME: Final = 50
@@ -104,7 +104,7 @@ class Feed:
         begins: Literal["newest", "oldest"] = "newest",
         item_schema: Mapping[str, Any] | None = None,
     ) -> None:
-        """Declares the feed, and adds the indexes that its facets need to the outbox; `migrate` makes them.
+        """Declares the feed, and adds the indexes that it needs to the outbox; `migrate` makes them.
 
         A facet is a payload field (`"level"`, `"context.tenant"`), which history finds by index, or a function of the
         event, for which history is searched event by event. `begins` says which page a reader without a cursor gets:
@@ -129,7 +129,10 @@ class Feed:
             raise DeclarationError(f"feed {name!r}: begins={begins!r:.60} must be 'newest' or 'oldest'")
         select.check(outbox)
         self._check_filters()
-        indexes = (select.facet(path) for path in self._facets.paths if path is not None)
+        paths = [path for path in self._facets.paths if path is not None]
+        indexes = [select.facet(path) for path in paths]
+        if isinstance(select, ByScope):
+            indexes.append(select.facet(()))
         outbox.index_log(index for index in indexes if index is not None)
 
     @property

@@ -3,7 +3,7 @@
 Actions never use these limits. They change everything that their selection matches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -68,16 +68,17 @@ async def within_look(
 ) -> tuple[Selection, bool]:
     """The part of a selection of events at which a question looks, as positions; and whether it is all of it.
 
-    Only conditions without an index need a bound (payload values, and a type of aggregates alone), and those that have
-    to be `searched` because the index leaves too many events.
+    Only conditions without an index need a bound (payload values, most scopes, and a type of aggregates alone), and
+    those that have to be `searched` because the index leaves too many events.
     """
-    if not (searched or _needs_look(selection)):
+    scope = await _indexed_scope(session, selection)
+    if not (searched or _needs_look(selection, scope)):
         return selection, True
     low = selection.from_position or 1
     if selection.since is not None:
         (before,) = await session.row("position_before", {"moment": selection.since})
         low = max(low, before + 1)
-    narrow = Selection(aggregate_id=selection.aggregate_id, scope={} if selection.aggregate_id else selection.scope)
+    narrow = Selection(aggregate_id=selection.aggregate_id, scope={} if selection.aggregate_id else scope)
     parameters = {**session.parameters(narrow), "low": low, "look": LOOKED}
     edge, head = await session.row("edge_of_look", parameters, which=session.which_events(narrow))
     high = head if selection.to_position is None else selection.to_position
@@ -86,11 +87,22 @@ async def within_look(
     return replace(selection, from_position=low, to_position=edge - 1), False
 
 
-def _needs_look(selection: Selection) -> bool:
+async def _indexed_scope(session: RepairSession, selection: Selection) -> Mapping[str, Any]:
+    """The part of the selected scope by which the log has an index."""
+    if not selection.scope:
+        return {}
+    parameters = {"names": list(selection.scope), "schema": session.shape.schema}
+    indexed = [name for (name,) in await session.rows("indexed_scopes", parameters)]
+    return {name: value for name, value in selection.scope.items() if name in indexed}
+
+
+def _needs_look(selection: Selection, indexed_scope: Mapping[str, Any]) -> bool:
     if selection.is_of_letters or selection.event_ids or selection.correlation_id:
         return False
-    others = (selection.types, selection.aggregate_id, selection.scope, selection.since, selection.until)
-    return bool(selection.where) or (selection.aggregate_type is not None and not any(others))
+    if selection.where:
+        return True
+    by_index = (selection.types, selection.aggregate_id, indexed_scope, selection.since, selection.until)
+    return bool(selection.aggregate_type is not None or selection.scope) and not any(by_index)
 
 
 def letters_of_each(groups: Sequence[Any]) -> int:

@@ -164,6 +164,12 @@ select set_config('enable_seqscan', 'off', true)
 -- Ends a preview for which the index of the log leaves too many events, as for a type that is neither rare nor frequent.
 select set_config('statement_timeout', %(budget)s, true)
 
+-- name: indexed_scopes
+-- The scopes among these by which the log has an index.
+select name
+from unnest(%(names)s::text[]) name
+join pg_index on indexrelid = to_regclass(format('%%I.%%I', %(schema)s::text, 'log_scope_' || name)) and indisvalid
+
 -- name: edge_of_look
 -- The position after the last event that is looked at, and the head of the log.
 select (

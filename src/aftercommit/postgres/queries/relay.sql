@@ -107,8 +107,10 @@ fence as (
 -- known   whether the current life of the log belongs to this server, and the log is where we have seen it
 -- chosen  the rows to move
 -- moved   removes them from the outbox
--- total   their number and last seq: a single pass, because moved holds whole rows
+-- total   their number and their seqs, in order: a single pass, because moved holds whole rows
 -- tip     takes as many positions as rows were moved; its row lock makes the order of positions the order of commits
+-- appended in the order of seq, by the place of a seq in the array: a window function would sort and copy whole rows. Seqs are unique;
+--         where somebody has written one twice, places are counted
 -- heard   (if an audience is declared) the rows by which readers find their events
 -- latency counts the moved rows by type and by the time since they were written, for the metrics; extract() would calculate in numeric
 with {fence},
@@ -123,7 +125,7 @@ moved as (
     returning outbox.*
 ),
 total as materialized (
-    select count(*) as moved, max(seq) as last_seq from moved
+    select count(*) as moved, max(seq) as last_seq, array_agg(distinct seq order by seq) as seqs from moved
 ),
 tip as (
     update {schema}.head
@@ -136,11 +138,14 @@ appended as (
         position, ts, stream_seq, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
         correlation_id, causation_id, payload, retry_count, created_at {scope_names}
     )
-    select tip.position - (select moved from total) + row_number() over (order by moved.seq), tip.ts, {stream_seq},
+    select (select position - (select moved from total) from tip)
+           + case when (select cardinality(seqs) = moved from total) then width_bucket(moved.seq, (select seqs from total))
+                  else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end,
+           (select ts from tip), {stream_seq},
            moved.id, moved.seq, moved.lane, moved.aggregate_type, moved.aggregate_id, moved.event_type,
            moved.schema_version, moved.occurred_at, moved.correlation_id, moved.causation_id, moved.payload,
            moved.retry_count, moved.created_at {moved_scope}
-    from tip, moved {join_streams}
+    from moved {join_streams}
     returning {returned}
 ),
 {heard}
