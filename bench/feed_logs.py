@@ -10,7 +10,7 @@ import msgspec
 import psycopg
 
 from aftercommit import Outbox
-from aftercommit.access.rate_limit import Rate
+from aftercommit.access.key_count import Rate
 from aftercommit.access.token_keys import TokenKeys
 from aftercommit.access.tokens import mint
 from aftercommit.event.envelope import Record

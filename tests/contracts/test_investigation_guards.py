@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from aftercommit.access import service_tokens
-from aftercommit.access.rate_limit import ASK_SECONDS
+from aftercommit.access.rate_limiter import ASK_SECONDS
 from aftercommit.access.revocation import revoke
 from aftercommit.access.token_keys import TOKEN_KEYS_VARIABLE
 from aftercommit.client.sse_decoder import SseDecoder, SseMessage, SsePlace, SseRetry

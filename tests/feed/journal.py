@@ -12,7 +12,7 @@ import httpx
 import psycopg
 
 from aftercommit.access.bearer import BearerAccess
-from aftercommit.access.rate_limit import Rate
+from aftercommit.access.key_count import Rate
 from aftercommit.access.token_keys import TokenKeys
 from aftercommit.access.tokens import TokenVerifier, mint
 from aftercommit.feed import TIME_AND_SEQ, AtLeast, ByStream, Equals, Feed, Limits, LogEvent, PagedBody, Wire, timestamp

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aftercommit.access.rate_limit import Rate
+from aftercommit.access.key_count import Rate
 from aftercommit.feed import POSITION, BareArray, Everything, Limits, Wire
 from aftercommit.postgres.database import Database
 from aftercommit.testing.fault_proxy import FaultProxy

@@ -2,7 +2,8 @@
 
 import pytest
 
-from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
+from aftercommit.access.key_count import Allowance, Rate
+from aftercommit.access.rate_limiter import RateLimiter
 from tests.feed.journal import Journal, journal_feed
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from aftercommit.access import rate_limit
-from aftercommit.access.rate_limit import Rate, RateLimiter
+from aftercommit.access import rate_limiter
+from aftercommit.access.key_count import Allowance, Rate
+from aftercommit.access.rate_limiter import RateLimiter
 from aftercommit.postgres.database import Database
 from aftercommit.testing.fault_proxy import FaultProxy
 from aftercommit.testing.signals import Signals
@@ -95,7 +96,7 @@ async def test_a_request_that_arrives_during_an_exchange_waits_for_its_answer(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ):
     """The exchange may grant all that is left to requests that waited: one that passes meanwhile exceeds the limit."""
-    monkeypatch.setattr(rate_limit, "ASK_SECONDS", 60.0)
+    monkeypatch.setattr(rate_limiter, "ASK_SECONDS", 60.0)
     rate, signals = Rate("user", 3, DAY), Signals()
     async with limiter_of(shop, signals) as limiter:
         passed = [(await limiter.take("user", "ann", rate)).allowed]
@@ -104,7 +105,7 @@ async def test_a_request_that_arrives_during_an_exchange_waits_for_its_answer(
             first.execute("select from shop.rate_log for update")
             async with asyncio.TaskGroup() as tasks:
 
-                def asks() -> "asyncio.Task[rate_limit.Allowance]":
+                def asks() -> "asyncio.Task[Allowance]":
                     return tasks.create_task(limiter.take("user", "ann", rate))
 
                 waiting = [asks()]
@@ -129,7 +130,7 @@ async def test_a_request_that_arrives_during_an_exchange_waits_for_its_answer(
 async def test_what_a_process_decides_alone_during_an_exchange_comes_on_top(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rate_limit, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(rate_limiter, "ASK_SECONDS", 0.01)
     rate, signals = Rate("user", 1000, DAY), Signals()
     async with limiter_of(shop, signals) as earlier:
         # Where the key is new, a process trusts its own log for a while.
@@ -245,7 +246,7 @@ async def test_a_clock_that_is_set_back_freezes_nobody_for_longer_than_a_window(
 async def test_without_the_database_limits_hold_here_and_are_told_later(shop: Shop):
     rate, signals = Rate("user", 100, DAY), Signals()
     async with FaultProxy(shop.dsn) as proxy:
-        limiter = RateLimiter(Database(proxy.dsn), shop.outbox, interval_seconds=rate_limit.SHORTEST, probe=signals)
+        limiter = RateLimiter(Database(proxy.dsn), shop.outbox, interval_seconds=rate_limiter.SHORTEST, probe=signals)
         async with limiter:
             await limiter.take("user", "ann", rate)
             await exchanged(limiter, signals)
@@ -254,7 +255,7 @@ async def test_without_the_database_limits_hold_here_and_are_told_later(shop: Sh
 
             began = time.monotonic()
             assert await taken(limiter, rate, 200) == 99
-            assert time.monotonic() - began < 20 * rate_limit.ASK_SECONDS
+            assert time.monotonic() - began < 20 * rate_limiter.ASK_SECONDS
             await signals.wait("database.lost")
             assert not (await limiter.take("user", "ann", rate)).allowed
 
@@ -287,7 +288,7 @@ async def test_a_database_that_hangs_keeps_those_who_ask_waiting_once(shop: Shop
             assert await taken(limiter, rate, 50) == 50
             began = time.monotonic()
             assert await taken(limiter, rate, 100) == 49
-            assert time.monotonic() - began < rate_limit.ASK_SECONDS
+            assert time.monotonic() - began < rate_limiter.ASK_SECONDS
             proxy.heal()
 
 
@@ -326,7 +327,7 @@ async def test_long_names_with_the_same_beginning_are_counted_apart(shop: Shop):
 
 
 async def test_old_logs_are_removed(shop: Shop, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rate_limit, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(rate_limiter, "FORGET_SECONDS", 0.0)
     ago = "array[(extract(epoch from now()) * 1000000)::bigint - {} * 1000000::bigint]"
     shop.rows(
         f"insert into rate_log values ('user', 'old', 60, 0, {ago.format(61)}, '{{1}}'),"

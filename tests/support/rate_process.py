@@ -9,7 +9,8 @@ import json
 import sys
 import time
 
-from aftercommit.access.rate_limit import Rate, RateLimiter
+from aftercommit.access.key_count import Rate
+from aftercommit.access.rate_limiter import RateLimiter
 from aftercommit.postgres.database import Database
 from tests.support.shop import shop_outbox
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
+from aftercommit.access.key_count import Allowance, Rate
+from aftercommit.access.rate_limiter import RateLimiter
 from aftercommit.access.sliding_log import MOST_MOMENTS, SECOND, SlidingLog, stamp
 from aftercommit.errors import DeclarationError
 

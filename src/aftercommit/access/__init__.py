@@ -4,16 +4,17 @@ reader        a reader with permissions, and `Access`, the protocol that authent
 permissions   what a permission covers
 bearer        an `Access` for bearer tokens: `tokens` (JWTs, checked by `token_keys`), `service_tokens`, `revocation`
 trusted       an `Access` for programs that act on behalf of users
-rate_limit    rate limits that all processes share
+rate_limiter  rate limits that all processes share; `key_count` counts the requests of one key
 
 Bearer tokens need `aftercommit[serve]`.
 """
 
 from typing import TYPE_CHECKING
 
+from aftercommit.access.key_count import Allowance, Rate
 from aftercommit.access.permissions import Permissions, permission_for
-from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
-from aftercommit.access.reader import Access, Reader, Varying, Watched, rights_of
+from aftercommit.access.rate_limiter import RateLimiter
+from aftercommit.access.reader import Access, Reader, RemembersReaders, Varying, Watched, rights_of
 from aftercommit.lazy import lazy
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = [
     "Rate",
     "RateLimiter",
     "Reader",
+    "RemembersReaders",
     "TokenKeys",
     "TokenVerifier",
     "TrustedUsers",

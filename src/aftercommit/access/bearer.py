@@ -81,6 +81,20 @@ class BearerAccess(DatabaseService):
             log_event(logger, logging.DEBUG, "unauthorized", reason=refusal.reason)
             raise
 
+    def known_reader(self, authorization: str) -> Reader | None:
+        """The reader, if the token was verified before and is still valid; otherwise None."""
+        if self._database is not None and not self._has_read.is_set():
+            return None
+        try:
+            credential = _credential(authorization)
+            if not credential.startswith(PREFIX):
+                reader = self._tokens.known(credential) if self._tokens is not None else None
+                return None if reader is None or self.revocations.hit(reader) else reader
+            is_fresh = self._database is not None and self.service_tokens.age <= self._trust
+            return self.service_tokens.verify(credential) if is_fresh else None
+        except Unauthorized:
+            return None
+
     def still_valid(self, reader: Reader) -> bool:
         """Whether the reader's token is still valid, as far as this process knows."""
         if reader.expires_at is not None and reader.expires_at <= time.time():
@@ -175,6 +189,8 @@ class BearerAccess(DatabaseService):
 def _credential(authorization: str | None) -> str:
     if authorization is None:
         raise Unauthorized("there is no Authorization header")
+    if authorization.startswith("Bearer "):
+        return authorization[len(_SCHEME) :].strip(" ")
     if authorization[: len(_SCHEME)].lower() != _SCHEME:
         raise Unauthorized("the Authorization header is not a Bearer token")
     return authorization[len(_SCHEME) :].strip(" ")

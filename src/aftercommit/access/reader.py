@@ -69,6 +69,15 @@ class Varying(Protocol):
 
 
 @runtime_checkable
+class RemembersReaders(Varying, Protocol):
+    """An access object that can authenticate most requests without waiting, which makes polls faster."""
+
+    def known_reader(self, authorization: str) -> Reader | None:
+        """What `reader` would return for a request with this header and no other of `vary`; None to ask `reader`."""
+        ...
+
+
+@runtime_checkable
 class Watched(Protocol):
     """An access object that reports changes, so that the streams of a revoked token end at once."""
 

@@ -102,6 +102,17 @@ class TokenVerifier:
         self._remember(token, known)
         return known.reader
 
+    def known(self, token: str) -> Reader | None:
+        """The reader of a token that was verified before and is valid now; otherwise None."""
+        self._keys.look()
+        kept = self._known.pop(token, None)
+        if kept is None or kept.generation != self._keys.generation:
+            return None
+        if not kept.not_before <= time.time() < (kept.reader.expires_at or 0.0):
+            return None
+        self._known[token] = kept
+        return kept.reader
+
     def _verified(self, token: str, keys: KeySet) -> _VerifiedReader:
         if len(token) > self._longest:
             raise Unauthorized(f"the token is longer than {self._longest} characters")

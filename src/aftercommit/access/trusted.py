@@ -81,11 +81,18 @@ class TrustedUsers(Service):
                 raise self._refused("the header X-User-Id is missing", hint)
             user = user_in(named)
             return msgspec.structs.replace(caller, user=user, rights=rights_of(user, caller.permissions))
-        if _USER.fullmatch(caller.user) is None or int(caller.user) > LARGEST_USER:
+        if not _is_user(caller.user):
             raise self._refused("the user of the token is not an integer")
         if named is not None and user_in(named) != caller.user:
             raise self._refused("X-User-Id and the token name different users")
         return caller
+
+    def known_reader(self, authorization: str) -> Reader | None:
+        """The user of a token that was verified before; None for a program, which has to name its user."""
+        caller = self._bearer.known_reader(authorization)
+        if caller is None or caller.service is not None:
+            return None
+        return caller if _is_user(caller.user) else None
 
     async def caller(self, authorization: str | None, headers: Mapping[str, str], peer: str | None = None) -> Reader:
         """The sender of the request: a program that may act on behalf of users (`is_program`), or a user."""
@@ -156,9 +163,13 @@ def names_this_machine(host: str) -> bool:
 def user_in(header: str) -> str:
     """The user in the header `X-User-Id`; 400 if it is not a positive integer."""
     text = header.strip(" \t")
-    if _USER.fullmatch(text) is None or int(text) > LARGEST_USER:
+    if not _is_user(text):
         raise bad_request(
             f"X-User-Id must be an integer from 1 to {LARGEST_USER}, in decimal digits; it was {text!r:.60}",
             **{"X-User-Id": text[:60]},
         )
     return text
+
+
+def _is_user(text: str) -> bool:
+    return _USER.fullmatch(text) is not None and int(text) <= LARGEST_USER

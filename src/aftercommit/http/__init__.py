@@ -37,6 +37,7 @@ from aftercommit.http.errors import (
     unauthorized,
     unavailable,
 )
+from aftercommit.http.from_memory import AnswersFromMemory, WholeAnswer
 from aftercommit.lazy import lazy
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ else:
 __all__ = [
     "JSON",
     "NO_STORE",
+    "AnswersFromMemory",
     "Asgi",
     "BodyLimit",
     "Cors",
@@ -56,6 +58,7 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
+    "WholeAnswer",
     "answer",
     "answer_problem",
     "asgi_headers",

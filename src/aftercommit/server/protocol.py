@@ -6,6 +6,7 @@ Through it a feed also learns that a reader has left, and drops a reader that do
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -14,13 +15,16 @@ import msgspec
 from aftercommit.errors import MissingExtra
 from aftercommit.http.asgi import CONNECTION, Asgi, Message, Receive, Scope, Send, answer_problem
 from aftercommit.http.errors import Problem, bad_request, unavailable
+from aftercommit.http.from_memory import AnswersFromMemory
 
 try:
     from uvicorn import Config
+    from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
 
     from aftercommit.server.answer import OneWriteAnswer
+    from aftercommit.server.memory_answers import memory_answers_of
 except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "uvicorn") from problem
 
@@ -66,6 +70,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_leaving = False
         self._answering: Asgi = _answering_at_the_end(config.loaded_app)
         self._detached: _Detached | None = None
+        app = config.loaded_app
+        self._from_memory = app if isinstance(app, AnswersFromMemory) else None
+        self._memory_answers = memory_answers_of(self.loop)
 
     def abort(self) -> None:
         """Drop the connection now, with all that was written and not yet read."""
@@ -171,12 +178,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The headers are complete: hand the request to the application, or to one that refuses it."""
-        problem = self._problem()
-        if problem is None and self.parser.get_http_version() != "1.0":
+        version = self.parser.get_http_version()
+        problem = self._problem(version)
+        if problem is None and version != "1.0":
             self.app = self._answering
         else:
             app: Asgi = self.config.loaded_app if problem is None else _refusing(problem)
-            self.app = _answering_at_the_end(_without_chunks(app) if self.parser.get_http_version() == "1.0" else app)
+            self.app = _answering_at_the_end(_without_chunks(app) if version == "1.0" else app)
         self._unparsed = 0
         super().on_headers_complete()
         # Not before: an unreadable address is refused in the phase of headers.
@@ -190,7 +198,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unparsed = 0
         super().on_message_complete()
 
-    def _problem(self) -> Problem | None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Let the application answer; from memory, if it can."""
+        start = partial(super()._start_asgi_task, cycle, app)
+        if self._from_memory is not None and app is self._answering:
+            self._memory_answers.ask(cycle, self._from_memory, start)
+        else:
+            start()
+
+    def _problem(self, version: str) -> Problem | None:
         if len(self.connections) > self._guards.connections:
             return unavailable("The server has too many connections: try again later", 5)
         # Only headers that came in one large piece can be above the limit here.
@@ -198,7 +214,7 @@ class GuardedProtocol(HttpToolsProtocol):
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > self._guards.header_bytes:
                 return _headers_too_large(self._guards.header_bytes)
-        return problem_of_head(self.parser.get_http_version(), self.headers)
+        return problem_of_head(version, self.headers)
 
     def _keep_time(self) -> None:
         if self._timer is not None:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from aftercommit.access.rate_limit import RateLimiter
+from aftercommit.access.rate_limiter import RateLimiter
 from aftercommit.access.reader import Access, Watched
 from aftercommit.errors import DeclarationError
 from aftercommit.feed.app.openapi import document, path_parameter
@@ -29,6 +29,7 @@ from aftercommit.feed.app.pages import docs_pages
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.gate import Exists, Gate
+from aftercommit.feed.endpoints.memory_polls import MemoryPolls
 from aftercommit.feed.endpoints.polling import Polling
 from aftercommit.feed.endpoints.streaming import Streaming
 from aftercommit.feed.live.streams import StreamCaps, Streams, StreamTimes
@@ -36,6 +37,7 @@ from aftercommit.feed.strands.hub import FeedHub, HubSettings
 from aftercommit.http.asgi import Asgi, Receive, Scope, Send, answer_problem
 from aftercommit.http.cors import Cors
 from aftercommit.http.errors import not_found
+from aftercommit.http.from_memory import WholeAnswer, lines_of
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService
@@ -58,11 +60,19 @@ _TEMPLATE = re.compile(r"(?:/[A-Za-z0-9._~-]+|/\{[A-Za-z_][A-Za-z0-9_]*\})+")
 
 
 class FeedRoute(NamedTuple):
-    """A path, its pattern, and the endpoint."""
+    """A path, its pattern, the endpoint, and what answers polls of it from memory."""
 
     path: str
     pattern: re.Pattern[str]
     endpoint: Asgi
+    polls: MemoryPolls | None
+
+
+class Polled(NamedTuple):
+    """What answers polls of a path, and the key in that path."""
+
+    polls: MemoryPolls
+    key: str | None
 
 
 class FeedApp:
@@ -115,6 +125,9 @@ class FeedApp:
         self._addresses = [address for path, feed in self.feeds.items() for address in self._both(path, feed, exists)]
         self._pages = {path: self._open_to_pages(page) for path, page in docs_pages(self.openapi).items()}
         self._route = lru_cache(maxsize=REMEMBERED)(self._routed)
+        self._polled = lru_cache(maxsize=REMEMBERED)(self._polled_at)
+        # Requests of web pages, which need more than this, are answered the usual way.
+        self._more_lines = lines_of(self._cors.vary) if self._cors is not None else b""
 
     @property
     def routes(self) -> "list[BaseRoute]":
@@ -169,6 +182,15 @@ class FeedApp:
         else:
             await send({"type": "websocket.close", "code": 1000})
 
+    def answer_from_memory(self, scope: Scope) -> WholeAnswer | None:
+        """The response to a poll, if memory alone can tell it; otherwise None, and the request is not counted yet."""
+        path: str = scope["path"]
+        if scope["method"] not in ("GET", "HEAD") or len(path) > LONGEST_REMEMBERED:
+            return None
+        found = self._polled(path, scope.get("root_path", ""))
+        answer = found.polls.answer(scope, found.key) if found is not None else None
+        return answer._replace(lines=answer.lines + self._more_lines) if answer and self._more_lines else answer
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         # A client could fill the memory with long paths.
@@ -183,15 +205,21 @@ class FeedApp:
 
     def _routed(self, path: str, root: str) -> tuple[Asgi | None, dict[str, str] | None]:
         """The endpoint of a path, and the parameters of a feed's path. No two requests may change them."""
-        if f"{path}/".startswith(f"{root}/"):
-            path = path[len(root) :]
-        # Litestar adds a slash to the path of a mounted application.
-        path = path.removesuffix("/") or "/"
+        path = _below(path, root)
         for address in self._addresses:
             found = address.pattern.fullmatch(path)
             if found is not None:
                 return address.endpoint, found.groupdict()
         return self._pages.get(path), None
+
+    def _polled_at(self, path: str, root: str) -> "Polled | None":
+        path = _below(path, root)
+        for address in self._addresses:
+            found = address.pattern.fullmatch(path)
+            if found is not None:
+                polls = address.polls
+                return Polled(polls, next(iter(found.groupdict().values()), None)) if polls is not None else None
+        return None
 
     def _both(self, path: str, feed: Feed, exists: Exists | None) -> Iterator[FeedRoute]:
         if not _TEMPLATE.fullmatch(path) or path.count("{") > 1:
@@ -209,9 +237,9 @@ class FeedApp:
 
     def _address(self, path: str, endpoint: Endpoint) -> FeedRoute:
         pattern = re.escape(path).replace(r"\{", "{").replace(r"\}", "}")
-        return FeedRoute(
-            path, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern)), self._open_to_pages(endpoint)
-        )
+        compiled = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern))
+        polls = endpoint.from_memory if isinstance(endpoint, Polling) else None
+        return FeedRoute(path, compiled, self._open_to_pages(endpoint), polls)
 
     def _open_to_pages(self, app: Asgi) -> Asgi:
         return self._cors.around(app) if self._cors is not None else app
@@ -251,6 +279,14 @@ def _of_each(paths: Mapping[str, Feed], access: Access | Mapping[str, Access]) -
     if missing:
         raise DeclarationError(f"no access is given for {', '.join(missing)}: give one for each path")
     return dict(access)
+
+
+def _below(path: str, root: str) -> str:
+    """The path below the root of a mounted application."""
+    if f"{path}/".startswith(f"{root}/"):
+        path = path[len(root) :]
+    # Litestar adds a slash to the path of a mounted application.
+    return path.removesuffix("/") or "/"
 
 
 async def run_lifespan(lifespan: Callable[[], Any], receive: Receive, send: Send) -> None:

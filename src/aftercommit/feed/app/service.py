@@ -6,12 +6,13 @@ request bodies. It can leave out `/docs`, and protect `/metrics` with a token.
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote
 
 from aftercommit.access.reader import Access
 from aftercommit.errors import DatabaseUnavailable, FeedError, MissingExtra, Unauthorized
-from aftercommit.feed.app.feed_app import FeedApp
+from aftercommit.feed.app.feed_app import LONGEST_REMEMBERED, REMEMBERED, FeedApp
 from aftercommit.feed.app.figures import CONTENT_TYPE, exposition
 from aftercommit.feed.app.routes import docs_routes, looked_at
 from aftercommit.feed.declaration.cursor import timestamp
@@ -30,11 +31,12 @@ from aftercommit.http.asgi import (
 from aftercommit.http.cors import Cors
 from aftercommit.http.error_handlers import exception_handlers
 from aftercommit.http.errors import Problem, forbidden, unauthorized, unavailable
+from aftercommit.http.from_memory import WholeAnswer, lines_of
 from aftercommit.server.shared_figures import SharedFigures
 
 try:
     from starlette.applications import Starlette
-    from starlette.routing import BaseRoute, Match, Router
+    from starlette.routing import BaseRoute, Match, Mount, Route, Router, WebSocketRoute
 except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "starlette") from problem
 
@@ -70,7 +72,39 @@ def service(
     app.router.redirect_slashes = False
     app.router.default = _Nowhere(app.router)
     limited = BodyLimit(app, most_body)
-    return cors.around(limited) if cors is not None else limited
+    whole = cors.around(limited) if cors is not None else limited
+    return _FeedsFromMemory(whole, feeds, routes, cors)
+
+
+class _FeedsFromMemory:
+    """The application; our own server asks it first whether a feed has the answer in memory."""
+
+    def __init__(self, app: Asgi, feeds: FeedApp, routes: Sequence[BaseRoute], cors: Cors | None) -> None:
+        self._app = app
+        self._feeds = feeds
+        self._routes = routes
+        self._more_lines = lines_of(cors.vary) if cors is not None else b""
+        # Other routes may look at more than the path and the method.
+        self._knows_routes = all(isinstance(route, Route | Mount | WebSocketRoute) for route in routes)
+        self._goes_to_feeds = lru_cache(maxsize=REMEMBERED)(self._passes_routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def answer_from_memory(self, scope: Scope) -> WholeAnswer | None:
+        """The answer of a feed, unless one of the other routes comes first."""
+        path: str = scope["path"]
+        if not self._knows_routes or scope["root_path"] or len(path) > LONGEST_REMEMBERED:
+            return None
+        if not self._goes_to_feeds(path, scope["method"]):
+            return None
+        answer = self._feeds.answer_from_memory(scope)
+        return answer._replace(lines=answer.lines + self._more_lines) if answer and self._more_lines else answer
+
+    def _passes_routes(self, path: str, method: str) -> bool:
+        """Whether no other route serves this path, which has no slash too many."""
+        scope = {"type": "http", "path": path, "root_path": "", "method": method, "headers": []}
+        return not path.endswith("/") and all(route.matches(scope)[0] is not Match.FULL for route in self._routes)
 
 
 class _Nowhere:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from aftercommit.access.key_count import Rate
 from aftercommit.access.permissions import permission_for, problem_of
-from aftercommit.access.rate_limit import Rate
 from aftercommit.errors import BadParameter, DeclarationError, DuplicateDeclaration
 from aftercommit.event.definition import checked_name
 from aftercommit.feed.declaration.cursor import POSITION, CursorFormat

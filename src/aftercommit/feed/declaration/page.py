@@ -1,16 +1,14 @@
 """A page of a strand, and the forms of its JSON body. Pure: entries are encoded already, and are joined here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Final, Protocol
+from functools import lru_cache
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
 from aftercommit.feed.declaration.cursor import Cursor, CursorFormat, text_of
 from aftercommit.feed.declaration.entry import Entry, HeldVersion
-
-_body: Final = attrgetter("body")
 
 
 class Page(msgspec.Struct):
@@ -24,7 +22,8 @@ class Page(msgspec.Struct):
     beginning. `has_more` then means older entries, and `next` is None. A page with neither cursor has `previous` if it
     is not full although older entries may match.
 
-    `held` is the event at which the page had to end, because this process is too old to read it.
+    `held` is the event at which the page had to end, because this process is too old to read it. With `is_plain`, no
+    entry is withheld.
     """
 
     entries: Sequence[Entry]
@@ -37,6 +36,7 @@ class Page(msgspec.Struct):
     before: Cursor | None = None
     previous: Cursor | None = None
     held: HeldVersion | None = None
+    is_plain: bool = False
 
 
 class Body(Protocol):
@@ -62,8 +62,8 @@ class PagedBody:
         """Items and pagination. At the end there is no next cursor in the body; a header has it."""
         goes_on = page.entries or page.has_more
         pagination = {
-            "afterCursor": text_of(cursor, page.after),
-            "nextCursor": text_of(cursor, page.next) if goes_on else None,
+            "afterCursor": _text_of(cursor, page.after),
+            "nextCursor": _text_of(cursor, page.next) if goes_on else None,
             "hasMore": page.has_more,
             "limit": page.limit,
             "returned": len(page.entries),
@@ -121,11 +121,15 @@ class BareArray:
         return {"type": "array", "items": item}
 
 
+# The next cursor of one page is the cursor of the next request.
+_text_of: Final = cast(Callable[[CursorFormat, Cursor | None], str | None], lru_cache(maxsize=4096)(text_of))
+
+
 def _array(entries: Sequence[Entry], before: bytes = b"", after: bytes = b"") -> bytes:
     """The array with what stands around it, joined in one step: a page is large, and every step would copy it."""
     if not entries:
         return b"%b[]%b" % (before, after)
-    bodies = list(map(_body, entries))
+    bodies = [entry.body for entry in entries]
     bodies[0] = b"%b[%b" % (before, bodies[0])
     bodies[-1] += b"]" + after
     return b",".join(bodies)

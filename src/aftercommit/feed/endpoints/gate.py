@@ -9,14 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from aftercommit.access.key_count import Allowance, Rate
 from aftercommit.access.permissions import permission_for
-from aftercommit.access.rate_limit import Allowance, Rate, RateLimiter
-from aftercommit.access.reader import Access, CachePolicy, Caching, Reader
+from aftercommit.access.rate_limiter import RateLimiter
+from aftercommit.access.reader import Access, CachePolicy, Caching, Reader, RemembersReaders
 from aftercommit.errors import Unauthorized
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.selection import ByScope, ByStream, Everything
 from aftercommit.http.asgi import Header, asgi_headers
 from aftercommit.http.errors import Problem, forbidden, not_found, too_many, unauthorized
+from aftercommit.http.from_memory import lines_of
 from aftercommit.postgres.bounded import answered_within
 
 Exists = Callable[[Feed, str], Awaitable[bool]]
@@ -39,9 +41,17 @@ class Admission(NamedTuple):
 
     @property
     def rights(self) -> str:
-        """The reader's part of an ETag: the user, its permissions, and `rights` of a custom access object."""
-        user, permissions = self.reader.user, self.reader.permissions
-        return f"{permissions.digest}{len(user)}:{user}{self.reader.rights}"
+        """The reader's part of an ETag."""
+        return rights_in_tag(self.reader)
+
+
+class MayPass(NamedTuple):
+    """A reader with the permission to read a strand, and the rate limits that count its requests."""
+
+    reader: Reader
+    key: str
+    counters: list[tuple[tuple[str, str, int], Rate]]
+    caching: Caching
 
 
 class Gate:
@@ -59,10 +69,16 @@ class Gate:
         self._believed: OrderedDict[str, float] = OrderedDict()
         self._policy = policy_of(feed.rates)
         self._rates = [(rate, b'"%b";r=%%d;t=%%d' % rate.of.encode()) for rate in feed.rates]
+        states = b", ".join(state for _, state in self._rates)
+        self._limit_lines = b"ratelimit: %b\r\n%b" % (states, lines_of([self._policy]).replace(b"%", b"%%"))
         self._counter = f"feed:{feed.name}"
         self._permission = lru_cache(maxsize=REMEMBERED)(self._needed)
         self._what = what_of(feed)
         self._caches = CachePolicy(access)
+        # The reader of an Authorization header, as far as memory alone can tell.
+        self.known_reader = access.known_reader if isinstance(access, RemembersReaders) else _nobody
+        # The headers that tell readers apart, besides Authorization.
+        self.tells_apart = frozenset(name.lower().encode() for name in getattr(access, "vary", ())) - {b"authorization"}
 
     async def admit(self, headers: Mapping[str, str], key: str | None, peer: str | None = None) -> Admission:
         """The reader and the key. A path without a key means the reader's own. Raises a Problem to refuse."""
@@ -71,23 +87,45 @@ class Gate:
             reader = await self._access.reader(authorization, headers, peer)
         except Unauthorized as refusal:
             raise unauthorized(refusal.hint) from refusal
-        own = "" if isinstance(self._feed.select, Everything) else reader.user
-        asked = own if key is None else key
-        permission = self._permission(asked)
-        if permission is not None and not reader.may(permission):
-            raise forbidden(permission)
-        if permission is None and self._feed.select.by_audience and asked != reader.user:
-            # Without a declared permission, users read only their own events.
-            raise forbidden(f"the events of {asked:.100}")
+        asked = self._own_key(reader) if key is None else key
+        if (refused := self._refused(reader, asked)) is not None:
+            raise forbidden(refused)
         limits = await self._take(reader, asked)
         if not await self._is_there(asked):
             raise not_found(f"{self._what.capitalize()} {asked:.100} not found")
         return Admission(reader, asked, limits, self._caches.of(authorization))
 
+    def may_pass(self, reader: Reader, key: str | None, authorization: str) -> "MayPass | None":
+        """What `admit` would find out about a reader and a key, whenever they ask; None if it would refuse."""
+        asked = self._own_key(reader) if key is None else key
+        if self._refused(reader, asked) is not None:
+            return None
+        counters = [((*self._counted(rate, reader, asked), rate.seconds), rate) for rate, _ in self._rates]
+        return MayPass(reader, asked, counters, self._caches.of(authorization))
+
+    def passing(self, known: "MayPass") -> Callable[[], list[int]] | None:
+        """What counts this request, if its rate limits let it pass now; None if `admit` has to decide."""
+        return self._limiter.passing(known.counters) if self._is_believed(known.key) else None
+
+    def limit_lines(self, figures: list[int]) -> bytes:
+        """The header lines of the rate limits of a request that was counted."""
+        return self._limit_lines % tuple(figures) if figures else b""
+
     def check_still_valid(self, reader: Reader) -> None:
         """401 if the reader's token has expired or was revoked since the admission."""
         if not self._access.still_valid(reader):
             raise unauthorized()
+
+    def _own_key(self, reader: Reader) -> str:
+        return "" if isinstance(self._feed.select, Everything) else reader.user
+
+    def _refused(self, reader: Reader, key: str) -> str | None:
+        """What the reader may not do; None if it may read this key."""
+        permission = self._permission(key)
+        if permission is not None:
+            return None if reader.may(permission) else permission
+        # Without a declared permission, users read only their own events.
+        return f"the events of {key:.100}" if self._feed.select.by_audience and key != reader.user else None
 
     def _needed(self, key: str) -> str | None:
         return permission_for(self._feed.permission, key=key) if self._feed.permission is not None else None
@@ -126,12 +164,14 @@ class Gate:
         problem.headers["RateLimit-Policy"] = self._policy[1].decode()
         return problem
 
+    def _is_believed(self, key: str) -> bool:
+        return self._believed.get(key, 0.0) > time.monotonic() or (self._exists is None and _is_possible(key))
+
     async def _is_there(self, key: str) -> bool:
         now = time.monotonic()
         if self._believed.get(key, 0.0) > now:
             return True
-        # PostgreSQL cannot store such a key, and a query for it would fail.
-        if len(key) > LONGEST_KEY or "\x00" in key or not key.isprintable():
+        if not _is_possible(key):
             return False
         if self._exists is None:
             return True
@@ -144,6 +184,20 @@ class Gate:
         if len(self._believed) > MOST_BELIEVED:
             self._believed.popitem(last=False)
         return True
+
+
+def _nobody(authorization: str) -> Reader | None:
+    return None
+
+
+def rights_in_tag(reader: Reader) -> str:
+    """The reader's part of an ETag: the user, its permissions, and `rights` of a custom access object."""
+    return f"{reader.permissions.digest}{len(reader.user)}:{reader.user}{reader.rights}"
+
+
+def _is_possible(key: str) -> bool:
+    """Whether PostgreSQL can store such a key; a query for any other would fail."""
+    return len(key) <= LONGEST_KEY and "\x00" not in key and key.isprintable()
 
 
 def what_of(feed: Feed) -> str:

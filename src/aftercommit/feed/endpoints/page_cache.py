@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from operator import attrgetter
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -12,19 +12,22 @@ from aftercommit.feed.declaration.page import BareArray, Page
 from aftercommit.feed.endpoints.query import Asked
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.http.asgi import JSON, Header
+from aftercommit.http.from_memory import lines_of
 
 MOST_BYTES: Final = 16 << 20
 # The bytes of a page besides its body.
 _AROUND: Final = 1000
 
 
+Kept = TypeVar("Kept")
+_Place = tuple[str, Asked]
 _withheld: Final = attrgetter("withheld")
 HAS_MORE: Final[Header] = (b"x-has-more", b"true")
 NO_MORE: Final[Header] = (b"x-has-more", b"false")
 
 
 class CachedPage(msgspec.Struct, frozen=True):
-    """An encoded page, with the headers that are the same for every reader.
+    """An encoded page, with the headers that are the same for every reader, also as `lines` of the response.
 
     A page that is not whole lacks an item that another process or newer code can show. It gets no ETag, and caches must
     not keep it.
@@ -34,6 +37,7 @@ class CachedPage(msgspec.Struct, frozen=True):
     head: int
     body: bytes
     headers: list[Header]
+    lines: bytes
     is_empty: bool
     is_closed: bool
     is_whole: bool
@@ -45,10 +49,11 @@ def cached_page(strand: Strand, page: Page, *, is_closed: bool) -> CachedPage:
     feed = strand.feed
     if not page.entries:
         check_held(page.held)
-    is_whole = page.held is None and not any(map(_withheld, page.entries))
+    is_whole = page.is_plain or (page.held is None and not any(map(_withheld, page.entries)))
     body = feed.wire.body.encode(page, feed.cursor)
     headers = _headers(strand, page, len(body))
-    return CachedPage(strand, page.head, body, headers, not page.entries, is_closed and is_whole, is_whole, page.held)
+    lines, is_empty = lines_of(headers), not page.entries
+    return CachedPage(strand, page.head, body, headers, lines, is_empty, is_closed and is_whole, is_whole, page.held)
 
 
 def _headers(strand: Strand, page: Page, length: int) -> list[Header]:
@@ -78,20 +83,52 @@ def check_held(held: HeldVersion | None) -> None:
         raise FeedHeld(held.event_type, held.version, held.known)
 
 
-class PageCache:
-    """The most recently used pages of one feed."""
+class _RecentlyUsed(Generic[Kept]):
+    """The most recently used values, as many as their sizes allow."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._used = 0
-        self._pages: OrderedDict[tuple[str, Asked], CachedPage] = OrderedDict()
+        self._values: OrderedDict[_Place, tuple[Kept, int]] = OrderedDict()
+
+    def get(self, place: _Place) -> Kept | None:
+        found = self._values.get(place)
+        if found is None:
+            return None
+        self._values.move_to_end(place)
+        return found[0]
+
+    def keep(self, place: _Place, value: Kept, size: int) -> None:
+        self.drop(place)
+        self._values[place] = (value, size)
+        self._used += size
+        while self._used > self._most:
+            self._used -= self._values.popitem(last=False)[1][1]
+
+    def drop(self, place: _Place) -> bool:
+        """Forget a value; whether there was one."""
+        before = self._values.pop(place, None)
+        self._used -= before[1] if before is not None else 0
+        return before is not None
+
+
+class PageCache:
+    """The most recently used pages of one feed that were asked for twice.
+
+    Most pages are read once, by a reader who catches up. They are not kept: sending them from the same memory again and
+    again is faster, and they leave the room to pages that are read again.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._pages: _RecentlyUsed[CachedPage] = _RecentlyUsed(most_bytes)
+        # Pages that would be among them if every page were kept.
+        self._asked_once: _RecentlyUsed[None] = _RecentlyUsed(most_bytes)
 
     def find(self, strand: Strand, asked: Asked) -> CachedPage | None:
         """The cached page, if the strand has not changed since."""
         found = self._pages.get((strand.key, asked))
         if found is None or found.strand is not strand or found.head != strand.head or not strand.current:
             return None
-        self._pages.move_to_end((strand.key, asked))
         return found
 
     def make(self, strand: Strand, asked: Asked, page: Page) -> CachedPage:
@@ -100,13 +137,9 @@ class PageCache:
         # page from number 0 on: it begins with the oldest event that is kept, and retention moves that.
         is_full = page.has_more and len(page.entries) == asked.limit
         cached = cached_page(strand, page, is_closed=is_full and asked.after is not None and asked.after.number > 0)
-        self._keep((strand.key, asked), cached)
+        place, size = (strand.key, asked), len(cached.body) + _AROUND
+        if self._pages.drop(place) or self._asked_once.drop(place):
+            self._pages.keep(place, cached, size)
+        else:
+            self._asked_once.keep(place, None, size)
         return cached
-
-    def _keep(self, key: tuple[str, Asked], cached: CachedPage) -> None:
-        before = self._pages.pop(key, None)
-        self._used += len(cached.body) + _AROUND - (len(before.body) + _AROUND if before is not None else 0)
-        self._pages[key] = cached
-        while self._used > self._most:
-            _, oldest = self._pages.popitem(last=False)
-            self._used -= len(oldest.body) + _AROUND

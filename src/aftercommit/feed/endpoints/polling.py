@@ -8,6 +8,7 @@ from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.etag import tag_of
 from aftercommit.feed.endpoints.gate import Admission, Gate
+from aftercommit.feed.endpoints.memory_polls import MemoryPolls
 from aftercommit.feed.endpoints.page_cache import CachedPage, PageCache, cached_page, check_held
 from aftercommit.feed.endpoints.query import Asked, AskedBack, AskedEnd, AskedFrom, has_tag, wait_of
 from aftercommit.feed.live.stream import UNREAD_WITHOUT_STREAM
@@ -29,6 +30,7 @@ class Polling(Endpoint):
     def __init__(self, feed: Feed, parameter: str | None, hub: FeedHub, gate: Gate, streams: Streams) -> None:
         super().__init__(feed, parameter, hub, gate, streams)
         self._pages = PageCache()
+        self.from_memory = MemoryPolls(feed, hub, gate, streams, self._questions, self._pages)
 
     async def answer(
         self, scope: Scope, headers: Mapping[str, str], key: str | None, receive: Receive, send: Send

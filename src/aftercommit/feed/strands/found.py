@@ -18,6 +18,7 @@ class Found(msgspec.Struct, frozen=True):
     `more` says that there are further matches in the direction of the search. `epoch` is that of the log, where the
     database answered. `previous` belongs to a search for the newest entries that stopped before it had found enough:
     how far back it looked. `held` is the event at which the entries end, because this process is too old to read it.
+    With `is_plain`, no entry is withheld or held.
     """
 
     entries: list[Entry]
@@ -26,10 +27,11 @@ class Found(msgspec.Struct, frozen=True):
     epoch: UUID | None = None
     previous: Cursor | None = None
     held: HeldVersion | None = None
+    is_plain: bool = False
 
     def before_held(self) -> "Found":
         """The entries before the first one that needs newer code: no reader may skip it."""
-        if not any(map(_held, self.entries)):
+        if self.is_plain or not any(map(_held, self.entries)):
             return self
         for index, entry in enumerate(self.entries):
             if entry.held is not None:

@@ -175,11 +175,22 @@ class FeedHub(Service):
             if strand.current and self._kept.touch(strand):
                 return strand
 
+    def strand_in_memory(self, feed: Feed, key: str) -> Strand | None:
+        """What `strand` would return without a query; otherwise None."""
+        strand = self._kept.find(feed, key, touch=True)
+        if strand is None or strand.rules != feed.version or strand.loading is not None or not strand.current:
+            return None
+        return strand
+
     async def page(
         self, strand: Strand, after: Cursor | None, limit: int, chosen: Chosen = EVERYTHING, *, upto: int | None = None
     ) -> Page:
         """The matching entries after a cursor; without one, the newest that match. See `PageReader.page`."""
         return await self._pages.page(strand, after, limit, chosen, upto=upto)
+
+    def page_in_memory(self, strand: Strand, after: Cursor | None, limit: int, chosen: Chosen) -> Page | None:
+        """What `page` would return without a query; otherwise None."""
+        return self._pages.page_in_memory(strand, after, limit, chosen)
 
     async def page_before(self, strand: Strand, before: Cursor, limit: int, chosen: Chosen = EVERYTHING) -> Page:
         """The matching entries right before a cursor. See `PageReader.page_before`."""

@@ -58,16 +58,22 @@ class KeptStrands:
         """How many strands are in memory."""
         return sum(map(len, self._strands.values()))
 
-    def find(self, feed: Feed, key: str) -> Strand | None:
-        """The strand, if it is in memory."""
-        return self._strands[feed.outbox].get((feed.name, key))
+    def find(self, feed: Feed, key: str, *, touch: bool = False) -> Strand | None:
+        """The strand, if it is in memory; with `touch` it counts as just used."""
+        strands, place = self._strands[feed.outbox], (feed.name, key)
+        strand = strands.get(place)
+        if touch and strand is not None:
+            strand.used_at = time.monotonic()
+            strands.move_to_end(place)
+        return strand
 
     def touch(self, strand: Strand) -> bool:
         """Count a strand as just used; False if it was dropped."""
-        if self.find(strand.feed, strand.key) is not strand:
+        strands, place = self._strands[strand.feed.outbox], (strand.feed.name, strand.key)
+        if strands.get(place) is not strand:
             return False
         strand.used_at = time.monotonic()
-        self._strands[strand.feed.outbox].move_to_end((strand.feed.name, strand.key))
+        strands.move_to_end(place)
         return True
 
     def load(self, feed: Feed, key: str, accepts: Callable[[Loaded], bool]) -> Strand:

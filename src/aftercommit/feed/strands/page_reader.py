@@ -46,18 +46,19 @@ class PageReader:
                 strand = await self._strand(strand.feed, strand.key)
             end = strand.ring.cursor(strand.head if upto is None else min(upto, strand.head))
             end = end or Cursor(strand.head, strand.head_ts)
-            if after is None:
-                found = strand.ring.latest(limit, chosen, end.number)
-            else:
-                found = strand.ring.page_after(after, end, limit, chosen) if self._is_known(strand, after) else None
+            found = self._in_ring(strand, after, end, limit, chosen)
             if found is None:
                 found = await self._from_history(strand, self._older(strand, after, end, limit, chosen))
             if found is not None:
-                found = found.before_held()
-                went_on = found.looked.number > (after.number if after is not None else 0)
-                following, previous = found.looked if went_on else None, found.previous
-                total, held = strand.total, found.held
-                return Page(found.entries, after, following, found.more, limit, total, end.number, None, previous, held)
+                return _page(strand, after, end, limit, found)
+
+    def page_in_memory(self, strand: Strand, after: Cursor | None, limit: int, chosen: Chosen) -> Page | None:
+        """The same page, if the ring has it; otherwise None."""
+        end = Cursor(strand.head, strand.head_ts)
+        found = strand.ring.following(after, limit) if after is not None and not chosen.tests else None
+        if found is None:
+            found = self._in_ring(strand, after, end, limit, chosen)
+        return _page(strand, after, end, limit, found) if found is not None else None
 
     async def page_before(self, strand: Strand, before: Cursor, limit: int, chosen: Chosen = EVERYTHING) -> Page:
         """The matching entries right before a cursor, down to the oldest that is kept.
@@ -88,6 +89,11 @@ class PageReader:
             if (found := await self._from_history(strand, reading)) is not None:
                 return found.looked
 
+    def _in_ring(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Found | None:
+        if after is None:
+            return strand.ring.latest(limit, chosen, end.number)
+        return strand.ring.page_after(after, end, limit, chosen) if self._is_known(strand, after) else None
+
     async def _older(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Found:
         if after is None:
             return await self._history.latest(strand.feed, strand.key, end, limit, chosen)
@@ -116,3 +122,13 @@ class PageReader:
             return True
         here = strand.ring.cursor(place.number)
         return here is not None and here.ts is not None and same_moment(here.ts, place.ts)
+
+
+def _page(strand: Strand, after: Cursor | None, end: Cursor, limit: int, found: Found) -> Page:
+    found = found.before_held()
+    went_on = found.looked.number > (after.number if after is not None else 0)
+    following, total = found.looked if went_on else None, strand.total
+    return Page(
+        found.entries, after, following, found.more, limit, total, end.number, None, found.previous, found.held,
+        found.is_plain,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from aftercommit.feed.declaration.cursor import Cursor
+from aftercommit.feed.declaration.cursor import Cursor, same_moment
 from aftercommit.feed.declaration.entry import Entry
 from aftercommit.feed.declaration.filters import Chosen
 from aftercommit.feed.strands.found import Found, place_of
@@ -87,6 +87,8 @@ class Ring(msgspec.Struct, gc=False, eq=False):
     floor: int = 0
     is_open: bool = True
     size: int = 0
+    # How many entries are withheld or held.
+    unusual: int = 0
     # A tuple as long as nothing is added or dropped: the garbage collector visits every list, and no tuple of entries.
     _entries: list[Entry] | tuple[Entry, ...] = ()
     # Index of the oldest entry: removing the first item of a long list each time would move all others.
@@ -131,6 +133,19 @@ class Ring(msgspec.Struct, gc=False, eq=False):
         if following is not None and following.entries:
             return msgspec.structs.replace(found, more=True)
         return msgspec.structs.replace(found, looked=end)
+
+    def following(self, after: Cursor, limit: int) -> Found | None:
+        """`page_after` up to the head without filters, for a cursor at an entry of the ring; None for another one."""
+        entries, begin = self._entries, self._index(after.number)
+        here = entries[begin - 1] if begin > self._start else None
+        if here is None or here.number != after.number:
+            return None
+        if after.ts is not None and not same_moment(here.ts, after.ts):
+            return None
+        found = list(entries[begin : begin + limit])
+        if begin + limit < len(entries):
+            return Found(found, place_of(found[-1]), more=True, is_plain=not self.unusual)
+        return Found(found, Cursor(self.head, self.head_ts), is_plain=not self.unusual)
 
     def latest(self, limit: int, chosen: Chosen, upto: int | None = None) -> Found | None:
         """The last matching entries, in order; None when the ring has too few and there may be older ones."""
@@ -181,12 +196,14 @@ class Ring(msgspec.Struct, gc=False, eq=False):
     def fill(self, entries: Sequence[Entry]) -> None:
         """Begin with these entries."""
         self._entries, self.size = tuple(entries), sum(map(size_of, entries))
+        self.unusual = sum(map(_is_unusual, entries))
 
     def keep(self, entry: Entry) -> int:
         """Add an entry; returns its size in bytes."""
         size = size_of(entry)
         self._list().append(entry)
         self.size += size
+        self.unusual += _is_unusual(entry)
         return size
 
     def drop_oldest(self) -> int:
@@ -194,6 +211,7 @@ class Ring(msgspec.Struct, gc=False, eq=False):
         entry = self._entries[self._start]
         size = size_of(entry)
         self.size -= size
+        self.unusual -= _is_unusual(entry)
         self.floor = entry.number
         entries = self._list()
         entries[self._start] = _NOTHING
@@ -208,7 +226,7 @@ class Ring(msgspec.Struct, gc=False, eq=False):
     def close(self) -> None:
         """Drop all entries for good."""
         self.is_open, self.floor = False, self.head
-        self._entries, self._start, self.size = (), 0, 0
+        self._entries, self._start, self.size, self.unusual = (), 0, 0, 0
 
     def _list(self) -> list[Entry]:
         if isinstance(self._entries, tuple):
@@ -237,6 +255,10 @@ class Ring(msgspec.Struct, gc=False, eq=False):
 def size_of(entry: Entry) -> int:
     """The bytes that an entry takes in memory."""
     return len(entry.body) + ENTRY_BYTES
+
+
+def _is_unusual(entry: Entry) -> bool:
+    return entry.withheld or entry.held is not None
 
 
 _NOTHING: Final = Entry(0, 0, datetime.fromtimestamp(0, UTC), "", b"", ())

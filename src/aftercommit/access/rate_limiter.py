@@ -18,11 +18,13 @@ Times are those of the database's clock, which a process estimates to within a r
 import asyncio
 import math
 import time
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
-import msgspec
 import psycopg
 
+from aftercommit.access.key_count import Allowance, Key, KeyCount, Rate
 from aftercommit.access.sliding_log import SECOND, SlidingLog, added_up, stamp
 from aftercommit.errors import DeclarationError
 from aftercommit.postgres.database import Database
@@ -36,8 +38,6 @@ from aftercommit.text import text_or_hash
 INTERVAL = 0.5
 # The least time between two exchanges; requests that wait meanwhile share the next one.
 SHORTEST = 0.005
-# A process lets through this part of a limit, and at least one request, before it has to ask.
-SHARE = 100
 # A request waits so long for the database. Then this process decides alone, until the database answers again.
 ASK_SECONDS = 0.5
 # A clock that jumps by more than this between two exchanges was set.
@@ -49,90 +49,6 @@ LOOK_SECONDS = 5.0
 # The widths of the table's columns.
 LONGEST_NAME = 100
 LONGEST_KEY = 255
-
-
-class Rate(msgspec.Struct, frozen=True):
-    """A rate limit: so many requests in any so many seconds, for each user or for each resource."""
-
-    of: Literal["user", "resource"]
-    requests: int
-    seconds: int
-
-    def __post_init__(self) -> None:
-        if self.of not in ("user", "resource"):
-            raise DeclarationError(f"a rate of {self.of!r:.40} is not valid: use 'user' or 'resource'")
-        if not (1 <= self.requests <= 1_000_000_000 and 1 <= self.seconds <= 86_400):
-            raise DeclarationError(
-                f"a rate of {self.requests} requests in {self.seconds} seconds is not valid: allow at least one "
-                "request, in 1 second to 1 day (86400)"
-            )
-
-    @property
-    def share(self) -> int:
-        """How many requests one process may let through before it tells the others."""
-        return max(1, self.requests // SHARE)
-
-    @property
-    def enough(self) -> int:
-        """How many requests must be free again before a refused client should come back."""
-        return min(self.requests, max(2, self.requests // 50))
-
-
-class Allowance(msgspec.Struct, frozen=True, gc=False):
-    """Whether a request may pass, and how many remain. In `reset` seconds without a request, the whole limit is free.
-
-    `retry_after` is 0 for a request that passed. Otherwise it is the seconds after which this request would pass, and
-    (unless the limit is 1) the next one, too.
-    """
-
-    allowed: bool
-    limit: int
-    remaining: int
-    reset: int
-    retry_after: int
-
-
-_Key = tuple[str, str, int]
-
-
-class _KeyCount:
-    """One key: the log of all processes as of the last exchange, and the requests that wait for the next."""
-
-    __slots__ = ("exchange", "log", "pending", "rate", "remembers_until", "unsent", "waiting")
-
-    def __init__(self, rate: Rate) -> None:
-        self.rate = rate
-        self.log = SlidingLog()
-        # By time, what this process has not told the others yet; below zero for requests given back.
-        self.unsent: dict[int, int] = {}
-        # Requests let through without asking since the last successful exchange was sent.
-        self.pending = 0
-        # Until then the table may know less than this process.
-        self.remembers_until = 0
-        self.waiting: list[asyncio.Future[bool | None]] = []
-        # Done when the exchange that is under way has its answer; None between two exchanges.
-        self.exchange: asyncio.Future[None] | None = None
-
-    def slide(self, now: int) -> None:
-        since = now - self.rate.seconds * SECOND
-        self.log.slide(since)
-        if len(self.unsent) > 2 * len(self.log.moments) + 100:
-            # After a long outage: requests outside the window do not matter to the others any more.
-            self.unsent = {moment: count for moment, count in self.unsent.items() if moment > since}
-
-    def note(self, moment: int, count: int) -> None:
-        """Tell the others at the next exchange."""
-        total = self.unsent.pop(moment, 0) + count
-        if total:
-            self.unsent[moment] = total
-
-    def allowance(self, now: int, *, allowed: bool) -> Allowance:
-        limit, width, log = self.rate.requests, self.rate.seconds * SECOND, self.log
-        reset = _seconds(log.moments[-1] + width - now, self.rate.seconds) if log.total else self.rate.seconds
-        if allowed:
-            return Allowance(True, limit, limit - log.total if log.total < limit else 0, reset, 0)
-        free = log.has_room_from(limit - self.rate.enough) + width - now if log.total else SECOND
-        return Allowance(False, limit, 0, reset, _seconds(free, self.rate.seconds))
 
 
 class RateLimiter(DatabaseService):
@@ -158,9 +74,9 @@ class RateLimiter(DatabaseService):
         self._database = database
         self._statements = Statements(shape_of(outbox) if outbox is not None else Shape())
         self._interval, self._most_keys = interval_seconds, max_keys
-        self._counts: dict[_Key, _KeyCount] = {}
+        self._counts: dict[Key, KeyCount] = {}
         # The keys of the next exchange.
-        self._active: dict[_Key, _KeyCount] = {}
+        self._active: dict[Key, KeyCount] = {}
         self._is_away = False
         self._hurry = Waker()
         self._offset = time.time() - time.monotonic()
@@ -185,10 +101,24 @@ class RateLimiter(DatabaseService):
                 return count.allowance(now, allowed=is_granted)
             if count.log.total >= rate.requests:
                 return count.allowance(now, allowed=False)
-        count.note(count.log.add(stamp(now, rate.requests, rate.seconds)), 1)
-        count.pending += 1
-        self._active[counted] = count
-        return count.allowance(now, allowed=True)
+        return self._counted(counted, count, now)
+
+    def passing(self, counters: Iterable[tuple[tuple[str, str, int], Rate]]) -> Callable[[], list[int]] | None:
+        """What counts a request that may pass all of these limits without a round trip; None if it may not.
+
+        A counter has a name, a key and seconds. Call the function at once, if at all: it counts the request, and
+        returns for each limit how many requests remain, and the seconds until its reset.
+        """
+        now, found = self._now(), []
+        for key, rate in counters:
+            count = self._counts.get(key) or self._begin(key, rate)
+            count.rate = rate
+            count.slide(now)
+            has_to_ask = count.exchange is not None or count.pending >= rate.share
+            if count.log.total >= rate.requests or (has_to_ask and not self._decides_alone()):
+                return None
+            found.append((key, count))
+        return partial(self._count_all, found, now)
 
     def give_back(self, name: str, key: str, rate: Rate) -> Allowance:
         """Take back the last request, because another limit has refused it; returns what remains."""
@@ -235,13 +165,26 @@ class RateLimiter(DatabaseService):
                 _answer(count.waiting, None)
             await close_quietly(connection)
 
+    def _count_all(self, passing: list[tuple[Key, KeyCount]], now: int) -> list[int]:
+        figures: list[int] = []
+        for key, count in passing:
+            allowance = self._counted(key, count, now)
+            figures += (allowance.remaining, allowance.reset)
+        return figures
+
+    def _counted(self, key: Key, count: KeyCount, now: int) -> Allowance:
+        count.note(count.log.add(stamp(now, count.rate.requests, count.rate.seconds)), 1)
+        count.pending += 1
+        self._active[key] = count
+        return count.allowance(now, allowed=True)
+
     def _now(self) -> int:
         return int((time.monotonic() + self._offset) * SECOND)
 
     def _decides_alone(self) -> bool:
         return self._is_away or self._database is None or self._task is None or self._task.done()
 
-    async def _asked(self, key: _Key, count: _KeyCount) -> bool | None:
+    async def _asked(self, key: Key, count: KeyCount) -> bool | None:
         """Whether the database lets one more request through; None if it does not answer in time."""
         answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         count.waiting.append(answer)
@@ -311,19 +254,19 @@ class RateLimiter(DatabaseService):
             if not count.log.total and key not in self._active:
                 del self._counts[key]
 
-    def _begin(self, key: _Key, rate: Rate) -> _KeyCount:
+    def _begin(self, key: Key, rate: Rate) -> KeyCount:
         if len(self._counts) >= self._most_keys:
             oldest = next(iter(self._counts))
             del self._counts[oldest]
             self._active.pop(oldest, None)
-        count = self._counts[key] = _KeyCount(rate)
+        count = self._counts[key] = KeyCount(rate)
         return count
 
 
 class _Sent:
     """What one exchange sends for a key, and the requests that wait for its answer."""
 
-    def __init__(self, count: _KeyCount) -> None:
+    def __init__(self, count: KeyCount) -> None:
         self.count = count
         self.taken, count.unsent = count.unsent, {}
         self.waiting, count.waiting = [each for each in count.waiting if not each.done()], []
@@ -379,11 +322,7 @@ def _answer(waiting: "list[asyncio.Future[bool | None]]", answer: bool | None) -
             each.set_result(answer)
 
 
-def _seconds(microseconds: int, most: int) -> int:
-    return min(most, max(1, -(-microseconds // SECOND)))
-
-
-def _columns(by_text: dict[_Key, _Key], sent: dict[_Key, _Sent]) -> dict[str, list[Any]]:
+def _columns(by_text: dict[Key, Key], sent: dict[Key, _Sent]) -> dict[str, list[Any]]:
     names, keys, seconds = zip(*by_text, strict=True)
     each = [sent[key] for key in by_text.values()]
     entries = [(place, *entry) for place, one in enumerate(each, 1) for entry in one.taken.items()]
