@@ -192,13 +192,13 @@ async def test_a_reader_at_the_end_is_written_to_without_a_task(journal: Journal
     async with journal.served(app, service(app)) as reading, reading.stream() as stream:
         await stream.block()
         await stream.block()
-        await until(lambda: the_stream(reading)._crowd is not None)
+        await until(lambda: the_stream(reading)._sleep._crowd is not None)
         begun: list[object] = []
         reading.app.streams.run_task = begun.append  # type: ignore[assignment, method-assign]
         await journal.write("one", "two")
         assert await stream.texts(2) == ["one", "two"]
         assert begun == []
-        assert the_stream(reading)._sleeper is None
+        assert the_stream(reading)._sleep._sleeper is None
         del reading.app.streams.run_task
 
 
@@ -206,7 +206,7 @@ async def test_a_connection_goes_on_after_a_stream_that_had_no_task(journal: Jou
     """Also with a request that the client has sent before the stream was over."""
     async with journal.served() as reading:
         with connected(reading, journal) as reader:
-            await until(lambda: len(reading.app.streams) == 1 and the_stream(reading)._crowd is not None)
+            await until(lambda: len(reading.app.streams) == 1 and the_stream(reading)._sleep._crowd is not None)
             reader.sendall(b"GET /books/b-1/lines HTTP/1.1\r\nHost: x\r\n\r\n")
             await journal.write("one")
             came = await read_until(reader, b'"text":"one"')
@@ -226,7 +226,7 @@ async def test_what_a_stream_without_a_task_costs_a_user_is_given_back_when_it_e
     app = journal.app(caps=StreamCaps(max_streams_per_user=1))
     async with journal.served(app) as reading:
         async with reading.stream():
-            await until(lambda: len(app.streams) == 1 and the_stream(reading)._crowd is not None)
+            await until(lambda: len(app.streams) == 1 and the_stream(reading)._sleep._crowd is not None)
             refused = await reading.client.get("/books/b-1/lines/stream", headers=journal.bearer())
             assert refused.status_code == 429
         await until_open(reading, 0)
@@ -241,7 +241,7 @@ async def test_who_is_being_ended_gets_nothing_that_comes_at_the_same_moment(jou
         await stream.block()
         await stream.block()
         task = the_stream(reading)
-        await until(lambda: task._crowd is not None)
+        await until(lambda: task._sleep._crowd is not None)
         piece = b"id: 1\nevent: line\ndata: {}\n\n"
         task.end("unauthorized")
         task.take(Block(piece, Cursor(1), 1), chunk(piece))
@@ -256,7 +256,7 @@ async def test_nothing_passes_by_a_middleware_that_may_change_what_is_sent(journ
     async with journal.served(app, censored(app)) as reading, reading.stream() as stream:
         await stream.block()
         await stream.block()
-        await until(lambda: the_stream(reading)._sleeper is not None)
+        await until(lambda: the_stream(reading)._sleep._sleeper is not None)
         await journal.write("the password is secret", "nothing")
         assert await stream.texts(2) == ["the password is ******", "nothing"]
 

@@ -329,7 +329,7 @@ async def test_a_strand_loaded_from_another_epoch_than_the_tailers_is_served_to_
         hold.release()
         # What it had read before is dealt with first; the next read shows the other epoch.
         epoch = logs.rows("select epoch from head")[0][0]
-        await until(lambda: {tailer.epoch for tailer in hub._tailers.values()} == {epoch})
+        await until(lambda: {tailer._place.epoch for tailer in hub._tailers.values()} == {epoch})
         assert (await hub.strand(logs.feed, "i-2")).epoch == epoch
 
 

@@ -19,6 +19,7 @@ class ReaderAtTheEnd:
 
     def __init__(self, place: Cursor) -> None:
         self.place = place
+        self.position = self
         self.pieces: list[bytes] = []
         self.woken = 0
         self.takes = True

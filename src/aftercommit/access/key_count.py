@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from aftercommit.access.sliding_log import SECOND, SlidingLog
+from aftercommit.access.sliding_log import SECOND, SlidingLog, stamp
 from aftercommit.errors import DeclarationError
 
 # A process lets through this part of a limit, and at least one request, before it has to ask.
@@ -83,6 +83,22 @@ class KeyCount:
         if len(self.unsent) > 2 * len(log.moments) + 100:
             # After a long outage: requests outside the window do not matter to the others any more.
             self.unsent = {moment: count for moment, count in self.unsent.items() if moment > since}
+
+    def has_room(self, now: int) -> bool:
+        """Whether the window has room for one more request."""
+        self.slide(now)
+        return self.log.total < self.rate.requests
+
+    @property
+    def has_to_ask(self) -> bool:
+        """Whether the next request has to wait for an exchange, because this process has used up its share."""
+        return self.exchange is not None or self.pending >= self.rate.share
+
+    def passed(self, now: int) -> Allowance:
+        """Count one request."""
+        self.note(self.log.add(stamp(now, self.rate.requests, self.rate.seconds)), 1)
+        self.pending += 1
+        return self.allowance(now, allowed=True)
 
     def note(self, moment: int, count: int) -> None:
         """Tell the others at the next exchange."""

@@ -25,7 +25,7 @@ from typing import Any
 import psycopg
 
 from aftercommit.access.key_count import Allowance, Key, KeyCount, Rate
-from aftercommit.access.sliding_log import SECOND, SlidingLog, added_up, stamp
+from aftercommit.access.sliding_log import SECOND, SlidingLog, added_up
 from aftercommit.errors import DeclarationError
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
@@ -89,33 +89,25 @@ class RateLimiter(DatabaseService):
         while (exchange := count.exchange) is not None and not self._decides_alone():
             if not (await asyncio.wait([exchange], timeout=ASK_SECONDS))[0]:
                 self._is_away = True
-        now = self._now()
-        count.slide(now)
-        if count.log.total >= rate.requests:
+        if not count.has_room(now := self._now()):
             return count.allowance(now, allowed=False)
-        if count.pending >= rate.share and not self._decides_alone():
+        if count.has_to_ask and not self._decides_alone():
             is_granted = await self._asked(counted, count)
-            now = self._now()
-            count.slide(now)
-            if is_granted is not None:
-                return count.allowance(now, allowed=is_granted)
-            if count.log.total >= rate.requests:
-                return count.allowance(now, allowed=False)
+            has_room = count.has_room(now := self._now())
+            if is_granted is not None or not has_room:
+                return count.allowance(now, allowed=bool(is_granted))
         return self._counted(counted, count, now)
 
     def passing(self, counters: Iterable[tuple[tuple[str, str, int], Rate]]) -> Callable[[], list[int]] | None:
-        """What counts a request that may pass all of these limits without a round trip; None if it may not.
+        """What counts a request that may pass these limits without a round trip, if called at once; None if it may not.
 
-        A counter has a name, a key and seconds. Call the function at once, if at all: it counts the request, and
-        returns for each limit how many requests remain, and the seconds until its reset.
+        A counter has a name, a key and seconds. For each limit it returns the remaining requests and the reset.
         """
         now, found = self._now(), []
         for key, rate in counters:
             count = self._counts.get(key) or self._begin(key, rate)
             count.rate = rate
-            count.slide(now)
-            has_to_ask = count.exchange is not None or count.pending >= rate.share
-            if count.log.total >= rate.requests or (has_to_ask and not self._decides_alone()):
+            if not count.has_room(now) or (count.has_to_ask and not self._decides_alone()):
                 return None
             found.append((key, count))
         return partial(self._count_all, found, now)
@@ -166,17 +158,12 @@ class RateLimiter(DatabaseService):
             await close_quietly(connection)
 
     def _count_all(self, passing: list[tuple[Key, KeyCount]], now: int) -> list[int]:
-        figures: list[int] = []
-        for key, count in passing:
-            allowance = self._counted(key, count, now)
-            figures += (allowance.remaining, allowance.reset)
-        return figures
+        allowed = [self._counted(key, count, now) for key, count in passing]
+        return [figure for each in allowed for figure in (each.remaining, each.reset)]
 
     def _counted(self, key: Key, count: KeyCount, now: int) -> Allowance:
-        count.note(count.log.add(stamp(now, count.rate.requests, count.rate.seconds)), 1)
-        count.pending += 1
         self._active[key] = count
-        return count.allowance(now, allowed=True)
+        return count.passed(now)
 
     def _now(self) -> int:
         return int((time.monotonic() + self._offset) * SECOND)

@@ -168,7 +168,7 @@ class Redactor:
         if kind == SECRET:
             return value if value == "" else _mark(kind)
         if isinstance(value, str):
-            return (kind and self._mark_for(value, kind)) or self._text(value, looks)
+            return (kind and _mark_for(value, kind)) or self._text(value, looks)
         if isinstance(value, int):
             return self._number(value, kind, looks)
         if isinstance(value, _LISTS):
@@ -209,16 +209,11 @@ class Redactor:
         shown = self._number(int(value), kind, looks)
         return shown if isinstance(shown, str) else value
 
-    def _mark_for(self, written: str, kind: str) -> str | None:
-        """The replacement for a value that is what its name says; None if it is not."""
-        is_so = _LOOKS_SO.get(kind, looks_personal)(written)
-        return _mark(SECRET if kind == JAR else kind) if is_so else None
-
     def _number(self, value: int, kind: str | None, looks: LookBudget) -> int | str:
         if kind is None and -_LEAST_NUMBER < value < _LEAST_NUMBER and not self._own:
             return value
         written = str(value)
-        if kind and (mark := self._mark_for(written, kind)):
+        if kind and (mark := _mark_for(written, kind)):
             return mark
         if mark := self._mark_of(kind_of_digits(written if value > 0 else written[1:])):
             return mark if value > 0 else f"-{mark}"
@@ -293,6 +288,12 @@ def _replaced(text: str, spans: Iterable[Span], places: Sequence[int] | None) ->
         parts += [text[done:begin], _mark(kind)]
         done = end
     return "".join([*parts, text[done:]])
+
+
+def _mark_for(written: str, kind: str) -> str | None:
+    """The replacement for a value that is what its name says; None if it is not."""
+    is_so = _LOOKS_SO.get(kind, looks_personal)(written)
+    return _mark(SECRET if kind == JAR else kind) if is_so else None
 
 
 def _mark(kind: str) -> str:

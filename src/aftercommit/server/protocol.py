@@ -5,7 +5,7 @@ Through it a feed also learns that a reader has left, and drops a reader that do
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
@@ -20,11 +20,12 @@ from aftercommit.http.from_memory import AnswersFromMemory
 try:
     from uvicorn import Config
     from uvicorn._types import ASGI3Application
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
     from aftercommit.server.answer import OneWriteAnswer
     from aftercommit.server.memory_answers import memory_answers_of
+    from aftercommit.server.served_connection import ServedConnection
 except ModuleNotFoundError as problem:
     raise MissingExtra("serve", problem.name or "uvicorn") from problem
 
@@ -42,14 +43,7 @@ class Guards(msgspec.Struct, frozen=True):
     connections: int = 20_000
 
 
-class _Unheard:
-    """An event that nobody waits for."""
-
-    def set(self) -> None:
-        """Nothing happens."""
-
-
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(ServedConnection):
     """One connection, with limits on how slow and how large a request may be."""
 
     def __init__(
@@ -66,61 +60,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self._timed: Phase = None
         self._timer: asyncio.TimerHandle | None = None
         self._unparsed = 0
-        self._call_when_lost: Callable[[], None] | None = None
         self._is_leaving = False
         self._answering: Asgi = _answering_at_the_end(config.loaded_app)
-        self._detached: _Detached | None = None
         app = config.loaded_app
         self._from_memory = app if isinstance(app, AnswersFromMemory) else None
         self._memory_answers = memory_answers_of(self.loop)
 
-    def abort(self) -> None:
-        """Drop the connection now, with all that was written and not yet read."""
-        self.transport.abort()
-
-    def on_lost(self, call: Callable[[], None] | None) -> None:
-        """Call this once when the connection is gone; at once if it is. None takes it back."""
-        self._call_when_lost = call
-        if call is not None and self.transport.is_closing():
-            self._tell_lost()
-
-    def sends_by(self, send: Send) -> bool:
-        """Whether this is the server's own way to send, with an answer under way that leaves in chunks."""
-        answer = getattr(send, "__self__", None)
-        return isinstance(answer, OneWriteAnswer) and answer.cycle is self.cycle and self.cycle.chunked_encoding is True
-
-    def write(self, data: bytes) -> bool:
-        """Put bytes on the wire behind the others; False, and nothing is done, while the client takes none."""
-        if self.flow.write_paused or self.transport.is_closing():
-            return False
-        self.transport.write(data)
-        return True
-
-    def detach(self) -> bool:
-        """Let the application return while its answer goes on. Request and task need not stay in memory then."""
-        if self._phase is not None or self.transport.is_closing():
-            return False
-        # uvicorn finds no fault with an application that returns when its client is gone, and drops what it sends.
-        self.cycle.disconnected = True
-        self._detached = self.cycle = _Detached(self.cycle.keep_alive)  # type: ignore[assignment]
-        self.scope, self.headers, self.url = {}, [], b""  # type: ignore[typeddict-item]
-        return True
-
-    async def drain(self) -> bool:
-        """Wait until the client takes bytes; False when it will not take any more."""
-        await self.flow.drain()
-        return not self.transport.is_closing()
-
-    def finish(self) -> None:
-        """End the answer that was detached: the connection goes on to the next request."""
-        ended, self._detached = self._detached, None
-        if ended is None or self.transport.is_closing():
-            return
-        ended.response_complete = True
-        self.transport.write(b"0\r\n\r\n")
-        if not ended.keep_alive:
-            self.transport.close()
-        self.on_response_complete()
+    @property
+    def is_between_requests(self) -> bool:
+        """Whether no request is on its way."""
+        return self._phase is None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected, and has `header_seconds` for its request."""
@@ -137,7 +86,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._phase = None
         self._keep_time()
         super().connection_lost(exc)
-        self._tell_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse. What stays unfinished is timed, and headers have a largest size."""
@@ -261,23 +209,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._phase == "body":
             return not self.cycle.response_started and not self.pipeline
         return self.cycle is None or self.cycle.response_complete
-
-    def _tell_lost(self) -> None:
-        call, self._call_when_lost = self._call_when_lost, None
-        if call is not None:
-            call()
-
-
-class _Detached:
-    """What uvicorn needs to know of an answer whose application has returned, and no more."""
-
-    __slots__ = ("disconnected", "keep_alive", "response_complete")
-    response_started = True
-    message_event = _Unheard()
-
-    def __init__(self, keep_alive: bool) -> None:
-        self.keep_alive = keep_alive
-        self.disconnected = self.response_complete = False
 
 
 def problem_of_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:

@@ -17,27 +17,26 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import lru_cache
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from aftercommit.access.rate_limiter import RateLimiter
 from aftercommit.access.reader import Access, Watched
 from aftercommit.errors import DeclarationError
+from aftercommit.feed.app.feed_routes import FeedRoutes
 from aftercommit.feed.app.openapi import document, path_parameter
 from aftercommit.feed.app.pages import docs_pages
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.endpoints.endpoint import Endpoint
 from aftercommit.feed.endpoints.gate import Exists, Gate
-from aftercommit.feed.endpoints.memory_polls import MemoryPolls
 from aftercommit.feed.endpoints.polling import Polling
 from aftercommit.feed.endpoints.streaming import Streaming
 from aftercommit.feed.live.streams import StreamCaps, Streams, StreamTimes
 from aftercommit.feed.strands.hub import FeedHub, HubSettings
-from aftercommit.http.asgi import Asgi, Receive, Scope, Send, answer_problem
+from aftercommit.http.asgi import Receive, Scope, Send, answer_problem
 from aftercommit.http.cors import Cors
 from aftercommit.http.errors import not_found
-from aftercommit.http.from_memory import WholeAnswer, lines_of
+from aftercommit.http.from_memory import WholeAnswer
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService
@@ -53,26 +52,7 @@ logger = logging.getLogger("aftercommit.feed")
 # When the lifespan ends and the database hangs: the time for all services together, and the least for each of them.
 END_SECONDS: Final = 1.0
 LEAST_END_SECONDS: Final = 0.1
-# How many paths are remembered with their endpoint, and up to which length.
-REMEMBERED: Final = 4096
-LONGEST_REMEMBERED: Final = 500
 _TEMPLATE = re.compile(r"(?:/[A-Za-z0-9._~-]+|/\{[A-Za-z_][A-Za-z0-9_]*\})+")
-
-
-class FeedRoute(NamedTuple):
-    """A path, its pattern, the endpoint, and what answers polls of it from memory."""
-
-    path: str
-    pattern: re.Pattern[str]
-    endpoint: Asgi
-    polls: MemoryPolls | None
-
-
-class Polled(NamedTuple):
-    """What answers polls of a path, and the key in that path."""
-
-    polls: MemoryPolls
-    key: str | None
 
 
 class FeedApp:
@@ -121,20 +101,18 @@ class FeedApp:
         self.services: list[Service] = [*given, self.limiter, self.hub, self.streams]
         self.failed: str | None = None
         self._runs_listener = listener is None
-        self._cors = cors if isinstance(cors, Cors) or cors is None else Cors(cors)
-        self._addresses = [address for path, feed in self.feeds.items() for address in self._both(path, feed, exists)]
-        self._pages = {path: self._open_to_pages(page) for path, page in docs_pages(self.openapi).items()}
-        self._route = lru_cache(maxsize=REMEMBERED)(self._routed)
-        self._polled = lru_cache(maxsize=REMEMBERED)(self._polled_at)
-        # Requests of web pages, which need more than this, are answered the usual way.
-        self._more_lines = lines_of(self._cors.vary) if self._cors is not None else b""
+        self._routes = FeedRoutes(
+            (each for path, feed in self.feeds.items() for each in self._endpoints(path, feed, exists)),
+            docs_pages(self.openapi),
+            cors if isinstance(cors, Cors) or cors is None else Cors(cors),
+        )
 
     @property
     def routes(self) -> "list[BaseRoute]":
         """The feeds as Starlette routes, to put among your own."""
         from aftercommit.feed.app.routes import routes_of
 
-        return routes_of({address.path: address.endpoint for address in self._addresses})
+        return routes_of(self._routes.endpoints)
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
@@ -184,18 +162,10 @@ class FeedApp:
 
     def answer_from_memory(self, scope: Scope) -> WholeAnswer | None:
         """The response to a poll, if memory alone can tell it; otherwise None, and the request is not counted yet."""
-        path: str = scope["path"]
-        if scope["method"] not in ("GET", "HEAD") or len(path) > LONGEST_REMEMBERED:
-            return None
-        found = self._polled(path, scope.get("root_path", ""))
-        answer = found.polls.answer(scope, found.key) if found is not None else None
-        return answer._replace(lines=answer.lines + self._more_lines) if answer and self._more_lines else answer
+        return self._routes.answer_from_memory(scope)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
-        # A client could fill the memory with long paths.
-        route = self._route if len(path) <= LONGEST_REMEMBERED else self._routed
-        endpoint, parameters = route(path, scope.get("root_path", ""))
+        endpoint, parameters = self._routes.find(scope)
         if endpoint is None:
             await answer_problem(send, not_found(), scope["method"])
             return
@@ -203,25 +173,7 @@ class FeedApp:
             scope = {**scope, "path_params": parameters}
         await endpoint(scope, receive, send)
 
-    def _routed(self, path: str, root: str) -> tuple[Asgi | None, dict[str, str] | None]:
-        """The endpoint of a path, and the parameters of a feed's path. No two requests may change them."""
-        path = _below(path, root)
-        for address in self._addresses:
-            found = address.pattern.fullmatch(path)
-            if found is not None:
-                return address.endpoint, found.groupdict()
-        return self._pages.get(path), None
-
-    def _polled_at(self, path: str, root: str) -> "Polled | None":
-        path = _below(path, root)
-        for address in self._addresses:
-            found = address.pattern.fullmatch(path)
-            if found is not None:
-                polls = address.polls
-                return Polled(polls, next(iter(found.groupdict().values()), None)) if polls is not None else None
-        return None
-
-    def _both(self, path: str, feed: Feed, exists: Exists | None) -> Iterator[FeedRoute]:
+    def _endpoints(self, path: str, feed: Feed, exists: Exists | None) -> Iterator[tuple[str, Endpoint]]:
         if not _TEMPLATE.fullmatch(path) or path.count("{") > 1:
             raise DeclarationError(
                 f"{path!r:.100} is not a valid path for a feed: write it like /projects/{{project_id}}/events, with at "
@@ -232,17 +184,8 @@ class FeedApp:
         gate = Gate(feed, access, self.limiter, exists, self._answer_timeout)
         polling = Polling(feed, parameter, self.hub, gate, self.streams)
         streaming = Streaming(feed, parameter, self.hub, gate, self.streams, access)
-        yield self._address(path, polling)
-        yield self._address(f"{path}/stream", streaming)
-
-    def _address(self, path: str, endpoint: Endpoint) -> FeedRoute:
-        pattern = re.escape(path).replace(r"\{", "{").replace(r"\}", "}")
-        compiled = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern))
-        polls = endpoint.from_memory if isinstance(endpoint, Polling) else None
-        return FeedRoute(path, compiled, self._open_to_pages(endpoint), polls)
-
-    def _open_to_pages(self, app: Asgi) -> Asgi:
-        return self._cors.around(app) if self._cors is not None else app
+        yield path, polling
+        yield f"{path}/stream", streaming
 
     @contextmanager
     def _drained_by_signals(self) -> Iterator[None]:
@@ -279,14 +222,6 @@ def _of_each(paths: Mapping[str, Feed], access: Access | Mapping[str, Access]) -
     if missing:
         raise DeclarationError(f"no access is given for {', '.join(missing)}: give one for each path")
     return dict(access)
-
-
-def _below(path: str, root: str) -> str:
-    """The path below the root of a mounted application."""
-    if f"{path}/".startswith(f"{root}/"):
-        path = path[len(root) :]
-    # Litestar adds a slash to the path of a mounted application.
-    return path.removesuffix("/") or "/"
 
 
 async def run_lifespan(lifespan: Callable[[], Any], receive: Receive, send: Send) -> None:

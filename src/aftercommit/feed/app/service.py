@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 from aftercommit.access.reader import Access
 from aftercommit.errors import DatabaseUnavailable, FeedError, MissingExtra, Unauthorized
-from aftercommit.feed.app.feed_app import LONGEST_REMEMBERED, REMEMBERED, FeedApp
+from aftercommit.feed.app.feed_app import FeedApp
+from aftercommit.feed.app.feed_routes import LONGEST_REMEMBERED, REMEMBERED
 from aftercommit.feed.app.figures import CONTENT_TYPE, exposition
 from aftercommit.feed.app.routes import docs_routes, looked_at
 from aftercommit.feed.declaration.cursor import timestamp

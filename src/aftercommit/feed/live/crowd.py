@@ -18,10 +18,18 @@ from aftercommit.http.asgi import chunk
 AT_ONCE: Final = 250
 
 
+class Placed(Protocol):
+    """Knows how far a reader has come."""
+
+    place: Cursor
+
+
 class Waiting(Protocol):
     """A reader at the head of a strand, asleep."""
 
-    place: Cursor
+    @property
+    def position(self) -> Placed:
+        """Where it is."""
 
     def take(self, block: Block, piece: bytes) -> None:
         """Write this piece, which is the block as HTTP frames it; or wake up and write the block."""
@@ -87,8 +95,9 @@ class Crowd:
         head, number, block, piece, is_all = strand.head, -1, None, b"", False
         for reader in readers:
             # Nearly always, all of them are at the same place.
-            if reader.place.number != number:
-                number = reader.place.number
+            place = reader.position.place
+            if place.number != number:
+                number = place.number
                 block = self.blocks.after(number) if number < head else None
                 piece = chunk(block.data) if block is not None and block.data else b""
                 is_all = number >= head if block is None else block.place.number >= head

@@ -14,11 +14,11 @@ from aftercommit.errors import CursorGone, FeedsFailed
 from aftercommit.feed.declaration.cursor import Cursor, text_of
 from aftercommit.feed.declaration.entry import HeldVersion
 from aftercommit.feed.declaration.filters import Chosen
-from aftercommit.feed.declaration.page import Page
-from aftercommit.feed.live.blocks import Block, blocks_of
-from aftercommit.feed.live.crowd import Crowd
+from aftercommit.feed.live.blocks import Block
 from aftercommit.feed.live.endings import bye, hold, reset
 from aftercommit.feed.live.response import ReaderGone, StreamResponse
+from aftercommit.feed.live.stream_position import StreamPosition
+from aftercommit.feed.live.stream_sleep import StreamSleep
 from aftercommit.feed.live.streams import Room, Streams
 from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
@@ -29,7 +29,6 @@ from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.feed")
 
-HISTORY_ENTRIES: Final = 200
 # Seconds without a look at the log after which streams send no heartbeats, and after which none is opened. The second
 # is shorter than it takes a reader to find its stream silent and come back.
 UNREAD_WITHOUT_BEAT: Final = 3.0
@@ -52,8 +51,6 @@ class Stream:
     """
 
     __slots__ = (
-        "_chosen",
-        "_crowd",
         "_due",
         "_ending",
         "_held",
@@ -61,29 +58,23 @@ class Stream:
         "_response",
         "_room",
         "_rotate_at",
-        "_sleeper",
+        "_sleep",
         "_source",
-        "_strand",
-        "_told",
-        "place",
+        "position",
     )
 
     def __init__(
         self, source: StreamSource, strand: Strand, reader: Reader, chosen: Chosen, room: Room, scope: Scope, send: Send
     ) -> None:
-        self._source, self._strand, self._reader, self._chosen, self._room = source, strand, reader, chosen, room
+        self._source, self._reader, self._room = source, reader, room
         self._response = StreamResponse(source.streams, scope, send)
-        # How far was looked, and the number in the last id that the reader was given: filters keep the two apart.
-        self.place = Cursor(0)
-        self._told = 0
+        self.position = StreamPosition(source.hub, strand, chosen, self._response)
         # A heartbeat, or the place, has to be written by a task of the stream's own.
         self._due = False
         # Why the stream says goodbye, once it has to.
         self._ending: str | None = None
         self._held: HeldVersion | None = None
-        # One of these is set while the stream has nothing to write: the crowd alone where it has no task.
-        self._crowd: Crowd | None = None
-        self._sleeper: asyncio.Future[None] | None = None
+        self._sleep = StreamSleep()
         self._rotate_at = source.streams.now + source.streams.rotation()
 
     async def serve(self, after: Cursor | None, limit: int, headers: list[Header], receive: Receive) -> None:
@@ -104,7 +95,7 @@ class Stream:
                 self.cut("stalled")
         elif now >= self._rotate_at:
             self.end("rotation" if self._held is None else "held")
-        elif self.place.number > self._told:
+        elif self.position.is_untold:
             if now - response.last_write >= times.progress_seconds:
                 self._due = True
                 self.wake()
@@ -125,12 +116,7 @@ class Stream:
 
     def wake(self) -> None:
         """Have a task of the stream's own see what there is to do."""
-        if self._sleeper is not None:
-            if not self._sleeper.done():
-                self._sleeper.set_result(None)
-        elif self._crowd is not None:
-            self._crowd.leave(self)
-            self._crowd = None
+        if self._sleep.end(self):
             if self._response.gone is None:
                 self._source.streams.run_task(self._run())
             else:
@@ -138,23 +124,20 @@ class Stream:
 
     def take(self, block: Block, piece: bytes) -> None:
         """Write what comes next, from the crowd."""
-        if self._crowd is None or (self._sleeper is not None and self._sleeper.done()):
+        if not self._sleep.is_on:
             # Already woken for something else, which may be its end.
             return
         if block.held is not None or (piece and not self._response.put(piece, len(block.data))):
             self.wake()
             return
-        if piece:
-            self._told = block.told
-        self.place = block.place
+        self.position.move(block)
 
     def _keep_alive(self) -> None:
         """Send a heartbeat, without a task where that is possible."""
         # A heartbeat says that events would come if there were any. While the log cannot be read, that is not so.
-        if self._source.hub.unread_for(self._strand.feed) > UNREAD_WITHOUT_BEAT:
+        if self._source.hub.unread_for(self.position.strand.feed) > UNREAD_WITHOUT_BEAT:
             return
-        is_asleep = self._crowd is not None or (self._sleeper is not None and not self._sleeper.done())
-        if not is_asleep or not self._response.put(_BEAT, len(sse.HEARTBEAT)):
+        if not self._sleep.is_on or not self._response.put(_BEAT, len(sse.HEARTBEAT)):
             self._due = True
             self.wake()
 
@@ -179,25 +162,29 @@ class Stream:
 
     async def _open(self, after: Cursor | None, limit: int, headers: list[Header]) -> None:
         await self._response.open(headers)
-        self._told = after.number if after is not None else 0
-        await self._begin(after, limit)
-        if after is None and not self._told and self._ending is None:
+        position = self.position
+        position.told = after.number if after is not None else 0
+        held = await position.begin(after, limit)
+        if held is not None:
+            # The reader comes back for the newest page.
+            await self._response.write(hold(held))
+            self._ending = "held"
+        elif after is None and not position.told:
             # Without it, a reader that is cut before its first event would have no id to come back with.
-            await self._tell_place()
+            await position.tell()
 
     async def _write_all(self, first: Awaitable[None] | None) -> bool:
         """Whether the stream is over. If not, the crowd writes to it from now on."""
-        streams, feed = self._source.streams, self._strand.feed
+        streams, feed = self._source.streams, self.position.strand.feed
         try:
             if first is not None:
                 await first
             while self._ending is None:
-                with self._strand.held():
+                with self.position.strand.held():
                     if not await self._follow():
                         return False
                 if self._ending is None:
-                    self._strand = await self._source.hub.strand(feed, self._strand.key)
-                    await self._begin(self.place, HISTORY_ENTRIES)
+                    await self.position.begin_anew()
             await self._response.write(bye(self._ending, streams.retry()))
         except ReaderGone:
             raise
@@ -212,65 +199,29 @@ class Stream:
         await self._response.finish()
         return True
 
-    async def _begin(self, after: Cursor | None, limit: int) -> None:
-        """Write the first page. Reading it also checks that the cursor is valid."""
-        page = await self._source.hub.page(self._strand, after, limit, self._chosen)
-        if page.held is None or page.entries:
-            await self._write_page(page)
-        elif after is not None:
-            self.place = after
-        else:
-            # There is no place before the held event to stay at: the reader comes back for the newest page.
-            await self._response.write(hold(page.held))
-            self._ending = "held"
-
     async def _follow(self) -> bool:
         """Write from the ring until the strand is dropped or the stream ends. At the head, wait in the crowd.
 
         False if the crowd has taken the stream over, and no task is needed for it.
         """
-        strand = self._strand
-        crowd = self._source.streams.crowd(strand, self._chosen)
+        position, strand = self.position, self.position.strand
+        crowd = self._source.streams.crowd(strand, position.chosen)
         while self._ending is None and strand.current:
             if self._response.gone is not None:
                 raise ReaderGone
-            if strand.head > self.place.number:
-                held = await self._write_next(crowd.blocks.after(self.place.number))
+            if strand.head > position.place.number:
+                held = await position.write_next(crowd.blocks.after(position.place.number))
                 if held is not None:
                     await self._hold(held)
             elif self._due:
                 await self._beat()
             else:
                 # Nothing was awaited since the head was compared, so no news was missed.
-                self._crowd = crowd
-                crowd.join(self)
+                self._sleep.join(crowd, self)
                 if self._response.detach():
                     return False
-                await self._sleep()
+                await self._sleep.wait(self)
         return True
-
-    async def _sleep(self) -> None:
-        """Wait until the stream is woken."""
-        self._sleeper = asyncio.get_running_loop().create_future()
-        try:
-            await self._sleeper
-        finally:
-            self._sleeper = None
-            if self._crowd is not None:
-                self._crowd.leave(self)
-                self._crowd = None
-
-    async def _write_next(self, block: Block | None) -> HeldVersion | None:
-        """Write the next events from the ring, or from history; or return the event that needs newer code."""
-        if block is not None:
-            if block.held is None:
-                await self._write_block(block)
-            return block.held
-        page = await self._source.hub.page(self._strand, self.place, HISTORY_ENTRIES, self._chosen)
-        if page.entries or page.held is None:
-            await self._write_page(page)
-            return None
-        return page.held
 
     async def _hold(self, held: HeldVersion) -> None:
         """Stay open with heartbeats. After `hold_seconds` the reader is sent away: another process may know more."""
@@ -281,28 +232,13 @@ class Stream:
             await self._response.write(hold(held))
         elif self._due:
             await self._beat()
-        elif self._ending is None and self._response.gone is None and self._strand.current:
-            await self._sleep()
-
-    async def _write_page(self, page: Page) -> None:
-        looked = page.next or page.after or Cursor(page.head, self._strand.head_ts)
-        for block in blocks_of(self._strand, page.entries, looked):
-            await self._write_block(block)
-
-    async def _write_block(self, block: Block) -> None:
-        self.place = block.place
-        if block.data:
-            self._told = block.told
-            await self._response.write(block.data)
+        elif self._ending is None and self._response.gone is None and self.position.strand.current:
+            await self._sleep.wait(self)
 
     async def _beat(self) -> None:
-        """Send the place, if filters have moved it past the last event that the reader got; else a heartbeat."""
+        """Send the place, if the reader does not know it; else a heartbeat."""
         self._due = False
-        if self.place.number > self._told:
-            await self._tell_place()
+        if self.position.is_untold:
+            await self.position.tell()
         else:
             await self._response.write(sse.HEARTBEAT)
-
-    async def _tell_place(self) -> None:
-        self._told = self.place.number
-        await self._response.write(sse.progress(self._strand.feed.cursor.format(self.place)))

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
-from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -20,6 +19,7 @@ from aftercommit.feed.strands.connections import reading_connection
 from aftercommit.feed.strands.history import stored_of
 from aftercommit.feed.strands.kept_strands import KeptStrands
 from aftercommit.feed.strands.strand import Loaded
+from aftercommit.feed.strands.tail_position import TailPosition, Tip
 from aftercommit.feed.strands.time_slice import TimeSlice
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.blocks import name_literal
@@ -53,16 +53,6 @@ class Unread(NamedTuple):
     hangs: bool
 
 
-class _Tip(NamedTuple):
-    """Where the log stands: the columns of `feed_tail` before its event."""
-
-    position: int
-    ts: datetime
-    epoch: UUID
-    before: datetime | None
-    follows: bool
-
-
 class Tailer(DatabaseService):
     """Reads the log of one outbox from its end onwards. `position` is that of the last event it has read."""
 
@@ -82,8 +72,7 @@ class Tailer(DatabaseService):
         """Reads only events of these types (None: all). Without a listener it polls more often."""
         super().__init__(probe)
         self.name = f"tailer {outbox.schema}"
-        self.position = 0
-        self.epoch: UUID | None = None
+        self._place = TailPosition(max_lag_events)
         self.is_following = False
         # When the log was last read, with or without news.
         self.read_at: datetime | None = None
@@ -94,13 +83,13 @@ class Tailer(DatabaseService):
         self._database = database
         self._types = sorted(types) if types is not None else None
         self._strands = strands
-        self._max_lag_events = max_lag_events
         self._listener = listener
-        # The highest position that a strand was loaded with, which may be ahead of the tailer.
-        self._loaded_upto = 0
-        # The time of the event at our position, if known. Another time there means another log.
-        self._ts: datetime | None = None
         self._statement = _statement(Statements(outbox.shape))
+
+    @property
+    def position(self) -> int:
+        """The position of the last event that was read."""
+        return self._place.position
 
     @property
     def unread(self) -> Unread | None:
@@ -118,12 +107,12 @@ class Tailer(DatabaseService):
 
     def accepts(self, loaded: Loaded) -> bool:
         """Whether a strand was loaded from the epoch that the tailer reads: it could not keep another up to date."""
-        if loaded.epoch != self.epoch:
+        if loaded.epoch != self._place.epoch:
             # The log was just restored. Look soon.
             self.news.set()
             return False
         if loaded.entries:
-            self._loaded_upto = max(self._loaded_upto, loaded.entries[-1].position)
+            self._place.loaded(loaded.entries[-1].position)
         return True
 
     async def session(self) -> None:
@@ -131,7 +120,7 @@ class Tailer(DatabaseService):
         connection = await reading_connection(self._database)
         try:
             await require_schema(connection, self._outbox.shape)
-            if self.epoch is None:
+            if self._place.epoch is None:
                 await self._begin(connection)
             self.session_is_up()
             while not self.stopping.is_set():
@@ -152,7 +141,7 @@ class Tailer(DatabaseService):
         row = await (await connection.execute(Statements(self._outbox.shape)["head"])).fetchone()
         assert row is not None, "head has its one row from the first migration on"
         await self._look_for_indexes(connection)
-        self.position, self._ts, self.epoch = row
+        self._place.begin(*row)
         self._looked = time.monotonic()
         self.has_begun.set()
         await self.reach("feed.begun", position=self.position)
@@ -171,12 +160,12 @@ class Tailer(DatabaseService):
     async def _read(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Read one page; True when there is more."""
         # Taken before the query: a strand loaded while it runs may be ahead of its answer.
-        end = max(self.position, self._loaded_upto)
+        end = self._place.end
         asked = {"after": self.position, "size": PAGE, "types": self._types, "max_bytes": BYTES_AT_ONCE}
         rows = await (await connection.execute(self._statement, asked, prepare=True)).fetchall()
-        tip = _Tip(*rows[0][:5])
+        tip = Tip(*rows[0][:5])
         await self.reach("feed.read", position=self.position, head=tip.position)
-        if reason := self._lost_place(tip, end):
+        if reason := self._place.lost(tip, end):
             await self._give_up(reason, tip)
             return False
         if tip.position == self.position:
@@ -187,8 +176,7 @@ class Tailer(DatabaseService):
             # Cut to bound the memory: the rest of the page was not read.
             upto = stored_of(events[-1:], self._outbox.shape)[0].record.position or upto
         await self._hand_on(events)
-        self._ts = tip.ts if upto == tip.position else None
-        self.position = upto
+        self._place.move(upto, tip)
         await self._strands.page_is_through(self._outbox)
         await self.reach("feed.tailed", count=len(events), position=self.position)
         return upto < tip.position
@@ -202,25 +190,10 @@ class Tailer(DatabaseService):
                     await time_slice.give()
                 self._strands.take(self._outbox, event)
 
-    def _lost_place(self, tip: _Tip, end: int) -> str | None:
-        """Why the tailer cannot go on from its position; None if it can."""
-        if tip.epoch != self.epoch:
-            return "the log has a new epoch"
-        if tip.position < end:
-            return f"the log ends at {tip.position}, and had reached {end}"
-        if self._ts is not None and tip.before is not None and tip.before != self._ts:
-            return f"another event is at position {self.position}"
-        if tip.position > self.position and not tip.follows:
-            return f"the events after position {self.position} are no longer kept"
-        if tip.position - self.position > self._max_lag_events:
-            return f"the log is {tip.position - self.position} events ahead"
-        return None
-
-    async def _give_up(self, reason: str, tip: _Tip) -> None:
+    async def _give_up(self, reason: str, tip: Tip) -> None:
         fields = {"outbox": self._outbox.schema, "position": self.position, "head": tip.position}
         log_event(logger, logging.WARNING, "feed_began_anew", reason=reason, **fields)
-        self.position, self._ts, self.epoch = tip.position, tip.ts, tip.epoch
-        self._loaded_upto = tip.position
+        self._place.begin(tip.position, tip.ts, tip.epoch)
         await self._strands.give_up(self._outbox)
 
 
