@@ -125,11 +125,9 @@ async def _work(part: Part) -> None:
     def services() -> list[Service]:
         listener = Listener(database, probe) if part.listen else None
         settings = WorkerSettings(lease_seconds=part.lease, page_size=part.options.get("page_size", 100))
-        workers: list[Service] = [
-            LogWorker(outbox, outbox.consumers[name], database, settings=settings, listener=listener, probe=probe)
-            for name in part.consumers
-        ]
-        return [*workers, *([listener] if listener else [])]
+        consumers = [outbox.consumers[name] for name in part.consumers]
+        worker = LogWorker(outbox, consumers, database, settings=settings, listener=listener, probe=probe)
+        return [worker, *([listener] if listener else [])]
 
     await _serve(part, services)
 

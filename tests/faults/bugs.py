@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 RELAY_SQL = "src/aftercommit/postgres/queries/relay.sql"
 LEASE_SQL = "src/aftercommit/postgres/queries/lease.sql"
-CONSUMER_SQL = "src/aftercommit/postgres/queries/consumer.sql"
+SLICES_SQL = "src/aftercommit/postgres/queries/slices.sql"
 PUBLISH_SQL = "src/aftercommit/postgres/queries/publish.sql"
 CARRIER = "src/aftercommit/relay/carrier.py"
 SETTLE = "src/aftercommit/relay/settle.py"
@@ -65,8 +65,11 @@ BUGS = (
         "the sequence is the readers' cursor",
         Edit(
             RELAY_SQL,
-            "select tip.position - (select moved from total) + row_number() over (order by moved.seq), tip.ts,",
-            "select moved.seq, tip.ts,",
+            """select (select position - (select moved from total) from tip)
+           + case when (select cardinality(seqs) = moved from total) then width_bucket(moved.seq, (select seqs from total))
+                  else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end,
+           (select ts from tip),""",
+            "select moved.seq, (select ts from tip),",
         ),
         run="--only restarts --seconds 10",
         seen_by="gap poll_skip",
@@ -93,23 +96,11 @@ BUGS = (
         seen_by="lost_effect",
     ),
     _bug(
-        "the inbox is checked and then written",
+        "an event of the bus counts as new although the inbox has it",
         Edit(
-            CONSUMER_SQL,
-            "the inbox alone says what was handled.\nwith inbox as (",
-            "the inbox alone says what was handled.\nwith written as (",
-        ),
-        Edit(
-            CONSUMER_SQL,
-            "    on conflict do nothing\n    returning event_id\n)\nselect 1, (select",
-            """    on conflict (event_id, consumer_name) do update set consumer_name = excluded.consumer_name
-    returning event_id
-),
-inbox as (
-    select event_id from written
-    where event_id not in (select event_id from {schema}.processed_events where consumer_name = %(consumer)s)
-)
-select 1, (select""",
+            SLICES_SQL,
+            "    order by event_id\n)\nselect 1, null, null, {mark}",
+            "    order by event_id\n    on conflict do nothing\n)\nselect 1, null, null, {mark}",
         ),
         run=f"{_ZOMBIES} --points handler.written",
         seen_by="duplicated_effect",
@@ -130,7 +121,11 @@ select 1, (select""",
         "handlers share the consumer's own connection, and nobody reads the answer to COMMIT",
         Edit(LOANS, "lock=asyncio.Lock(), **_own(connection)", "**_own(connection)"),
         Edit(LOANS, "        return not lent.lock.locked() and _taken_back(lent)", "        return True"),
-        Edit(CONVERSATION, "    raise _still_in_use(call)\n\n\ndef take_back", "    return False\n\n\ndef take_back"),
+        Edit(
+            CONVERSATION,
+            "    raise _still_in_use(call)\n\n\ndef recovery_from",
+            "    return False\n\n\ndef recovery_from",
+        ),
         Edit(COMMITS, 'if tag != "COMMIT":', 'if tag == "nothing":'),
         run="--only handlers --seconds 30",
         seen_by="lost_effect stuck",
@@ -138,12 +133,12 @@ select 1, (select""",
     _bug(
         "the consumer's slice is fenced neither by its lease nor by its checkpoint",
         Edit(
-            CONSUMER_SQL,
+            SLICES_SQL,
             "from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update\n),\nfence as (",
             "from {schema}.consumer where name = %(consumer)s for no key update\n),\nfence as (",
         ),
         Edit(
-            CONSUMER_SQL,
+            SLICES_SQL,
             "select (select count(*) from fence), null, (select position from fence),",
             "select (select count(*) from fence), null, null::bigint,",
         ),
@@ -153,7 +148,7 @@ select 1, (select""",
     _bug(
         "without an inbox a slice whose COMMIT was not answered is handled again",
         Edit(
-            CONSUMER_SQL,
+            SLICES_SQL,
             "select (select count(*) from fence), null, (select position from fence),",
             "select (select count(*) from fence), null, null::bigint,",
         ),
@@ -179,8 +174,8 @@ select 1, (select""",
         ),
         Edit(
             RELAY_SQL,
-            "row_number() over (order by moved.seq), tip.ts",
-            "row_number() over (order by moved.created_at), tip.ts",
+            "width_bucket(moved.seq, (select seqs from total))",
+            "(select count(*) from moved before where (before.created_at, before.id) <= (moved.created_at, moved.id))",
         ),
         run=_KILLS,
         seen_by="reordered",
@@ -279,8 +274,8 @@ order by o.seq""",
         "scope values change places",
         Edit(
             ROWS,
-            "return [_scope_value(name, kind, given.get(name)) for name, kind in declared.items()]",
-            "return [_scope_value(name, kind, given.get(name)) for name, kind in reversed(declared.items())]",
+            "            values.append(value)\n        return values",
+            "            values.append(value)\n        return values[::-1]",
         ),
         run="--only restarts --seconds 8",
         seen_by="foreign_scope",
