@@ -66,7 +66,8 @@ BUGS = (
         Edit(
             RELAY_SQL,
             """select (select position - (select moved from total) from tip)
-           + case when (select cardinality(seqs) = moved from total) then width_bucket(moved.seq, (select seqs from total))
+           + case when (select cardinality(seqs) = moved from total)
+                  then width_bucket(moved.seq, (select seqs from total))
                   else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end,
            (select ts from tip),""",
             "select moved.seq, (select ts from tip),",

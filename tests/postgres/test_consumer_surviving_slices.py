@@ -181,3 +181,26 @@ async def test_a_session_that_a_handler_keeps_is_not_used_again(shop: Shop) -> N
     place_in_log(shop, ("o-1", 1))
     await handle_all(shop, consumer)
     assert len(set(pids)) == 2
+
+
+async def test_a_handler_that_spoils_the_session_for_our_last_statement_fails_alone(shop: Shop) -> None:
+    """The slice records a failure when its handlers are done, and finds that it may not write."""
+    ledger = Ledger(shop)
+    shop.rows("create role spoiler; grant usage on schema public to spoiler; grant all on public.ledger to spoiler")
+    consumer = shop.outbox.consumer("index", retry_count=0)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
+        if event.payload.number == 2:
+            raise ValueError("bad")
+        await ledger.write(event, connection)
+        if event.payload.number == 3:
+            await connection.execute("set local role spoiler")
+
+    place_in_log(shop, *numbered(6))
+    try:
+        await handle_all(shop, consumer)
+    finally:
+        shop.rows("drop owned by spoiler; drop role spoiler")
+    assert sorted(ledger.numbers()) == [0, 1, 3, 4, 5]
+    assert letters(shop, "(payload->>'number')::int, status") == [(2, "parked")]

@@ -44,7 +44,8 @@ LEDGER = """
 WRITE = "insert into public.ledger (consumer, event_id, order_id, number, note) values (%s, %s, %s, %s, %s)"
 BLOCKED_AT_INBOX = """
     select count(*)::int from pg_stat_activity
-    where datname = current_database() and wait_event_type = 'Lock' and query like '%%processed_events%%'
+    where datname = current_database() and wait_event_type = 'Lock'
+      and (query like '%%processed_events%%' or query like '%%aftercommit_begin%%')
 """
 
 

@@ -19,6 +19,7 @@ from aftercommit.consumer.conversation import (
     tell_of,
 )
 from aftercommit.consumer.loans import LentSync, abandon, lend_sync, take_back
+from aftercommit.consumer.opening import Opening
 from aftercommit.consumer.outcome import judge
 from aftercommit.consumer.slices import Query, SliceResult
 from aftercommit.consumer.threads import Watch
@@ -36,7 +37,7 @@ def run_in_thread(
         watch.connection = connection
         try:
             talk.borrow(connection)
-            _begin(statements, connection, talk)
+            talk.answer = _open(statements, connection, talk.first_step(), talk)
             while (step := talk.next_step()) is not None:
                 watch.enter(None)
                 talk.answer = _step(statements, connection, step, talk, watch, stop_seconds)
@@ -52,14 +53,49 @@ def run_in_thread(
         return talk.outcome
 
 
-def _begin(statements: Statements, connection: psycopg.Connection[Any], talk: Conversation) -> None:
+def _open(statements: Statements, connection: psycopg.Connection[Any], step: Query, talk: Conversation) -> Any:
+    """Begin the transaction and run its first statement."""
+    try:
+        if is_direct(connection) and step.prepared:
+            row = _open_at_once(connection, Opening(connection, statements, step))
+        else:
+            row = _open_in_steps(statements, connection, step.name, step.parameters, talk)
+    except psycopg.errors.UniqueViolation:
+        if step.if_repeated is None:
+            raise
+        connection.rollback()
+        row = _open_in_steps(statements, connection, step.if_repeated, step.parameters, talk)
+    return talk.hear(row, connection.pgconn)
+
+
+def _open_at_once(connection: psycopg.Connection[Any], opening: Opening) -> Any:
+    if (preparation := opening.preparation) is not None:
+        connection.execute(preparation)
+    try:
+        cursor = connection.execute(opening.message)
+    except psycopg.errors.InvalidSqlStatementName:
+        connection.rollback()
+        opening.forget()
+        return _open_at_once(connection, opening)
+    cursor.nextset()
+    return cursor.fetchone()
+
+
+def _open_in_steps(
+    statements: Statements,
+    connection: psycopg.Connection[Any],
+    name: str,
+    parameters: dict[str, Any],
+    talk: Conversation,
+) -> Any:
     if is_direct(connection):
         connection.execute("begin")
-        return
-    cursor = connection.execute(statements["begin_in_pool"])
-    cursor.nextset()
-    row = cursor.fetchone()
-    talk.settings = row[0] if row else ()
+    else:
+        cursor = connection.execute(statements["begin_in_pool"])
+        cursor.nextset()
+        row = cursor.fetchone()
+        talk.settings = row[0] if row else ()
+    return connection.execute(statements[name], parameters).fetchone()
 
 
 def _step(
@@ -71,15 +107,8 @@ def _step(
     stop_seconds: float,
 ) -> Any:
     if isinstance(step, Query):
-        try:
-            cursor = connection.execute(statements[step.name], step.parameters)
-        except psycopg.errors.UniqueViolation:
-            if step.if_repeated is None:
-                raise
-            connection.rollback()
-            _begin(statements, connection, talk)
-            cursor = connection.execute(statements[step.if_repeated], step.parameters)
-        return talk.hear(cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
+        cursor = connection.execute(statements[step.name], step.parameters)
+        return cursor.fetchone() if cursor.description is not None else None
     talk.lent = lend_sync(connection)
     try:
         with told(), interruptions_as_failures(talk):

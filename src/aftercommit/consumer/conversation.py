@@ -125,6 +125,12 @@ class Conversation:
     def call(self, call: HandlerCall) -> None:
         self._call = call
 
+    def first_step(self) -> Query:
+        """The statement that opens the slice."""
+        step = self.next_step()
+        assert isinstance(step, Query)
+        return step
+
     def next_step(self) -> Query | Calls | None:
         """What to do next, or None when only COMMIT is left."""
         try:
@@ -142,8 +148,8 @@ class Conversation:
         return self.result
 
     def hear(self, row: Any, server: PGconn) -> Any:
-        """Pass on the answer to a query; the first one identifies the transaction."""
-        if self.mark.transaction is None and row is not None:
+        """Pass on the answer to the first statement, which identifies the transaction."""
+        if row is not None:
             *_, name, transaction = row[3]
             self.mark.begin(name, transaction, server)
         return row
@@ -171,6 +177,9 @@ class Conversation:
             return ConnectionLost(f"the connection was lost during a slice: {readable(error).strip()}")
         if call is not None:
             return SliceFailed(failed(error), call.culprit)
+        if isinstance(self.step, Query) and self.touched and isinstance(error, psycopg.Error):
+            # Our statement after the handlers: what they have done to the session may be the cause.
+            return SliceFailed(failed(error), None)
         if isinstance(self.step, Query) or (
             isinstance(error, AftercommitError) and not isinstance(error, NotCommitted)
         ):

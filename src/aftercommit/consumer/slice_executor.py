@@ -22,6 +22,7 @@ from aftercommit.consumer.conversation import (
     too_long,
 )
 from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
+from aftercommit.consumer.opening import Opening
 from aftercommit.consumer.outcome import Failed, judge
 from aftercommit.consumer.slices import Query, Script, SliceFailed, SliceResult
 from aftercommit.consumer.threads import Watch, in_thread
@@ -62,7 +63,7 @@ class SliceExecutor:
         async with connections.lend() as connection:
             try:
                 talk.borrow(connection)
-                await self._begin(connection, talk)
+                talk.answer = await self._open(connection, talk.first_step(), talk)
                 while (step := talk.next_step()) is not None:
                     talk.answer = await self._step(connection, step, talk)
                 await self._commit(connection, talk)
@@ -74,27 +75,49 @@ class SliceExecutor:
                 await close_quietly(connection)
             return talk.outcome
 
-    async def _begin(self, connection: AsyncConnection, talk: Conversation) -> None:
-        if is_direct(connection):
-            await connection.execute("begin")
-            return
-        cursor = await connection.execute(self._statements["begin_in_pool"])
-        cursor.nextset()
-        row = await cursor.fetchone()
-        talk.settings = row[0] if row else ()
-
-    async def _step(self, connection: AsyncConnection, step: Query | Calls, talk: Conversation) -> Any:
-        if isinstance(step, Calls):
-            return await self._watched(connection, step, talk) if step.calls else None
+    async def _open(self, connection: AsyncConnection, step: Query, talk: Conversation) -> Any:
+        """Begin the transaction and run its first statement."""
         try:
-            cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
+            if is_direct(connection) and step.prepared:
+                row = await self._open_at_once(connection, Opening(connection, self._statements, step))
+            else:
+                row = await self._open_in_steps(connection, step.name, step.parameters, talk)
         except psycopg.errors.UniqueViolation:
             if step.if_repeated is None:
                 raise
             await connection.rollback()
-            await self._begin(connection, talk)
-            cursor = await connection.execute(self._statements[step.if_repeated], step.parameters)
-        return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
+            row = await self._open_in_steps(connection, step.if_repeated, step.parameters, talk)
+        return talk.hear(row, connection.pgconn)
+
+    async def _open_at_once(self, connection: AsyncConnection, opening: Opening) -> Any:
+        if (preparation := opening.preparation) is not None:
+            await connection.execute(preparation)
+        try:
+            cursor = await connection.execute(opening.message)
+        except psycopg.errors.InvalidSqlStatementName:
+            await connection.rollback()
+            opening.forget()
+            return await self._open_at_once(connection, opening)
+        cursor.nextset()
+        return await cursor.fetchone()
+
+    async def _open_in_steps(
+        self, connection: AsyncConnection, name: str, parameters: dict[str, Any], talk: Conversation
+    ) -> Any:
+        if is_direct(connection):
+            await connection.execute("begin")
+        else:
+            cursor = await connection.execute(self._statements["begin_in_pool"])
+            cursor.nextset()
+            row = await cursor.fetchone()
+            talk.settings = row[0] if row else ()
+        return await (await connection.execute(self._statements[name], parameters)).fetchone()
+
+    async def _step(self, connection: AsyncConnection, step: Query | Calls, talk: Conversation) -> Any:
+        if isinstance(step, Calls):
+            return await self._watched(connection, step, talk) if step.calls else None
+        cursor = await connection.execute(self._statements[step.name], step.parameters, prepare=step.prepared)
+        return await cursor.fetchone() if cursor.description is not None else None
 
     async def _watched(self, connection: AsyncConnection, step: Calls, talk: Conversation) -> None:
         """Run the handlers in a task, which can be given up."""

@@ -139,7 +139,8 @@ appended as (
         correlation_id, causation_id, payload, retry_count, created_at {scope_names}
     )
     select (select position - (select moved from total) from tip)
-           + case when (select cardinality(seqs) = moved from total) then width_bucket(moved.seq, (select seqs from total))
+           + case when (select cardinality(seqs) = moved from total)
+                  then width_bucket(moved.seq, (select seqs from total))
                   else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end,
            (select ts from tip), {stream_seq},
            moved.id, moved.seq, moved.lane, moved.aggregate_type, moved.aggregate_id, moved.event_type,

@@ -1,0 +1,58 @@
+"""Opens a slice in one message: BEGIN and the first statement, whose plan the session keeps.
+
+Each message between two processes costs more than most statements. Behind a pooler, sessions keep no statements, and a
+slice is opened by two messages.
+"""
+
+import re
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from psycopg.pq import Escaping
+
+from aftercommit.consumer.slices import Query
+from aftercommit.postgres.commits import AnyConnection
+from aftercommit.postgres.statements import Statements
+
+_PARAMETER: Final = re.compile(r"%\((\w+)\)s")
+# The names of statements in sessions, and the statements that each session has.
+_names: dict[bytes, bytes] = {}
+_prepared: "WeakKeyDictionary[AnyConnection, set[bytes]]" = WeakKeyDictionary()
+
+
+class Opening:
+    """A statement that opens slices, with these parameters, on a direct connection."""
+
+    def __init__(self, connection: AnyConnection, statements: Statements, query: Query) -> None:
+        self._connection = connection
+        self._statement = statements[query.name]
+        self._parameters = query.parameters
+        # Statements of several outboxes may be in one session.
+        self._name = _names.setdefault(self._statement, f"aftercommit_{query.name}_{len(_names)}".encode())
+
+    @property
+    def preparation(self) -> bytes | None:
+        """What to send first, once per session; None if the session has the statement."""
+        prepared = _prepared.setdefault(self._connection, set())
+        if self._name in prepared:
+            return None
+        prepared.add(self._name)
+        numbers = {name: f"${number}" for number, name in enumerate(self._used, 1)}
+        text = self._statement.decode() % numbers
+        return b"prepare %b as %b" % (self._name, text.encode())
+
+    @property
+    def message(self) -> bytes:
+        """BEGIN and the statement; its row is in the second result."""
+        escape = Escaping(self._connection.pgconn).escape_literal
+        values = (self._parameters[name] for name in self._used)
+        literals = [b"null" if value is None else bytes(escape(str(value).encode())) for value in values]
+        return b"begin; execute %b (%b)" % (self._name, b", ".join(literals))
+
+    def forget(self) -> None:
+        """The session has lost its statements: the driver drops them after a rollback, and a handler may, too."""
+        _prepared.pop(self._connection, None)
+
+    @property
+    def _used(self) -> list[str]:
+        return list(dict.fromkeys(_PARAMETER.findall(self._statement.decode())))
