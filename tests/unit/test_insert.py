@@ -17,7 +17,7 @@ from aftercommit.errors import (
     UnknownEventType,
 )
 from aftercommit.event.correlation import correlation, tell, told
-from aftercommit.outbox import Outbox, Receipt
+from aftercommit.outbox import Outbox, Receipt, copy_format
 from aftercommit.outbox.insert import Inserter, Script, _fingerprint, checked_key
 
 OWNER = UUID(int=7)
@@ -214,6 +214,13 @@ def test_an_undeclared_scope_is_named_with_the_declared_ones(inserter):
         Inserter(unscoped.shape, unscoped.registry, 100).rows([unscoped.declare("pinged")()], {"tenant": "acme"})
 
 
+def test_a_misspelt_scope_is_named_rather_than_the_missing_one(inserter):
+    given = {"tenent" if name == "tenant" else name: value for name, value in SCOPE.items()}
+
+    with pytest.raises(ScopeViolation, match="'tenent' is not a scope"):
+        inserter.rows([pinged()], given)
+
+
 def test_the_scope_of_a_draft_goes_before_that_of_the_call(inserter):
     rows = inserter.rows([pinged.draft({}, scope={"tenant": "other"}), pinged()], SCOPE)
 
@@ -360,6 +367,28 @@ def test_an_event_without_a_correlation_id_has_its_own_id_as_one(inserter, style
     else:
         assert "event.id::text" in statement
         assert len(values) == len(told_values) - 1
+
+
+def test_a_row_of_a_copy_is_the_same_whatever_stands_before_it(inserter):
+    moment, cause = datetime(2026, 1, 1, tzinfo=UTC), uuid4()
+    with correlation("story"):
+        told_rows = inserter.rows([pinged(), Placed("o-2")], SCOPE)
+    drafts = [
+        pinged(),
+        pinged.draft({"text": "☃"}, occurred_at=moment),
+        pinged.draft({}, scope={"tenant": "other"}),
+        pinged.draft({}, causation_id=cause),
+        Placed("o-1"),
+    ]
+    rows = [*inserter.rows([*drafts, *drafts], SCOPE), *told_rows]
+
+    together = b"".join(copy_format.chunks(rows))
+
+    head, end = b"".join(copy_format.chunks([])), b"\xff\xff"
+    alone = [b"".join(copy_format.chunks([row])) for row in rows]
+    signature = alone[0][:19]
+    assert head == end
+    assert together == signature + b"".join(each[19 : -len(end)] for each in alone) + end
 
 
 def test_a_fresh_key_takes_one_statement(inserter):

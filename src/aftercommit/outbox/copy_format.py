@@ -36,15 +36,15 @@ _row_head = Struct("!hi").pack
 
 def chunks(rows: EventRows) -> Iterator[bytes]:
     """The data of a COPY of these rows."""
-    shared = _Shared()
+    common = _CommonFields()
     for start in range(0, len(rows), ROWS_PER_CHUNK):
         parts = [_SIGNATURE] if start == 0 else []
-        _encode(rows[start : start + ROWS_PER_CHUNK], shared, parts)
+        _encode(rows[start : start + ROWS_PER_CHUNK], common, parts)
         yield b"".join(parts)
     yield _END
 
 
-class _Shared:
+class _CommonFields:
     """The encoded fields that most rows of a publish share, kept from one row to the next."""
 
     def __init__(self) -> None:
@@ -65,13 +65,13 @@ class _Shared:
         return self.fields
 
 
-def _encode(rows: EventRows, shared: _Shared, parts: list[bytes]) -> None:
+def _encode(rows: EventRows, common: _CommonFields, parts: list[bytes]) -> None:
     """Add the parts of these rows. This loop is what a bulk publish costs: no call that can be avoided."""
-    head, aggregate_type, event_type, declared = shared.fields
+    head, aggregate_type, event_type, declared = common.fields
     for row in rows:
         event_id, _, aggregate_id, name, _, occurred, correlation, causation, payload, *values = row
-        if name is not shared.type or occurred is not shared.occurred or values != shared.declared:
-            head, aggregate_type, event_type, declared = shared.of(row)
+        if name is not common.type or occurred is not common.occurred or values != common.declared:
+            head, aggregate_type, event_type, declared = common.of(row)
         identity = event_id.int.to_bytes(16, "big")
         if correlation is None:
             digits = identity.hex()
