@@ -31,6 +31,7 @@ from aftercommit.outbox.row_maker import (
     RowMaker,
 )
 from aftercommit.postgres.arrays import text_array, uuid_array
+from aftercommit.postgres.blocks import without_purpose
 from aftercommit.postgres.shape import AUDIENCE, SCOPE_TYPES, Shape
 from aftercommit.postgres.statements import Statements
 
@@ -168,7 +169,7 @@ class Inserter:
             channel=sql.Literal(self._shape.publish_channel),
         )
         # Without comments, which the server would read with every event.
-        return "\n".join(line for line in rendered.splitlines() if not line.startswith("--"))
+        return without_purpose(rendered)
 
     def _statement(self, kind: str, style: Style) -> str:
         cached = self._cache.get((kind, style))

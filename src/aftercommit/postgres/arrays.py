@@ -9,6 +9,11 @@ def uuid_array(ids: Iterable[UUID]) -> str:
     return "{" + ",".join([event_id.hex for event_id in ids]) + "}"
 
 
+def number_array(values: Iterable[float]) -> str:
+    """Numbers as the text of an array."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
 def text_array(values: Iterable[str]) -> str:
     """Strings as the text of a text[], because drivers differ in how they send an array of arrays."""
     quoted = [value.replace("\\", "\\\\").replace('"', '\\"') for value in values]

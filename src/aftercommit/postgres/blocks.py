@@ -30,7 +30,7 @@ def unless(shape: Shape, condition: str, action: str) -> str:
 
 
 def without_purpose(statement: str) -> str:
-    """A statement without its comment lines, for people who run it by hand."""
+    """A statement without its comment lines, for people who run it by hand and where its length costs time."""
     return "\n".join(line for line in statement.splitlines() if not line.startswith("--"))
 
 

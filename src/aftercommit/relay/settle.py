@@ -12,13 +12,16 @@ from psycopg import sql
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, LeaseLost
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres import lives
-from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres.arrays import number_array, uuid_array
+from aftercommit.postgres.blocks import without_purpose
 from aftercommit.postgres.commits import AsyncConnection, committed_async
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
 from aftercommit.telemetry import LATENCY_BUCKETS_MS
 
 logger = logging.getLogger("aftercommit.relay")
+
+_BOUNDS = number_array(LATENCY_BUCKETS_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Settlement:
     def _append_statement(self, **parts: sql.Composable) -> bytes:
         nothing = sql.SQL("")
         numbered, audience = bool(self._numbered), self._statements.shape.audience
-        return self._statements.render(
+        rendered = self._statements.render(
             "append",
             **parts,
             streams=self._statements.part("streams") if numbered else nothing,
@@ -64,7 +67,9 @@ class Settlement:
             join_streams=self._statements.part("join_streams") if numbered else nothing,
             returned=self._statements.part("returning_audience") if audience else sql.SQL("1"),
             heard=self._statements.part("heard") if audience else nothing,
-        ).encode()
+        )
+        # Without comments, psycopg finds it short enough to remember where the parameters stand.
+        return without_purpose(rendered).encode()
 
     async def append(
         self, connection: AsyncConnection, ids: Sequence[UUID], lanes: Collection[int], retried: Sequence[UUID] = ()
@@ -129,7 +134,7 @@ class Settlement:
             **which,
             "numbered": self._numbered,
             "channel": self._channel,
-            "bounds": list(LATENCY_BUCKETS_MS),
+            "bounds": _BOUNDS,
             "named": logger.isEnabledFor(logging.INFO),
             "seen": self._seen,
         }
@@ -166,7 +171,7 @@ class Settlement:
         await connection.execute(self._statements["give_back_attempt"], {**self._fence([lane]), "id": event_id})
 
     def _fence(self, lanes: Collection[int]) -> dict[str, Any]:
-        return {"lanes": sorted(lanes), "token": self._token, "lane_count": len(lanes)}
+        return {"lanes": number_array(sorted(lanes)), "token": self._token, "lane_count": len(lanes)}
 
     def _refuse_stale(self, held: int, lanes: Collection[int]) -> None:
         if held != len(lanes):
