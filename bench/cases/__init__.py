@@ -11,6 +11,7 @@ from bench.cases import (
     feed_polls,
     feed_streams,
     growth,
+    growth_audience,
     growth_consumers,
     growth_letters,
     growth_log,
@@ -30,7 +31,7 @@ CASES: dict[str, Callable[[Stage, Peers], Finding]] = {
     case.NAME: case.run
     for case in (
         *(publish, bulk, drain, bus, consumer, latency, growth, wakeup, memory),
-        *(growth_log, growth_letters, growth_consumers, growth_strands, growth_order, growth_scopes),
+        *(growth_log, growth_letters, growth_consumers, growth_strands, growth_audience, growth_order, growth_scopes),
         *(feed_polls, feed_streams, feed_history),
     )
 }

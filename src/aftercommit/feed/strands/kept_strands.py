@@ -41,8 +41,8 @@ class KeptStrands:
         reach: Callable[..., Awaitable[None]],
     ) -> None:
         """`reach` is that of the hub: loading passes through points at which tests wait."""
-        # By outbox, and there by the names of feed and key: the garbage collector need not visit two texts.
-        self._strands: dict[Outbox, OrderedDict[tuple[str, str], Strand]] = defaultdict(OrderedDict)
+        # By outbox, and there by feed and key as one text: the garbage collector visits no text, but every new tuple.
+        self._strands: dict[Outbox, OrderedDict[str, Strand]] = defaultdict(OrderedDict)
         self.budget = Budget(ring_bytes)
         self._feeds: dict[Outbox, list[Feed]] = defaultdict(list)
         for feed in feeds:
@@ -60,7 +60,7 @@ class KeptStrands:
 
     def find(self, feed: Feed, key: str, *, touch: bool = False) -> Strand | None:
         """The strand, if it is in memory; with `touch` it counts as just used."""
-        strands, place = self._strands[feed.outbox], (feed.name, key)
+        strands, place = self._strands[feed.outbox], _place(feed, key)
         strand = strands.get(place)
         if touch and strand is not None:
             strand.used_at = time.monotonic()
@@ -69,7 +69,7 @@ class KeptStrands:
 
     def touch(self, strand: Strand) -> bool:
         """Count a strand as just used; False if it was dropped."""
-        strands, place = self._strands[strand.feed.outbox], (strand.feed.name, strand.key)
+        strands, place = self._strands[strand.feed.outbox], _place(strand.feed, strand.key)
         if strands.get(place) is not strand:
             return False
         strand.used_at = time.monotonic()
@@ -79,7 +79,7 @@ class KeptStrands:
     def load(self, feed: Feed, key: str, accepts: Callable[[Loaded], bool]) -> Strand:
         """Register a strand and begin to load it; `strand.loading` is the task. `accepts` is that of its tailer."""
         self._make_room()
-        strand = self._strands[feed.outbox][feed.name, key] = Strand(feed, key, self.budget)
+        strand = self._strands[feed.outbox][_place(feed, key)] = Strand(feed, key, self.budget)
         strand.used_at = time.monotonic()
         strand.loading = asyncio.create_task(self._load(strand, accepts), name=f"load {feed.name} {key:.40}")
         self._loads.add(strand.loading)
@@ -88,7 +88,7 @@ class KeptStrands:
 
     def forget(self, strand: Strand) -> None:
         """Drop a strand; readers ask the hub for it again."""
-        strands, place = self._strands[strand.feed.outbox], (strand.feed.name, strand.key)
+        strands, place = self._strands[strand.feed.outbox], _place(strand.feed, strand.key)
         if strands.get(place) is strand:
             del strands[place]
         strand.retire()
@@ -120,7 +120,7 @@ class KeptStrands:
                 continue
             number, entry = feed.select.number_of(stored), None
             for key in feed.select.keys_of(stored):
-                strand = strands.get((feed.name, key))
+                strand = strands.get(_place(feed, key))
                 if strand is not None and strand.wants(number):
                     # Made only for strands in memory, and once for all of them.
                     entry = entry or self._maker.entry_of(feed, stored)
@@ -185,7 +185,12 @@ class KeptStrands:
         return True
 
 
-def _first(strands: OrderedDict[tuple[str, str], Strand]) -> Strand:
+def _place(feed: Feed, key: str) -> str:
+    """A strand's place among those of its outbox. No name of a feed has a blank."""
+    return f"{feed.name} {key}"
+
+
+def _first(strands: OrderedDict[str, Strand]) -> Strand:
     """The least recently used one."""
     return next(iter(strands.values()))
 
