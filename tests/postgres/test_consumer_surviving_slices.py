@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from aftercommit.backoff import Constant
-from aftercommit.consumer import Retry, slice_executor
+from aftercommit.consumer import Retry, handler_calls
 from aftercommit.event.envelope import Event
 from tests.support.consuming import Ledger, checkpoint, handle_all, inbox, letters, numbered, place_in_log
 from tests.support.shop import OrderPlaced, Shop
@@ -153,7 +153,7 @@ async def test_a_slice_that_takes_long_commits_what_it_has(
     """It stops after its first event, and the events that it did not get to are handled once, in order."""
     if ordering == "strict" and not with_inbox:
         return
-    monkeypatch.setattr(slice_executor, "STOP_SECONDS", 0.0)
+    monkeypatch.setattr(handler_calls, "STOP_SECONDS", 0.0)
     ledger = Ledger(shop)
     consumer = shop.outbox.consumer("index", ordering=ordering, inbox=with_inbox)
     consumer.on(OrderPlaced)(ledger.write)

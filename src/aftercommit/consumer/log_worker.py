@@ -17,9 +17,9 @@ import psycopg
 
 from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ConnectionLost
-from aftercommit.consumer.lease import CONSUMER_CHANGED, ConsumerStatus, Leases
+from aftercommit.consumer.lease import CONSUMER_CHANGED, Leases
 from aftercommit.consumer.log_follower import LogFollower, SharedParts
-from aftercommit.consumer.names import KnownConsumer, register, require_mine
+from aftercommit.consumer.names import Standby, register
 from aftercommit.consumer.pages import LatestPage
 from aftercommit.consumer.slices import require_handlers
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, LeaseLost
@@ -110,7 +110,7 @@ class LogWorker(DatabaseService):
         self._ended = Waker()
         self._look_at = 0.0
         self._working: dict[str, asyncio.Task[None]] = {}
-        self._holders: dict[str, str] = {}
+        self._standby = Standby(outbox.shape)
 
     @property
     def token(self) -> UUID:
@@ -174,7 +174,12 @@ class LogWorker(DatabaseService):
             ask = self._leases.renew if renews else self._leases.look
             statuses = await ask(control, [follower.consumer.name for follower in active])
             for follower in active:
-                await self._tell(follower, statuses.get(follower.consumer.name))
+                name = follower.consumer.name
+                if (status := statuses.get(name)) is not None and status.held:
+                    follower.tell(status)
+                elif name not in self._working:
+                    # One that is at work finds out when it writes.
+                    await self._lost(follower, LeaseLost(f"another worker took over consumer {name!r}"))
         self.answered()
         for follower in active:
             await self._begin(follower, reading, renewed=renews)
@@ -189,27 +194,14 @@ class LogWorker(DatabaseService):
         if taken:
             await self._leases.take_up_newer(control, taken)
         for name, held in taken.items():
-            self._holders.pop(name, None)
+            self._standby.over(name)
             self._followers[name].start(held)
             await self.reach("consumer.active", position=held.position, died=held.died)
         standing_by = [self._followers[name].consumer for name in missing if name not in taken]
         if standing_by:
-            for known in await require_mine(control, self._outbox.shape, standing_by):
-                self._say_who_holds(known)
+            await self._standby.look(control, standing_by)
+            for _ in standing_by:
                 await self.reach("consumer.standing_by")
-
-    def _say_who_holds(self, known: KnownConsumer) -> None:
-        """Log once where a consumer runs instead. Without a worker, it is being handed over."""
-        if known.worker is not None and known.worker != self._holders.get(known.name):
-            self._holders[known.name] = known.worker
-            log_event(logger, logging.INFO, "consumer_standing_by", consumer=known.name, holder=known.worker)
-
-    async def _tell(self, follower: LogFollower, status: ConsumerStatus | None) -> None:
-        if status is not None and status.held:
-            follower.tell(status)
-        elif follower.consumer.name not in self._working:
-            # One that is at work finds out when it writes.
-            await self._lost(follower, LeaseLost(f"another worker took over consumer {follower.consumer.name!r}"))
 
     async def _begin(self, follower: LogFollower, reading: AsyncConnection, *, renewed: bool) -> None:
         """Start a consumer that has something to do."""

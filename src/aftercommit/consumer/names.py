@@ -1,5 +1,6 @@
 """Consumer names: registers them, and finds a name that was changed, or that two programs use."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,9 @@ from aftercommit.postgres.commits import AsyncConnection, committed_async
 from aftercommit.postgres.deadlocks import past_deadlocks
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.telemetry import log_event
+
+logger = logging.getLogger("aftercommit.consumer")
 
 # A step of a replay is short. A longer wait means that the replay's driver stopped in the middle of one.
 PATIENCE: Final = 5.0
@@ -62,17 +66,32 @@ def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> Non
         _require_free(known, outbox, consumer)
 
 
-async def require_mine(connection: AsyncConnection, shape: Shape, consumers: Sequence[Consumer]) -> list[KnownConsumer]:
-    """For a standby: raise unless the checkpoints are still there and workers that have them run the same consumers."""
-    known = {each.name: each for each in await known_consumers(connection, shape)}
-    for consumer in consumers:
-        if consumer.name not in known:
-            raise ConsumerRenamed(
-                f"the checkpoint of consumer {consumer.name!r} is gone: it was renamed or forgotten while this worker "
-                "ran. Start the worker again with the consumer's new name"
-            )
-        _refuse_double(known[consumer.name], consumer)
-    return [known[consumer.name] for consumer in consumers]
+class Standby:
+    """What a worker does about consumers that other workers have."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._holders: dict[str, str | None] = {}
+
+    async def look(self, connection: AsyncConnection, consumers: Sequence[Consumer]) -> None:
+        """Raise unless their checkpoints are still there and their workers run the same consumers; log who has them."""
+        known = {each.name: each for each in await known_consumers(connection, self._shape)}
+        for consumer in consumers:
+            if consumer.name not in known:
+                raise ConsumerRenamed(
+                    f"the checkpoint of consumer {consumer.name!r} is gone: it was renamed or forgotten while this "
+                    "worker ran. Start the worker again with the consumer's new name"
+                )
+            _refuse_double(known[consumer.name], consumer)
+            holder = known[consumer.name].worker
+            # Without a worker, it is being handed over.
+            if holder is not None and holder != self._holders.get(consumer.name):
+                self._holders[consumer.name] = holder
+                log_event(logger, logging.INFO, "consumer_standing_by", consumer=consumer.name, holder=holder)
+
+    def over(self, name: str) -> None:
+        """The worker has the consumer now."""
+        self._holders.pop(name, None)
 
 
 async def set_paused(connection: AsyncConnection, shape: Shape, name: str, paused: bool) -> None:
