@@ -1,7 +1,7 @@
 """Answers from memory: those of one turn of the event loop are made one after the other, and written together.
 
-A write wakes its client. Where each answer is written as soon as it is made, a client on the same machine falls asleep
-between two of them, and waking it costs more than the answer.
+A write wakes its client. Where each answer is written as soon as it is made, a client or proxy on the same machine may
+fall asleep between two of them, and waking it each time costs the server more than a batch (decision 0031).
 """
 
 import asyncio
