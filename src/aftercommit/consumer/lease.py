@@ -121,7 +121,11 @@ class Leases:
             "versions": [event_type.version for event_type in known],
         }
         rows = await (await connection.execute(self._statements["take_consumers"], parameters)).fetchall()
-        return {name: HeldLease(*held) for name, *held in rows}
+        taken = {name: HeldLease(*held) for name, *held in rows}
+        if taken:
+            # Events that older code parked because it did not know their version are tried again.
+            await connection.execute(self._statements["take_up_newer"], {**parameters, "consumers": list(taken)})
+        return taken
 
     async def renew(self, connection: AsyncConnection, names: Collection[str]) -> dict[str, ConsumerStatus]:
         """Renew these without waiting for slices at work, and look what there is to do."""
@@ -141,16 +145,6 @@ class Leases:
             "changed": CONSUMER_CHANGED,
         }
         await connection.execute(self._statements["release_consumers"], parameters)
-
-    async def take_up_newer(self, connection: AsyncConnection, names: Collection[str]) -> None:
-        """Try events again that older code parked because it did not know their version."""
-        known = list(self._outbox.registry)
-        parameters = {
-            "consumers": list(names),
-            "types": [event_type.name for event_type in known],
-            "versions": [event_type.version for event_type in known],
-        }
-        await connection.execute(self._statements["take_up_newer"], parameters)
 
     async def _ask(
         self, connection: AsyncConnection, statement: str, names: Collection[str]

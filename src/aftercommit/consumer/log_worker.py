@@ -107,8 +107,7 @@ class LogWorker(DatabaseService):
         channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else Waker()
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
-        self._ended = Waker()
-        self._look_at = 0.0
+        self._ended, self._look_at = Waker(), 0.0
         self._working: dict[str, asyncio.Task[None]] = {}
         self._standby = Standby(outbox.shape)
 
@@ -191,8 +190,6 @@ class LogWorker(DatabaseService):
         if not missing:
             return
         taken = await self._leases.take(control, missing)
-        if taken:
-            await self._leases.take_up_newer(control, taken)
         for name, held in taken.items():
             self._standby.over(name)
             self._followers[name].start(held)
@@ -223,8 +220,8 @@ class LogWorker(DatabaseService):
 
     def _rest_seconds(self) -> float:
         """How long nothing needs a look, if nothing wakes the worker."""
-        is_listening = self._listener is not None and self._listener.working
-        seconds = min(POLL if is_listening else POLL_WITHOUT_LISTENER, self._leases.seconds_to_renewal)
+        poll = POLL if self._listener is not None and self._listener.working else POLL_WITHOUT_LISTENER
+        seconds = min(poll, self._leases.seconds_to_renewal)
         for name, follower in self._followers.items():
             if follower.active and name not in self._working and follower.due_in is not None:
                 seconds = min(seconds, max(0.001, follower.due_in))
