@@ -194,8 +194,7 @@ class LogWorker(DatabaseService):
             self._standby.over(name)
             self._followers[name].start(held)
             await self.reach("consumer.active", position=held.position, died=held.died)
-        standing_by = [self._followers[name].consumer for name in missing if name not in taken]
-        if standing_by:
+        if standing_by := [self._followers[name].consumer for name in missing if name not in taken]:
             await self._standby.look(control, standing_by)
             for _ in standing_by:
                 await self.reach("consumer.standing_by")
