@@ -179,7 +179,7 @@ async def stopped_heart(shop: Shop, worker: LogWorker) -> AsyncIterator[None]:
     worker._leases._ask = hang  # type: ignore[assignment,method-assign]
     shop.rows("update consumer set leased_until = now() - interval '1 second'")
     yield
-    await asyncio.wait(worker._working.values())
+    await asyncio.wait([follower.task for follower in worker._followers.values() if follower.task is not None])
     beating.set()
 
 

@@ -44,13 +44,14 @@ class SharedParts:
 
 
 class LogFollower:
-    """One consumer's way through the log, from its checkpoint. `active`: the lease is held."""
+    """One consumer's way through the log, from its checkpoint. `active`: the lease is held. `task`: it is at work."""
 
     def __init__(self, outbox: Outbox, lease: Lease, shared: SharedParts) -> None:
         consumer, page_size = lease.consumer, shared.page_size
         self.consumer = consumer
         self.active = False
         self.paused = False
+        self.task: asyncio.Task[None] | None = None
         self._meter = outbox.meter
         self._shared = shared
         self._told = Waker()
@@ -88,8 +89,11 @@ class LogFollower:
 
     @property
     def due_in(self) -> float | None:
-        """Seconds until the next letter was due, when the worker last looked; None while the consumer is paused."""
-        return self._status.due_in if self._status is not None and self.proceeds() else None
+        """Seconds until the next letter was due, when the worker last looked; None if it need not look for that."""
+        if self._status is None or self._status.due_in is None or not self.active or not self.proceeds():
+            return None
+        # While it is at work, it knows of the letters that are due.
+        return self._status.due_in if self._status.due_in > 0 or self.task is None else None
 
     def proceeds(self) -> bool:
         """Whether the consumer is neither stopping nor paused."""
@@ -135,6 +139,14 @@ class LogFollower:
     def connection_lost(self) -> None:
         """The connection of a slice broke, and the database with it."""
         self._parts.suspects.connection_lost()
+
+    async def cut_off(self) -> None:
+        """End at once: what slices wrote is undone."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None
+        await self.forget()
 
     async def forget(self) -> None:
         """The session is over: nothing that was read counts any more."""

@@ -108,7 +108,6 @@ class LogWorker(DatabaseService):
         self._news = listener.subscribe(channel) if listener is not None else Waker()
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
         self._ended, self._look_at = Waker(), 0.0
-        self._working: dict[str, asyncio.Task[None]] = {}
         self._standby = Standby(outbox.shape)
 
     @property
@@ -176,7 +175,7 @@ class LogWorker(DatabaseService):
                 name = follower.consumer.name
                 if (status := statuses.get(name)) is not None and status.held:
                     follower.tell(status)
-                elif name not in self._working:
+                elif follower.task is None:
                     # One that is at work finds out when it writes.
                     await self._lost(follower, LeaseLost(f"another worker took over consumer {name!r}"))
         self.answered()
@@ -201,19 +200,18 @@ class LogWorker(DatabaseService):
 
     async def _begin(self, follower: LogFollower, reading: AsyncConnection, *, renewed: bool) -> None:
         """Start a consumer that has something to do."""
-        name = follower.consumer.name
         if not follower.active:
             return
         if not follower.paused:
             await follower.free_waiting(reading, POLL)
-        if name in self._working:
+        if follower.task is not None:
             if renewed:
                 await self.reach("consumer.heartbeat", paused=follower.paused)
         elif follower.paused:
             await self.reach("consumer.paused")
         elif follower.has_work:
-            task = self._working[name] = asyncio.create_task(follower.work(reading), name=f"consumer {name}")
-            task.add_done_callback(lambda _: self._ended.set())
+            follower.task = asyncio.create_task(follower.work(reading), name=f"consumer {follower.consumer.name}")
+            follower.task.add_done_callback(lambda _: self._ended.set())
         else:
             await self.reach("consumer.idle", position=follower.position)
 
@@ -221,16 +219,17 @@ class LogWorker(DatabaseService):
         """How long nothing needs a look, if nothing wakes the worker."""
         poll = POLL if self._listener is not None and self._listener.working else POLL_WITHOUT_LISTENER
         seconds = min(poll, self._leases.seconds_to_renewal)
-        for name, follower in self._followers.items():
-            if follower.active and name not in self._working and follower.due_in is not None:
-                seconds = min(seconds, max(0.001, follower.due_in))
-        return seconds
+        due = (follower.due_in for follower in self._followers.values())
+        return min([seconds, *(max(0.001, due_in) for due_in in due if due_in is not None)])
 
     async def _collect(self) -> None:
         """Take notice of consumers that have come to their end; errors but a lost lease end the session."""
         self._ended.clear()
-        for name in [name for name, task in self._working.items() if task.done()]:
-            task, follower = self._working.pop(name), self._followers[name]
+        for follower in self._followers.values():
+            task = follower.task
+            if task is None or not task.done():
+                continue
+            follower.task = None
             try:
                 task.result()
             except LeaseLost as problem:
@@ -238,6 +237,9 @@ class LogWorker(DatabaseService):
             except ConnectionLost:
                 follower.connection_lost()
                 raise
+            if follower.active and follower.has_work:
+                # It was told of this when it had just come to its end.
+                self._shared.look_wanted.set()
 
     async def _lost(self, follower: LogFollower, problem: LeaseLost) -> None:
         await follower.forget()
@@ -250,18 +252,14 @@ class LogWorker(DatabaseService):
         """Let what is at work come to its end, and keep the leases meanwhile."""
         while True:
             await self._collect()
-            if not self._working:
+            working = [name for name, follower in self._followers.items() if follower.task is not None]
+            if not working:
                 return
             if self._leases.seconds_to_renewal == 0:
-                await self._leases.renew(control, list(self._working))
+                await self._leases.renew(control, working)
                 self.answered()
             await wait_for_any(self._leases.seconds_to_renewal, self._ended)
 
     async def _cut_off(self) -> None:
         """End all consumers at once: what their slices wrote is undone."""
-        tasks, self._working = list(self._working.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for follower in self._followers.values():
-            await follower.forget()
+        await asyncio.gather(*(follower.cut_off() for follower in self._followers.values()))
