@@ -44,14 +44,13 @@ def _bug(name: str, *edits: Edit, run: str, seen_by: str, needs: str = "") -> Bu
 
 
 _FIRST_ANSWER = """\
-        return talk.hear(await cursor.fetchone() if cursor.description is not None else None, connection.pgconn)
+        return talk.hear(row, connection.pgconn)
 """
 
 
 def _committed_early(when: str) -> str:
     return f"""\
-        row = await cursor.fetchone() if cursor.description is not None else None
-        if step.name.startswith("begin") and {when}:
+        if {when}:
             await connection.execute("commit; begin")
         return talk.hear(row, connection.pgconn)
 """

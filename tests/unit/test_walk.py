@@ -58,7 +58,7 @@ def test_what_a_slice_did_not_get_to_comes_next_and_the_next_slice_is_smaller():
 
 def test_events_without_a_connection_share_a_slice_up_to_their_limit_and_never_with_others():
     items: Any = [*(Event(outside=True) for _ in range(5)), Event()]
-    walk = Walk(items, pace=SlicePace(16), most_outside=3)
+    walk = Walk(items, pace=SlicePace(16), most_outside_calls=3)
 
     assert walk.segment() == items[:3]
     walk.done(done(items[:3]), seconds=0.07)

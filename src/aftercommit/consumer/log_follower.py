@@ -72,6 +72,7 @@ class LogFollower:
         # The checkpoint, and how many letters were written, when the worker began to ask.
         self._when_asked = (0, 0)
         self._looked_after = 0
+        self._log_first = False
 
     @property
     def position(self) -> int:
@@ -171,8 +172,15 @@ class LogFollower:
             await self.reach("consumer.idle", position=self.position)
 
     async def _in_order(self, connection: AsyncConnection) -> None:
-        """Handle due letters, then the next page."""
-        await self._retries.turn(connection)
+        """Handle due letters and the next page. After letters the log comes first, so that they take turns."""
+        if self._log_first:
+            await self._next_page(connection)
+            self._log_first = await self._retries.turn(connection)
+        else:
+            self._log_first = await self._retries.turn(connection)
+            await self._next_page(connection)
+
+    async def _next_page(self, connection: AsyncConnection) -> None:
         page = await self._read(connection)
         if page is None:
             return

@@ -16,7 +16,6 @@ from uuid import UUID
 import psycopg
 
 from aftercommit.consumer.connections import ConsumerConnections
-from aftercommit.consumer.conversation import ConnectionLost
 from aftercommit.consumer.lease import CONSUMER_CHANGED, Leases
 from aftercommit.consumer.log_follower import LogFollower, SharedParts
 from aftercommit.consumer.names import Standby, register
@@ -28,7 +27,7 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.listen import Listener
-from aftercommit.postgres.resilience import DatabaseService, close_quietly
+from aftercommit.postgres.resilience import LOST, DatabaseService, close_quietly
 from aftercommit.schema.requirement import require_schema
 from aftercommit.service import Probe, Waker, wait_for_any
 from aftercommit.telemetry import log_event
@@ -144,6 +143,11 @@ class LogWorker(DatabaseService):
         except psycopg.errors.ReadOnlySqlTransaction as problem:
             # This server is no longer the primary: another will be, or this one again.
             raise DatabaseUnavailable(f"the database takes no writes: {problem}") from problem
+        except LOST:
+            for follower in self._followers.values():
+                if follower.task is not None:
+                    follower.connection_lost()
+            raise
         finally:
             await self._cut_off()
             self._shared.latest.forget()
@@ -229,14 +233,11 @@ class LogWorker(DatabaseService):
             task = follower.task
             if task is None or not task.done():
                 continue
-            follower.task = None
             try:
                 task.result()
             except LeaseLost as problem:
                 await self._lost(follower, problem)
-            except ConnectionLost:
-                follower.connection_lost()
-                raise
+            follower.task = None
             if follower.active and follower.has_work:
                 # It was told of this when it had just come to its end.
                 self._shared.look_wanted.set()

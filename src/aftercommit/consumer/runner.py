@@ -108,7 +108,9 @@ class Runner:
         # A blocking handler that hangs takes the connection of its slice with it, and the calls before it would be
         # repeated.
         shares = policy.survives and self.consumer.is_async is not False
-        walk = Walk(items, pace=self._pace, alone=alone, most_outside=self.consumer.calls_per_commit if shares else 1)
+        walk = Walk(
+            items, pace=self._pace, alone=alone, most_outside_calls=self.consumer.calls_per_commit if shares else 1
+        )
         while walk.waiting:
             failure = walk.failure()
             if failure is not None:

@@ -46,18 +46,23 @@ class SlicePace:
 class Walk:
     """The events still to be handled, in order, and how many the next slice takes. `alone`: one each.
 
-    `most_outside`: how many events share a slice whose handlers act outside the transaction.
+    `most_outside_calls`: how many events share a slice whose handlers act outside the transaction.
     """
 
     def __init__(
-        self, items: Sequence[SliceItem], *, pace: SlicePace | None = None, alone: bool = False, most_outside: int = 1
+        self,
+        items: Sequence[SliceItem],
+        *,
+        pace: SlicePace | None = None,
+        alone: bool = False,
+        most_outside_calls: int = 1,
     ) -> None:
         self.waiting = deque(items)
         self._all = len(items)
         self._known: dict[int, Failed] = {}
         self._pace = pace or SlicePace()
         self._alone = alone
-        self._most_outside = most_outside
+        self._most_outside_calls = most_outside_calls
         self._singly = 0
         self._losses = 0
 
@@ -92,7 +97,7 @@ class Walk:
         first = self.waiting[0]
         size = 1 if self._alone or self._singly > 0 or first.goes_alone else self._pace.size
         if first.outside:
-            size = min(size, self._most_outside)
+            size = min(size, self._most_outside_calls)
         if self.guard_events:
             size = min(size, MOST_SAVEPOINTS * self.guard_events)
         segment: list[SliceItem] = []

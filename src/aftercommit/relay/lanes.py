@@ -132,8 +132,7 @@ class Lanes:
         released, suspects = self.held | self._leaving, frozenset(self.suspect)
         self.suspect.clear()
         self.forget()
-        await connection.execute(self._statements["leave"], {"relay": self.relay})
-        await self._release(connection, released, suspects)
+        await self._release(connection, released, suspects, leaves=True)
 
     def forget(self) -> None:
         """After a lost connection: hold nothing until the next tick. Suspect lanes stay suspect."""
@@ -166,8 +165,10 @@ class Lanes:
         self.suspect.update(lane for lane, died in rows if died)
         return {lane for lane, _ in rows}
 
-    async def _release(self, connection: AsyncConnection, lanes: Collection[int], suspects: Collection[int]) -> None:
-        parameters = self._parameters(lanes=sorted(lanes), suspects=sorted(suspects))
+    async def _release(
+        self, connection: AsyncConnection, lanes: Collection[int], suspects: Collection[int], *, leaves: bool = False
+    ) -> None:
+        parameters = self._parameters(lanes=sorted(lanes), suspects=sorted(suspects), leaves=leaves)
         await connection.execute(self._statements["release_lanes"], parameters)
         await self._tell_others(connection)
 

@@ -111,8 +111,12 @@ returning lane.lane, open.relay is not null as died
 
 -- name: release_lanes
 -- Hands lanes over at once: at a graceful stop, or when another relay needs its share. A lane that is suspect stays so, so that the next
--- relay is as careful.
-with mine as (
+-- relay is as careful. A relay that stops leaves the list in the same statement: a lane without its relay would be held by its own lease,
+-- which is long.
+with gone as (
+    delete from {schema}.relay where id = %(relay)s and %(leaves)s
+),
+mine as (
     select lane, lane = any(%(suspects)s) as suspect
     from {schema}.lane
     where relay = %(relay)s and token = %(token)s and lane = any(%(lanes)s)
@@ -123,10 +127,6 @@ set relay = case when suspect then gen_random_uuid() end,
     token = case when suspect then gen_random_uuid() end,
     leased_until = case when suspect then '-infinity'::timestamptz end, lease_seconds = null
 from mine where lane.lane = mine.lane
-
--- name: leave
--- Removes a relay that stops.
-delete from {schema}.relay where id = %(relay)s
 
 -- name: listen_flag
 -- Whether publishers should notify this relay. It does no harm if a crash loses this write.

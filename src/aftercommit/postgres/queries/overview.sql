@@ -213,3 +213,13 @@ select slot_name::text, slot_type, active, coalesce(age(xmin), age(catalog_xmin)
 from pg_replication_slots
 where (database is null or database = current_database()) and (not active or age(xmin) > 100000)
 order by slot_name
+
+-- name: backlog
+-- The number and age of pending events, for the gauges, without the age of events that wait for newer code and those behind them. And the
+-- lowest seq of an untried event of these lanes, whatever their watermark is.
+with {awaiting}
+select count(*), greatest(0, extract(epoch from clock_timestamp() - min(created_at)
+           filter (where (aggregate_type, aggregate_id) not in (select aggregate_type, aggregate_id from awaiting))))::float8,
+       min(seq) filter (where next_retry_at is null and lane = any(%(lanes)s))
+from {schema}.outbox
+where status = 'pending'

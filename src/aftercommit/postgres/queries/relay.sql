@@ -383,16 +383,6 @@ where locktype = 'relation' and mode = 'RowExclusiveLock' and granted
   and database = (select oid from pg_database where datname = current_database())
   and relation = %(outbox)s::regclass and pid is distinct from pg_backend_pid()
 
--- name: backlog
--- The number and age of pending events, for the gauges, without the age of events that wait for newer code and those behind them. And the
--- lowest seq of an untried event of these lanes, whatever their watermark is.
-with {awaiting}
-select count(*), greatest(0, extract(epoch from clock_timestamp() - min(created_at)
-           filter (where (aggregate_type, aggregate_id) not in (select aggregate_type, aggregate_id from awaiting))))::float8,
-       min(seq) filter (where next_retry_at is null and lane = any(%(lanes)s))
-from {schema}.outbox
-where status = 'pending'
-
 -- name: awaiting
 -- Aggregates with a delivery that waits for newer code. Usually there is none, and nothing is searched.
 awaiting as materialized (
