@@ -135,7 +135,7 @@ class LogFollower:
         self._retries.any_open = status.any_open or self._parts.letters.written > written
         self._status = status
         self._told.set()
-        self._meter.on_progress(self.consumer.name, self.position, status.events, status.lag)
+        self._note_progress()
 
     def connection_lost(self) -> None:
         """The connection of a slice broke, and the database with it."""
@@ -166,8 +166,7 @@ class LogFollower:
             else:
                 await self._side_by_side(connection)
             self._want_look()
-        if self._status is not None and self.position >= self._status.head:
-            self._meter.on_progress(self.consumer.name, self.position, self._status.events, 0)
+        self._note_progress()
         if self.proceeds():
             await self.reach("consumer.idle", position=self.position)
 
@@ -211,6 +210,12 @@ class LogFollower:
         if self._status is None or not self.proceeds():
             return None
         return await self._reader.read(connection, self._status.head, any_letters=self._retries.any_open)
+
+    def _note_progress(self) -> None:
+        if self._status is not None:
+            # The worker may have looked before the last slice was committed.
+            lag = self._status.lag if self.position < self._status.head else 0
+            self._meter.on_progress(self.consumer.name, self.position, self._status.events, lag)
 
     def _want_look(self) -> None:
         if self._parts.letters.written > self._looked_after:
