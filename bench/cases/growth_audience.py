@@ -20,9 +20,9 @@ from bench.stage import Stage
 NAME = "growth-audience"
 TITLE = "Growth: a filter without a match in an audience"
 ABOUT = (
-    "One reader hears of every event of the log, and asks with a filter that none of them passes. A page looks at a "
-    "bounded number of events, and says how far it came. The figures are those of the first five pages, which end "
-    "before the end of either log."
+    "One reader is in the audience of every event, and reads with a filter that matches none of them. A page looks at "
+    "a bounded number of events, and returns how far it looked. The figures are those of the first five pages, which "
+    "end before the end of either log."
 )
 SMALL, LARGE = 60_000, 600_000
 PAGES, LIMIT = 5, 100

@@ -42,3 +42,40 @@ async def test_events_in_memory_are_not_overtaken_by_later_ones_while_an_older_o
     numbers = ledger.numbers("o-1")
     assert sorted(numbers) == [0, *range(60)]
     assert [number for number in numbers if number] == list(range(1, 60))
+
+
+async def test_events_in_memory_wait_behind_an_older_one_that_is_sent_again_and_fails(shop: Shop) -> None:
+    """They were read while other aggregates were at work in every slot."""
+    consumer = shop.outbox.consumer("index", concurrency=2, ordering="strict", start="earliest", retry_count=0)
+    ledger = Ledger(shop)
+    held: asyncio.Queue[str] = asyncio.Queue()
+    gate = asyncio.Event()
+    is_bad = False
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        if event.payload.order_id != "o-1":
+            held.put_nowait(event.payload.order_id)
+            await gate.wait()
+        elif is_bad and event.payload.number == 0:
+            raise ValueError("bad")
+        await ledger.write(event, connection)
+
+    (first,) = place_in_log(shop, ("o-1", 0))
+    async with worker_on(shop, consumer, lease_seconds=1.0):
+        await settled(shop, "index")
+        is_bad = True
+        place_in_log(shop, ("slow-1", 0), ("slow-2", 0))
+        assert {await asyncio.wait_for(held.get(), 60) for _ in range(2)} == {"slow-1", "slow-2"}
+        reading = asyncio.ensure_future(shop.signals.next("consumer.read"))
+        await asyncio.sleep(0)
+        place_in_log(shop, ("o-1", 1))
+        await reading
+        operation = await desk(shop).start(Selection(event_ids=(first,)), to="index", again=True)
+        driving = asyncio.ensure_future(desk(shop).drive(operation.id))
+        await shop.value_becomes("select count(*)::int from dead_letter_events where status = 'waiting'", 1)
+        gate.set()
+        await shop.value_becomes("select count(*)::int from dead_letter_events where status = 'parked'", 1)
+        await settled(shop, "index")
+        await asyncio.wait_for(driving, 60)
+    assert ledger.numbers("o-1") == [0]

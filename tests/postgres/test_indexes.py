@@ -200,7 +200,7 @@ def add_scope(connection: psycopg.Connection[Any]) -> None:
         )
 
 
-def test_the_log_is_indexed_by_the_scopes_that_somebody_reads_by():
+def test_the_log_has_an_index_for_each_scope_that_is_read_by():
     """An index by each of twenty scopes would cost the relay more than all the rest of its work."""
     scope = dict.fromkeys(("tenant_id", "user_id", "project_id", "region"), str)
 

@@ -18,7 +18,7 @@ from aftercommit.postgres.resilience import LOST, close_quietly
 class ConsumerConnections:
     """Connections of some consumers: opened when needed, dropped when broken.
 
-    Whoever borrows one holds `permit`, of which there are as many as there may be connections.
+    Hold `permit` while you use one: it limits how many are in use at the same time.
     """
 
     def __init__(self, database: Database, max_connections: int) -> None:
