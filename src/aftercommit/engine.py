@@ -51,15 +51,17 @@ class Engine(Service):
         self.relay: Relay | None = None
         self.worker: LogWorker | None = None
         carried = _transport(transport, outbox, database)
-        if relay:
-            settings = relay_settings or RelaySettings(carriers=BUS_CARRIERS if carried.capabilities.carries else 1)
-            self.relay = Relay(outbox, database, carried, settings=settings, listener=self.listener, probe=probe)
         if not isinstance(carried, BusTransport) and workers is not False:
             chosen = _chosen(outbox, workers)
             if chosen:
                 self.worker = LogWorker(
                     outbox, chosen, database, settings=worker_settings, listener=self.listener, probe=probe
                 )
+        if relay:
+            settings = relay_settings or RelaySettings(carriers=BUS_CARRIERS if carried.capabilities.carries else 1)
+            self.relay = Relay(
+                outbox, database, carried, settings=settings, listener=self.listener, hand_over=self.worker, probe=probe
+            )
 
     @property
     def services(self) -> list[Service]:

@@ -96,6 +96,19 @@ class LogFollower:
         # While it is at work, it knows of the letters that are due.
         return self._status.due_in if self._status.due_in > 0 or self.task is None else None
 
+    @property
+    def rests_at(self) -> int | None:
+        """Where the consumer waits for new events, and has nothing else to do; None if it does not."""
+        status = self._status
+        works = self.task is not None and not self.task.done()
+        if status is None or works or self._retries.any_due or status.head != self.position:
+            return None
+        return self.position
+
+    def knows(self, position: int) -> bool:
+        """Whether the worker has told it that the log goes as far as this position."""
+        return self._status is not None and position <= self._status.head
+
     def proceeds(self) -> bool:
         """Whether the consumer is neither stopping nor paused."""
         return not self._shared.stopping.is_set() and not self.paused
@@ -136,6 +149,14 @@ class LogFollower:
         self._status = status
         self._told.set()
         self._note_progress()
+
+    def tell_end(self, head: int) -> None:
+        """Tell it that the log now goes as far as this position."""
+        if self._status is not None and (new := head - self._status.head) > 0:
+            status = self._status
+            self._status = status._replace(head=head, events=status.events + new, lag=status.lag + new)
+            self._told.set()
+            self._note_progress()
 
     def connection_lost(self) -> None:
         """The connection of a slice broke, and the database with it."""

@@ -22,6 +22,7 @@ from aftercommit.consumer.names import Standby, register
 from aftercommit.consumer.pages import LatestPage
 from aftercommit.consumer.slices import require_handlers
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, LeaseLost
+from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
@@ -36,6 +37,8 @@ logger = logging.getLogger("aftercommit.consumer")
 
 POLL: Final = 2.0
 POLL_WITHOUT_LISTENER: Final = 0.05
+# So long a worker waits for the answer to an append that a notification has overtaken.
+EXPECT_SECONDS: Final = 0.05
 # So many connections serve the handlers of all consumers, or as many as one consumer's concurrency needs.
 CONNECTIONS: Final = 10
 
@@ -103,10 +106,11 @@ class LogWorker(DatabaseService):
             probe=probe,
         )
         self._followers = {each.name: LogFollower(outbox, self._leases.of(each), self._shared) for each in chosen}
-        channel = outbox.shape.log_channel
+        channel = self._channel = outbox.shape.log_channel
         self._news = listener.subscribe(channel) if listener is not None else Waker()
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
         self._ended, self._look_at = Waker(), 0.0
+        self._received, self._expects_until = Waker(), 0.0
         self._standby = Standby(outbox.shape)
 
     @property
@@ -124,6 +128,24 @@ class LogWorker(DatabaseService):
         """The checkpoint; the lowest one, if there are several."""
         return min(follower.position for follower in self._followers.values())
 
+    def expect(self) -> None:
+        """A relay of this process begins to append: what it appends need not be read."""
+        self._received.clear()
+        self._expects_until = time.monotonic() + EXPECT_SECONDS
+
+    def receive(self, records: Sequence[Record]) -> None:
+        """Take events that a relay of this process has just appended to the log."""
+        self._expects_until = 0.0
+        self._received.set()
+        if not records:
+            return
+        end = self._resting_at()
+        # With strict ordering, letters that somebody made due meanwhile come first.
+        strict = any(follower.consumer.ordering == "strict" for follower in self._followers.values())
+        if not strict and end is not None and records[0].position == end + 1:
+            self._shared.latest.keep(records)
+            self._news.set()
+
     async def session(self) -> None:
         """Connect, stand by, then work, until stopped or until a connection is lost."""
         control = await self._database.connect()
@@ -133,6 +155,7 @@ class LogWorker(DatabaseService):
             await register(control, self._outbox, [each.consumer for each in self._followers.values()])
             reading = await self._database.connect()
             self.session_is_up()
+            self._word.set()
             while not self.stopping.is_set():
                 await self._turn(control, reading)
             await self._finish(control)
@@ -158,10 +181,50 @@ class LogWorker(DatabaseService):
     async def _turn(self, control: AsyncConnection, reading: AsyncConnection) -> None:
         """Collect what has ended; if it is time, look what there is to do, and begin it; wait."""
         await self._collect()
-        wakers = (self._news, self._word, self._shared.look_wanted)
-        if time.monotonic() >= self._look_at or any(waker.is_set() for waker in wakers):
+        is_time = time.monotonic() >= self._look_at or self._word.is_set() or self._shared.look_wanted.is_set()
+        hears = self._news.is_set() and time.monotonic() >= self._expects_until
+        if is_time or (hears and not await self._hear(reading)):
             await self._look(control, reading)
-        await wait_for_any(self._look_at - time.monotonic(), self.stopping, self._ended, *wakers)
+        # The notification of an append often overtakes the answer to it, which has the events.
+        expects = time.monotonic() < self._expects_until
+        until = min(self._look_at, self._expects_until) if expects else self._look_at
+        wakers = (self._received if expects else self._news, self._word, self._shared.look_wanted)
+        await wait_for_any(until - time.monotonic(), self.stopping, self._ended, *wakers)
+
+    async def _hear(self, reading: AsyncConnection) -> bool:
+        """New events are in the log. If all consumers wait for them, begin at once; otherwise it takes a look."""
+        self._news.clear()
+        followers = self._at_work
+        listener = self._listener
+        if listener is None or not listener.working or not followers:
+            return False
+        told = listener.heard.get(self._channel, "")
+        end = self._resting_at()
+        if end is None:
+            return told.isdecimal() and all(follower.knows(int(told)) for follower in followers)
+        consumers = [follower.consumer for follower in followers]
+        head = self._shared.latest.end_after(end)
+        if head is None:
+            if told.isdecimal() and int(told) <= end:
+                return True
+            head = await self._shared.latest.read_news(reading, end, consumers, self.token)
+            self.answered()
+        if head is None:
+            return False
+        for follower in followers:
+            follower.tell_end(head)
+        for follower in followers:
+            await self._begin(follower, reading, renewed=False)
+        return True
+
+    @property
+    def _at_work(self) -> list[LogFollower]:
+        return [follower for follower in self._followers.values() if follower.active and not follower.paused]
+
+    def _resting_at(self) -> int | None:
+        """Where all consumers wait for new events; None if they are not at the same position, or one is at work."""
+        places = {follower.rests_at for follower in self._at_work}
+        return places.pop() if len(places) == 1 else None
 
     async def _look(self, control: AsyncConnection, reading: AsyncConnection) -> None:
         renews = self._word.is_set() or self._leases.seconds_to_renewal == 0

@@ -6,20 +6,22 @@ no difference when it is read. The consumers of a worker that have come to the e
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
+from uuid import UUID
 
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
-from aftercommit.postgres.records import BYTES_AT_ONCE, log_records
+from aftercommit.postgres.records import BYTES_AT_ONCE, FEW_BYTES, FEW_EVENTS, log_records
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
 
 MAX_PAGE_BYTES: Final = BYTES_AT_ONCE
-FEW: Final = 16
+FEW: Final = FEW_EVENTS
 
 Page = tuple[list[Record], int]
 
@@ -30,14 +32,49 @@ class LatestPage:
     def __init__(self, outbox: Outbox) -> None:
         self._shape = outbox.shape
         self._statements = Statements(outbox.shape)
+        self._news = self._statements.render("read_news", read_log_cut=self._statements.part("read_log_cut")).encode()
         self._range = range(0)
-        self._reading: asyncio.Future[list[Record]] | None = None
+        self._reading: asyncio.Future[Sequence[Record]] | None = None
 
     def forget(self) -> None:
         """A session is over: nothing that was read counts any more."""
         if self._reading is not None:
             self._reading.cancel()
         self._range, self._reading = range(0), None
+
+    def keep(self, records: Sequence[Record]) -> None:
+        """These are the last events of the log, without a gap between them."""
+        self._range = range(records[0].position or 0, (records[-1].position or 0) + 1)
+        self._reading = asyncio.get_running_loop().create_future()
+        self._reading.set_result(records)
+
+    def end_after(self, position: int) -> int | None:
+        """How far the events after this position go that are here already; None if the next one is not."""
+        return self._range[-1] if position + 1 in self._range else None
+
+    async def read_news(
+        self, connection: AsyncConnection, after: int, consumers: Sequence[Consumer], token: UUID
+    ) -> int | None:
+        """Read what is new for consumers that have all come to a position; returns the end of the log.
+
+        None if that needs a look: there is nothing new for all of them, more than a few events, or a gap.
+        """
+        asked = {
+            "after": after,
+            "upto": after + FEW,
+            "types": None,
+            "max_bytes": FEW_BYTES,
+            "consumers": [consumer.name for consumer in consumers],
+            "strict": [consumer.name for consumer in consumers if consumer.ordering == "strict"],
+            "token": token,
+        }
+        rows = await (await connection.execute(self._news, asked, prepare=True)).fetchall()
+        records = log_records(rows, self._shape)
+        is_all = 0 < len(records) < FEW and sum(len(record.payload) for record in records) < FEW_BYTES // 2
+        if not is_all or records[0].position != after + 1:
+            return None
+        self.keep(records)
+        return records[-1].position
 
     async def read(self, connection: AsyncConnection, after: int, head: int) -> Page | None:
         """All events after a position, of any type, if they are few and there is no gap before them."""
@@ -53,7 +90,7 @@ class LatestPage:
             return None
         return records, records[-1].position or after
 
-    async def _read(self, connection: AsyncConnection, after: int, head: int) -> list[Record]:
+    async def _read(self, connection: AsyncConnection, after: int, head: int) -> Sequence[Record]:
         asked = {"after": after, "upto": head, "types": None, "max_bytes": MAX_PAGE_BYTES}
         rows = await (await connection.execute(self._statements["read_log_cut"], asked, prepare=True)).fetchall()
         return log_records(rows, self._shape)

@@ -39,6 +39,8 @@ class Listener(DatabaseService):
         self._is_deaf = False
         self._prove_again = PROVE_AGAIN_SOON
         self.working = False
+        # The last payload on each channel, since notifications arrive.
+        self.heard: dict[str, str] = {}
 
     def subscribe(self, channel: str, payloads: Collection[str] | None = None) -> Waker:
         """A waker that is set at each notification of the channel, or only at those with one of these payloads.
@@ -51,6 +53,7 @@ class Listener(DatabaseService):
 
     def wake_all(self) -> None:
         """Wake every subscriber, because notifications may have been missed before a reconnect."""
+        self.heard.clear()
         for subscriptions in self._events.values():
             for event, _ in subscriptions:
                 event.set()
@@ -112,6 +115,7 @@ class Listener(DatabaseService):
 
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
         async for notification in connection.notifies():
+            self.heard[notification.channel] = notification.payload
             for event, payloads in self._events.get(notification.channel, ()):
                 if payloads is None or notification.payload in payloads:
                     event.set()

@@ -10,6 +10,9 @@ from aftercommit.postgres.shape import Shape
 COMMON: Final = 11
 # The most bytes of payloads to read at once, which bounds the memory of a service.
 BYTES_AT_ONCE: Final = 8 << 20
+# So few new events, with so small payloads, are handed from part to part in a process.
+FEW_EVENTS: Final = 16
+FEW_BYTES: Final = 64 << 10
 # Without types: the checker does not know those of columns.
 _record: Any = Record
 

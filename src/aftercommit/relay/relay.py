@@ -16,7 +16,7 @@ from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, close_quietly, first_of
 from aftercommit.postgres.statements import Statements
-from aftercommit.relay.carrier import Carrier
+from aftercommit.relay.carrier import Carrier, HandOver
 from aftercommit.relay.carrier_loop import CarrierLoop
 from aftercommit.relay.control import ControlLoop
 from aftercommit.relay.doorbell import Doorbell
@@ -67,7 +67,8 @@ class RelaySettings:
 class Relay(DatabaseService):
     """Carries the events of one outbox to one transport and into the log.
 
-    It wakes up through the listener, which other services may share; without one it polls.
+    It wakes up through the listener, which other services may share; without one it polls. `hand_over` takes
+    new events as soon as they are in the log.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Relay(DatabaseService):
         *,
         settings: RelaySettings | None = None,
         listener: Listener | None = None,
+        hand_over: HandOver | None = None,
         name: str | None = None,
         probe: Probe | None = None,
     ) -> None:
@@ -95,14 +97,22 @@ class Relay(DatabaseService):
         self._marks = Marks()
         self._writers = Writers(outbox.shape)
         self._control = ControlLoop(self.lanes, self._marks, self._writers, [bell.look for bell in self._doorbells])
-        self._settlement = Settlement(outbox, self.lanes.token)
+        self._hand_over = hand_over
+        self._settlement = Settlement(outbox, self.lanes.token, returns_events=hand_over is not None)
         self._transport_outage = TransportOutage(transport.name, self)
         self._carrier_loops: list[CarrierLoop] = []
 
     def carrier(self) -> Carrier:
         """A new carrier for some lanes of this relay."""
-        size = self.settings.batch_size
-        return Carrier(self.outbox, self._transport, self._settlement, self._marks, batch_size=size, probe=self._probe)
+        return Carrier(
+            self.outbox,
+            self._transport,
+            self._settlement,
+            self._marks,
+            batch_size=self.settings.batch_size,
+            hand_over=self._hand_over,
+            probe=self._probe,
+        )
 
     async def run(self) -> None:
         """Open the transport, work in sessions, close it."""

@@ -10,11 +10,13 @@ import psycopg
 from psycopg import sql
 
 from aftercommit.errors import DatabaseError, DatabaseUnavailable, LeaseLost
+from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres import lives
 from aftercommit.postgres.arrays import number_array, uuid_array
 from aftercommit.postgres.blocks import without_purpose
 from aftercommit.postgres.commits import AsyncConnection, committed_async
+from aftercommit.postgres.records import FEW_BYTES, FEW_EVENTS, log_records
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
 from aftercommit.telemetry import LATENCY_BUCKETS_MS
@@ -26,7 +28,10 @@ _BOUNDS = number_array(LATENCY_BUCKETS_MS)
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What entered the log: `count` of the `chosen` events, up to which position and seq, and how long they waited."""
+    """What entered the log: `count` of the `chosen` events, up to which position and seq, and how long they waited.
+
+    `records`: the events themselves, if they are few and somebody in this process wants them.
+    """
 
     count: int
     chosen: int
@@ -34,13 +39,15 @@ class Appended:
     last_seq: int | None
     latency: Sequence[tuple[str, int, int, float]]
     ids: Sequence[UUID]
+    records: Sequence[Record] = ()
 
 
 class Settlement:
     """Writes outcomes for one relay. Its writes are refused once another relay's token is on one of their lanes."""
 
-    def __init__(self, outbox: Outbox, token: UUID) -> None:
+    def __init__(self, outbox: Outbox, token: UUID, *, returns_events: bool = False) -> None:
         self._statements = Statements(outbox.shape)
+        self._returns_events = returns_events
         self._token = token
         self._numbered = list(outbox.numbered)
         self._channel = outbox.shape.log_channel
@@ -67,6 +74,9 @@ class Settlement:
             join_streams=self._statements.part("join_streams") if numbered else nothing,
             returned=self._statements.part("returning_audience") if audience else sql.SQL("1"),
             heard=self._statements.part("heard") if audience else nothing,
+            place=(place := self._statements.part("place")),
+            handed=self._statements.part("handed", place=place) if self._returns_events else nothing,
+            handed_columns=self._statements.part("handed_columns") if self._returns_events else nothing,
         )
         # Without comments, psycopg finds it short enough to remember where the parameters stand.
         return without_purpose(rendered).encode()
@@ -137,15 +147,19 @@ class Settlement:
             "bounds": _BOUNDS,
             "named": logger.isEnabledFor(logging.INFO),
             "seen": self._seen,
+            "few": FEW_EVENTS,
+            "few_bytes": FEW_BYTES,
         }
-        row = await (await connection.execute(statement, parameters, prepare=True)).fetchone()
-        if row is None:
+        rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
+        if not rows:
             raise DatabaseError("the append returned no row: the schema is damaged, restore it from a backup")
-        held, count, position, _, last_seq, latency, ids, chosen, known = row[:9]
+        held, count, position, _, last_seq, latency, ids, chosen, known, _, *event = rows[0]
         self._refuse_stale(held, lanes)
         if not known:
             raise _UnknownServer
-        return Appended(count, chosen, position, last_seq, latency, ids or ())
+        returned = (row[-len(event) :] for row in rows) if event and event[0] is not None else ()
+        records = log_records(returned, self._statements.shape)
+        return Appended(count, chosen, position, last_seq, latency, ids or (), records)
 
     async def record_failures(
         self, connection: AsyncConnection, verdicts: Sequence[Verdict], lanes: Collection[int]

@@ -138,11 +138,7 @@ appended as (
         position, ts, stream_seq, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
         correlation_id, causation_id, payload, retry_count, created_at {scope_names}
     )
-    select (select position - (select moved from total) from tip)
-           + case when (select cardinality(seqs) = moved from total)
-                  then width_bucket(moved.seq, (select seqs from total))
-                  else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end,
-           (select ts from tip), {stream_seq},
+    select {place}, (select ts from tip), {stream_seq},
            moved.id, moved.seq, moved.lane, moved.aggregate_type, moved.aggregate_id, moved.event_type,
            moved.schema_version, moved.occurred_at, moved.correlation_id, moved.causation_id, moved.payload,
            moved.retry_count, moved.created_at {moved_scope}
@@ -162,8 +158,30 @@ select fence.held, (select moved from total) as appended, tip.position, tip.ts,
        (select coalesce(jsonb_agg(jsonb_build_array(event_type, bucket, events, total)), '[]') from latency) as latency,
        case when %(named)s then (select array_agg(id) from (select id from moved order by seq limit 20) first) end as ids,
        {chosen_count} as chosen, (select yes from known) = 1 as known,
-       case when tip.position is not null then pg_notify(%(channel)s, tip.position::text) end
-from fence left join tip on true
+       case when tip.position is not null then pg_notify(%(channel)s, tip.position::text) end {handed_columns}
+from fence left join tip on true {handed}
+
+-- name: place
+-- The position of an event that is moved.
+(select position - (select moved from total) from tip)
++ case when (select cardinality(seqs) = moved from total)
+       then width_bucket(moved.seq, (select seqs from total))
+       else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end
+
+-- name: handed
+-- A few small events are returned as well, one in each row: consumers in this process need not read them.
+left join (
+    select moved.id, moved.event_type, moved.schema_version, moved.aggregate_type, moved.aggregate_id, moved.occurred_at,
+           moved.correlation_id, moved.causation_id, moved.payload, moved.created_at, moved.seq, {place} as position {moved_scope}
+    from moved
+    where case when (select moved from total) <= %(few)s
+               then (select sum(pg_column_size(payload)) from moved) <= %(few_bytes)s else false end
+) event on true
+order by event.position
+
+-- name: handed_columns
+-- In the order of `read_log`.
+, event.*
 
 -- name: which_given
 -- The events that a transport has accepted.

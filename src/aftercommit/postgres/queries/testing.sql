@@ -71,8 +71,11 @@ where name = %(consumer)s and token is not null
 returning name
 
 -- name: kit_rewind_consumer
--- Moves the checkpoint back: the events come again, and the inbox knows them.
-update {schema}.consumer set position = least(position, %(position)s) where name = %(consumer)s returning position
+-- Moves the checkpoint back, and clears the lease: the events come again, and the inbox knows them.
+update {schema}.consumer
+set position = least(position, %(position)s), worker = null, token = null, leased_until = null, lease_seconds = null
+where name = %(consumer)s
+returning position
 
 -- name: kit_forget_handled
 -- Removes an event from a consumer's inbox.
