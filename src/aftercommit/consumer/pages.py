@@ -65,7 +65,6 @@ class LatestPage:
             "types": None,
             "max_bytes": FEW_BYTES,
             "consumers": [consumer.name for consumer in consumers],
-            "strict": [consumer.name for consumer in consumers if consumer.ordering == "strict"],
             "token": token,
         }
         rows = await (await connection.execute(self._news, asked, prepare=True)).fetchall()

@@ -46,16 +46,12 @@ where coalesce(_bytes_before, 0) < %(max_bytes)s
 order by position
 
 -- name: read_news
--- The next events for consumers that have all come to this position. Nothing if one of them was taken over, paused or moved, or if one with
--- strict ordering has open letters: then `consumer_status` says what there is to do.
+-- The next events for consumers that have all come to this position. Nothing if one of them was taken over, paused or moved: then
+-- `consumer_status` says what there is to do.
 select page.* from ({read_log_cut}) page
 where not exists (
           select from {schema}.consumer
           where name = any(%(consumers)s::text[]) and (token is distinct from %(token)s or paused or position <> %(after)s)
-      )
-  and not exists (
-          select from {schema}.dead_letter_events
-          where consumer_name = any(%(strict)s::text[]) and status in ('retrying', 'waiting', 'parked') and position is not null
       )
 order by page.position
 
