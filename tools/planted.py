@@ -199,10 +199,10 @@ BUGS = [
     Bug(
         "a filtered reader stays where its last event was, however much was looked through",
         "src/aftercommit/feed/strands/ring.py",
-        "        return Found(found, self._end(number, end))\n",
+        "        return Page(found, self._end(number, end))\n",
         """        if found:
-            return Found(found, place_of(found[-1]))
-        return Found(found, self._end(number, self._index(number)))
+            return Page(found, place_of(found[-1]))
+        return Page(found, self._end(number, self._index(number)))
 """,
         f"{STREAMING}::test_filters_hold_on_a_stream_and_the_place_moves_on",
     ),

@@ -164,7 +164,7 @@ def test_one_value_has_one_key_and_all_else_is_unknown(scope: type[Any], key: st
 
 
 def page(*entries: Entry, **parts: Any) -> Page:
-    whole = {"after": None, "next": None, "has_more": False, "limit": 10, "total": 2, "head": 2, **parts}
+    whole = {"looked": Cursor(0), "limit": 10, "total": 2, "head": 2, **parts}
     return Page(entries, **whole)
 
 
@@ -175,7 +175,7 @@ def entry(number: int) -> Entry:
 @pytest.mark.contract("L5")
 def test_a_paged_body_has_its_items_and_where_to_go_on():
     body = PagedBody("logs").encode(
-        page(entry(1), entry(2), after=Cursor(0), next=Cursor(2, NOON), has_more=True), TIME_AND_SEQ
+        page(entry(1), entry(2), after=Cursor(0), looked=Cursor(2, NOON), has_more=True), TIME_AND_SEQ
     )
 
     assert json.loads(body) == {

@@ -256,7 +256,7 @@ def test_back_from_a_number_come_those_before_it_and_whether_there_are_more(feed
 
     def back(number: int, limit: int, chosen: Chosen = EVERYTHING) -> tuple[list[int], bool] | None:
         found = strand.ring.before(number, limit, chosen)
-        return ([each.number for each in found.entries], found.more) if found is not None else None
+        return ([each.number for each in found.entries], found.has_more) if found is not None else None
 
     assert back(5, 3) == ([2, 3, 4], True)
     assert back(4, 3) == ([1, 2, 3], False)
@@ -271,7 +271,7 @@ def test_back_beyond_the_ring_it_takes_the_database_to_tell(feed: Feed):
 
     found = strand.ring.before(9, 3, EVERYTHING)
     assert found is not None
-    assert ([each.number for each in found.entries], found.more) == ([6, 7, 8], True)
+    assert ([each.number for each in found.entries], found.has_more) == ([6, 7, 8], True)
     # The ring has as many as are wanted, and cannot say whether there are more.
     assert strand.ring.before(8, 3, EVERYTHING) is None
     assert strand.ring.before(9, 3, ERRORS) is None

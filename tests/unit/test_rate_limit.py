@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aftercommit.access.key_count import Allowance, Rate
 from aftercommit.access.rate_limiter import RateLimiter
-from aftercommit.access.sliding_log import MOST_MOMENTS, SECOND, SlidingLog, stamp
+from aftercommit.access.sliding_log import MOST_MOMENTS, SECOND, SlidingLog, stamp, tick_of
 from aftercommit.errors import DeclarationError
 
 MINUTE = Rate("user", 100, 60)
@@ -148,7 +148,7 @@ def test_large_limits_are_kept_to_a_thousandth_of_the_window(pauses, limit):
             recent = sum(moment > now - (seconds + 0.06) * SECOND for moment in passed)
             assert log.total < limit or recent >= limit
             if log.total < limit:
-                log.add(stamp(now, limit, seconds))
+                log.add(stamp(now, tick_of(limit, seconds)))
                 passed.append(now)
         assert sum(moment > now - seconds * SECOND for moment in passed) <= limit
         assert len(log.moments) <= MOST_MOMENTS + 1

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from aftercommit.access.sliding_log import SECOND, SlidingLog, stamp
+from aftercommit.access.sliding_log import SECOND, SlidingLog, stamp, tick_of
 from aftercommit.errors import DeclarationError
 
 # A process lets through this part of a limit, and at least one request, before it has to ask.
@@ -60,10 +60,10 @@ Key = tuple[str, str, int]
 class KeyCount:
     """One key: the log of all processes as of the last exchange, and the requests that wait for the next."""
 
-    __slots__ = ("exchange", "log", "pending", "rate", "remembers_until", "unsent", "waiting")
+    __slots__ = ("_share", "_tick", "exchange", "log", "pending", "rate", "remembers_until", "unsent", "waiting")
 
     def __init__(self, rate: Rate) -> None:
-        self.rate = rate
+        self.use(rate)
         self.log = SlidingLog()
         # By time, what this process has not told the others yet; below zero for requests given back.
         self.unsent: dict[int, int] = {}
@@ -74,6 +74,10 @@ class KeyCount:
         self.waiting: list[asyncio.Future[bool | None]] = []
         # Done when the exchange that is under way has its answer; None between two exchanges.
         self.exchange: asyncio.Future[None] | None = None
+
+    def use(self, rate: Rate) -> None:
+        """Count by this rate from now on."""
+        self.rate, self._share, self._tick = rate, rate.share, tick_of(rate.requests, rate.seconds)
 
     def slide(self, now: int) -> None:
         """Forget requests that are outside the window by now."""
@@ -92,28 +96,40 @@ class KeyCount:
     @property
     def has_to_ask(self) -> bool:
         """Whether the next request has to wait for an exchange, because this process has used up its share."""
-        return self.exchange is not None or self.pending >= self.rate.share
+        return self.exchange is not None or self.pending >= self._share
 
-    def passed(self, now: int) -> Allowance:
+    def passed(self, now: int) -> None:
         """Count one request."""
-        self.note(self.log.add(stamp(now, self.rate.requests, self.rate.seconds)), 1)
+        self.note(self.log.add(stamp(now, self._tick)), 1)
         self.pending += 1
-        return self.allowance(now, allowed=True)
 
     def note(self, moment: int, count: int) -> None:
         """Tell the others at the next exchange."""
-        total = self.unsent.pop(moment, 0) + count
+        total = self.unsent.get(moment, 0) + count
         if total:
             self.unsent[moment] = total
+        else:
+            self.unsent.pop(moment, None)
+
+    def remaining(self) -> int:
+        """How many requests the window has room for."""
+        left = self.rate.requests - self.log.total
+        return left if left > 0 else 0
+
+    def reset(self, now: int) -> int:
+        """The seconds after which the whole limit is free."""
+        log, seconds = self.log, self.rate.seconds
+        return _seconds(log.moments[-1] + seconds * SECOND - now, seconds) if log.total else seconds
 
     def allowance(self, now: int, *, allowed: bool) -> Allowance:
         """What a request hears that passed, or did not."""
-        limit, width, log = self.rate.requests, self.rate.seconds * SECOND, self.log
-        reset = _seconds(log.moments[-1] + width - now, self.rate.seconds) if log.total else self.rate.seconds
+        limit, log = self.rate.requests, self.log
         if allowed:
-            return Allowance(True, limit, limit - log.total if log.total < limit else 0, reset, 0)
-        free = log.has_room_from(limit - self.rate.enough) + width - now if log.total else SECOND
-        return Allowance(False, limit, 0, reset, _seconds(free, self.rate.seconds))
+            return Allowance(True, limit, self.remaining(), self.reset(now), 0)
+        free = SECOND
+        if log.total:
+            free = log.has_room_from(limit - self.rate.enough) + self.rate.seconds * SECOND - now
+        return Allowance(False, limit, 0, self.reset(now), _seconds(free, self.rate.seconds))
 
 
 def _seconds(microseconds: int, most: int) -> int:

@@ -85,7 +85,7 @@ class RateLimiter(DatabaseService):
     async def take(self, name: str, key: str, rate: Rate) -> Allowance:
         """Count one request if it may pass. Without a round trip, unless this process has used up its share."""
         count = self._counts.get(counted := (name, key, rate.seconds)) or self._begin(counted, rate)
-        count.rate = rate
+        count.use(rate)
         while (exchange := count.exchange) is not None and not self._decides_alone():
             if not (await asyncio.wait([exchange], timeout=ASK_SECONDS))[0]:
                 self._is_away = True
@@ -96,7 +96,9 @@ class RateLimiter(DatabaseService):
             has_room = count.has_room(now := self._now())
             if is_granted is not None or not has_room:
                 return count.allowance(now, allowed=bool(is_granted))
-        return self._counted(counted, count, now)
+        self._active[counted] = count
+        count.passed(now)
+        return count.allowance(now, allowed=True)
 
     def passing(self, counters: Iterable[tuple[tuple[str, str, int], Rate]]) -> Callable[[], list[int]] | None:
         """What counts a request that may pass these limits without a round trip, if called at once; None if it may not.
@@ -106,7 +108,8 @@ class RateLimiter(DatabaseService):
         now, found = self._now(), []
         for key, rate in counters:
             count = self._counts.get(key) or self._begin(key, rate)
-            count.rate = rate
+            if count.rate is not rate:
+                count.use(rate)
             if not count.has_room(now) or (count.has_to_ask and not self._decides_alone()):
                 return None
             found.append((key, count))
@@ -158,12 +161,12 @@ class RateLimiter(DatabaseService):
             await close_quietly(connection)
 
     def _count_all(self, passing: list[tuple[Key, KeyCount]], now: int) -> list[int]:
-        allowed = [self._counted(key, count, now) for key, count in passing]
-        return [figure for each in allowed for figure in (each.remaining, each.reset)]
-
-    def _counted(self, key: Key, count: KeyCount, now: int) -> Allowance:
-        self._active[key] = count
-        return count.passed(now)
+        figures: list[int] = []
+        for key, count in passing:
+            self._active[key] = count
+            count.passed(now)
+            figures += (count.remaining(), count.reset(now))
+        return figures
 
     def _now(self) -> int:
         return int((time.monotonic() + self._offset) * SECOND)

@@ -68,11 +68,13 @@ class SlidingLog:
         return self.moments[-1]
 
 
-def stamp(now: int, limit: int, seconds: int) -> int:
-    """The time that a request counts for. Large limits round up to thousandths of the window, so that no more than the
-    limit passes.
-    """
-    tick = 1 if limit <= MOST_MOMENTS else seconds * SECOND // MOST_MOMENTS
+def tick_of(limit: int, seconds: int) -> int:
+    """The times that requests count for are multiples of this: of a thousandth of the window for large limits."""
+    return 1 if limit <= MOST_MOMENTS else seconds * SECOND // MOST_MOMENTS
+
+
+def stamp(now: int, tick: int) -> int:
+    """The time that a request counts for. It is rounded up, so that no more than the limit passes."""
     return -(-now // tick) * tick
 
 

@@ -64,9 +64,9 @@ def _headers(strand: Strand, page: Page, length: int) -> list[Header]:
         headers.append((b"x-never-given", never_given.encode()))
     cursor, is_array = strand.feed.cursor, isinstance(strand.feed.wire.body, BareArray)
     # Other bodies have these cursors inside.
-    if page.next is not None and (is_array or not page.entries):
+    if (is_array or not page.entries) and page.next is not None:
         headers.append((b"x-next-cursor", cursor.format(page.next).encode()))
-    if page.previous is not None and is_array:
+    if is_array and page.previous is not None:
         headers.append((b"x-previous-cursor", cursor.format(page.previous).encode()))
     return headers
 
@@ -99,7 +99,7 @@ class _RecentlyUsed(Generic[Kept]):
         return found[0]
 
     def keep(self, place: _Place, value: Kept, size: int) -> None:
-        self.drop(place)
+        """Keep a value at a place that has none."""
         self._values[place] = (value, size)
         self._used += size
         while self._used > self._most:

@@ -8,7 +8,7 @@ import msgspec
 from aftercommit.feed.declaration.cursor import Cursor
 from aftercommit.feed.declaration.entry import Entry, HeldVersion
 from aftercommit.feed.declaration.filters import Chosen
-from aftercommit.feed.strands.found import place_of
+from aftercommit.feed.declaration.page import place_of
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.http import sse
 

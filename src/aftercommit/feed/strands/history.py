@@ -15,11 +15,11 @@ from aftercommit.feed.declaration.cursor import LARGEST, Cursor, same_moment
 from aftercommit.feed.declaration.entry import Entry, StoredEvent
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen
+from aftercommit.feed.declaration.page import Page, place_of
 from aftercommit.feed.declaration.selection import Everything
 from aftercommit.feed.strands.connections import HistoryConnections
 from aftercommit.feed.strands.entry_cache import EntryCache
 from aftercommit.feed.strands.entry_maker import EntryMaker
-from aftercommit.feed.strands.found import Found, place_of
 from aftercommit.feed.strands.queries import Direction, FeedQueries, allowed_name
 from aftercommit.feed.strands.strand import Loaded
 from aftercommit.feed.strands.time_slice import TimeSlice
@@ -167,7 +167,7 @@ class History:
         self._epochs = {epoch: self._epochs.get(epoch, epoch)}
         return Loaded(self._epochs[epoch], head.number, head.ts, first, total, entries, floor, never_given)
 
-    async def forward(self, feed: Feed, key: str, after: Cursor, end: Cursor, limit: int, chosen: Chosen) -> Found:
+    async def forward(self, feed: Feed, key: str, after: Cursor, end: Cursor, limit: int, chosen: Chosen) -> Page:
         """The entries after a cursor, up to an end. Raises CursorGone if the cursor is no longer valid."""
         walk = _Walk(feed, feed.select.parameter(feed.outbox, key), "asc", after.number, end, chosen, after.number)
         found: list[Entry] = []
@@ -182,19 +182,19 @@ class History:
             found += batch.entries
             looked, epoch = batch.looked, batch.state.epoch
             if len(found) > limit:
-                return Found(found[:limit], place_of(found[limit - 1]), True, epoch)
+                return Page(found[:limit], place_of(found[limit - 1]), True, epoch)
             walk = walk.beyond(looked)
             if walk.is_over or _is_large(found):
                 break
-        return Found(found, looked, not walk.is_over, epoch)
+        return Page(found, looked, not walk.is_over, epoch)
 
-    async def latest(self, feed: Feed, key: str, end: Cursor, limit: int, chosen: Chosen) -> Found:
+    async def latest(self, feed: Feed, key: str, end: Cursor, limit: int, chosen: Chosen) -> Page:
         """The last entries up to an end, in order; fewer, with `previous`, if finding more would cost too much."""
         found, walk, batch = await self._back(_Walk.back(feed, key, end.number, chosen), limit)
         previous = batch.looked if len(found) < limit and not walk.is_over else None
-        return Found(found[:limit][::-1], end, False, batch.state.epoch, previous)
+        return Page(found[:limit][::-1], end, False, batch.state.epoch, previous)
 
-    async def before(self, feed: Feed, key: str, before: Cursor, limit: int, chosen: Chosen) -> Found:
+    async def before(self, feed: Feed, key: str, before: Cursor, limit: int, chosen: Chosen) -> Page:
         """The last entries before a cursor, down to the oldest that is kept.
 
         Raises CursorGone if the cursor is of another epoch of the log, never because of retention.
@@ -206,15 +206,15 @@ class History:
         except _OtherHistory as other:
             raise await self._gone(feed, key, before, batch.state, other) from None
         if len(found) > limit:
-            return Found(found[:limit][::-1], place_of(found[limit - 1]), True, batch.state.epoch)
-        return Found(found[::-1], batch.looked, not walk.is_over, batch.state.epoch)
+            return Page(found[:limit][::-1], place_of(found[limit - 1]), True, batch.state.epoch)
+        return Page(found[::-1], batch.looked, not walk.is_over, batch.state.epoch)
 
-    async def before_moment(self, feed: Feed, key: str, moment: datetime) -> Found:
+    async def before_moment(self, feed: Feed, key: str, moment: datetime) -> Page:
         """No entries: `looked` is the place of the last event before a moment, 0 when all kept events came later."""
         parameters = {"key": feed.select.parameter(feed.outbox, key), "moment": moment}
         rows = await self.connections.ask(self._queries[feed].moment, parameters)
         number, ts, epoch = rows[0]
-        return Found([], Cursor(number, ts) if ts is not None else Cursor(0), epoch=epoch)
+        return Page([], Cursor(number, ts) if ts is not None else Cursor(0), epoch=epoch)
 
     async def _gone(self, feed: Feed, key: str, place: Cursor, state: _State, other: Exception) -> Exception:
         """The error for a reader who has seen events that this log does not have.

@@ -9,7 +9,6 @@ from aftercommit.feed.declaration.cursor import Cursor, same_moment
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import EVERYTHING, Chosen
 from aftercommit.feed.declaration.page import Page
-from aftercommit.feed.strands.found import Found
 from aftercommit.feed.strands.history import History
 from aftercommit.feed.strands.kept_strands import KeptStrands
 from aftercommit.feed.strands.strand import Strand
@@ -54,8 +53,9 @@ class PageReader:
 
     def page_in_memory(self, strand: Strand, after: Cursor | None, limit: int, chosen: Chosen) -> Page | None:
         """The same page, if the ring has it; otherwise None."""
-        end = Cursor(strand.head, strand.head_ts)
-        found = strand.ring.following(after, limit) if after is not None and not chosen.tests else None
+        ring = strand.ring
+        end = Cursor(ring.head, ring.head_ts)
+        found = ring.following(after, end, limit) if after is not None and not chosen.tests else None
         if found is None:
             found = self._in_ring(strand, after, end, limit, chosen)
         return _page(strand, after, end, limit, found) if found is not None else None
@@ -74,9 +74,10 @@ class PageReader:
                 reading = self._history.before(strand.feed, strand.key, before, limit, chosen)
                 found = await self._from_history(strand, reading)
             if found is not None:
-                found = found.after_held()
-                previous, total, held = found.looked if found.more else None, strand.total, found.held
-                return Page(found.entries, None, None, found.more, limit, total, strand.head, before, previous, held)
+                page = found.after_held()
+                page.before, page.previous = before, page.looked if page.has_more else None
+                page.limit, page.total, page.head = limit, strand.total, strand.head
+                return page
 
     async def before_moment(self, strand: Strand, moment: datetime) -> Cursor:
         """The place after which a strand has the events of this moment and later."""
@@ -89,22 +90,22 @@ class PageReader:
             if (found := await self._from_history(strand, reading)) is not None:
                 return found.looked
 
-    def _in_ring(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Found | None:
+    def _in_ring(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Page | None:
         if after is None:
             return strand.ring.latest(limit, chosen, end.number)
         return strand.ring.page_after(after, end, limit, chosen) if self._is_known(strand, after) else None
 
-    async def _older(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Found:
+    async def _older(self, strand: Strand, after: Cursor | None, end: Cursor, limit: int, chosen: Chosen) -> Page:
         if after is None:
             return await self._history.latest(strand.feed, strand.key, end, limit, chosen)
         found = await self._history.forward(strand.feed, strand.key, after, end, limit, chosen)
         if after.number > end.number:
             # The reader comes from a process that is ahead of this one, so there is news for the tailer.
             self._tailers[strand.feed.outbox].news.set()
-            return msgspec.structs.replace(found, looked=after, more=False)
+            return msgspec.structs.replace(found, looked=after, has_more=False)
         return found
 
-    async def _from_history(self, strand: Strand, reading: Awaitable[Found]) -> Found | None:
+    async def _from_history(self, strand: Strand, reading: Awaitable[Page]) -> Page | None:
         """What the database answers; None, and the strand is dropped, when the log was restored meanwhile."""
         async with self._history.connections.answered():
             found = await reading
@@ -124,11 +125,7 @@ class PageReader:
         return here is not None and here.ts is not None and same_moment(here.ts, place.ts)
 
 
-def _page(strand: Strand, after: Cursor | None, end: Cursor, limit: int, found: Found) -> Page:
-    found = found.before_held()
-    went_on = found.looked.number > (after.number if after is not None else 0)
-    following, total = found.looked if went_on else None, strand.total
-    return Page(
-        found.entries, after, following, found.more, limit, total, end.number, None, found.previous, found.held,
-        found.is_plain,
-    )  # fmt: skip
+def _page(strand: Strand, after: Cursor | None, end: Cursor, limit: int, found: Page) -> Page:
+    page = found if found.is_plain else found.before_held()
+    page.after, page.limit, page.total, page.head = after, limit, strand.total, end.number
+    return page

@@ -17,7 +17,7 @@ import msgspec
 from aftercommit.feed.declaration.cursor import Cursor, same_moment
 from aftercommit.feed.declaration.entry import Entry
 from aftercommit.feed.declaration.filters import Chosen
-from aftercommit.feed.strands.found import Found, place_of
+from aftercommit.feed.declaration.page import Page, place_of
 
 # The memory of an entry besides its body: the objects around it, measured with sys.getsizeof and rounded up.
 ENTRY_BYTES: Final = 400
@@ -107,68 +107,66 @@ class Ring(msgspec.Struct, gc=False, eq=False):
     def _has_all(self) -> bool:
         return self.floor < self.first
 
-    def after(self, number: int, limit: int, chosen: Chosen, upto: int | None = None) -> Found | None:
+    def after(self, number: int, limit: int, chosen: Chosen, upto: int | None = None) -> Page | None:
         """The first matching entries after a number; None when the ring does not reach back that far.
 
-        Entries after `upto` are ignored. `more` is left False: `page_after` finds it out.
+        Entries after `upto` are ignored. `has_more` is left False: `page_after` finds it out.
         """
         if number < self.floor:
             return None
         begin = self._index(number)
         end = len(self._entries) if upto is None else self._index(upto)
+        found: Sequence[Entry] = self._entries[begin : min(end, begin + limit)]
         if chosen.tests:
             found = list(islice(filter(chosen.matches, islice(self._entries, begin, max(begin, end))), limit))
-        else:
-            found = list(self._entries[begin : min(end, begin + limit)])
         if len(found) == limit:
-            return Found(found, place_of(found[-1]))
-        return Found(found, self._end(number, end))
+            return Page(found, place_of(found[-1]))
+        return Page(found, self._end(number, end))
 
-    def page_after(self, after: Cursor, end: Cursor, limit: int, chosen: Chosen) -> Found | None:
+    def page_after(self, after: Cursor, end: Cursor, limit: int, chosen: Chosen) -> Page | None:
         """Like `after`, and whether more entries match up to the end; if none do, it has looked up to the end."""
         found = self.after(after.number, limit, chosen, end.number)
         if found is None or len(found.entries) < limit or found.looked.number >= end.number:
             return found
         following = self.after(found.looked.number, 1, chosen, end.number)
         if following is not None and following.entries:
-            return msgspec.structs.replace(found, more=True)
+            return msgspec.structs.replace(found, has_more=True)
         return msgspec.structs.replace(found, looked=end)
 
-    def following(self, after: Cursor, limit: int) -> Found | None:
-        """`page_after` up to the head without filters, for a cursor at an entry of the ring; None for another one."""
+    def following(self, after: Cursor, end: Cursor, limit: int) -> Page | None:
+        """`page_after` without filters, for a cursor at an entry of the ring and the end at its head; or None."""
         entries, begin = self._entries, self._index(after.number)
         here = entries[begin - 1] if begin > self._start else None
         if here is None or here.number != after.number:
             return None
         if after.ts is not None and not same_moment(here.ts, after.ts):
             return None
-        found = list(entries[begin : begin + limit])
+        found = entries[begin : begin + limit]
         if begin + limit < len(entries):
-            return Found(found, place_of(found[-1]), more=True, is_plain=not self.unusual)
-        return Found(found, Cursor(self.head, self.head_ts), is_plain=not self.unusual)
+            return Page(found, place_of(found[-1]), has_more=True, is_plain=not self.unusual)
+        return Page(found, end, is_plain=not self.unusual)
 
-    def latest(self, limit: int, chosen: Chosen, upto: int | None = None) -> Found | None:
+    def latest(self, limit: int, chosen: Chosen, upto: int | None = None) -> Page | None:
         """The last matching entries, in order; None when the ring has too few and there may be older ones."""
         end = len(self._entries) if upto is None else self._index(upto)
+        found: Sequence[Entry] = self._entries[max(self._start, end - limit) : end]
         if chosen.tests:
             backwards = (self._entries[index] for index in range(end - 1, self._start - 1, -1))
             found = list(islice(filter(chosen.matches, backwards), limit))[::-1]
-        else:
-            found = list(self._entries[max(self._start, end - limit) : end])
         if len(found) < limit and not self._has_all:
             return None
-        return Found(found, self._end(0, end))
+        return Page(found, self._end(0, end))
 
-    def before(self, number: int, limit: int, chosen: Chosen) -> Found | None:
+    def before(self, number: int, limit: int, chosen: Chosen) -> Page | None:
         """The last matching entries before a number; None when the ring cannot tell whether there are more."""
         found: list[Entry] = []
         for index in range(self._index(number - 1) - 1, self._start - 1, -1):
             entry = self._entries[index]
             if chosen.matches(entry):
                 if len(found) == limit:
-                    return Found(found[::-1], place_of(found[-1]), more=True)
+                    return Page(found[::-1], place_of(found[-1]), has_more=True)
                 found.append(entry)
-        return Found(found[::-1], Cursor(0)) if self._has_all else None
+        return Page(found[::-1], Cursor(0)) if self._has_all else None
 
     def before_moment(self, moment: datetime) -> Cursor | None:
         """The place of the last event before a moment; None when the ring does not reach back that far."""

@@ -18,7 +18,7 @@ import msgspec
 from aftercommit.feed.declaration.entry import Entry
 from aftercommit.feed.declaration.feed import Feed
 from aftercommit.feed.declaration.filters import Chosen
-from aftercommit.feed.strands.found import Found
+from aftercommit.feed.declaration.page import Page
 from aftercommit.feed.strands.ring import Budget, Ring, size_of
 from aftercommit.service import Waker
 
@@ -113,7 +113,7 @@ class Strand(msgspec.Struct, gc=False, eq=False):
         """Whether a reader waits for new events, or is inside `held()`."""
         return self._holders > 0 or (self._bell is not None and self._bell.is_heard)
 
-    def after(self, number: int, limit: int, chosen: Chosen) -> Found | None:
+    def after(self, number: int, limit: int, chosen: Chosen) -> Page | None:
         """The first matching entries after a number; None when the ring does not reach back that far."""
         return self.ring.after(number, limit, chosen)
 
