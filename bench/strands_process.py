@@ -2,6 +2,9 @@
 
 A probe wakes up every millisecond. The processor time that passed in the thread between two of its turns is what
 something kept the event loop for; unlike the time on the wall it does not count what other programs took.
+
+The floor runs in the same process, in turns with the hub: the same statement as often by the driver alone. What one
+turn of the loop takes when several answers of the database arrive together is part of both.
 """
 
 import asyncio
@@ -10,8 +13,8 @@ import json
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,50 +24,50 @@ import psycopg
 from aftercommit import Database
 from aftercommit.access.bearer import BearerAccess
 from aftercommit.access.tokens import TokenVerifier
+from aftercommit.feed import Feed
 from aftercommit.feed.app import FeedApp
+from aftercommit.feed.strands.queries import FeedQueries
 from bench import feed_logs, loops
 
 AT_ONCE = 8
+CONNECTIONS = 4
 TICK = 0.001
+TURNS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the process found."""
+    """What the process found; `floor_ms` is the longest stall of the floor."""
 
     seconds: float
     megabytes: float
     longest_ms: float
     longest_wall_ms: float
+    floor_ms: float
 
 
 class Ticker:
-    """The probe."""
+    """The probe, which runs inside `with`."""
 
     def __init__(self) -> None:
-        self.longest = 0.0
-        self.longest_wall = 0.0
+        self.longest = self.longest_wall = self.seconds = 0.0
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The probe runs meanwhile."""
+        task, began = asyncio.create_task(self._run()), time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+            task.cancel()
+
+    async def _run(self) -> None:
         while True:
             used, began = time.thread_time(), time.perf_counter()
             await asyncio.sleep(TICK)
             self.longest = max(self.longest, time.thread_time() - used)
             self.longest_wall = max(self.longest_wall, time.perf_counter() - began - TICK)
-
-
-@asynccontextmanager
-async def ticking() -> AsyncIterator[Ticker]:
-    """The probe runs meanwhile."""
-    gc.collect()
-    gc.freeze()
-    ticker = Ticker()
-    task = asyncio.create_task(ticker.run())
-    try:
-        yield ticker
-    finally:
-        task.cancel()
 
 
 def resident() -> float:
@@ -77,48 +80,55 @@ def resident() -> float:
 
 
 async def touch(dsn: str, strands: int) -> Said:
-    """Ask for so many strands, each once."""
+    """Ask for so many strands, each once, in turns with the floor."""
     feed = feed_logs.declared()
     access = BearerAccess(TokenVerifier(feed_logs.keys()), Database(dsn), feed.outbox)
     app = FeedApp(Database(dsn), {feed_logs.PATH: feed}, access)
-    keys = iter(range(strands))
+    ours, floor = Ticker(), Ticker()
 
-    async def ask() -> None:
-        for number in keys:
+    async def ask(numbers: Iterator[int]) -> None:
+        for number in numbers:
             await app.hub.strand(feed, f"INV-{number}")
 
-    async with app.lifespan():
+    async with app.lifespan(), by_hand(dsn, feed) as ask_by_hand:
         await app.hub.strand(feed, feed_logs.KEY)
-        async with ticking() as ticker:
-            began = time.perf_counter()
-            await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
-            return _said(ticker, began)
+        await ask_by_hand(iter(range(AT_ONCE)))
+        gc.collect()
+        gc.freeze()
+        for turn in range(TURNS):
+            part = range(strands * turn // TURNS, strands * (turn + 1) // TURNS)
+            for ticker, asking in ((ours, ask), (floor, ask_by_hand)):
+                numbers = iter(part)
+                async with ticker.running():
+                    await asyncio.gather(*(asking(numbers) for _ in range(AT_ONCE)))
+        longest, wall, least = 1000 * ours.longest, 1000 * ours.longest_wall, 1000 * floor.longest
+        return Said(ours.seconds, resident(), longest, wall, least)
 
 
-async def bare(dsn: str, questions: int) -> Said:
-    """The floor: as many trivial queries by the same driver, on as many connections as the hub has, and no hub."""
-    left = iter(range(questions))
+@asynccontextmanager
+async def by_hand(dsn: str, feed: Feed) -> AsyncIterator[Callable[[Iterator[int]], Awaitable[None]]]:
+    """The floor: the statement that loads a strand, on as many connections as the hub has, and the rows thrown away."""
+    statement = FeedQueries(feed).load
+    constant = {"low": 0, "high": 2**63 - 1, "place": 0, "types": list(feed.types or ()), "limit": 100}
+    free: asyncio.LifoQueue[psycopg.AsyncConnection[Any]] = asyncio.LifoQueue()
 
-    async def ask() -> None:
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-            for _ in left:
-                await (await connection.execute("select 1")).fetchall()
+    async def ask(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            parameters = {"key": f"INV-{number}", **constant, "max_bytes": 1 << 20}
+            connection = await free.get()
+            await (await connection.execute(statement, parameters, prepare=True)).fetchall()
+            free.put_nowait(connection)
 
-    async with ticking() as ticker:
-        began = time.perf_counter()
-        await asyncio.gather(*(ask() for _ in range(4)))
-        return _said(ticker, began)
-
-
-def _said(ticker: Ticker, began: float) -> Said:
-    seconds = time.perf_counter() - began
-    return Said(seconds, resident(), 1000 * ticker.longest, 1000 * ticker.longest_wall)
+    async with AsyncExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+            free.put_nowait(await stack.enter_async_context(connection))
+        yield ask
 
 
-def main(role: str, dsn: str, count: str) -> None:
+def main(dsn: str, count: str) -> None:
     """One measurement."""
-    work: dict[str, Any] = {"touch": touch, "bare": bare}
-    sys.stdout.write(json.dumps(asdict(loops.run(work[role](dsn, int(count))))) + "\n")
+    sys.stdout.write(json.dumps(asdict(loops.run(touch(dsn, int(count))))) + "\n")
 
 
 if __name__ == "__main__":
