@@ -25,3 +25,9 @@ class AnswersFromMemory(Protocol):
 def lines_of(headers: Iterable[Header]) -> bytes:
     """Headers as they are written."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def headers_of(lines: bytes) -> list[Header]:
+    """The headers in lines that were written so."""
+    parts = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]
+    return [(name, value) for name, _, value in parts]

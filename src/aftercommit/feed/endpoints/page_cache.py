@@ -11,7 +11,7 @@ from aftercommit.feed.declaration.entry import HeldVersion
 from aftercommit.feed.declaration.page import BareArray, Page
 from aftercommit.feed.endpoints.query import Asked
 from aftercommit.feed.strands.strand import Strand
-from aftercommit.http.asgi import JSON, Header
+from aftercommit.http.asgi import JSON
 from aftercommit.http.from_memory import lines_of
 
 MOST_BYTES: Final = 16 << 20
@@ -22,12 +22,11 @@ _AROUND: Final = 1000
 Kept = TypeVar("Kept")
 _Place = tuple[str, Asked]
 _withheld: Final = attrgetter("withheld")
-HAS_MORE: Final[Header] = (b"x-has-more", b"true")
-NO_MORE: Final[Header] = (b"x-has-more", b"false")
+_LINES: Final = lines_of([JSON]) + b"content-length: %d\r\nx-has-more: %b\r\n"
 
 
 class CachedPage(msgspec.Struct, frozen=True):
-    """An encoded page, with the headers that are the same for every reader, also as `lines` of the response.
+    """An encoded page, with the header lines that are the same for every reader.
 
     A page that is not whole lacks an item that another process or newer code can show. It gets no ETag, and caches must
     not keep it.
@@ -36,7 +35,6 @@ class CachedPage(msgspec.Struct, frozen=True):
     strand: Strand
     head: int
     body: bytes
-    headers: list[Header]
     lines: bytes
     is_empty: bool
     is_closed: bool
@@ -51,24 +49,23 @@ def cached_page(strand: Strand, page: Page, *, is_closed: bool) -> CachedPage:
         check_held(page.held)
     is_whole = page.is_plain or (page.held is None and not any(map(_withheld, page.entries)))
     body = feed.wire.body.encode(page, feed.cursor)
-    headers = _headers(strand, page, len(body))
-    lines, is_empty = lines_of(headers), not page.entries
-    return CachedPage(strand, page.head, body, headers, lines, is_empty, is_closed and is_whole, is_whole, page.held)
+    lines, is_empty = _lines(strand, page, len(body)), not page.entries
+    return CachedPage(strand, page.head, body, lines, is_empty, is_closed and is_whole, is_whole, page.held)
 
 
-def _headers(strand: Strand, page: Page, length: int) -> list[Header]:
-    headers = [JSON, (b"content-length", b"%d" % length), HAS_MORE if page.has_more else NO_MORE]
+def _lines(strand: Strand, page: Page, length: int) -> bytes:
+    lines = _LINES % (length, b"true" if page.has_more else b"false")
     if page.total is not None:
-        headers.append((b"x-total-count", b"%d" % page.total))
+        lines += b"x-total-count: %d\r\n" % page.total
     if strand.gaps and (never_given := _never_given(strand, page)):
-        headers.append((b"x-never-given", never_given.encode()))
+        lines += b"x-never-given: %b\r\n" % never_given.encode()
     cursor, is_array = strand.feed.cursor, isinstance(strand.feed.wire.body, BareArray)
     # Other bodies have these cursors inside.
     if (is_array or not page.entries) and page.next is not None:
-        headers.append((b"x-next-cursor", cursor.format(page.next).encode()))
+        lines += b"x-next-cursor: %b\r\n" % cursor.format(page.next).encode()
     if is_array and page.previous is not None:
-        headers.append((b"x-previous-cursor", cursor.format(page.previous).encode()))
-    return headers
+        lines += b"x-previous-cursor: %b\r\n" % cursor.format(page.previous).encode()
+    return lines
 
 
 def _never_given(strand: Strand, page: Page) -> str:

@@ -17,6 +17,7 @@ from aftercommit.feed.strands.hub import FeedHub
 from aftercommit.feed.strands.strand import Strand
 from aftercommit.http.asgi import Header, Receive, Scope, Send, answer, connection_of, peer_of
 from aftercommit.http.errors import unavailable
+from aftercommit.http.from_memory import headers_of
 from aftercommit.service import Waker, wait_for_any
 
 UNREAD: Final = "Cannot read the log at the moment, so there may be events that are not shown: try again"
@@ -128,7 +129,7 @@ class Polling(Endpoint):
     async def _send_page(
         self, method: str, send: Send, page: CachedPage, tag: str, admission: Admission, wait: "Wait | None" = None
     ) -> None:
-        headers = [*page.headers, *_kept(page, tag, admission), *admission.headers]
+        headers = [*headers_of(page.lines), *_kept(page, tag, admission), *admission.headers]
         if wait is not None:
             headers += _applied(wait)
         self._streams.answers[self.feed.name, 200] += 1
