@@ -4,7 +4,7 @@ import asyncio
 from sys import getrefcount
 from typing import Any, Final
 
-from aftercommit.consumer.calls import Calls, HandlerCall, Recovery
+from aftercommit.consumer.calls import Calls, Recovery
 from aftercommit.consumer.connections import restore
 from aftercommit.consumer.conversation import (
     INSIDE,
@@ -104,24 +104,24 @@ class HandlerCalls:
                     raise cancelled(call)
                 step.made(ended - began, touched=lent.touched)
                 if handler.takes_transaction:
-                    lent = await self._checked(connection, lent, call, talk, is_kept=getrefcount(lent) != references)
+                    talk.touched = talk.touched or lent.touched
+                    # Compared here: a call with `lent` as an argument would count as one more reference.
+                    if getrefcount(lent) != references:
+                        lent = await self._lend_another(connection, lent, talk)
+                    restore(lent)
+                    if may_have_ended(connection, talk.mark, call):
+                        await self._require_transaction(connection, talk)
                 if ended > stop_at and step.may_stop():
                     return
 
-    async def _checked(
-        self, connection: AsyncConnection, lent: LentAsync, call: HandlerCall, talk: Conversation, *, is_kept: bool
-    ) -> LentAsync:
-        """Check what a handler has left, and return the connection for the next. `is_kept`: other code refers to it."""
-        talk.touched = talk.touched or lent.touched or is_kept
-        if is_kept:
-            # A task that the handler started gets one turn to use it.
-            await asyncio.sleep(0)
-            take_back_from(call, lent)
-            talk.lent = lent = lend_async(connection)
-        restore(lent)
-        if may_have_ended(connection, talk.mark, call):
-            await self._require_transaction(connection, talk)
-        return lent
+    async def _lend_another(self, connection: AsyncConnection, lent: LentAsync, talk: Conversation) -> LentAsync:
+        """A new connection for the next handler, because other code still refers to this one."""
+        # A task that the handler started gets one turn to use it.
+        await asyncio.sleep(0)
+        talk.touched = True
+        take_back_from(talk.call, lent)
+        talk.lent = again = lend_async(connection)
+        return again
 
     async def _after(
         self, error: Exception, connection: AsyncConnection, lent: LentAsync, step: Calls, talk: Conversation

@@ -143,7 +143,7 @@ class LetterRetries:
         ids = [record.event_id for record in records]
         begin = self._letters.begin(records, self._parts.idle_timeout_ms, inbox=False)
         try:
-            await self._parts.runner.slice([], begin, lambda _: [self._letters.resolving(ids)])
+            await self._parts.runner.slice([], begin, lambda *_: [self._letters.resolving(ids)])
         except SliceOutdated:
             return
         await self._tell_resolved(ids, skipped=len(ids))

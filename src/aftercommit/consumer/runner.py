@@ -4,14 +4,14 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slice_executor import SliceExecutor
-from aftercommit.consumer.slices import Finish, Query, SliceFailed, SliceItem, SliceOutdated, SliceResult, script
+from aftercommit.consumer.slices import Query, SliceFailed, SliceItem, SliceOutdated, SliceResult, script
 from aftercommit.consumer.walk import SlicePace, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -19,6 +19,8 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
+
+Finish = Callable[[SliceResult, float], Iterable[Query]]
 
 # The server's limit is a 32-bit number of milliseconds.
 LONGEST_IDLE_MS: Final = 2**31 - 1
@@ -86,16 +88,24 @@ class Runner:
 
     async def slice(
         self, items: Sequence[SliceItem], begin: Query, finish: Finish, *, survives: bool = False, guard_events: int = 0
-    ) -> SliceResult:
-        """Run one slice in one transaction."""
+    ) -> tuple[SliceResult, float]:
+        """Run one slice in one transaction, and tell how many seconds it took. The wait for its turn does not count."""
         blocking = self.consumer.is_async is False
-        steps = script(items, begin, finish, survives=survives, guard_events=guard_events)
         async with self._slots, self._connections.permit:
+            started = time.monotonic()
+            steps = script(
+                items,
+                begin,
+                lambda result: finish(result, time.monotonic() - started),
+                survives=survives,
+                guard_events=guard_events,
+            )
             result = await self._executor.run(self._connections, steps, blocking=blocking)
+            seconds = time.monotonic() - started
         self._meter.on_consumed(self.consumer.name, "done", len(result.handled))
         skipped = len(items) - len(result.handled) - len(result.failures) - len(result.left)
         self._meter.on_consumed(self.consumer.name, "skipped", skipped)
-        return result
+        return result, seconds
 
     async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         """The rows of a query about this consumer's events, on one of its connections."""
@@ -128,14 +138,10 @@ class Runner:
         if ruled_out is not None:
             walk.blame(segment[0], ruled_out)
             return True
-        started = time.monotonic()
+        guard_events = walk.guard_events if policy.survives else 0
         try:
-            result = await self.slice(
-                segment,
-                policy.begin(segment),
-                lambda result: policy.finish(result, time.monotonic() - started),
-                survives=policy.survives,
-                guard_events=walk.guard_events if policy.survives else 0,
+            result, seconds = await self.slice(
+                segment, policy.begin(segment), policy.finish, survives=policy.survives, guard_events=guard_events
             )
         except SliceOutdated:
             return False
@@ -155,6 +161,6 @@ class Runner:
                 raise
             walk.lost(segment, problem)
         else:
-            walk.done(result, time.monotonic() - started)
+            walk.done(result, seconds)
             await policy.committed(result)
         return True
