@@ -125,7 +125,11 @@ def _wake(sleeper: "asyncio.Future[None]") -> None:
 
 async def finish_all(work: Iterable[Awaitable[Result]]) -> list[Result]:
     """All results. An error is raised only after everything has finished, so that nothing keeps running unseen."""
-    results = await asyncio.gather(*work, return_exceptions=True)
+    listed = list(work)
+    if len(listed) == 1:
+        # Without a task of its own, which would take two turns of the event loop.
+        return [await listed[0]]
+    results = await asyncio.gather(*listed, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

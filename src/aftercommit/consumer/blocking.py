@@ -153,7 +153,8 @@ def _calls(
                 take_back_from(call, lent)
                 talk.lent = lent = lend_sync(connection)
             restore(lent)
-            if may_have_ended(connection, talk.mark, call):
+            # Without a statement, no handler can have ended it.
+            if talk.touched and may_have_ended(connection, talk.mark, call):
                 inside = connection.pgconn.transaction_status == INSIDE
                 row = connection.execute(statements["current_transaction"]).fetchone() if inside else None
                 talk.require_transaction(row, connection.pgconn)

@@ -109,7 +109,8 @@ class HandlerCalls:
                     if getrefcount(lent) != references:
                         lent = await self._lend_another(connection, lent, talk)
                     restore(lent)
-                    if may_have_ended(connection, talk.mark, call):
+                    # Without a statement, no handler can have ended it.
+                    if talk.touched and may_have_ended(connection, talk.mark, call):
                         await self._require_transaction(connection, talk)
                 if ended > stop_at and step.may_stop():
                     return

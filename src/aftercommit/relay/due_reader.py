@@ -8,6 +8,7 @@ from typing import Any
 
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.postgres.arrays import number_array
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.records import BYTES_AT_ONCE, outbox_records
 from aftercommit.postgres.statements import Statements
@@ -74,7 +75,7 @@ class DueReader:
         """Due events of these lanes by seq: retries (at most half a batch) and untried events."""
         limit, most_retries = self._batch_size, max(1, self._batch_size // 2)
         watermark, resolved = self.start(lanes)
-        parameters = {"lanes": sorted(lanes), "watermark": watermark, "max_bytes": MAX_BATCH_BYTES}
+        parameters = {"lanes": number_array(sorted(lanes)), "watermark": watermark, "max_bytes": MAX_BATCH_BYTES}
         retries: list[Due | Record] = []
         if self.quiet_seconds <= 0:
             retries = await self._query(connection, "due_retries", {**parameters, "limit": most_retries})
@@ -101,7 +102,7 @@ class DueReader:
             return
         if self._strict:
             # Events blocked behind a failed one are not read, but they are still there: ask for the lowest of all.
-            parameters = {"watermark": self.watermark.value, "lanes": sorted(self.watermark.lanes)}
+            parameters = {"watermark": self.watermark.value, "lanes": number_array(sorted(self.watermark.lanes))}
             row = await (await connection.execute(self._statements["lowest_fresh"], parameters)).fetchone()
             self.watermark.nothing_below(row[0] if row else None, batch.resolved)
             return
@@ -146,7 +147,7 @@ class DueReader:
 
     async def _ask(self, connection: AsyncConnection, lanes: Collection[int]) -> tuple[bool, float]:
         watermark, resolved = self.start(lanes)
-        parameters = {"lanes": sorted(lanes), "watermark": watermark, "limit": 1}
+        parameters = {"lanes": number_array(sorted(lanes)), "watermark": watermark, "limit": 1}
         row = await (await connection.execute(self._look, parameters, prepare=True)).fetchone()
         is_fresh, retry_in = row or (True, None)
         if not is_fresh and not self._strict:
