@@ -61,8 +61,10 @@ class FencedSlices(SlicePolicy):
 
     def opening(self, segment: Sequence[SliceItem]) -> dict[str, Any]:
         """Parameters of the statement that opens a slice of new events."""
-        ids = uuid_array(item.record.event_id for item in segment)
-        return {**self._parts.lease.parameters, "ids": ids, "patience": self._parts.idle_timeout_ms}
+        opening = {**self._parts.lease.parameters, "patience": self._parts.idle_timeout_ms}
+        if self._parts.consumer.inbox:
+            opening["ids"] = uuid_array(item.record.event_id for item in segment)
+        return opening
 
     def failing(self, result: SliceResult) -> Iterable[Query]:
         """Write the letters of events that failed in a slice of new events, in that slice."""
