@@ -45,6 +45,7 @@ INTERNAL_TYPES: Mapping[str, str] = {
     "Meter": "every outbox has one",
     "ProbedEngine": "an Engine is one",
     "Registry": "an Outbox has one and passes it on",
+    "SharedConnections": "an Engine makes it for its outboxes",
     "StateDriver": "open_store() chooses it",
     "StoredEvent": "a feed hands it to its selection",
     "Suite": "the type of the suite's own `self`",

@@ -1,4 +1,4 @@
-"""Combines the parts that run in one process: a listener, a relay and workers. The CLI and small programs start it."""
+"""Combines the parts that run in one process: a listener, relays and workers. The CLI and small programs start it."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ from aftercommit.outbox import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
+from aftercommit.postgres.shared import SharedConnections
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.transport import Transport
 from aftercommit.relay.transports import BusTransport, LogTransport
@@ -26,13 +27,16 @@ BUS_CARRIERS = 4
 
 
 class Engine(Service):
-    """All services of one outbox in this process. Ends when it is stopped or when one of them fails for good."""
+    """All services of one outbox, or of several, in this process. Several share one listener and a few connections.
+
+    Ends when it is stopped or when a service fails for good.
+    """
 
     name = "engine"
 
     def __init__(
         self,
-        outbox: Outbox,
+        outbox: Outbox | Sequence[Outbox],
         database: Database,
         *,
         relay: bool = True,
@@ -43,36 +47,53 @@ class Engine(Service):
         listen: bool = True,
         probe: Probe | None = None,
     ) -> None:
-        """A relay, and workers for all consumers or the named ones. With the bus, the relay runs the handlers."""
+        """Relays, and workers for all consumers or the named ones. With the bus, the relays run the handlers."""
         super().__init__(probe)
-        self.outbox = outbox
+        self.outboxes = (outbox,) if isinstance(outbox, Outbox) else tuple(outbox)
         self._turned_at = time.monotonic()
-        self.listener = Listener(database, probe) if listen else None
-        self.relay: Relay | None = None
-        self.worker: LogWorker | None = None
-        carried = _transport(transport, outbox, database)
-        if not isinstance(carried, BusTransport) and workers is not False:
-            chosen = _chosen(outbox, workers)
-            if chosen:
-                self.worker = LogWorker(
-                    outbox, chosen, database, settings=worker_settings, listener=self.listener, probe=probe
-                )
-        if relay:
-            settings = relay_settings or RelaySettings(carriers=BUS_CARRIERS if carried.capabilities.carries else 1)
-            self.relay = Relay(
-                outbox, database, carried, settings=settings, listener=self.listener, hand_over=self.worker, probe=probe
+        self.listener = listener = Listener(database, probe) if listen else None
+        ways = _transports(transport, self.outboxes, database)
+        settings = relay_settings or RelaySettings(carriers=BUS_CARRIERS if ways[0].capabilities.carries else 1)
+        shared = SharedConnections(database)
+        chosen = {} if isinstance(ways[0], BusTransport) else _chosen(self.outboxes, workers)
+        at_work = {
+            each: LogWorker(
+                each,
+                consumers,
+                database,
+                settings=worker_settings,
+                listener=listener,
+                connections=shared,
+                probe=probe,
             )
+            for each, consumers in chosen.items()
+        }
+        self.workers = list(at_work.values())
+        self.relays = [
+            Relay(
+                each,
+                database,
+                way,
+                settings=settings,
+                listener=listener,
+                connections=shared,
+                hand_over=at_work.get(each),
+                probe=probe,
+            )
+            for each, way in zip(self.outboxes, ways, strict=True)
+            if relay
+        ]
 
     @property
     def services(self) -> list[Service]:
         """The parts, in the order in which they start."""
-        parts: list[Service | None] = [self.listener, self.relay, self.worker]
-        return [part for part in parts if part is not None]
+        first = [self.listener] if self.listener is not None else []
+        return [*first, *self.relays, *self.workers]
 
     @property
     def not_ready(self) -> list[str]:
         """The reasons why this process is not ready; empty when it is. Can be read from another thread."""
-        parts = [part for part in (self.relay, self.worker) if part is not None]
+        parts = [*self.relays, *self.workers]
         return [reason for part in parts if (reason := part.not_ready(max(READY_WITHIN, part.silence)))]
 
     @property
@@ -81,10 +102,9 @@ class Engine(Service):
         return time.monotonic() - self._turned_at < ALIVE_WITHIN
 
     async def up(self) -> None:
-        """Wait until the relay and every worker have found their tables and started to work."""
-        for part in (self.relay, self.worker):
-            if part is not None:
-                await part.up.wait()
+        """Wait until every relay and worker has found its tables and started to work."""
+        for part in [*self.relays, *self.workers]:
+            await part.up.wait()
 
     async def _turn(self) -> None:
         while True:
@@ -113,23 +133,29 @@ class Engine(Service):
                     await self.listener.stop()
 
 
-def _transport(chosen: TransportName | Transport, outbox: Outbox, database: Database) -> Transport:
+def _transports(chosen: TransportName | Transport, outboxes: Sequence[Outbox], database: Database) -> list[Transport]:
+    if not outboxes:
+        raise DeclarationError("an engine needs at least one outbox")
     if chosen == "log":
-        return LogTransport()
+        return [LogTransport() for _ in outboxes]
     if chosen == "bus":
-        return BusTransport(Dispatcher(outbox, database))
+        return [BusTransport(Dispatcher(each, database)) for each in outboxes]
     if isinstance(chosen, str):
         raise DeclarationError(f"unknown transport {chosen!r}: use 'log', 'bus' or a Transport object")
-    return chosen
+    if len(outboxes) > 1:
+        raise DeclarationError("a Transport object serves one outbox: give each outbox an engine and a transport")
+    return [chosen]
 
 
-def _chosen(outbox: Outbox, workers: bool | Sequence[str]) -> list[Consumer]:
-    if workers is True:
-        return list(outbox.consumers.values())
-    names = list(workers) if not isinstance(workers, bool) else []
-    for name in names:
-        if name not in outbox.consumers:
-            raise DeclarationError(
-                f"consumer {name!r} is not declared. Declared consumers: {', '.join(outbox.consumers) or 'none'}"
-            )
-    return [outbox.consumers[name] for name in names]
+def _chosen(outboxes: Sequence[Outbox], workers: bool | Sequence[str]) -> dict[Outbox, list[Consumer]]:
+    """The consumers to run, by outbox; those without a consumer are missing."""
+    declared = {each: list(each.consumers.values()) if workers is not False else [] for each in outboxes}
+    if not isinstance(workers, bool):
+        known = dict.fromkeys(name for each in outboxes for name in each.consumers)
+        for name in workers:
+            if name not in known:
+                raise DeclarationError(
+                    f"consumer {name!r} is not declared. Declared consumers: {', '.join(known) or 'none'}"
+                )
+        declared = {each: [each.consumers[name] for name in workers if name in each.consumers] for each in outboxes}
+    return {each: consumers for each, consumers in declared.items() if consumers}

@@ -8,7 +8,6 @@ import pytest
 
 from aftercommit.postgres import database as database_module
 from aftercommit.postgres.database import Database
-from aftercommit.postgres.statements import Statements
 from aftercommit.relay import Relay
 from aftercommit.relay.transports import LogTransport
 from tests.support.shop import Shop
@@ -61,17 +60,10 @@ class Remembering(Database):
         return connection
 
 
-class HeldUp(Statements):
-    """The first statement of a carrier takes its time."""
-
-    def __getitem__(self, name: str) -> bytes:
-        return b"select pg_sleep(60)" if name == "plan_by_index" else super().__getitem__(name)
-
-
 async def test_a_relay_that_ends_while_a_carrier_makes_itself_ready_leaves_no_connection_behind(shop: Shop) -> None:
     database = Remembering(shop.dsn)
     relay = Relay(shop.outbox, database, LogTransport())
-    relay._statements = HeldUp(shop.outbox.shape)
+    relay._connections.carrying.pool._opening = b"select pg_sleep(60)"
     running = asyncio.create_task(relay.run())
     await shop.value_becomes(
         "select count(*)::int from pg_stat_activity "

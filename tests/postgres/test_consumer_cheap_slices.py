@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aftercommit.consumer.connections import ConsumerConnections
+from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.consumer.runner import Runner
 from aftercommit.consumer.slices import Query, prepare
 from aftercommit.event.envelope import Event

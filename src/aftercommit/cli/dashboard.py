@@ -41,11 +41,15 @@ class Dashboard(Service):
     name = "dashboard"
 
     def __init__(
-        self, views: Sequence[tuple[OverviewReader, Outbox]], interval_seconds: float, recent: RecentLines | None
+        self,
+        reader: OverviewReader,
+        outboxes: Sequence[Outbox],
+        interval_seconds: float,
+        recent: RecentLines | None,
     ) -> None:
         """Shows a panel with the `recent` log lines; without `recent`, plain lines."""
         super().__init__()
-        self._views = [(reader, outbox, RateWindow(outbox.meter)) for reader, outbox in views]
+        self._views = [(reader, outbox, RateWindow(outbox.meter)) for outbox in outboxes]
         self._interval = interval_seconds
         self._recent = recent
 
@@ -69,7 +73,7 @@ class Dashboard(Service):
 def _sight(reader: OverviewReader, outbox: Outbox, window: RateWindow) -> Sight:
     """An outbox: its name, the state of its tables, and the figures of this process."""
     try:
-        seen: Seen = reader.now()
+        seen: Seen = reader.now(outbox.shape)
     except DatabaseUnavailable as problem:
         seen = problem
     return outbox.schema, seen, replace(window.figures(), has_consumers=bool(outbox.consumers))

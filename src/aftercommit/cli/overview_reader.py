@@ -1,4 +1,4 @@
-"""Reads the state of an outbox repeatedly, on one connection; after an outage, on a new one."""
+"""Reads the state of outboxes repeatedly, on one connection; after an outage, on a new one."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -14,7 +14,7 @@ FindShape = Callable[[psycopg.Connection[Any]], Shape]
 
 
 class OverviewReader:
-    """Reads the overview of one outbox; close it after use."""
+    """Reads the overview of one outbox, or of several one after the other; close it after use."""
 
     def __init__(self, database: Database, shape: Shape | FindShape) -> None:
         """`shape` can be a function, which is called once there is a connection."""
@@ -22,14 +22,14 @@ class OverviewReader:
         self._shape = shape
         self._connection: psycopg.Connection[Any] | None = None
 
-    def now(self) -> Overview:
-        """The present overview; DatabaseUnavailable during an outage."""
+    def now(self, shape: Shape | None = None) -> Overview:
+        """The present overview, or that of another outbox; DatabaseUnavailable during an outage."""
         try:
             if self._connection is None:
                 self._connection = self._database.connect_sync()
             if not isinstance(self._shape, Shape):
                 self._shape = self._shape(self._connection)
-            return overview(self._connection, self._shape)
+            return overview(self._connection, shape or self._shape)
         except psycopg.errors.QueryCanceled as problem:
             raise DatabaseUnavailable(
                 f"PostgreSQL cancelled a query about the outbox: {problem.diag.message_primary}. Try again, or give "

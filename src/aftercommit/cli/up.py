@@ -91,9 +91,9 @@ def up(
         if stopper.requested:
             return
         _make_tables(database, application)
-        parts: list[Service] = [
-            Engine(outbox, database, relay_settings=relay_settings) for outbox in application.outboxes
-        ]
+        parts: list[Service] = []
+        if application.outboxes:
+            parts.append(Engine(application.outboxes, database, relay_settings=relay_settings))
         if server is not None:
             parts.append(PostgresKeeper(server))
         if application.traffic is not None:
@@ -117,9 +117,10 @@ def up(
                 message(_CLOSED.format(host=host))
             if served is not None:
                 message("\n" + click.style(f"  open in a browser:      {served.url}", bold=True))
-            readers = [stack.enter_context(OverviewReader(database, each.shape)) for each in application.outboxes]
-            views = tuple(zip(readers, application.outboxes, strict=True))
-            parts.append(Dashboard(views, interval or (2.0 if recent is None else 0.5), recent))
+            if application.outboxes:
+                reader = stack.enter_context(OverviewReader(database, application.outboxes[0].shape))
+                seconds = interval or (2.0 if recent is None else 0.5)
+                parts.append(Dashboard(reader, application.outboxes, seconds, recent))
             if served is not None and companions is not None:
                 parts += companions.services(served.url)
             stopper.run(_run_together(parts, stopper))

@@ -7,7 +7,6 @@ from typing import Any
 import psycopg
 
 from aftercommit.consumer.calls import Calls, Recovery
-from aftercommit.consumer.connections import ConsumerConnections, restore
 from aftercommit.consumer.conversation import (
     INSIDE,
     Conversation,
@@ -26,6 +25,7 @@ from aftercommit.consumer.threads import Watch
 from aftercommit.event.correlation import told
 from aftercommit.postgres.commits import commit
 from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
+from aftercommit.postgres.handler_connections import ConsumerConnections, restore
 from aftercommit.postgres.statements import Statements
 
 

@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 import psycopg
 
-from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.dead_letters import tell_failed
 from aftercommit.consumer.outcome import Failed, next_delay
 from aftercommit.consumer.runner import Runner, SlicePolicy
@@ -20,6 +19,7 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import uuid_array
 from aftercommit.postgres.database import Database, privilege
+from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.postgres.resilience import LOST
 from aftercommit.relay.transport import Failure
 from aftercommit.service import finish_all

@@ -5,7 +5,6 @@ from sys import getrefcount
 from typing import Any, Final
 
 from aftercommit.consumer.calls import Calls, Recovery
-from aftercommit.consumer.connections import restore
 from aftercommit.consumer.conversation import (
     INSIDE,
     Conversation,
@@ -22,6 +21,7 @@ from aftercommit.consumer.loans import LentAsync, abandon, lend_async, take_back
 from aftercommit.consumer.outcome import Failed, judge
 from aftercommit.event.correlation import tell, told
 from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.postgres.handler_connections import restore
 from aftercommit.postgres.statements import Statements
 
 # How many seconds to wait for something that was told to end.

@@ -5,7 +5,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.dead_letters import DeadLetters
 from aftercommit.consumer.lease import ConsumerStatus, HeldLease, Lease
 from aftercommit.consumer.letter_retries import LetterRetries
@@ -19,6 +18,7 @@ from aftercommit.consumer.worker_slices import WorkerParts, handle_in_order
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.service import Probe, Waker, wait_for_any
 from aftercommit.telemetry import log_event
 

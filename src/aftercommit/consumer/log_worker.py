@@ -15,7 +15,6 @@ from uuid import UUID
 
 import psycopg
 
-from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.lease import CONSUMER_CHANGED, Leases
 from aftercommit.consumer.log_follower import LogFollower, SharedParts
 from aftercommit.consumer.names import Standby, register
@@ -28,7 +27,8 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.listen import Listener
-from aftercommit.postgres.resilience import LOST, DatabaseService, close_quietly
+from aftercommit.postgres.resilience import LOST, DatabaseService
+from aftercommit.postgres.shared import SharedConnections, exclusive
 from aftercommit.schema.requirement import require_schema
 from aftercommit.service import Probe, Waker, wait_for_any
 from aftercommit.telemetry import log_event
@@ -81,6 +81,7 @@ class LogWorker(DatabaseService):
         *,
         settings: WorkerSettings | None = None,
         listener: Listener | None = None,
+        connections: SharedConnections | None = None,
         probe: Probe | None = None,
     ) -> None:
         super().__init__(probe)
@@ -94,11 +95,12 @@ class LogWorker(DatabaseService):
         self.name = f"worker {chosen[0].name}" if len(chosen) == 1 else f"worker of {len(chosen)} consumers"
         self.silence = settings.lease_seconds
         self._outbox = outbox
-        self._database = database
+        self._connections = connections or SharedConnections(database)
+        self._connections.handlers.make_room(settings.connections_for(chosen))
         self._listener = listener
         self._leases = Leases(outbox, chosen, settings.lease_seconds)
         self._shared = SharedParts(
-            connections=ConsumerConnections(database, settings.connections_for(chosen)),
+            connections=self._connections.handlers,
             latest=LatestPage(outbox),
             page_size=settings.page_size,
             stopping=self.stopping,
@@ -144,12 +146,18 @@ class LogWorker(DatabaseService):
 
     async def session(self) -> None:
         """Connect, stand by, then work, until stopped or until a connection is lost."""
-        control = await self._database.connect()
-        reading: AsyncConnection | None = None
         try:
-            await require_schema(control, self._outbox.shape)
+            async with self._connections as connections:
+                await self._session(connections.control, connections.reading)
+        finally:
+            self._shared.latest.forget()
+            await self._shared.connections.close()
+
+    async def _session(self, control: AsyncConnection, reading: AsyncConnection) -> None:
+        try:
+            async with exclusive(control) as own:
+                await require_schema(own, self._outbox.shape)
             await register(control, self._outbox, [each.consumer for each in self._followers.values()])
-            reading = await self._database.connect()
             self.session_is_up()
             self._word.set()
             while not self.stopping.is_set():
@@ -158,7 +166,7 @@ class LogWorker(DatabaseService):
             await self._leases.release(control)
             await self.reach("consumer.stopped")
         except psycopg.errors.InsufficientPrivilege as problem:
-            raise privilege(control.info.user, self._outbox.shape, problem) from problem
+            raise privilege(self._connections.user, self._outbox.shape, problem) from problem
         except psycopg.errors.ReadOnlySqlTransaction as problem:
             # This server is no longer the primary: another will be, or this one again.
             raise DatabaseUnavailable(f"the database takes no writes: {problem}") from problem
@@ -169,10 +177,6 @@ class LogWorker(DatabaseService):
             raise
         finally:
             await self._cut_off()
-            self._shared.latest.forget()
-            await self._shared.connections.close()
-            await close_quietly(reading)
-            await close_quietly(control)
 
     async def _turn(self, control: AsyncConnection, reading: AsyncConnection) -> None:
         """Collect what has ended; if it is time, look what there is to do, and begin it; wait."""

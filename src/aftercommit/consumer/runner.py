@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slice_executor import SliceExecutor
@@ -15,6 +14,7 @@ from aftercommit.consumer.slices import Query, SliceFailed, SliceItem, SliceOutd
 from aftercommit.consumer.walk import SlicePace, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
+from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
 
@@ -75,6 +75,7 @@ class Runner:
         self._statements = Statements(outbox.shape)
         self._executor = SliceExecutor(self._statements, consumer.timeout)
         self._connections = connections
+        self._permit = connections.permit(outbox.schema)
         self._slots = asyncio.Semaphore(consumer.concurrency)
         self._pace = SlicePace()
         self._alone = False
@@ -91,7 +92,7 @@ class Runner:
     ) -> tuple[SliceResult, float]:
         """Run one slice in one transaction, and tell how many seconds it took. The wait for its turn does not count."""
         blocking = self.consumer.is_async is False
-        async with self._slots, self._connections.permit:
+        async with self._slots, self._permit:
             started = time.monotonic()
             steps = script(
                 items,
@@ -109,7 +110,7 @@ class Runner:
 
     async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         """The rows of a query about this consumer's events, on one of its connections."""
-        async with self._slots, self._connections.permit, self._connections.lend() as connection:
+        async with self._slots, self._permit, self._connections.lend() as connection:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
 
     async def run(self, items: Sequence[SliceItem], policy: SlicePolicy) -> list[SliceItem]:

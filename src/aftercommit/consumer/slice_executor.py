@@ -8,7 +8,6 @@ import psycopg
 from aftercommit.consumer import handler_calls
 from aftercommit.consumer.blocking import run_in_thread
 from aftercommit.consumer.calls import Calls
-from aftercommit.consumer.connections import ConsumerConnections
 from aftercommit.consumer.conversation import (
     Conversation,
     too_long,
@@ -20,6 +19,7 @@ from aftercommit.consumer.slices import Query, Script, SliceFailed, SliceResult
 from aftercommit.consumer.threads import Watch, in_thread
 from aftercommit.postgres.commits import AsyncConnection, commit_async, committed_async
 from aftercommit.postgres.database import SPEAK_ISO, is_direct, speaks_iso
+from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.postgres.resilience import LOST, close_quietly
 from aftercommit.postgres.statements import Statements
 

@@ -3,13 +3,8 @@
 import logging
 from collections.abc import Callable
 
-import psycopg
-
 from aftercommit.errors import LeaseLost, TransportUnavailable
 from aftercommit.postgres.commits import AsyncConnection
-from aftercommit.postgres.database import Database, is_direct, privilege
-from aftercommit.postgres.resilience import close_quietly
-from aftercommit.postgres.statements import Statements
 from aftercommit.relay.carrier import Carrier
 from aftercommit.relay.doorbell import Doorbell
 from aftercommit.relay.lanes import Lanes
@@ -53,18 +48,10 @@ class CarrierLoop:
         if self.carrier.reader.watermark.look_back_to(seq):
             self._doorbell.look.set()
 
-    async def run(self, database: Database, statements: Statements) -> None:
+    async def run(self, connection: AsyncConnection) -> None:
         """Carry until the relay stops."""
-        connection = await database.connect()
-        try:
-            if is_direct(connection):
-                await connection.execute(statements["plan_by_index"])
-            while not self._relay.stopping.is_set():
-                await self._guarded_turn(connection)
-        except psycopg.errors.InsufficientPrivilege as problem:
-            raise privilege(connection.info.user, statements.shape, problem) from problem
-        finally:
-            await close_quietly(connection)
+        while not self._relay.stopping.is_set():
+            await self._guarded_turn(connection)
 
     async def _guarded_turn(self, connection: AsyncConnection) -> None:
         lanes = {lane for lane in self._lanes.held if self._mine(lane)}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.postgres.shared import exclusive
 from aftercommit.relay.lanes import Lanes
 from aftercommit.relay.plan import Marks
 from aftercommit.relay.writers import Writers
@@ -43,10 +44,12 @@ class ControlLoop:
     async def observe(self, connection: AsyncConnection) -> bool:
         """Learn which writers have ended; returns whether all of them have."""
         before, were_open = self._marks.resolved, self._open
-        last_seq = await self._writers.last_seq(connection)
-        if last_seq > before or were_open:
-            self._open = await self._writers.open(connection)
-            self._marks.observe(last_seq, self._open)
+        # Both questions go to the same server.
+        async with exclusive(connection) as own:
+            last_seq = await self._writers.last_seq(own)
+            if last_seq > before or were_open:
+                self._open = await self._writers.open(own)
+                self._marks.observe(last_seq, self._open)
         if self._marks.resolved > before or were_open - self._open:
             for look in self._looks:
                 look.set()

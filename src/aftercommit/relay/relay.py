@@ -14,7 +14,8 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.listen import Listener
-from aftercommit.postgres.resilience import DatabaseService, close_quietly, first_of
+from aftercommit.postgres.resilience import DatabaseService, first_of
+from aftercommit.postgres.shared import SharedConnections, exclusive
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.carrier import Carrier, HandOver
 from aftercommit.relay.carrier_loop import CarrierLoop
@@ -67,8 +68,8 @@ class RelaySettings:
 class Relay(DatabaseService):
     """Carries the events of one outbox to one transport and into the log.
 
-    It wakes up through the listener, which other services may share; without one it polls. `hand_over` takes
-    new events as soon as they are in the log.
+    It wakes up through the listener, which other services may share, as they may share the connections; without a
+    listener it polls. `hand_over` takes new events as soon as they are in the log.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Relay(DatabaseService):
         settings: RelaySettings | None = None,
         listener: Listener | None = None,
         hand_over: HandOver | None = None,
+        connections: SharedConnections | None = None,
         name: str | None = None,
         probe: Probe | None = None,
     ) -> None:
@@ -89,6 +91,8 @@ class Relay(DatabaseService):
         self.outbox = outbox
         self.settings = settings or RelaySettings()
         self._database = database
+        self._connections = connections or SharedConnections(database)
+        self._connections.carrying.pool.make_room(self.settings.carriers)
         self._transport = transport
         self._statements = Statements(outbox.shape)
         self.lanes = Lanes(outbox.shape, self.name, self.settings.lease_seconds, listener)
@@ -124,12 +128,19 @@ class Relay(DatabaseService):
 
     async def session(self) -> None:
         """Connect and work, until stopped or until a connection is lost."""
-        control = await self._database.connect()
         self._marks.forget()
         self._writers.forget()
         self.lanes.forget()
         try:
-            await require_schema(control, self.outbox.shape)
+            async with self._connections as connections:
+                await self._session(connections.control)
+        finally:
+            self.lanes.forget()
+
+    async def _session(self, control: AsyncConnection) -> None:
+        try:
+            async with exclusive(control) as own:
+                await require_schema(own, self.outbox.shape)
             await self._settlement.recognise_server(control)
             await self._take_up_newer(control)
             await self.lanes.tick(control)
@@ -143,20 +154,17 @@ class Relay(DatabaseService):
             await self.lanes.release_all(control)
             await self.reach("relay.stopped")
         except psycopg.errors.InsufficientPrivilege as problem:
-            raise privilege(control.info.user, self.outbox.shape, problem) from problem
-        finally:
-            self.lanes.forget()
-            await close_quietly(control)
+            raise privilege(self._connections.user, self.outbox.shape, problem) from problem
 
     async def _work(self, control: AsyncConnection) -> None:
-        database, shape, look = self._database, self.outbox.shape, self.settings.gauge_seconds
-        sweeper = Sweeper(shape, database, self.settings.retention)
+        shared, look = self._connections, self.settings.gauge_seconds
+        sweeper = Sweeper(self.outbox.shape, self._database, self.settings.retention, shared.sweeping)
         loops = self._carrier_loops = [self._carrier_loop(number) for number in range(self.settings.carriers)]
         async with asyncio.TaskGroup() as group:
-            carriers = [group.create_task(loop.run(database, self._statements)) for loop in loops]
+            carriers = [group.create_task(loop.run(shared.carrying)) for loop in loops]
             background = [
                 group.create_task(self._control.keep(control, self.answered)),
-                group.create_task(measure(self.outbox, database, self.lanes, loops, look, self.reach)),
+                group.create_task(measure(self.outbox, shared.reading, self.lanes, loops, look, self.reach)),
                 group.create_task(sweeper.keep(self.stopping)),
             ]
             await self._until_drained(carriers)

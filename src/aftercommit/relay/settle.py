@@ -17,6 +17,7 @@ from aftercommit.postgres.arrays import number_array, uuid_array
 from aftercommit.postgres.blocks import without_purpose
 from aftercommit.postgres.commits import AsyncConnection, committed_async
 from aftercommit.postgres.records import FEW_BYTES, FEW_EVENTS, log_records
+from aftercommit.postgres.shared import exclusive
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
 from aftercommit.telemetry import LATENCY_BUCKETS_MS
@@ -87,14 +88,13 @@ class Settlement:
         """Move delivered events into the log, and resolve the dead letters of those that had failed before."""
 
         async def write() -> Appended:
-            appended = await self._append(connection, self._append_given, lanes, {"ids": uuid_array(ids)})
-            if retried:
-                await connection.execute(self._statements["resolve_letters"], {"ids": list(retried)})
-            return appended
+            return await self._append(connection, self._append_given, lanes, {"ids": uuid_array(ids)})
 
         async def write_together() -> Appended:
-            async with committed_async(connection):
-                return await write()
+            async with exclusive(connection) as own, committed_async(own):
+                appended = await self._append(own, self._append_given, lanes, {"ids": uuid_array(ids)})
+                await own.execute(self._statements["resolve_letters"], {"ids": list(retried)})
+                return appended
 
         return await self._prepared(connection, write_together if retried else write)
 
@@ -107,7 +107,8 @@ class Settlement:
 
     async def recognise_server(self, connection: AsyncConnection) -> lives.Life | None:
         """Make sure that the log may continue on this server; after a restore, begin a new life and return it."""
-        life, self._seen = await lives.recognise(connection, self._statements.shape, seen=self._seen)
+        async with exclusive(connection) as own:
+            life, self._seen = await lives.recognise(own, self._statements.shape, seen=self._seen)
         return life
 
     async def _prepared(self, connection: AsyncConnection, write: Callable[[], Awaitable[Appended]]) -> Appended:

@@ -31,12 +31,19 @@ ROUND_LEASE = LEASE
 
 
 class Sweeper:
-    """Does the upkeep on a connection of its own, which it opens for each round."""
+    """Does the upkeep on a connection of its own, which it opens for each round. `turns`: not beside these rounds."""
 
-    def __init__(self, shape: Shape, database: Database, retention: Retention | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        database: Database,
+        retention: Retention | None = None,
+        turns: asyncio.Semaphore | None = None,
+    ) -> None:
         self._shape = shape
         self._database = database
         self._retention = retention or Retention()
+        self._turns = turns or asyncio.Semaphore(1)
         self._said: object = None
 
     async def keep(self, stopping: Waker) -> None:
@@ -45,7 +52,8 @@ class Sweeper:
         over = threading.Event()
         try:
             while not stopping.is_set():
-                made = await asyncio.to_thread(self.sweep, lambda: over.is_set() or stopping.is_set())
+                async with self._turns:
+                    made = await asyncio.to_thread(self.sweep, lambda: over.is_set() or stopping.is_set())
                 if made:
                     log_event(logger, logging.INFO, "log_partitions_made", outbox=self._shape.schema, partitions=made)
                 await wait_for_any(INTERVAL, stopping)

@@ -1,9 +1,8 @@
-"""The connections for handlers, kept between slices and shared by the consumers of a worker."""
+"""The connections for handlers, kept between slices and shared by the consumers of a process."""
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -12,23 +11,46 @@ from psycopg.rows import tuple_row
 
 from aftercommit.postgres.commits import AnyConnection, AsyncConnection
 from aftercommit.postgres.database import Database, prepare_as_told
+from aftercommit.postgres.elastic_limit import ElasticLimit
 from aftercommit.postgres.resilience import LOST, close_quietly
+
+
+class Permit(AbstractAsyncContextManager[None]):
+    """May be held several times at once."""
+
+    def __init__(self, limit: ElasticLimit, owner: str) -> None:
+        self._limit = limit
+        self._owner = owner
+
+    async def __aenter__(self) -> None:
+        await self._limit.acquire(self._owner)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._limit.release(self._owner)
 
 
 class ConsumerConnections:
     """Connections of some consumers: opened when needed, dropped when broken.
 
-    Hold `permit` while you use one: it limits how many are in use at the same time.
+    Hold a permit while you use one: it limits how many are in use at the same time.
     """
 
-    def __init__(self, database: Database, max_connections: int) -> None:
-        self.permit = asyncio.Semaphore(max_connections)
+    def __init__(self, database: Database, max_connections: int = 1) -> None:
+        self._limit = ElasticLimit(max_connections)
         self._database = database
         self._idle: list[AsyncConnection] = []
         self._idle_sync: list[psycopg.Connection[Any]] = []
         self._generation = 0
         # Threads of handlers that were given up may return a connection at any time.
         self._lock = threading.Lock()
+
+    def make_room(self, connections: int) -> None:
+        """Let at least so many be in use."""
+        self._limit.places = max(self._limit.places, connections)
+
+    def permit(self, owner: str) -> AbstractAsyncContextManager[None]:
+        """Hold it to use one connection. An outbox whose handlers have none need not wait for those that hang."""
+        return Permit(self._limit, owner)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncConnection]:

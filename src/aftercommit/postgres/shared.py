@@ -1,0 +1,154 @@
+"""The few connections that the services of a process share, whatever the number of its outboxes.
+
+Each statement borrows a connection, and gives it back when the answer is there. Leases have connections of their own,
+so that no slow question delays their renewal. docs/decisions/0033-outboxes-share-connections.md
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+import psycopg
+from psycopg.abc import Params
+from psycopg.pq import TransactionStatus
+
+from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.postgres.database import Database, is_direct
+from aftercommit.postgres.elastic_limit import ElasticLimit
+from aftercommit.postgres.handler_connections import ConsumerConnections
+from aftercommit.postgres.resilience import close_quietly
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+
+CONTROL: Final = 2
+CARRYING: Final = 3
+READING: Final = 2
+# More than the statements of 50 outboxes: psycopg forgets prepared statements beyond this number.
+PREPARED: Final = 1000
+
+
+class ConnectionPool:
+    """Connections for one statement, or one transaction, at a time. `opening` is executed on each new direct one."""
+
+    def __init__(self, database: Database, size: int, opening: bytes | None = None) -> None:
+        self.user = ""
+        self._database = database
+        self._opening = opening
+        self._limit = ElasticLimit(size)
+        self._idle: list[AsyncConnection] = []
+        self._generation = 0
+
+    def make_room(self, connections: int) -> None:
+        """Let at least so many be in use."""
+        self._limit.places = max(self._limit.places, connections)
+
+    async def execute(self, query: Any, params: Params | None, prepare: bool | None) -> psycopg.AsyncCursor[Any]:
+        """Run one statement."""
+        async with self.lend() as connection:
+            return await connection.execute(query, params, prepare=prepare)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncConnection]:
+        """A connection of one's own. A block that is cut off takes it along: the server may still be answering."""
+        await self._limit.acquire()
+        connection: AsyncConnection | None = None
+        generation = self._generation
+        try:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            yield connection
+        except asyncio.CancelledError:
+            await close_quietly(connection)
+            raise
+        finally:
+            if connection is not None and not self._keep(connection, generation):
+                await close_quietly(connection)
+            self._limit.release()
+
+    def _keep(self, connection: AsyncConnection, generation: int) -> bool:
+        is_clean = connection.info.transaction_status == TransactionStatus.IDLE
+        if is_clean and generation == self._generation and len(self._idle) < self._limit.places:
+            self._idle.append(connection)
+            return True
+        return False
+
+    async def renew(self) -> None:
+        """Close idle connections now and lent ones when they come back: the next ones are new."""
+        self._generation += 1
+        while self._idle:
+            await close_quietly(self._idle.pop())
+
+    async def _connect(self) -> AsyncConnection:
+        connection = await self._database.connect()
+        connection.prepared_max = PREPARED
+        self.user = connection.info.user
+        if self._opening is not None and is_direct(connection):
+            try:
+                await connection.execute(self._opening)
+            except BaseException:
+                await close_quietly(connection)
+                raise
+        return connection
+
+
+class SharedConnection(psycopg.AsyncConnection[Any]):
+    """Runs single statements, each on a connection of the pool. For a transaction, use `exclusive`."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        # It has no session, so everything but `execute` fails.
+        self.pool = pool
+
+    async def execute(
+        self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
+    ) -> psycopg.AsyncCursor[Any]:
+        """Run one statement."""
+        return await self.pool.execute(query, params, prepare)
+
+
+@asynccontextmanager
+async def exclusive(connection: AsyncConnection) -> AsyncIterator[AsyncConnection]:
+    """The connection itself, or, if it is a shared one, a connection of the pool for as long as the block takes."""
+    if isinstance(connection, SharedConnection):
+        async with connection.pool.lend() as own:
+            yield own
+    else:
+        yield connection
+
+
+class SharedConnections:
+    """The connections of all relays and workers in a process, to one database. `Engine` makes one for its outboxes.
+
+    `control`: leases, and what is asked as often. `carrying`: the carriers. `reading`: pages of the log, letters and
+    measurements, which may take longer. `handlers`: what handlers get. `sweeping`: upkeep, of one outbox at a time.
+
+    A service enters it for a session. If the session fails, the next one gets new connections; after the last, all are
+    closed.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Connects to nothing yet."""
+        by_index = Statements(Shape())["plan_by_index"]
+        self.control = SharedConnection(ConnectionPool(database, CONTROL))
+        self.carrying = SharedConnection(ConnectionPool(database, CARRYING, by_index))
+        self.reading = SharedConnection(ConnectionPool(database, READING))
+        self.handlers = ConsumerConnections(database)
+        self.sweeping = asyncio.Semaphore(1)
+        self._sessions = 0
+
+    @property
+    def user(self) -> str:
+        """The database user, once there was a connection."""
+        return self.control.pool.user
+
+    async def __aenter__(self) -> Self:
+        self._sessions += 1
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sessions -= 1
+        if error is not None or not self._sessions:
+            for each in (self.control, self.carrying, self.reading):
+                await each.pool.renew()
