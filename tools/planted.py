@@ -26,6 +26,9 @@ TASK_WORK = "systems/tasks/service/work.py"
 MEMBERSHIP = "tests/contracts/test_tasks_membership.py"
 TELEGRAM = "src/aftercommit/contrib/telegram/"
 
+SHARED = "src/aftercommit/postgres/shared.py"
+OUTBOXES = "tests/postgres/test_engine_outboxes.py"
+
 
 @dataclass(frozen=True)
 class Bug:
@@ -378,6 +381,42 @@ BUGS = [
         '            logging.getLogger("httpx").addFilter(self._redaction)\n',
         "",
         "tests/telegram/test_secrets.py::test_no_log_line_of_ours_or_of_httpx_has_the_token",
+    ),
+    Bug(
+        "shared connections: a statement that was cut off leaves its connection to the next",
+        SHARED,
+        "        except asyncio.CancelledError:\n            await close_quietly(connection)\n            raise\n",
+        "",
+        "tests/postgres/test_shared_connections.py::"
+        "test_who_is_cut_off_in_a_statement_leaves_neither_its_connection_nor_its_answer",
+    ),
+    Bug(
+        "shared connections: a lost session leaves its connections to the next",
+        SHARED,
+        "        if error is not None or not self._sessions:\n",
+        "        if not self._sessions:\n",
+        "tests/postgres/test_shared_connections.py::test_after_a_broken_session_the_next_one_has_new_connections",
+    ),
+    Bug(
+        "shared connections: those that hang stop the leases of every outbox",
+        "src/aftercommit/postgres/elastic_limit.py",
+        "            self._extra = self.used - self.places + 1\n",
+        "            self._extra = 0\n",
+        f"{OUTBOXES}::test_locked_tables_of_some_outboxes_delay_no_lease_of_another",
+    ),
+    Bug(
+        "shared connections: an outbox without a handler at work waits for those of another",
+        "src/aftercommit/consumer/runner.py",
+        "connections.permit(outbox.schema)",
+        'connections.permit("all")',
+        f"{OUTBOXES}::test_handlers_that_hang_leave_the_other_outboxes_their_connection_and_all_their_leases",
+    ),
+    Bug(
+        "shared connections: every service has connections of its own",
+        "src/aftercommit/engine.py",
+        "way, settings=settings, listener=listener, connections=shared, probe=probe)",
+        "way, settings=settings, listener=listener, probe=probe)",
+        f"{OUTBOXES}::test_twenty_outboxes_share_twenty_connections",
     ),
 ]
 

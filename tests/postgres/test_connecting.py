@@ -63,7 +63,7 @@ class Remembering(Database):
 async def test_a_relay_that_ends_while_a_carrier_makes_itself_ready_leaves_no_connection_behind(shop: Shop) -> None:
     database = Remembering(shop.dsn)
     relay = Relay(shop.outbox, database, LogTransport())
-    relay._connections.carrying.pool._opening = b"select pg_sleep(60)"
+    relay._connections._carrying._opening = b"select pg_sleep(60)"
     running = asyncio.create_task(relay.run())
     await shop.value_becomes(
         "select count(*)::int from pg_stat_activity "

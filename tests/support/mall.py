@@ -91,3 +91,9 @@ class Mall:
             while (found := sorted(await (await eyes.execute(query, (names,))).fetchall())) != wanted:
                 assert len(found) < len(wanted), f"handled: {found}"
                 await asyncio.sleep(0.01)
+
+    async def no_backend_is_left(self) -> None:
+        """Until the server has ended what the engine has closed."""
+        async with asyncio.timeout(60), await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as eyes:
+            while await (await eyes.execute(BACKENDS, (NAME,))).fetchone() != (0,):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)

@@ -96,7 +96,7 @@ class LogWorker(DatabaseService):
         self.silence = settings.lease_seconds
         self._outbox = outbox
         self._connections = connections or SharedConnections(database)
-        self._connections.handlers.make_room(settings.connections_for(chosen))
+        self._connections.make_room(handlers=settings.connections_for(chosen))
         self._listener = listener
         self._leases = Leases(outbox, chosen, settings.lease_seconds)
         self._shared = SharedParts(
@@ -148,7 +148,7 @@ class LogWorker(DatabaseService):
         """Connect, stand by, then work, until stopped or until a connection is lost."""
         try:
             async with self._connections as connections:
-                await self._session(connections.control, connections.reading)
+                await self._session(connections.control(), connections.reading())
         finally:
             self._shared.latest.forget()
             await self._shared.connections.close()

@@ -44,11 +44,6 @@ class ConnectionPool:
         """Let at least so many be in use."""
         self._limit.places = max(self._limit.places, connections)
 
-    async def execute(self, query: Any, params: Params | None, prepare: bool | None) -> psycopg.AsyncCursor[Any]:
-        """Run one statement."""
-        async with self.lend() as connection:
-            return await connection.execute(query, params, prepare=prepare)
-
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncConnection]:
         """A connection of one's own. A block that is cut off takes it along: the server may still be answering."""
@@ -93,24 +88,35 @@ class ConnectionPool:
 
 
 class SharedConnection(psycopg.AsyncConnection[Any]):
-    """Runs single statements, each on a connection of the pool. For a transaction, use `exclusive`."""
+    """A service's way to a pool: runs single statements, one after the other, each on any connection of the pool.
+
+    It has no session: for a transaction, use `exclusive`. Everything else fails.
+    """
 
     def __init__(self, pool: ConnectionPool) -> None:
-        # It has no session, so everything but `execute` fails.
-        self.pool = pool
+        self._shared = pool
+        # What one service asks stays in order, as on a connection.
+        self._order = asyncio.Lock()
 
     async def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
     ) -> psycopg.AsyncCursor[Any]:
         """Run one statement."""
-        return await self.pool.execute(query, params, prepare)
+        async with self._order, self._shared.lend() as connection:
+            return await connection.execute(query, params, prepare=prepare, binary=binary)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncConnection]:
+        """A connection of the pool for as long as the block takes."""
+        async with self._order, self._shared.lend() as connection:
+            yield connection
 
 
 @asynccontextmanager
 async def exclusive(connection: AsyncConnection) -> AsyncIterator[AsyncConnection]:
     """The connection itself, or, if it is a shared one, a connection of the pool for as long as the block takes."""
     if isinstance(connection, SharedConnection):
-        async with connection.pool.lend() as own:
+        async with connection.lend() as own:
             yield own
     else:
         yield connection
@@ -119,8 +125,7 @@ async def exclusive(connection: AsyncConnection) -> AsyncIterator[AsyncConnectio
 class SharedConnections:
     """The connections of all relays and workers in a process, to one database. `Engine` makes one for its outboxes.
 
-    `control`: leases, and what is asked as often. `carrying`: the carriers. `reading`: pages of the log, letters and
-    measurements, which may take longer. `handlers`: what handlers get. `sweeping`: upkeep, of one outbox at a time.
+    `handlers`: what handlers get. `sweeping`: upkeep is for one outbox at a time.
 
     A service enters it for a session. If the session fails, the next one gets new connections; after the last, all are
     closed.
@@ -128,18 +133,34 @@ class SharedConnections:
 
     def __init__(self, database: Database) -> None:
         """Connects to nothing yet."""
-        by_index = Statements(Shape())["plan_by_index"]
-        self.control = SharedConnection(ConnectionPool(database, CONTROL))
-        self.carrying = SharedConnection(ConnectionPool(database, CARRYING, by_index))
-        self.reading = SharedConnection(ConnectionPool(database, READING))
         self.handlers = ConsumerConnections(database)
         self.sweeping = asyncio.Semaphore(1)
+        self._control = ConnectionPool(database, CONTROL)
+        self._carrying = ConnectionPool(database, CARRYING, Statements(Shape())["plan_by_index"])
+        self._reading = ConnectionPool(database, READING)
         self._sessions = 0
 
     @property
     def user(self) -> str:
         """The database user, once there was a connection."""
-        return self.control.pool.user
+        return self._control.user
+
+    def make_room(self, *, carriers: int = 1, handlers: int = 1) -> None:
+        """Let at least so many carriers and handlers be at work."""
+        self._carrying.make_room(carriers)
+        self.handlers.make_room(handlers)
+
+    def control(self) -> SharedConnection:
+        """For leases, and what is asked as often."""
+        return SharedConnection(self._control)
+
+    def carrying(self) -> SharedConnection:
+        """For a carrier."""
+        return SharedConnection(self._carrying)
+
+    def reading(self) -> SharedConnection:
+        """For pages of the log, letters and measurements, which may take longer."""
+        return SharedConnection(self._reading)
 
     async def __aenter__(self) -> Self:
         self._sessions += 1
@@ -150,5 +171,5 @@ class SharedConnections:
     ) -> None:
         self._sessions -= 1
         if error is not None or not self._sessions:
-            for each in (self.control, self.carrying, self.reading):
-                await each.pool.renew()
+            for pool in (self._control, self._carrying, self._reading):
+                await pool.renew()

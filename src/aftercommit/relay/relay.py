@@ -92,7 +92,7 @@ class Relay(DatabaseService):
         self.settings = settings or RelaySettings()
         self._database = database
         self._connections = connections or SharedConnections(database)
-        self._connections.carrying.pool.make_room(self.settings.carriers)
+        self._connections.make_room(carriers=self.settings.carriers)
         self._transport = transport
         self._statements = Statements(outbox.shape)
         self.lanes = Lanes(outbox.shape, self.name, self.settings.lease_seconds, listener)
@@ -133,7 +133,7 @@ class Relay(DatabaseService):
         self.lanes.forget()
         try:
             async with self._connections as connections:
-                await self._session(connections.control)
+                await self._session(connections.control())
         finally:
             self.lanes.forget()
 
@@ -161,10 +161,10 @@ class Relay(DatabaseService):
         sweeper = Sweeper(self.outbox.shape, self._database, self.settings.retention, shared.sweeping)
         loops = self._carrier_loops = [self._carrier_loop(number) for number in range(self.settings.carriers)]
         async with asyncio.TaskGroup() as group:
-            carriers = [group.create_task(loop.run(shared.carrying)) for loop in loops]
+            carriers = [group.create_task(loop.run(shared.carrying())) for loop in loops]
             background = [
                 group.create_task(self._control.keep(control, self.answered)),
-                group.create_task(measure(self.outbox, shared.reading, self.lanes, loops, look, self.reach)),
+                group.create_task(measure(self.outbox, shared.reading(), self.lanes, loops, look, self.reach)),
                 group.create_task(sweeper.keep(self.stopping)),
             ]
             await self._until_drained(carriers)
