@@ -11,7 +11,7 @@ from aftercommit.consumer.runner import Runner
 from aftercommit.consumer.slices import Query, prepare
 from aftercommit.event.envelope import Event
 from aftercommit.postgres.arrays import uuid_array
-from tests.support.consuming import handle_all, numbered, outbox_records, place_in_log
+from tests.support.consuming import BLOCKED_AT_INBOX, handle_all, numbered, outbox_records, place_in_log
 from tests.support.shop import OrderPlaced, Shop
 
 
@@ -34,28 +34,26 @@ async def test_handlers_of_a_slice_that_let_go_of_their_connection_get_the_same_
     assert calls_before == list(range(10))
 
 
-async def test_the_time_of_a_slice_begins_with_its_turn(shop: Shop) -> None:
-    """Slices would become ever smaller where several wait for each other."""
-    first, go_on = asyncio.Event(), asyncio.Event()
-    consumer = shop.outbox.consumer("index", concurrency=1)
+async def test_only_handlers_count_for_the_time_of_a_slice(shop: Shop) -> None:
+    """Slices would become ever smaller where they wait for their turn, or where BEGIN and COMMIT take long."""
+    consumer = shop.outbox.consumer("index")
 
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced], connection: Any) -> None:
-        first.set()
-        await go_on.wait()
+        return
 
     connections = ConsumerConnections(shop.database, 1)
-    runner = Runner(shop.outbox, consumer, connections)
-    shop.publish(*(OrderPlaced(order_id, number) for order_id, number in numbered(2)))
-    slices = []
-    for item in prepare(consumer, outbox_records(shop), attempt=1):
-        parameters = {"consumer": "index", "ids": uuid_array([item.record.event_id]), "patience": "1000"}
-        begin = Query("begin_unfenced_slice", parameters)
-        slices.append(asyncio.create_task(runner.slice([item], begin, lambda *_: [])))
-    await first.wait()
-    turn = time.monotonic()
-    go_on.set()
-    await slices[0]
-    _, seconds = await slices[1]
-    assert seconds <= time.monotonic() - turn
+    [event_id] = shop.publish(OrderPlaced("o-1", 1))
+    items = prepare(consumer, outbox_records(shop), attempt=1)
+    parameters = {"consumer": "index", "ids": uuid_array([event_id]), "patience": "10000"}
+    with shop.connect() as other:
+        other.execute("insert into shop.processed_events (event_id, consumer_name) values (%s, 'index')", (event_id,))
+        slices = Runner(shop.outbox, consumer, connections)
+        running = asyncio.create_task(slices.slice(items, Query("begin_unfenced_slice", parameters), lambda _: []))
+        await shop.value_becomes(BLOCKED_AT_INBOX, 1)
+        began = time.monotonic()
+        other.rollback()
+    result = await running
+    assert len(result.handled) == 1
+    assert 0 < result.seconds <= time.monotonic() - began
     await connections.close()

@@ -148,7 +148,7 @@ class _BusSlices(SlicePolicy):
         }
         return Query("begin_new_slice", parameters, prepared=True, if_repeated="begin_unfenced_slice")
 
-    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+    def finish(self, result: SliceResult) -> Iterable[Query]:
         if result.failures:
             ids = uuid_array(item.record.event_id for item, _ in result.failed)
             yield Query("forget_handling", {"consumer": self._runner.consumer.name, "ids": ids})

@@ -32,7 +32,7 @@ class _LetterSlices(FencedSlices):
         records = [item.record for item in segment]
         return self._parts.letters.begin(records, self._parts.idle_timeout_ms, inbox=inbox)
 
-    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+    def finish(self, result: SliceResult) -> Iterable[Query]:
         return [self._parts.letters.resolving([item.record.event_id for item in result.done])]
 
     async def committed(self, result: SliceResult) -> None:
@@ -143,7 +143,7 @@ class LetterRetries:
         ids = [record.event_id for record in records]
         begin = self._letters.begin(records, self._parts.idle_timeout_ms, inbox=False)
         try:
-            await self._parts.runner.slice([], begin, lambda *_: [self._letters.resolving(ids)])
+            await self._parts.runner.slice([], begin, lambda _: [self._letters.resolving(ids)])
         except SliceOutdated:
             return
         await self._tell_resolved(ids, skipped=len(ids))

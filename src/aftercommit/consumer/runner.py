@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slice_executor import SliceExecutor
-from aftercommit.consumer.slices import Query, SliceFailed, SliceItem, SliceOutdated, SliceResult, script
+from aftercommit.consumer.slices import Finish, Query, SliceFailed, SliceItem, SliceOutdated, SliceResult, script
 from aftercommit.consumer.walk import SlicePace, Walk
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
@@ -19,8 +18,6 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.consumer")
-
-Finish = Callable[[SliceResult, float], Iterable[Query]]
 
 # The server's limit is a 32-bit number of milliseconds.
 LONGEST_IDLE_MS: Final = 2**31 - 1
@@ -49,8 +46,8 @@ class SlicePolicy(ABC):
         """Asked before each event that goes alone; a failure rules the event out."""
         return None
 
-    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
-        """The last statements of a slice whose handlers took so long. They record the failures that it survived."""
+    def finish(self, result: SliceResult) -> Iterable[Query]:
+        """The last statements of a slice. They record the failures that it survived."""
         return ()
 
     async def committed(self, result: SliceResult) -> None:
@@ -89,24 +86,16 @@ class Runner:
 
     async def slice(
         self, items: Sequence[SliceItem], begin: Query, finish: Finish, *, survives: bool = False, guard_events: int = 0
-    ) -> tuple[SliceResult, float]:
-        """Run one slice in one transaction, and tell how many seconds it took. The wait for its turn does not count."""
+    ) -> SliceResult:
+        """Run one slice in one transaction, when it is its turn."""
         blocking = self.consumer.is_async is False
+        steps = script(items, begin, finish, survives=survives, guard_events=guard_events)
         async with self._slots, self._permit:
-            started = time.monotonic()
-            steps = script(
-                items,
-                begin,
-                lambda result: finish(result, time.monotonic() - started),
-                survives=survives,
-                guard_events=guard_events,
-            )
             result = await self._executor.run(self._connections, steps, blocking=blocking)
-            seconds = time.monotonic() - started
         self._meter.on_consumed(self.consumer.name, "done", len(result.handled))
         skipped = len(items) - len(result.handled) - len(result.failures) - len(result.left)
         self._meter.on_consumed(self.consumer.name, "skipped", skipped)
-        return result, seconds
+        return result
 
     async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         """The rows of a query about this consumer's events, on one of its connections."""
@@ -141,7 +130,7 @@ class Runner:
             return True
         guard_events = walk.guard_events if policy.survives else 0
         try:
-            result, seconds = await self.slice(
+            result = await self.slice(
                 segment, policy.begin(segment), policy.finish, survives=policy.survives, guard_events=guard_events
             )
         except SliceOutdated:
@@ -162,6 +151,6 @@ class Runner:
                 raise
             walk.lost(segment, problem)
         else:
-            walk.done(result, seconds)
+            walk.done(result)
             await policy.committed(result)
         return True

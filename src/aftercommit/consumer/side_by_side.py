@@ -207,7 +207,7 @@ class _SharedSlices(FencedSlices):
     def begin(self, segment: Sequence[SliceItem]) -> Query:
         return Query("begin_shared_slice", self.opening(segment), prepared=True)
 
-    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+    def finish(self, result: SliceResult) -> Iterable[Query]:
         return self.failing(result)
 
     async def committed(self, result: SliceResult) -> None:

@@ -4,6 +4,7 @@ Small handlers are fast because their events share a transaction. It changes no 
 handler wrote is undone, with the whole slice or alone, and nobody outside has seen anything.
 """
 
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class SliceResult(msgspec.Struct):
     """What became of the events of a slice, by place: `handled` now, failed, or `left` because it took too long.
 
     The others had been handled before. `slow`: the events whose handlers took long. `undone`: how many failures were
-    undone by a savepoint.
+    undone by a savepoint. `seconds`: how long all handlers took.
     """
 
     items: Sequence["SliceItem"]
@@ -46,6 +47,7 @@ class SliceResult(msgspec.Struct):
     left: Sequence[int] = ()
     slow: set[int] = set()
     undone: int = 0
+    seconds: float = 0.0
 
     @property
     def done(self) -> Sequence["SliceItem"]:
@@ -171,7 +173,9 @@ def script(
         raise SliceOutdated("a letter has changed since it was read: nothing of this slice was written")
     new = list(_new(items, None if fresh is None else set(fresh), checkpoint))
     calls = Calls(_calls(items, new), survives=survives, guard_events=guard_events)
+    began = time.monotonic()
     ended: HandlerCall | None = yield calls
+    seconds = time.monotonic() - began
     if ended is not None:
         # The executor commits this, and not in a transaction that the handler began.
         unhandled = [place for place in new if place > ended.places[-1] or place in calls.failures]
@@ -183,7 +187,7 @@ def script(
         yield _return_unhandled(items, left, begin)
     others = {*left, *calls.failures}
     handled = [place for place in new if place not in others] if others else new
-    result = SliceResult(items, handled, calls.failures, left, calls.slow, calls.undone)
+    result = SliceResult(items, handled, calls.failures, left, calls.slow, calls.undone, seconds)
     yield from finish(result)
     return result
 

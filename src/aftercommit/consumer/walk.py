@@ -31,11 +31,14 @@ class SlicePace:
     size: int = FIRST
     guard_events: int = 0
 
-    def done(self, result: SliceResult, seconds: float) -> None:
-        """A slice was committed; after a quick one the next may be larger, after a slow one smaller."""
-        if seconds > SLOW or result.left:
+    def done(self, result: SliceResult) -> None:
+        """A slice was committed; after quick handlers the next may be larger, after slow ones smaller.
+
+        How long BEGIN and COMMIT take is no reason for more of them.
+        """
+        if result.seconds > SLOW or result.left:
             self.size = max(1, self.size // 2)
-        elif seconds < QUICK and len(result.items) >= self.size:
+        elif result.seconds < QUICK and len(result.items) >= self.size:
             self.size = min(LARGEST, self.size * 2)
         if result.undone:
             self.guard_events = max(2, self.guard_events // 2)
@@ -109,7 +112,7 @@ class Walk:
             segment.append(item)
         return segment
 
-    def done(self, result: SliceResult, seconds: float) -> None:
+    def done(self, result: SliceResult) -> None:
         """The slice was committed; what it did not get to comes next."""
         left = [result.items[place] for place in result.left]
         for _ in result.items:
@@ -119,7 +122,7 @@ class Walk:
         is_single = self._alone or self._singly > 0
         self._singly = max(0, self._singly - 1)
         if not is_single:
-            self._pace.done(result, seconds)
+            self._pace.done(result)
 
     def failed(self, segment: Sequence[SliceItem], problem: SliceFailed, *, survives: bool = False) -> None:
         """The slice was undone: its events go again without the one to blame, or one by one to find it."""

@@ -115,10 +115,10 @@ class _InOrder(FencedSlices):
         name = "begin_slice" if self._parts.consumer.inbox else "begin_slice_without_inbox"
         return Query(name, {**self.opening(segment), "position": segment[-1].position}, prepared=True)
 
-    def finish(self, result: SliceResult, seconds: float) -> Iterable[Query]:
+    def finish(self, result: SliceResult) -> Iterable[Query]:
         yield from self.failing(result)
         # A slice renews the lease when it begins; a long one does it again, or a standby would take over.
-        if seconds > self._parts.lease.seconds / 3:
+        if result.seconds > self._parts.lease.seconds / 3:
             yield Query("renew_slice", self._parts.lease.parameters)
 
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
