@@ -163,6 +163,25 @@ def test_keys_names_and_lengths_of_time_are_counted_apart(clock):
     assert take(limiter, 1, Rate("user", 100, 61))[0].allowed
 
 
+def test_a_rate_that_has_changed_counts_at_once_also_from_memory(clock):
+    limiter = RateLimiter()
+    counter = ("user", "ann", 60)
+
+    def passes(rate: Rate) -> list[int] | None:
+        passing = limiter.passing([(counter, rate)])
+        return passing() if passing is not None else None
+
+    assert [passes(MINUTE) for _ in range(3)] == [[99, 60], [98, 60], [97, 60]]
+    assert passes(Rate("user", 3, 60)) is None
+    # A limit above a thousand counts in thousandths of its window, here of 0.06 seconds.
+    clock.now += 0.01
+    assert passes(Rate("user", 2000, 60)) == [1996, 60]
+    clock.now += 60.03
+    assert passes(MINUTE) == [98, 60]
+    clock.now += 0.03
+    assert passes(MINUTE) == [98, 60]
+
+
 @pytest.mark.parametrize("step", [-3600.0, -30.0, 3600.0])
 def test_a_clock_that_is_set_neither_frees_nor_freezes(clock, step):
     """The database's clock is the one that counts, and may be set at any time."""
